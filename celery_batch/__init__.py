@@ -1,0 +1,49 @@
+"""
+Batched model serving on Celery.
+
+Import from here; nothing is loaded before it is used, and nothing here ever
+imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from celery_batch.batching.policy import BatchPolicy as BatchPolicy
+    from celery_batch.errors import BatchError as BatchError
+    from celery_batch.errors import ConfigurationError as ConfigurationError
+    from celery_batch.errors import LoadFailed as LoadFailed
+    from celery_batch.errors import ModelError as ModelError
+    from celery_batch.errors import WrongResultCount as WrongResultCount
+    from celery_batch.serving.model import Model as Model
+    from celery_batch.task import BatchTask as BatchTask
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BatchError": "celery_batch.errors",
+    "BatchPolicy": "celery_batch.batching.policy",
+    "BatchTask": "celery_batch.task",
+    "ConfigurationError": "celery_batch.errors",
+    "LoadFailed": "celery_batch.errors",
+    "Model": "celery_batch.serving.model",
+    "ModelError": "celery_batch.errors",
+    "WrongResultCount": "celery_batch.errors",
+}
+
+__all__ = [*_HOME, "__version__"]  # noqa: PLE0604 (every key is a string)
+
+
+def __getattr__(name: str) -> object:
+    try:
+        home = _HOME[name]
+    except KeyError:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg) from None
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

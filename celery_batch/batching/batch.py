@@ -1,0 +1,44 @@
+"""Requests that go through the model together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from celery_batch.batching.request import Request
+
+__all__ = ["Batch", "Reason"]
+
+T = TypeVar("T")
+
+
+class Reason(StrEnum):
+    """Why a batch left."""
+
+    FULL = "full"  # it could not grow any more
+    DUE = "due"  # its oldest request had waited max_wait
+    QUIET = "quiet"  # nobody came for linger seconds
+    DRAINED = "drained"  # nobody else will come
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(Generic[T]):
+    """
+    Requests for one model call.
+
+    Args:
+        requests: Oldest first, never empty.
+        reason: Why it left when it did.
+    """
+
+    requests: tuple[Request[T], ...]
+    reason: Reason
+
+    @property
+    def items(self) -> list[T]:
+        """What the model is asked, oldest first."""
+        return [request.item for request in self.requests]
+
+    def __len__(self) -> int:
+        return len(self.requests)

@@ -1,0 +1,132 @@
+"""
+Requests in, batches out.
+
+Rule 1: everything that decides when a batch leaves lives in this file.
+Rule 2: this file never looks at a clock, takes a lock or sleeps; facts come in
+        as arguments, decisions go out as values.
+Rule 3: nothing is pushed; whoever has a free model slot asks for a batch.
+Rule 4: first come, first served.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.batching.request import Request
+
+__all__ = ["Batcher", "Done", "Wait"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """
+    Not yet.
+
+    Args:
+        seconds: Ask again after so long; None means that only a newcomer, a
+            freed slot or a drain can change the answer.
+    """
+
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Drained and empty: there will never be another batch."""
+
+
+class Batcher(Generic[T]):
+    """
+    The queue in front of a model.
+
+    Args:
+        policy: How large a batch may grow and how long it may wait.
+    """
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self.policy = policy
+        self._waiting: deque[Request[T]] = deque()
+        self._quiet_since = 0.0
+        self._draining = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __repr__(self) -> str:
+        state = "draining" if self._draining else "open"
+        return f"<Batcher {state}: {len(self)} waiting of {self.policy.max_batch_size}>"
+
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest waiting request arrived; None if nobody waits."""
+        return self._waiting[0].arrived if self._waiting else None
+
+    def add(self, request: Request[T]) -> None:
+        """
+        Put a request in line.
+
+        Args:
+            request: Its ``arrived`` is on the clock that `next` will be asked with.
+        """
+        self._waiting.append(request)
+        self._quiet_since = request.arrived
+
+    def looked_away(self, now: float) -> None:
+        """
+        Take note that nobody could have been seen coming until now.
+
+        A thread that was busy elsewhere cannot tell silence from a crowd at the
+        door.  Silence counts from here again; ``max_wait`` holds all the same.
+        """
+        self._quiet_since = max(self._quiet_since, now)
+
+    def next(self, now: float, *, ahead: bool = False) -> Batch[T] | Wait | Done:
+        """
+        Answer what a model slot should do now.
+
+        Args:
+            now: Seconds on the clock of the requests' arrivals.
+            ahead: The slot is not free yet: take only a batch that could not
+                grow any more, since waiting costs its requests nothing.
+
+        Returns:
+            A batch to run, how long to wait before asking again, or `Done`.
+        """
+        if len(self._waiting) >= self.policy.max_batch_size:
+            return self._take(Reason.FULL)
+        if not self._waiting:
+            return Done() if self._draining else Wait(None)
+        if ahead:
+            return Wait(None)
+        if self._draining:
+            return self._take(Reason.DRAINED)
+        return self._wait_or_take(now)
+
+    def _wait_or_take(self, now: float) -> Batch[T] | Wait:
+        due = self._waiting[0].arrived + self.policy.max_wait
+        quiet = self._quiet_since + self.policy.patience
+        if now >= due:
+            return self._take(Reason.DUE)
+        if now >= quiet:
+            return self._take(Reason.QUIET)
+        return Wait(min(due, quiet) - now)
+
+    def drain(self) -> None:
+        """Stop waiting for company: nobody else will come."""
+        self._draining = True
+
+    def clear(self) -> list[Request[T]]:
+        """Give back everybody still in line, oldest first, and forget them."""
+        left = list(self._waiting)
+        self._waiting.clear()
+        return left
+
+    def _take(self, reason: Reason) -> Batch[T]:
+        size = min(len(self._waiting), self.policy.max_batch_size)
+        return Batch(tuple(self._waiting.popleft() for _ in range(size)), reason)

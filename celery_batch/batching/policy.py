@@ -1,0 +1,56 @@
+"""When a batch leaves: the three numbers a user may turn."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from celery_batch.errors import ConfigurationError
+
+__all__ = ["DEFAULT_LINGER", "BatchPolicy"]
+
+#: Seconds.  Longer than the gap between two messages of a burst, short beside a model call.
+DEFAULT_LINGER = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPolicy:
+    """
+    How large a batch may grow and how long it may wait for company.
+
+    Args:
+        max_batch_size: Most requests in one batch, at least 1.
+        max_wait: Most seconds a request waits for company while a model slot
+            is free, counted from its arrival.
+        linger: Seconds without a newcomer after which a free slot stops
+            waiting; 2 ms, or ``max_wait`` where that is shorter, unless given.
+
+    Raises:
+        ConfigurationError: A value is not a number, or out of range.
+    """
+
+    max_batch_size: int = 32
+    max_wait: float = 0.01
+    linger: float | None = None
+
+    def __post_init__(self) -> None:
+        size = self.max_batch_size
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigurationError(
+                f"max_batch_size: must be a whole number of at least 1, got {size!r}"
+            )
+        _require_seconds("max_wait", self.max_wait)
+        if self.linger is not None:
+            _require_seconds("linger", self.linger)
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a newcomer after which a free slot stops waiting."""
+        linger = DEFAULT_LINGER if self.linger is None else self.linger
+        return min(linger, self.max_wait)
+
+
+def _require_seconds(name: str, value: object) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or value < 0:  # type: ignore[arg-type,operator]
+        raise ConfigurationError(f"{name}: must be seconds as a number from 0 up, got {value!r}")

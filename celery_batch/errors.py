@@ -1,0 +1,45 @@
+"""
+One tree of errors, shared by every room.
+
+Arguments are plain strings, so that any result serializer can carry an error
+from the worker to the caller; the HTTP status lives on the class, so that every
+web door can answer with the same one.  A class's docstring is its default message.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BatchError",
+    "ConfigurationError",
+    "LoadFailed",
+    "ModelError",
+    "WrongResultCount",
+]
+
+
+class BatchError(Exception):
+    """Something went wrong while serving a batch."""
+
+    #: What a web server answers when this error reaches it.
+    http = 500
+
+    def __str__(self) -> str:
+        return super().__str__() or (self.__doc__ or "").strip()
+
+
+class ConfigurationError(BatchError, ValueError):
+    """A setting or task option is wrong."""
+
+
+class ModelError(BatchError):
+    """The model could not answer."""
+
+
+class LoadFailed(ModelError):
+    """The model could not be loaded or warmed up."""
+
+    http = 503
+
+
+class WrongResultCount(ModelError):
+    """The model did not return one output per input."""

@@ -1,0 +1,96 @@
+"""
+One process, one device.
+
+The choice is made in the environment, before the model's libraries are
+imported: a process that can see one GPU cannot take memory on another by
+mistake.  Nothing here imports torch or wakes the CUDA driver, so the parent of
+forked processes may ask too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from celery_batch.errors import ConfigurationError
+
+__all__ = ["discover", "pin"]
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NAME = re.compile(r"cpu|mps|cuda:[\w-]+")
+
+
+def discover() -> list[str]:
+    """
+    Name the devices this machine offers: its visible GPUs, else the CPU.
+
+    Returns:
+        Names such as ``["cuda:0", "cuda:1"]`` or ``["cpu"]``, never empty.
+    """
+    visible = os.environ.get(_VISIBLE)
+    if visible is None:
+        count = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    else:
+        count = len(_entries(visible))
+    return [f"cuda:{number}" for number in range(count)] or ["cpu"]
+
+
+def pin(index: int, devices: Sequence[str] | None = None) -> str:
+    """
+    Pin this process to one device, before any model library is imported.
+
+    Args:
+        index: Which pool process this is, from 0; process ``i`` gets device
+            ``i mod n``, and its replacement gets the same one.
+        devices: Names to choose from; all that can be seen unless given.
+
+    Returns:
+        What the model should call its device: a pinned GPU is ``"cuda:0"``,
+        since it is the only one the process can see.
+
+    Raises:
+        ConfigurationError: A device's name is wrong, there is no such GPU, or
+            CUDA is awake already, so that the choice would come too late.
+    """
+    names = list(devices or discover())
+    name = names[index % len(names)]
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"batch_devices: {name!r} is no device; write 'cpu', 'cuda:0', 'cuda:1', ..."
+        )
+    if not name.startswith("cuda:"):
+        return name
+    _require_sleeping_cuda()
+    os.environ[_VISIBLE] = _visible_entry(name)
+    return "cuda:0"
+
+
+def _entries(visible: str) -> list[str]:
+    # The driver stops reading at the first entry it cannot use, by custom -1.
+    entries = [entry.strip() for entry in visible.split(",")]
+    return entries[: entries.index("-1")] if "-1" in entries else [e for e in entries if e]
+
+
+def _visible_entry(name: str) -> str:
+    number = name.removeprefix("cuda:")
+    visible = os.environ.get(_VISIBLE)
+    if visible is None or not number.isdigit():
+        return number
+    entries = _entries(visible)
+    if int(number) >= len(entries):
+        raise ConfigurationError(
+            f"batch_devices: there is no {name}: {_VISIBLE}={visible!r} shows {len(entries)} GPUs"
+        )
+    return entries[int(number)]
+
+
+def _require_sleeping_cuda() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise ConfigurationError(
+            "CUDA was initialised before this process was pinned to its GPU;"
+            " move whatever touches torch.cuda from module level into Model.load"
+        )

@@ -1,0 +1,70 @@
+"""The user's side of serving: a model and its life."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+__all__ = ["Model"]
+
+
+class Model:
+    """
+    A model with a life cycle, loaded once in each pool process, on its device.
+
+    Import heavy libraries inside `load`, not at the top of the module: by then
+    the process is pinned to its device, and a web server that only sends tasks
+    never pays for the import.
+    """
+
+    def load(self, device: str) -> None:
+        """
+        Get ready to predict.
+
+        Args:
+            device: Where to live: ``"cpu"``, or ``"cuda:0"`` for the one GPU
+                this process is pinned to.
+        """
+
+    def examples(self) -> Sequence[Any]:
+        """
+        Return inputs to warm up with, before the first task is taken.
+
+        A failed warm-up is a failed start.  No examples, no warm-up.
+        """
+        return ()
+
+    def predict(self, batch: list[Any]) -> Sequence[Any]:
+        """
+        Answer a batch.
+
+        Args:
+            batch: The inputs, one per request, oldest first.
+
+        Returns:
+            One output per input, in order.  An `Exception` instance in place of
+            an output fails that request alone.
+        """
+        msg = f"{type(self).__name__} must define predict(batch)"
+        raise NotImplementedError(msg)
+
+    def unload(self) -> None:
+        """Let go of what `load` took; called when the process ends in peace."""
+
+    @classmethod
+    def as_task(cls, app: Any, *, name: str, **options: Any) -> Any:
+        """
+        Make a Celery task that answers single items with this model.
+
+        Args:
+            app: The Celery app.
+            name: The task's name, such as ``"workers.infill"``.
+            options: ``max_batch_size``, ``max_wait``, ``linger`` (seconds) and
+                every option of Celery's own tasks.
+
+        Returns:
+            The task; ``delay(item)`` gives the output for that item.
+        """
+        # By name: serving knows nothing of Celery, and stays importable without it.
+        return import_module("celery_batch.task").model_task(app, cls, name=name, **options)

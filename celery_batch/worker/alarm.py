@@ -1,0 +1,114 @@
+"""Being called back in time, with an event loop or without one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+__all__ = ["Alarm", "HubAlarm", "ThreadAlarm", "alarm_for"]
+
+
+class Alarm(Protocol):
+    """One call-back at a time; setting it again while it is set changes nothing."""
+
+    def set(self, seconds: float) -> None:
+        """Call back after so many seconds, unless an earlier call is already due."""
+
+    def cancel(self) -> None:
+        """Do not call back."""
+
+
+class HubAlarm:
+    """
+    An alarm on the worker's event loop.
+
+    Args:
+        hub: Celery's event loop.
+        ring: Called on the loop with the seconds by which the loop was late.
+    """
+
+    def __init__(self, hub: Any, ring: Callable[[float], None]) -> None:
+        self._hub = hub
+        self._ring = ring
+        self._entry: Any = None
+        self._due = 0.0
+
+    def set(self, seconds: float) -> None:
+        """Call back after so many seconds, unless an earlier call is already due."""
+        due = time.monotonic() + seconds
+        if self._entry is not None:
+            if self._due <= due:
+                return
+            self._entry.cancel()
+        self._due = due
+        self._entry = self._hub.call_later(seconds, self._fire)
+
+    def cancel(self) -> None:
+        """Do not call back."""
+        entry, self._entry = self._entry, None
+        if entry is not None:
+            entry.cancel()
+
+    def _fire(self) -> None:
+        self._entry = None
+        self._ring(time.monotonic() - self._due)
+
+
+class ThreadAlarm:
+    """
+    An alarm for transports without an event loop.
+
+    Celery's own timer thread may sleep a second past the time it was asked for;
+    a request that lingers two milliseconds needs a thread of its own.
+
+    Args:
+        ring: Called on a thread of the alarm, with the seconds it was late.
+    """
+
+    def __init__(self, ring: Callable[[float], None]) -> None:
+        self._ring = ring
+        self._due: float | None = None
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def set(self, seconds: float) -> None:
+        """Call back after so many seconds, unless an earlier call is already due."""
+        due = time.monotonic() + seconds
+        with self._changed:
+            if self._due is not None and self._due <= due:
+                return
+            self._due = due
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="batch-alarm", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def cancel(self) -> None:
+        """Do not call back."""
+        with self._changed:
+            self._due = None
+            self._changed.notify()
+
+    def _watch(self) -> None:
+        while True:
+            self._ring(time.monotonic() - self._await_due())
+
+    def _await_due(self) -> float:
+        with self._changed:
+            while self._due is None or (left := self._due - time.monotonic()) > 0:
+                self._changed.wait(None if self._due is None else left)
+            due, self._due = self._due, None
+            return due
+
+
+def alarm_for(hub: Any, ring: Callable[[float], None]) -> Alarm:
+    """
+    Return an alarm that suits the worker.
+
+    Args:
+        hub: Celery's event loop, or None where the transport has none.
+        ring: Called with the seconds by which the call came late.
+    """
+    return ThreadAlarm(ring) if hub is None else HubAlarm(hub, ring)

@@ -1,0 +1,94 @@
+"""How many messages a worker process should hold, and what would keep batches small."""
+
+from __future__ import annotations
+
+import logging
+from types import MethodType
+from typing import Any
+
+from celery.worker.state import reserved_requests
+
+from celery_batch.config import policy_of
+from celery_batch.task import BatchTask
+
+__all__ = ["held_per_process", "lift_disabled_prefetch", "served_tasks", "warn_about_caps"]
+
+logger = logging.getLogger(__name__)
+
+
+def served_tasks(app: Any) -> list[Any]:
+    """Return the batch tasks whose messages go to a queue that this worker consumes."""
+    batch_tasks = [task for _, task in sorted(app.tasks.items()) if isinstance(task, BatchTask)]
+    queues = app.amqp.queues.consume_from
+    return [task for task in batch_tasks if _queue_of(app, task) in queues]
+
+
+def held_per_process(tasks: list[Any]) -> int:
+    """
+    Return how many messages of these tasks one pool process can put to use.
+
+    A batch is running, one is ready and one is gathering; a message that is
+    acknowledged when its batch starts no longer counts as held.
+    """
+    return sum(policy_of(task).max_batch_size * (3 if task.acks_late else 2) for task in tasks)
+
+
+def warn_about_caps(worker: Any, wanted: int) -> None:
+    """
+    Say loudly which setting would keep batches below their size.
+
+    Args:
+        worker: Celery's worker, its prefetch multiplier as the user set it.
+        wanted: What one pool process can put to use.
+    """
+    limit = worker.app.conf.worker_eta_task_limit
+    if limit is not None and limit < wanted * worker.concurrency:
+        logger.warning(
+            "worker_eta_task_limit=%s caps batches: this worker needs to hold %s messages;"
+            " raise the limit to that, or lower max_batch_size",
+            limit,
+            wanted * worker.concurrency,
+        )
+    if worker.prefetch_multiplier == 0:
+        logger.warning(
+            "worker_prefetch_multiplier=0 lets this worker take the whole queue away from"
+            " the others; leave the setting out, batches then get the %s messages they need",
+            wanted * worker.concurrency,
+        )
+
+
+def lift_disabled_prefetch(consumer: Any, tasks: list[Any]) -> None:
+    """
+    Let whole batches through where ``--disable-prefetch`` would let one task through.
+
+    Celery then stops reading as soon as it holds one request per pool process.
+    Requests that gather for a batch are held, so every batch would be of one.
+
+    Args:
+        consumer: Celery's consumer, its task consumer started.
+        tasks: The batch tasks it serves.
+    """
+    conf = consumer.app.conf
+    if not conf.worker_disable_prefetch or consumer.connection.transport.driver_type != "redis":
+        return
+    per_process = sum(policy_of(task).max_batch_size for task in tasks) * 2
+
+    def can_consume(qos: Any) -> bool:
+        processes = consumer.controller.max_concurrency or consumer.pool.num_processes
+        room = len(reserved_requests) < processes * per_process
+        return bool(room and type(qos).can_consume(qos))
+
+    qos = consumer.task_consumer.channel.qos
+    qos.can_consume = MethodType(can_consume, qos)
+    logger.warning(
+        "worker_disable_prefetch would cap batches at the pool's size;"
+        " this worker holds up to %s messages per pool process instead",
+        per_process,
+    )
+
+
+def _queue_of(app: Any, task: Any) -> str:
+    options = {"queue": task.queue} if getattr(task, "queue", None) else {}
+    route = app.amqp.router.route(options, task.name)
+    queue = route.get("queue", app.conf.task_default_queue)
+    return str(getattr(queue, "name", queue))

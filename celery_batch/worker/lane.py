@@ -1,0 +1,93 @@
+"""
+One batch task's way through this worker.
+
+The lock guards decisions only.  Batches are submitted outside it, because the
+solo pool runs the whole batch inside the call that submits it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from celery.worker.state import task_ready
+
+from celery_batch.batching.batch import Batch
+from celery_batch.batching.batcher import Batcher, Wait
+from celery_batch.batching.request import Request
+from celery_batch.config import policy_of
+from celery_batch.worker.slots import Slots
+
+__all__ = ["Lane"]
+
+
+class Lane:
+    """
+    The requests of one batch task that wait for a slot in this worker.
+
+    Args:
+        task: The batch task.
+        slots: Of the worker, shared with its other lanes.
+    """
+
+    def __init__(self, task: Any, slots: Slots) -> None:
+        self.task = task
+        self.policy = policy_of(task)
+        self.reasons: Counter[str] = Counter()
+        self.requests = 0
+        self._slots = slots
+        self._batcher: Batcher[Any] = Batcher(self.policy)
+        self._lock = slots.lock
+
+    def __repr__(self) -> str:
+        return f"<Lane {self.task.name}: {self._batcher!r}>"
+
+    @property
+    def oldest(self) -> float:
+        """When the request that waits longest arrived; never, if nobody waits."""
+        oldest = self._batcher.oldest
+        return float("inf") if oldest is None else oldest
+
+    def add(self, task_request: Any) -> None:
+        """Put Celery's request in line."""
+        request = Request(task_request, arrived=time.monotonic())
+        with self._lock:
+            self._batcher.add(request)
+
+    def looked_away(self) -> None:
+        """Take note that the loop was busy: newcomers may be waiting unread."""
+        with self._lock:
+            self._batcher.looked_away(time.monotonic())
+
+    def take(self) -> Batch[Any] | Wait:
+        """Return a batch, with a slot set aside for it, or how long to wait."""
+        with self._lock:
+            if not self._slots.room_ahead:
+                return Wait(None)
+            decision = self._batcher.next(time.monotonic(), ahead=not self._slots.free)
+            if not isinstance(decision, Batch):
+                return decision if isinstance(decision, Wait) else Wait(None)
+            self._slots.in_flight += 1
+            self.reasons[decision.reason] += 1
+            self.requests += len(decision)
+            return decision
+
+    def forget(self) -> None:
+        """Drop everybody in line: their messages go back to the broker unacknowledged."""
+        with self._lock:
+            left = self._batcher.clear()
+        for request in left:
+            task_ready(request.item)
+
+    def report(self) -> dict[str, Any]:
+        """Return what an operator wants to know, as plain data."""
+        return {
+            "max_batch_size": self.policy.max_batch_size,
+            "max_wait": self.policy.max_wait,
+            "linger": self.policy.patience,
+            "waiting": len(self._batcher),
+            "batches": sum(self.reasons.values()),
+            "requests": self.requests,
+            "reasons": dict(self.reasons),
+        }

@@ -1,0 +1,132 @@
+"""
+The pool process's side of loading: models are warm before the process says it is up.
+
+A pool process that has not said so gets no work, so no task ever waits for a
+model that cannot be loaded, and no time limit of a task runs while one loads.
+The outcome goes to the parent as one datagram; a socket in a private folder
+works the same for forked and spawned processes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import traceback
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from celery import current_app, signals
+from celery.utils.log import current_process_index
+
+from celery_batch.config import Settings
+from celery_batch.serving import devices, residents
+
+__all__ = ["Plan", "load_in_pool_process", "load_models"]
+
+logger = logging.getLogger(__name__)
+
+#: How the plan reaches pool processes, also those that replace a dead one later.
+_PLAN = "CELERY_BATCH_LOADING"
+
+#: The exit status of a pool process whose model failed: sysexits' "cannot be configured".
+_EX_CONFIG = 78
+
+#: A datagram must fit into the socket's buffer; the end of a traceback tells most.
+_LONGEST_REPORT = 16_000
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    What every pool process has to load.
+
+    Args:
+        tasks: Names of the batch tasks whose models this worker serves.
+        processes: How many pool processes share the machine.
+        socket: Where to report to.
+        parent: The worker's process id; its children's children are not ours.
+    """
+
+    tasks: list[str]
+    processes: int
+    socket: str
+    parent: int
+
+    def publish(self) -> None:
+        """Leave the plan where pool processes find it."""
+        os.environ[_PLAN] = json.dumps(asdict(self))
+
+    @staticmethod
+    def withdraw() -> None:
+        """Take the plan away again."""
+        os.environ.pop(_PLAN, None)
+
+    @classmethod
+    def read(cls) -> Plan | None:
+        """Return the plan this process was started with, if it has to load anything."""
+        text = os.environ.get(_PLAN)
+        plan = cls(**json.loads(text)) if text else None
+        return plan if plan and plan.parent == os.getppid() else None
+
+
+def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: int = 1) -> str:
+    """
+    Pin this process to its device and load the models of these tasks.
+
+    Args:
+        app: The Celery app.
+        tasks: Names of batch tasks; those without a model load nothing.
+        index: Which of the pool's processes this is, from 0.
+        processes: How many there are.
+
+    Returns:
+        The device.
+
+    Raises:
+        LoadFailed: A model could not be loaded or warmed up.
+        ConfigurationError: The device cannot be had.
+    """
+    if processes > 1:
+        # As many math threads as cores in every process would only fight.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // processes, 1)))
+    device = devices.pin(index, Settings.of(app).devices)
+    residents.settle_on(device)
+    for name in tasks:
+        model = app.tasks[name].model
+        if model is not None:
+            residents.resident(model)
+    return device
+
+
+def load_in_pool_process() -> None:
+    """Load what the worker's plan says, report, and end this process if it failed."""
+    plan = Plan.read()
+    if plan is None:
+        return
+    try:
+        load_models(
+            current_app, plan.tasks, index=current_process_index(base=0), processes=plan.processes
+        )
+    except Exception:  # noqa: BLE001 (whatever it was, the parent must hear of it)
+        _report(plan, error=traceback.format_exc())
+        # At once: an exit by exception would be caught and logged on the way, and
+        # a process that lives on would be given tasks.
+        os._exit(_EX_CONFIG)
+    signals.worker_process_shutdown.connect(_unload, weak=False)
+    _report(plan, error=None)
+
+
+def _report(plan: Plan, *, error: str | None) -> None:
+    message = json.dumps({"pid": os.getpid(), "error": error and error[-_LONGEST_REPORT:]})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        try:
+            channel.sendto(message.encode(), plan.socket)
+        except OSError:
+            logger.exception("Could not tell the worker how loading went: %s", error or "well")
+
+
+def _unload(**_: Any) -> None:
+    residents.move_out()

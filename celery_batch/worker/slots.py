@@ -1,0 +1,45 @@
+"""How many batches may be on their way, shared by every batch task of a worker."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from celery.concurrency.solo import TaskPool as SoloPool
+
+__all__ = ["Slots"]
+
+
+class Slots:
+    """
+    The model slots of one worker: one per pool process, and one batch ready behind each.
+
+    While a batch runs, the next one waits formed, so that the device need not
+    wait for it to be gathered.
+
+    Args:
+        pool: Celery's pool.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        # The solo pool runs a batch inside the very call that submits it.
+        self._depth = 1 if isinstance(pool, SoloPool) else 2
+        self.in_flight = 0
+        #: Guards `in_flight` and every decision that rests on it.
+        self.lock = threading.Lock()
+
+    @property
+    def processes(self) -> int:
+        """How many batches can run at once; it changes with autoscale."""
+        return max(int(self._pool.num_processes or 1), 1)
+
+    @property
+    def free(self) -> bool:
+        """Whether a batch submitted now would run at once."""
+        return self.in_flight < self.processes
+
+    @property
+    def room_ahead(self) -> bool:
+        """Whether one more batch may be made ready behind the running ones."""
+        return self.in_flight < self.processes * self._depth

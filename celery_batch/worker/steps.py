@@ -1,0 +1,131 @@
+"""What a worker does beside Celery's own steps, registered by the task class."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery import bootsteps
+from celery.concurrency.prefork import TaskPool as PreforkPool
+from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_FAILURE
+
+from celery_batch.config import Settings, policy_of
+from celery_batch.errors import BatchError, LoadFailed
+from celery_batch.serving import residents
+from celery_batch.worker import capacity, control
+from celery_batch.worker.lanes import Lanes
+from celery_batch.worker.loading import load_models
+from celery_batch.worker.warmup import WarmUp
+
+__all__ = ["BatchConsumer", "BatchWorker"]
+
+logger = logging.getLogger(__name__)
+
+
+class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
+    """
+    Has the models loaded before the worker takes its first task.
+
+    A model that cannot be loaded or warmed up is a failed start of the worker,
+    not a worker that takes tasks and fails them.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        self.tasks = worker.batch_tasks = capacity.served_tasks(worker.app)
+        self._warm_up: WarmUp | None = None
+        if self.tasks:
+            self._hold_enough(worker)
+
+    def include_if(self, worker: Any) -> bool:  # noqa: ARG002 (Celery's signature)
+        """Stay out of workers that import batch tasks but serve none of their queues."""
+        return bool(self.tasks)
+
+    def create(self, worker: Any) -> None:
+        """Prepare to hear from pool processes, before the first of them starts."""
+        if not issubclass(worker.pool_cls, PreforkPool):
+            return
+        timeout = Settings.of(worker.app).load_timeout
+        conf = worker.app.conf
+        # A replacement that is slow to load is not a process that hangs.
+        conf.worker_proc_alive_timeout = max(conf.worker_proc_alive_timeout, timeout)
+        self._warm_up = WarmUp(self._names, worker.max_concurrency or worker.concurrency, timeout)
+
+    def start(self, worker: Any) -> None:
+        """Return when every process of the pool is warm."""
+        try:
+            if self._warm_up is not None:
+                self._warm_up.wait(worker.pool)
+            else:
+                load_models(worker.app, self._names)
+        except BatchError as error:
+            self._fail(error)
+        self._announce()
+
+    def stop(self, worker: Any) -> None:  # noqa: ARG002 (Celery's signature)
+        """Let go of the models of this process, and of what was heard on."""
+        residents.move_out()
+        if self._warm_up is not None:
+            self._warm_up.close()
+
+    terminate = stop
+
+    def register_with_event_loop(self, worker: Any, hub: Any) -> None:  # noqa: ARG002
+        """Go on listening, for processes that replace others."""
+        if self._warm_up is not None:
+            self._warm_up.watch(hub)
+
+    @property
+    def _names(self) -> list[str]:
+        return [task.name for task in self.tasks]
+
+    def _hold_enough(self, worker: Any) -> None:
+        wanted = capacity.held_per_process(self.tasks)
+        capacity.warn_about_caps(worker, wanted)
+        if worker.prefetch_multiplier != 0:  # 0 is Celery's word for no limit
+            worker.prefetch_multiplier = max(worker.prefetch_multiplier, wanted)
+
+    def _announce(self) -> None:
+        for task in self.tasks:
+            policy = policy_of(task)
+            logger.info(
+                "%s: batches of up to %d, max_wait %g s, linger %g s",
+                task.name,
+                policy.max_batch_size,
+                policy.max_wait,
+                policy.patience,
+            )
+
+    def _fail(self, error: BatchError) -> None:
+        cause = error.__cause__ if isinstance(error, LoadFailed) else None
+        logger.critical("This worker cannot start: %s", error, exc_info=cause)
+        raise WorkerShutdown(EX_FAILURE)
+
+
+class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Keeps the lanes of the batch tasks, from one broker connection to the next."""
+
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self.lanes = consumer.batch_lanes = Lanes(consumer)
+        control.register()
+
+    def start(self, consumer: Any) -> None:
+        """Let batches leave."""
+        tasks = getattr(consumer.controller, "batch_tasks", [])
+        if tasks:
+            capacity.lift_disabled_prefetch(consumer, tasks)
+        self.lanes.open()
+
+    def stop(self, consumer: Any) -> None:
+        """Give back what has not been sent to the pool."""
+        self.lanes.close(restarting=consumer.blueprint.state == bootsteps.RUN)
+
+    def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002 (Celery's signature)
+        """Return the batch counters for ``celery inspect stats`` and Flower."""
+        return {"batches": self.lanes.report()}

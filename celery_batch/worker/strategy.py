@@ -1,0 +1,57 @@
+"""
+The seam: Celery's own strategy, with another last step.
+
+Revoked, expired, ETA, rate limits, received events and bookkeeping stay Celery's
+code.  Where it would hand a request to the pool, the request joins its lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from celery.worker import strategy
+from celery.worker.consumer import Consumer
+from celery.worker.state import task_reserved
+
+__all__ = ["batches"]
+
+
+def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
+    """
+    Return a handler for the messages of a batch task.
+
+    Celery calls this for each connection; nothing of an old one is kept.
+
+    Args:
+        task: The batch task.
+        app: The Celery app.
+        consumer: Celery's consumer, with our step's lanes on it.
+    """
+    lanes = consumer.batch_lanes
+    lane = lanes.lane(task)
+    proxy = _ConsumerProxy(consumer, lambda request: lanes.add(lane, request))
+    return strategy.default(task, app, proxy)  # type: ignore[no-any-return]
+
+
+class _ConsumerProxy:
+    """The consumer as Celery's strategy sees it, with another last step."""
+
+    def __init__(self, consumer: Any, on_task_request: Callable[[Any], None]) -> None:
+        self._consumer = consumer
+        self.on_task_request = on_task_request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def apply_eta_task(self, request: Any) -> None:
+        """As the consumer's own, which would hand the request to the pool."""
+        task_reserved(request)
+        self.on_task_request(request)
+        self._consumer.qos.decrement_eventually()
+
+    # The consumer's own code, bound to this proxy so that it finds our last step.
+    _limit_task = Consumer._limit_task  # noqa: SLF001
+    _limit_post_eta = Consumer._limit_post_eta  # noqa: SLF001
+    _schedule_bucket_request = Consumer._schedule_bucket_request  # noqa: SLF001
+    _limit_move_to_pool = Consumer._limit_move_to_pool  # noqa: SLF001

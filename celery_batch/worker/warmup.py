@@ -1,0 +1,105 @@
+"""The worker's side of loading: wait until every pool process is warm."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from celery.worker import state
+
+from celery_batch.errors import LoadFailed
+from celery_batch.worker.loading import Plan
+
+__all__ = ["WarmUp"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between looks at whether a process died or the worker was told to stop.
+_LOOK = 0.2
+
+
+class WarmUp:
+    """
+    Hears from every pool process how loading its models went.
+
+    Args:
+        tasks: Names of the batch tasks to serve.
+        processes: How many pool processes there will be.
+        timeout: Seconds the loading may take.
+    """
+
+    def __init__(self, tasks: list[str], processes: int, timeout: float) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="celery-batch-")
+        address = str(Path(self._folder.name) / "loading")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address)
+        self._socket.settimeout(_LOOK)
+        self._timeout = timeout
+        self._warm: set[int] = set()
+        Plan(tasks, processes, address, os.getpid()).publish()
+
+    def wait(self, pool: Any) -> None:
+        """
+        Return when every process of the pool is warm.
+
+        Args:
+            pool: Celery's started prefork pool.
+
+        Raises:
+            LoadFailed: A process could not load, died while loading, or took too long.
+        """
+        deadline = time.monotonic() + self._timeout
+        processes = list(pool._pool._pool)  # noqa: SLF001 (billiard has no public list)
+        while not {process.pid for process in processes} <= self._warm:
+            state.maybe_shutdown()
+            self._hear()
+            self._require_alive(processes)
+            if time.monotonic() > deadline:
+                raise LoadFailed(
+                    f"not loaded after {self._timeout:g} s;"
+                    f" raise batch_load_timeout if the model needs longer"
+                )
+
+    def watch(self, hub: Any) -> None:
+        """Go on listening on the event loop, for processes that replace others."""
+        self._socket.settimeout(0)
+        hub.add_reader(self._socket.fileno(), self._on_report)
+
+    def close(self) -> None:
+        """Stop listening."""
+        Plan.withdraw()
+        self._socket.close()
+        self._folder.cleanup()
+
+    def _hear(self) -> None:
+        try:
+            report = json.loads(self._socket.recv(1 << 16))
+        except (TimeoutError, BlockingIOError):
+            return
+        if report["error"]:
+            raise LoadFailed(report["error"])
+        self._warm.add(report["pid"])
+
+    def _on_report(self) -> None:
+        try:
+            self._hear()
+        except LoadFailed as error:
+            # The pool would replace the process for ever.  A worker that stops can be
+            # restarted by its supervisor, and its messages go to workers that can serve.
+            logger.critical("A replaced pool process could not load its models: %s", error)
+            state.should_stop = os.EX_SOFTWARE
+
+    def _require_alive(self, processes: list[Any]) -> None:
+        for process in processes:
+            if process.pid not in self._warm and process.exitcode is not None:
+                self._hear()  # its last words may still lie in the socket
+                raise LoadFailed(
+                    f"pool process {process.pid} ended with status {process.exitcode}"
+                    f" while loading its models"
+                )
