@@ -1,0 +1,9 @@
+FROM python:3.12-slim
+WORKDIR /srv
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY celery_batch ./celery_batch
+RUN pip install --no-cache-dir -c constraints.txt '.[torch,web,flower]'
+COPY workers ./workers
+COPY webapp ./webapp
+RUN useradd --system --no-create-home serve
+USER serve

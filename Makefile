@@ -1,0 +1,45 @@
+.PHONY: help demo up test check bench format clean
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(STAMP) ## Start everything, send sentences, measure naive against batched, stop
+	@$(BIN)/python -m deploy.local.demo
+
+up: $(STAMP) ## Start Redis, worker, web app and Flower, and keep them until Ctrl-C
+	@$(BIN)/python -m deploy.local.up
+
+test: $(STAMP) ## Run the whole test suite with real servers
+	@$(BIN)/python -m pytest
+
+check: $(STAMP) ## Lint, types, import rules, sizes, documented examples
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/interrogate -q tests
+	@$(BIN)/python tests/house.py
+	@$(BIN)/python -m pytest -q -p no:randomly docs README.md
+
+bench: $(STAMP) ## Measure latency, throughput and memory, and print the tables
+	@$(BIN)/python -m bench
+
+format: $(STAMP) ## Put every file into shape
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## Remove the virtual environment and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+
+# The constraints keep torch at a build without CUDA packages where one is offered.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12")'
+	@$(PYTHON) -m venv .venv
+	@echo "Installing into .venv; the first time this takes a minute or two ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@

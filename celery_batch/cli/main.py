@@ -1,0 +1,77 @@
+"""The commands under ``celery batch``."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from celery.bin.base import CeleryCommand, handle_preload_options
+
+from celery_batch.cli.redis_server import RedisServer
+from celery_batch.errors import BatchError
+
+__all__ = ["batch"]
+
+
+@click.group(name="batch")
+@click.pass_context
+@handle_preload_options  # type: ignore[untyped-decorator]  # Celery has no types
+def batch(_ctx: click.Context) -> None:
+    """Batched model serving."""
+
+
+@batch.command(name="redis", cls=CeleryCommand)
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep socket, log and data in this folder, and the data over a restart."
+    "  By default a temporary folder.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Listen on this TCP port of 127.0.0.1 too, with a random password.",
+)
+def redis(directory: Path | None, port: int | None) -> None:
+    """
+    Run a private Redis for development.
+
+    It prints its URL when it is ready, and runs until Ctrl-C, SIGTERM, or the end
+    of the process that started it.
+    """
+    parent = os.getppid()
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with RedisServer(directory, port=port, appendonly=directory is not None) as server:
+            _explain(server)
+            while os.getppid() == parent and not server.child.wait(0.5):
+                pass
+            server.child.check()
+    except KeyboardInterrupt:
+        click.echo("Redis has stopped.", err=True)
+    except BatchError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _explain(server: RedisServer) -> None:
+    """Print the URL alone on standard output, for scripts, and how to use it beside it."""
+    click.echo(server.url)
+    click.echo(
+        f"""
+Redis is ready (folder {server.directory}). In the shells of your worker and web server:
+
+  export CELERY_BROKER_URL='{server.url}'
+  export CELERY_RESULT_BACKEND='{server.url}'
+
+Ctrl-C stops it.""",
+        err=True,
+    )
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    """Make SIGTERM end the command the way Ctrl-C does."""
+    raise KeyboardInterrupt

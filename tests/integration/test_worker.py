@@ -1,0 +1,127 @@
+"""A stock worker that serves batch tasks, on every pool."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from celery.exceptions import (
+    MaxRetriesExceededError,  # noqa: F401 (rebuilt by name in results)
+    Retry,  # noqa: F401
+)
+
+from tests.conftest import Shop
+
+POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
+
+#: A client that knows nothing but Celery.
+STOCK_CLIENT = """
+import json, sys
+from celery import Celery
+url = sys.argv[1]
+app = Celery("client", broker=url, backend=url)
+results = [app.send_task("shop.double", (n,)) for n in range(40)]
+print(json.dumps([result.get(timeout=30) for result in results]))
+"""
+
+
+@pytest.mark.parametrize("options", POOLS, ids=" ".join)
+def test_items_are_answered_one_by_one_and_run_together(shop: Shop, options: tuple[str, ...]):
+    """On each pool every request gets its own answer, from batches within their size."""
+    shop.worker(*options)
+    results = [shop.double.delay(n) for n in range(50)]
+    answers = [result.get(timeout=30) for result in results]
+    batches = [fact["items"] for fact in shop.recall("double")]
+
+    assert [2 * n for n in range(50)] == answers
+    assert list(range(50)) == sorted(n for batch in batches for n in batch)
+    assert max(len(batch) for batch in batches) <= 16
+    assert len(batches) < 50
+
+
+def test_stock_client_needs_nothing_of_ours(shop: Shop):
+    """A plain Celery client in another process sends tasks and gets their results."""
+    shop.worker("-c", "1")
+    done = subprocess.run(
+        [sys.executable, "-c", STOCK_CLIENT, shop.url],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert [2 * n for n in range(40)] == json.loads(done.stdout)
+
+
+def test_ordinary_task_works_as_ever(shop: Shop):
+    """A task without our base class shares the worker and notices nothing."""
+    shop.worker("-c", "1")
+    results = [shop.plain.delay(n) for n in range(10)]
+    mixed = [shop.double.delay(n) for n in range(10)]
+
+    assert list(range(1, 11)) == [result.get(timeout=30) for result in results]
+    assert [2 * n for n in range(10)] == [result.get(timeout=30) for result in mixed]
+
+
+def test_lone_request_does_not_wait_for_company(shop: Shop):
+    """With nobody else coming, a request leaves after linger, not after max_wait."""
+    worker = shop.worker("-c", "1")
+    shop.double.delay(1).get(timeout=30)
+
+    assert {"quiet": 1} == worker.status()["shop.double"]["reasons"]
+
+
+def test_full_batches_form_under_load(shop: Shop):
+    """While the pool is busy requests gather, and leave as full batches."""
+    worker = shop.worker("-c", "1")
+    results = [shop.slow.delay(n) for n in range(64)]
+    for result in results:
+        result.get(timeout=30)
+    status = worker.status()["shop.slow"]
+
+    assert 64 == status["requests"]
+    assert status["reasons"]["full"] >= 4
+
+
+def test_every_parameter_arrives_as_a_list(shop: Shop):
+    """Positional, default and keyword-only arguments all become lists of one length."""
+    shop.worker("-c", "1")
+    results = [
+        shop.join.delay("a", "b"),
+        shop.join.delay("c"),
+        shop.join.delay("d", right="e", sep="+"),
+        shop.join.delay(left="f"),
+    ]
+
+    assert ["a-b", "c-!", "d+e", "f-!"] == [result.get(timeout=30) for result in results]
+
+
+def test_retry_is_per_item(shop: Shop):
+    """An item that fails with a retryable error is tried again, by Celery's own rules."""
+    shop.worker("-c", "1")
+    results = [shop.flaky.delay(n) for n in range(5)]
+
+    assert list(range(5)) == [result.get(timeout=30) for result in results]
+    assert 10 == len(shop.recall("flaky"))
+
+
+def test_eager_apply_and_direct_calls_are_batches_of_one(shop: Shop):
+    """Without a worker the task has the same single-item face."""
+    shop.app.conf.task_always_eager = True
+
+    assert 42 == shop.double(21)
+    assert 42 == shop.double.apply((21,)).get()
+    assert 42 == shop.double.delay(21).get()
+    assert "a+b" == shop.join.delay("a", "b", sep="+").get()
+
+
+def test_worker_of_another_queue_notices_nothing(shop: Shop):
+    """A worker that serves none of the batch tasks keeps its prefetch and loads no model."""
+    worker = shop.worker("-c", "1", "-Q", "other")
+    stats = worker.stats()
+
+    assert 4 == stats["prefetch_count"]
+    assert {} == worker.status()
+    assert [] == shop.recall("load")

@@ -1,0 +1,159 @@
+"""
+The Celery app of the integration tests: small batch tasks with a memory.
+
+What the models saw is kept in Redis beside the results, so that a test can ask
+what really ran, in which process, and in what company.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import redis
+from celery import Celery
+
+from celery_batch import BatchTask, Model
+
+url = os.environ["CELERY_BROKER_URL"]
+app = Celery("shop")
+app.conf.update(
+    result_expires=600,
+    task_routes={"shop.clerk": "counter", "shop.elsewhere": "elsewhere"},
+    broker_connection_retry_on_startup=True,
+    **json.loads(os.environ.get("SHOP_CONF", "{}")),
+)
+
+
+def memory() -> redis.Redis:
+    """Return a client for what the tasks remember."""
+    parts = urlsplit(url)
+    if parts.scheme == "redis+socket":
+        return redis.Redis(unix_socket_path=parts.path)
+    return redis.Redis.from_url(url)
+
+
+def remember(kind: str, **facts: object) -> None:
+    """Keep a fact for the tests to read."""
+    client = memory()
+    client.rpush(f"shop:{kind}", json.dumps({"pid": os.getpid(), **facts}))
+    client.close()
+
+
+def recall(kind: str) -> list[dict]:
+    """Return the facts kept so far."""
+    client = memory()
+    facts = [json.loads(fact) for fact in client.lrange(f"shop:{kind}", 0, -1)]
+    client.close()
+    return facts
+
+
+@app.task(base=BatchTask, name="shop.double", max_batch_size=16, max_wait=0.5, linger=0.05)
+def double(x):
+    """Double each number, and remember the batch."""
+    remember("double", items=x)
+    return [value * 2 for value in x]
+
+
+@app.task(base=BatchTask, name="shop.slow", max_batch_size=8, max_wait=0.05)
+def slow(x):
+    """Take a while over each batch."""
+    remember("slow", items=x)
+    time.sleep(0.1)
+    return x
+
+
+@app.task(base=BatchTask, name="shop.odd", max_batch_size=16, max_wait=0.5, linger=0.05)
+def odd(word):
+    """Misbehave in the way the first item asks for."""
+    match word[0]:
+        case "raise":
+            raise RuntimeError("the model broke")
+        case "short":
+            return word[1:]
+        case "none":
+            return None
+        case "exit":
+            os._exit(1)
+    return [_odd_one(one) for one in word]
+
+
+def _odd_one(one):
+    match one:
+        case "bad":
+            return ValueError("a bad item")
+        case "unserialisable":
+            return object()
+    return one.upper()
+
+
+@app.task(base=BatchTask, name="shop.join", max_batch_size=16, max_wait=0.5, linger=0.05)
+def join(left, right="!", *, sep="-"):
+    """Take several parameters, one with a default and one by keyword only."""
+    return [f"{a}{s}{b}" for a, b, s in zip(left, right, sep, strict=True)]
+
+
+@app.task(
+    base=BatchTask,
+    bind=True,
+    name="shop.flaky",
+    max_batch_size=16,
+    autoretry_for=(ConnectionError,),
+    retry_backoff=False,
+    default_retry_delay=0,
+    max_retries=5,
+)
+def flaky(self, x):
+    """Fail each item on its first try."""
+    seen = {fact["item"] for fact in recall("flaky")}
+    for item in x:
+        remember("flaky", item=item, task=self.name)
+    return [item if item in seen else ConnectionError(f"first try of {item}") for item in x]
+
+
+@app.task(name="shop.plain")
+def plain(x):
+    """Add one, as any Celery task would."""
+    return x + 1
+
+
+@app.task(base=BatchTask, name="shop.elsewhere")
+def elsewhere(x):
+    """Belong to a queue that the workers of most tests do not consume."""
+    return x
+
+
+class Clerk(Model):
+    """A model with a life cycle that takes its time, and fails when told to."""
+
+    def load(self, device):
+        """Be slow, remember who loaded where."""
+        time.sleep(float(os.environ.get("SHOP_LOAD_SECONDS", "0")))
+        self.device = device
+        remember("load", device=device, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        if Path(os.environ.get("SHOP_CLERK_FLAG", "/nonexistent")).exists():
+            raise OSError("the device is gone")
+        match os.environ.get("SHOP_CLERK"):
+            case "broken":
+                raise FileNotFoundError("no weights at /nowhere/weights.bin")
+            case "dies":
+                os._exit(3)
+
+    def examples(self):
+        """Warm up with two items, one of which can be made to fail."""
+        return ["bad"] if os.environ.get("SHOP_CLERK") == "cold" else [1, 2]
+
+    def predict(self, batch):
+        """Name the process that answered."""
+        remember("clerk", items=batch)
+        return [ValueError("cannot") if x == "bad" else [x, os.getpid()] for x in batch]
+
+    def unload(self):
+        """Say goodbye."""
+        remember("unload")
+
+
+clerk = Clerk.as_task(app, name="shop.clerk", max_batch_size=8, max_wait=0.2, linger=0.02)
