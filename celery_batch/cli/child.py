@@ -93,7 +93,11 @@ class Child:
             ServerFailed: It has ended; with the last lines of its log.
         """
         if self.exit_code is not None:
-            raise ServerFailed(f"{self.name} ended with exit code {self.exit_code}\n{self.tail()}")
+            raise ServerFailed(self.how_it_ended())
+
+    def how_it_ended(self) -> str:
+        """Return its exit code and the last lines of its log, to be read by people."""
+        return f"{self.name} ended with exit code {self.exit_code}\n{self.tail()}"
 
     def tail(self, lines: int = 20) -> str:
         """Return the last lines of the log, under a line that says whose they are."""

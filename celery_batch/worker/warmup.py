@@ -23,6 +23,16 @@ logger = logging.getLogger(__name__)
 #: Seconds between looks at whether a process died or the worker was told to stop.
 _LOOK = 0.2
 
+#: Characters; a socket's whole path has 104 bytes on macOS, 108 on Linux.
+_LONGEST_FOLDER = 80
+
+
+def _short_folder() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.gettempdir()
+    if len(folder) > _LONGEST_FOLDER:
+        folder = "/tmp"  # noqa: S108 (what is made in it is private)
+    return tempfile.TemporaryDirectory(prefix="cb-", dir=folder)
+
 
 class WarmUp:
     """
@@ -35,7 +45,7 @@ class WarmUp:
     """
 
     def __init__(self, tasks: list[str], processes: int, timeout: float) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="celery-batch-")
+        self._folder = _short_folder()
         address = str(Path(self._folder.name) / "loading")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address)

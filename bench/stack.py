@@ -1,0 +1,78 @@
+"""A Redis and a stock worker for one measurement."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kombu import pools
+
+from bench.app import app
+from celery_batch.cli.child import Child, wait_until
+from celery_batch.cli.redis_server import RedisServer
+
+__all__ = ["Stack", "broker", "running"]
+
+_ROOT = Path(__file__).parents[1]
+
+
+class Stack:
+    """
+    What runs while we measure.
+
+    Args:
+        app: The Celery app, its broker set.
+        worker: The worker's process.
+    """
+
+    def __init__(self, app: Any, worker: Child) -> None:
+        self.app = app
+        self.worker = worker
+
+    def status(self) -> dict[str, Any]:
+        """Return the worker's batch counters by task."""
+        replies = self.app.control.broadcast("batch_status", reply=True, timeout=5.0, limit=1)
+        (status,) = replies[0].values()
+        return dict(status)
+
+
+@contextmanager
+def running(*options: str) -> Iterator[Stack]:
+    """
+    Run a worker on the Redis of `broker`, and yield when tasks are taken.
+
+    Args:
+        options: Of ``celery worker``, such as ``--concurrency=1``.
+    """
+    celery = str(Path(sys.executable).with_name("celery"))
+    command = [celery, "-A", "bench.app", "worker", "-l", "WARNING", *options]
+    env = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Child(command, Path(folder) / "worker.log", env=env) as worker,
+    ):
+
+        def why_not_ready() -> str:
+            return "" if app.control.ping(timeout=0.5, limit=1) else "no answer to a ping"
+
+        wait_until(why_not_ready, [worker], what="worker", timeout=60)
+        yield Stack(app, worker)
+
+
+@contextmanager
+def broker() -> Iterator[None]:
+    """
+    Run one Redis for all measurements, the app's broker and result backend.
+
+    One, because the client keeps its connections from one worker to the next.
+    """
+    with RedisServer() as redis:
+        os.environ["CELERY_BROKER_URL"] = os.environ["CELERY_RESULT_BACKEND"] = redis.url
+        yield
+        app.close()
+        pools.reset()

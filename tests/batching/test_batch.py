@@ -1,0 +1,50 @@
+"""Requests that go through the model together."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.request import Request
+
+
+@pytest.fixture
+def batch() -> Batch[str]:
+    """Two requests, the older one first."""
+    return Batch((Request("a", arrived=1.0), Request("b", arrived=2.0)), Reason.QUIET)
+
+
+def test_batch_gives_the_model_its_items_in_order(batch: Batch[str]):
+    """What the model is asked is a list, oldest first."""
+    assert ["a", "b"] == batch.items
+
+
+def test_batch_is_as_long_as_its_requests(batch: Batch[str]):
+    """Its length is the number of its requests."""
+    assert 2 == len(batch) == len(batch.requests)
+
+
+def test_model_cannot_spoil_the_batch_through_its_items(batch: Batch[str]):
+    """The list is the caller's own: emptying it takes nothing from the batch."""
+    batch.items.clear()
+
+    assert ["a", "b"] == batch.items
+
+
+def test_batch_and_request_cannot_be_changed(batch: Batch[str]):
+    """What has been decided stays decided."""
+    with pytest.raises(AttributeError):
+        batch.reason = Reason.FULL
+    with pytest.raises(AttributeError):
+        batch.requests[0].arrived = 0.0
+
+    assert Batch((Request("a", 1.0), Request("b", 2.0)), Reason.QUIET) == batch
+
+
+def test_reasons_are_words_for_logs_and_json():
+    """Counters by reason can be sent and read as plain text."""
+    words = json.loads(json.dumps({reason: str(reason) for reason in Reason}))
+
+    assert {word: word for word in ("full", "due", "quiet", "drained")} == words

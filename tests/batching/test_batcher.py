@@ -1,0 +1,206 @@
+"""When a batch leaves, decision by decision."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.batching.request import Request
+
+
+@pytest.fixture
+def batcher() -> Batcher[str]:
+    """Batches of up to 3; a second for company, half of it without a newcomer."""
+    return Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0, linger=0.5))
+
+
+def add(batcher: Batcher[str], items: str, *, at: float) -> None:
+    """Put one request per letter in line."""
+    for item in items:
+        batcher.add(Request(item, arrived=at))
+
+
+def what_left(decision: Batch[str] | Wait | Done) -> tuple[str, Reason]:
+    """Return a batch's items as one word, and its reason."""
+    assert isinstance(decision, Batch)
+    return "".join(decision.items), decision.reason
+
+
+def test_nobody_in_line_is_nothing_to_wait_for(batcher: Batcher[str]):
+    """An empty line changes only when somebody comes, so there is no time to ask again."""
+    assert Wait(None) == batcher.next(now=7.0)
+
+
+def test_full_batch_leaves_at_once(batcher: Batcher[str]):
+    """As many requests as fit leave without waiting for anything."""
+    add(batcher, "abc", at=0.0)
+
+    assert ("abc", Reason.FULL) == what_left(batcher.next(now=0.0))
+    assert 0 == len(batcher)
+
+
+def test_one_short_of_full_still_waits(batcher: Batcher[str]):
+    """A batch with room left waits for company."""
+    add(batcher, "ab", at=0.0)
+
+    assert Wait(0.5) == batcher.next(now=0.0)
+    assert 2 == len(batcher)
+
+
+def test_what_does_not_fit_stays_in_line(batcher: Batcher[str]):
+    """A crowd leaves in batches of full size, oldest first; the rest waits."""
+    add(batcher, "abcdefgh", at=0.0)
+
+    assert ("abc", Reason.FULL) == what_left(batcher.next(now=0.0))
+    assert ("def", Reason.FULL) == what_left(batcher.next(now=0.0))
+    assert Wait(0.5) == batcher.next(now=0.0)
+    assert 2 == len(batcher)
+
+
+def test_lone_request_leaves_after_linger(batcher: Batcher[str]):
+    """With nobody else coming a slot stops waiting after linger, long before max_wait."""
+    add(batcher, "a", at=10.0)
+
+    assert Wait(0.25) == batcher.next(now=10.25)
+    assert ("a", Reason.QUIET) == what_left(batcher.next(now=10.5))
+
+
+def test_every_newcomer_starts_the_silence_anew(batcher: Batcher[str]):
+    """Linger counts from the last arrival, not from the first."""
+    add(batcher, "a", at=0.0)
+    add(batcher, "b", at=0.375)
+
+    assert Wait(0.375) == batcher.next(now=0.5)
+    assert ("ab", Reason.QUIET) == what_left(batcher.next(now=0.875))
+
+
+def test_oldest_request_bounds_the_wait(batcher: Batcher[str]):
+    """However steadily newcomers arrive, the oldest leaves when it has waited max_wait."""
+    add(batcher, "a", at=0.0)
+    add(batcher, "b", at=0.875)
+
+    assert Wait(0.125) == batcher.next(now=0.875)
+    assert ("ab", Reason.DUE) == what_left(batcher.next(now=1.0))
+
+
+def test_wait_counts_from_arrival_not_from_the_question(batcher: Batcher[str]):
+    """A request that waited while all slots were busy leaves as soon as one is free."""
+    add(batcher, "a", at=0.0)
+
+    assert ("a", Reason.DUE) == what_left(batcher.next(now=60.0))
+
+
+def test_left_over_requests_keep_their_own_arrival(batcher: Batcher[str]):
+    """What stays behind a full batch is due by its own age."""
+    add(batcher, "abcd", at=0.0)
+    batcher.next(now=0.0)
+    batcher.looked_away(now=0.9375)
+
+    assert Wait(0.0625) == batcher.next(now=0.9375)
+
+
+def test_no_wait_means_whoever_is_there():
+    """With a max_wait of 0 a free slot takes what is in line, were it one request."""
+    batcher = Batcher(BatchPolicy(max_batch_size=3, max_wait=0))
+    add(batcher, "a", at=4.0)
+
+    assert ("a", Reason.DUE) == what_left(batcher.next(now=4.0))
+
+
+def test_no_linger_means_not_to_wait_for_company():
+    """With a linger of 0 a free slot never stays idle while somebody waits."""
+    batcher = Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0, linger=0))
+    add(batcher, "ab", at=4.0)
+
+    assert ("ab", Reason.QUIET) == what_left(batcher.next(now=4.0))
+
+
+def test_batches_of_one_leave_at_once():
+    """A maximum of 1 never waits and never pairs."""
+    batcher = Batcher(BatchPolicy(max_batch_size=1))
+    add(batcher, "ab", at=0.0)
+
+    assert ("a", Reason.FULL) == what_left(batcher.next(now=0.0))
+    assert ("b", Reason.FULL) == what_left(batcher.next(now=0.0))
+    assert Wait(None) == batcher.next(now=0.0)
+
+
+def test_ahead_of_a_free_slot_only_full_batches_leave(batcher: Batcher[str]):
+    """Behind a running batch waiting is free, so a batch that can still grow stays."""
+    add(batcher, "ab", at=0.0)
+
+    assert Wait(None) == batcher.next(now=60.0, ahead=True)
+
+    add(batcher, "c", at=60.0)
+
+    assert ("abc", Reason.FULL) == what_left(batcher.next(now=60.0, ahead=True))
+
+
+def test_silence_that_nobody_could_see_does_not_count(batcher: Batcher[str]):
+    """After looking away a slot lingers anew: newcomers may stand at the door unread."""
+    add(batcher, "a", at=0.0)
+    batcher.looked_away(now=0.75)
+
+    assert Wait(0.25) == batcher.next(now=0.75)  # until due: max_wait holds all the same
+    assert ("a", Reason.DUE) == what_left(batcher.next(now=1.0))
+
+
+def test_looking_away_before_the_last_arrival_changes_nothing(batcher: Batcher[str]):
+    """Silence never counts from before the last newcomer."""
+    add(batcher, "a", at=2.0)
+    batcher.looked_away(now=1.0)
+
+    assert ("a", Reason.QUIET) == what_left(batcher.next(now=2.5))
+
+
+def test_draining_leaves_nobody_behind(batcher: Batcher[str]):
+    """When nobody else will come, the rest leaves at once, full batches first, and that is all."""
+    add(batcher, "abcd", at=0.0)
+    batcher.drain()
+
+    assert ("abc", Reason.FULL) == what_left(batcher.next(now=0.0))
+    assert ("d", Reason.DRAINED) == what_left(batcher.next(now=0.0))
+    assert Done() == batcher.next(now=0.0)
+    assert Done() == batcher.next(now=0.0, ahead=True)
+
+
+def test_draining_does_not_jump_a_busy_slot(batcher: Batcher[str]):
+    """The last, smaller batch too waits until its slot is free."""
+    add(batcher, "a", at=0.0)
+    batcher.drain()
+
+    assert Wait(None) == batcher.next(now=0.0, ahead=True)
+    assert ("a", Reason.DRAINED) == what_left(batcher.next(now=0.0))
+
+
+def test_clearing_gives_everybody_back(batcher: Batcher[str]):
+    """Who has not left can be had back, oldest first, and is then forgotten."""
+    add(batcher, "ab", at=0.0)
+    left = batcher.clear()
+
+    assert [Request("a", 0.0), Request("b", 0.0)] == left
+    assert 0 == len(batcher)
+    assert Wait(None) == batcher.next(now=60.0)
+
+
+def test_oldest_tells_who_waits_longest(batcher: Batcher[str]):
+    """It is the arrival of the head of the line, None where there is no line."""
+    assert batcher.oldest is None
+
+    add(batcher, "a", at=1.0)
+    add(batcher, "b", at=2.0)
+
+    assert 1.0 == batcher.oldest
+
+
+def test_batcher_says_how_it_stands(batcher: Batcher[str]):
+    """A log line shows how many wait, and whether anybody else may come."""
+    add(batcher, "ab", at=0.0)
+
+    assert "<Batcher open: 2 waiting of 3>" == repr(batcher)
+
+    batcher.drain()
+
+    assert "<Batcher draining: 2 waiting of 3>" == repr(batcher)

@@ -1,0 +1,80 @@
+"""The three numbers a user may turn."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_batch import BatchPolicy, ConfigurationError
+from celery_batch.batching.policy import DEFAULT_LINGER
+
+SECONDS = st.floats(min_value=0, max_value=3600)
+
+
+def test_defaults_suit_a_web_service():
+    """Without a word a batch holds up to 32 requests that wait at most 10 ms."""
+    policy = BatchPolicy()
+
+    assert (32, 0.01, None) == (policy.max_batch_size, policy.max_wait, policy.linger)
+    assert 0.002 == policy.patience == DEFAULT_LINGER
+
+
+@given(max_wait=SECONDS, linger=st.none() | SECONDS)
+def test_patience_is_linger_but_never_above_max_wait(max_wait: float, linger: float | None):
+    """A slot lingers as long as it was told, 2 ms if it was not, and max_wait bounds both."""
+    policy = BatchPolicy(max_wait=max_wait, linger=linger)
+    told = 0.002 if linger is None else linger
+
+    assert min(told, max_wait) == policy.patience
+
+
+def test_no_linger_is_not_the_same_as_a_linger_of_nothing():
+    """0 means not to linger at all; None means the default."""
+    assert 0 == BatchPolicy(linger=0).patience
+    assert 0.002 == BatchPolicy(linger=None).patience
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, 2.0, "8", None, True], ids=repr)
+def test_sizes_that_make_no_sense_are_refused(size: object):
+    """The message names the option, what it must be and what it was."""
+    with pytest.raises(ConfigurationError) as refusal:
+        BatchPolicy(max_batch_size=size)
+
+    assert f"max_batch_size: must be a whole number of at least 1, got {size!r}" == str(
+        refusal.value
+    )
+
+
+@pytest.mark.parametrize("name", ["max_wait", "linger"])
+@pytest.mark.parametrize(
+    "value", [-0.001, float("nan"), float("inf"), float("-inf"), "10ms", True, 1j], ids=repr
+)
+def test_times_that_make_no_sense_are_refused(name: str, value: object):
+    """Neither a negative nor an endless nor a wordy time gets through."""
+    with pytest.raises(ConfigurationError) as refusal:
+        BatchPolicy(**{name: value})
+
+    assert f"{name}: must be seconds as a number from 0 up, got {value!r}" == str(refusal.value)
+
+
+def test_max_wait_must_be_given_as_a_number():
+    """None is a linger's default, not a way to wait for ever."""
+    with pytest.raises(ConfigurationError, match="max_wait: must be seconds"):
+        BatchPolicy(max_wait=None)
+
+
+def test_refusals_are_value_errors_too():
+    """Code that knows only Python's own errors catches them as well."""
+    with pytest.raises(ValueError, match="max_batch_size"):
+        BatchPolicy(max_batch_size=0)
+
+
+@pytest.mark.parametrize("name", ["max_batch_size", "max_wait", "linger"])
+def test_policy_cannot_be_changed_afterwards(name: str):
+    """What was checked stays as it was checked."""
+    policy = BatchPolicy()
+    with pytest.raises(AttributeError):
+        setattr(policy, name, 1)
+
+    assert BatchPolicy() == policy
