@@ -158,7 +158,7 @@ def shop(broker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 @pytest.fixture
-def in_python(tmp_path: Path) -> Callable[..., str]:
+def in_python() -> Callable[..., str]:
     """Run a snippet in a fresh interpreter and return what it prints."""
 
     def run(code: str, **env: str) -> str:

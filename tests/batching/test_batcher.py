@@ -152,6 +152,7 @@ def test_looking_away_before_the_last_arrival_changes_nothing(batcher: Batcher[s
     add(batcher, "a", at=2.0)
     batcher.looked_away(now=1.0)
 
+    assert Wait(0.25) == batcher.next(now=2.25)
     assert ("a", Reason.QUIET) == what_left(batcher.next(now=2.5))
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import stat
 import subprocess
 import sys
-import sysconfig
-import time
 from pathlib import Path
 
 import pytest
@@ -21,8 +18,6 @@ from celery_batch.cli import redis_server
 from celery_batch.cli.child import ServerFailed
 from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import ConfigurationError
-
-CELERY = Path(sysconfig.get_path("scripts")) / "celery"
 
 #: A parent that starts a Redis and lives on.
 PARENT = """
@@ -43,18 +38,8 @@ print(sent.get(timeout=10))
 """
 
 
-@pytest.fixture
-def _redis_program():
-    """Skip where no Redis can be found, unless on CI, where one has to be."""
-    try:
-        find_redis_server()
-    except ConfigurationError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(error))
-
-
-needs_redis = pytest.mark.usefixtures("_redis_program")
+#: Skipped without a Redis, failed on CI.
+needs_redis = pytest.mark.usefixtures("redis_server")
 
 
 @pytest.fixture
@@ -80,26 +65,10 @@ def client_of(server, **options):
     )
 
 
-def watch(directory):
-    """Return a connection that ends when the Redis in a folder ends."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(2)
-    connection.connect(f"{directory}/redis.sock")
-    return connection
-
-
 def free_port():
     """Return a TCP port that was free a moment ago."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
-
-
-def vanishes(path, seconds=2.0):
-    """Say whether a folder is removed within these seconds."""
-    deadline = time.monotonic() + seconds
-    while path.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not path.exists()
 
 
 def test_programs_are_looked_for_in_order(no_programs, monkeypatch):
@@ -159,14 +128,13 @@ def test_private_by_default():
 
 
 @needs_redis
-def test_stop_leaves_nothing():
+def test_stop_leaves_nothing(watch):
     """When `stop` returns, the server is gone and so is its temporary folder."""
     server = RedisServer()
     server.start()
     directory, connection = server.directory, watch(server.directory)
     server.stop()
     ending = connection.recv(1)
-    connection.close()
 
     assert ending == b""
     assert not directory.exists()
@@ -267,7 +235,7 @@ def test_unstarted_server_has_no_url():
 
 
 @needs_redis
-def test_killed_parent_takes_redis_along():
+def test_killed_parent_takes_redis_along(watch, vanishes):
     """SIGKILL of the parent ends Redis within a second or so and removes its folder."""
     command = [sys.executable, "-c", PARENT]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
@@ -275,85 +243,6 @@ def test_killed_parent_takes_redis_along():
         connection = watch(directory)
         parent.kill()
         ending = connection.recv(1)
-        connection.close()
 
     assert ending == b""
     assert vanishes(directory)
-
-
-def read_command(process):
-    """Return the folder of the Redis that a ``celery batch redis`` process has announced."""
-    url = process.stdout.readline().strip()
-
-    assert url.startswith("redis+socket://")
-    return Path(url.removeprefix("redis+socket://").split("/redis.sock")[0])
-
-
-@needs_redis
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_command_runs_until_signalled(number):
-    """``celery batch redis`` prints its URL and how to use it, and ends in peace on a signal."""
-    command = [CELERY, "batch", "redis"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:
-        directory = read_command(process)
-        connection = watch(directory)
-        words = ""
-        while (line := process.stderr.readline()) and "Ctrl-C stops it" not in line:
-            words += line
-        process.send_signal(number)
-        process.communicate(timeout=30)
-        ending = connection.recv(1)
-        connection.close()
-
-    assert process.returncode == 0
-    assert f"export CELERY_BROKER_URL='redis+socket://{directory}/redis.sock" in words
-    assert f"export CELERY_RESULT_BACKEND='redis+socket://{directory}/redis.sock" in words
-    assert ending == b""
-    assert not directory.exists()
-
-
-@needs_redis
-def test_command_ends_with_the_process_that_started_it():
-    """A killed shell takes the ``celery batch redis`` it started along."""
-    shell = ["sh", "-c", '"$0" batch redis & wait', CELERY]
-    with subprocess.Popen(
-        shell, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        directory = read_command(process)
-        connection = watch(directory)
-        process.kill()
-        ending = connection.recv(1)
-        connection.close()
-
-    assert ending == b""
-    assert vanishes(directory)
-
-
-@needs_redis
-def test_command_reports_a_redis_that_died():
-    """When Redis itself dies, the command ends with an error and the log's last lines."""
-    command = [CELERY, "batch", "redis"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:
-        directory = read_command(process)
-        with redis.Redis(unix_socket_path=f"{directory}/redis.sock") as client:
-            os.kill(client.info("server")["process_id"], signal.SIGKILL)
-        _, words = process.communicate(timeout=30)
-
-    assert process.returncode == 1
-    assert "redis ended with exit code 137" in words
-    assert "ready to accept connections" in words.lower()
-    assert not directory.exists()
-
-
-def test_command_reports_a_missing_redis(tmp_path):
-    """``celery batch redis`` with a wrong $REDIS_SERVER says so, without a traceback."""
-    environment = {**os.environ, "REDIS_SERVER": str(tmp_path / "none")}
-    command = [CELERY, "batch", "redis"]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-
-    assert done.returncode == 1
-    assert "Error: REDIS_SERVER: no such program" in done.stderr

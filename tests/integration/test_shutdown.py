@@ -13,7 +13,7 @@ from tests.conftest import Shop
     "options", [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "2")], ids=" ".join
 )
 def test_restart_under_load_loses_nothing_and_repeats_nothing(shop: Shop, options: tuple[str, ...]):
-    """SIGTERM with 500 tasks on their way: the running batches finish, the rest is run by the next worker."""
+    """SIGTERM under load: running batches finish, the next worker runs exactly the rest."""
     first = shop.worker(*options)
     results = [shop.slow.delay(n) for n in range(500)]
     results[60].get(timeout=60)  # some are done, some run, some are buffered, most are queued

@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from celery.exceptions import (
-    MaxRetriesExceededError,  # noqa: F401 (rebuilt by name in results)
-    Retry,  # noqa: F401
-)
 
 from tests.conftest import Shop
 
@@ -125,3 +122,18 @@ def test_worker_of_another_queue_notices_nothing(shop: Shop):
     assert 4 == stats["prefetch_count"]
     assert {} == worker.status()
     assert [] == shop.recall("load")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
+def test_transport_without_an_event_loop(shop: Shop, tmp_path: Path, pool: str):
+    """Where Celery has no event loop, batches leave on time by another clock."""
+    folder = str(tmp_path)
+    options = {"data_folder_in": folder, "data_folder_out": folder, "control_folder": folder}
+    conf = {"broker_url": "filesystem://", "broker_transport_options": options}
+    shop.app.conf.update(conf)
+    worker = shop.worker("-P", pool, "-c", "1", conf=conf)
+    results = [shop.double.delay(n) for n in range(40)]
+
+    assert [2 * n for n in range(40)] == [result.get(timeout=30) for result in results]
+    assert 40 == worker.status()["shop.double"]["requests"]
+    assert worker.status()["shop.double"]["batches"] < 40

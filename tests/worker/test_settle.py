@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, signals
-from celery.backends.cache import _DUMMY_CLIENT_CACHE as _cache
+from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
 from celery.exceptions import Ignore, Reject
 
 from celery_batch import BatchTask, WrongResultCount
@@ -18,7 +18,7 @@ from celery_batch.worker.settle import Delivery, run_batch
 @pytest.fixture
 def app() -> Iterator[Celery]:
     """An app whose results stay in this process."""
-    _cache.clear()  # one for the whole process
+    _CACHE.clear()  # one for the whole process
     with Celery(
         "settle", broker="memory://", backend="cache+memory://", set_as_current=True
     ) as app:

@@ -101,6 +101,10 @@ class WordFiller:
     """
 
     def __init__(self, network: Network, vocabulary: Vocabulary, device: str) -> None:
+        if device == "cpu":
+            # So small a network gains nothing from threads that spin while they wait for
+            # each other, and they would take the processor from the servers beside it.
+            torch.set_num_threads(1)
         self.network = network.to(device).eval()
         self.vocabulary = vocabulary
         self.device = device

@@ -1,0 +1,1 @@
+"""The servers of the compose file, on this machine and without Docker."""

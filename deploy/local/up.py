@@ -1,0 +1,46 @@
+"""``make up``: the servers of the demo and Flower, until Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+
+from deploy.local.curtain import INTERRUPTED, play
+from deploy.local.servers import Servers
+
+__all__ = ["main"]
+
+#: Where the servers are if these ports are free; else where free ones are.
+WEB_PORT, FLOWER_PORT = 8000, 5555
+
+#: Seconds between two looks at the servers.
+_CHECK_EVERY = 0.5
+
+
+def main() -> int:
+    """Run the servers until Ctrl-C, SIGTERM or a failure; return the exit code."""
+    code = play(_serve)
+    # Ctrl-C is how this command is meant to end.
+    return 0 if code == INTERRUPTED else code
+
+
+def _serve(console: Console) -> None:
+    with Servers(web_port=WEB_PORT, flower_port=FLOWER_PORT) as servers:
+        servers.start(lambda line: console.print(line, markup=False))
+        console.print(_how_to(servers), markup=False, highlight=False)
+        while True:
+            servers.check()
+            servers.children[0].wait(_CHECK_EVERY)
+
+
+def _how_to(servers: Servers) -> str:
+    return f"""
+Ask:     curl {servers.web_url}/stream --data-urlencode 's=twinkle twinkle [MASK] star.'
+Watch:   {servers.flower_url}/tasks
+Logs:    {servers.folder}
+Ctrl-C stops everything."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

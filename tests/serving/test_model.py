@@ -1,0 +1,77 @@
+"""The user's side of serving: what a model is before anybody fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, _state
+
+from celery_batch import BatchTask, Model
+
+
+class Shouting(Model):
+    """Says it louder."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        """Shout."""
+        return [item.upper() for item in batch]
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
+    """An app of the test's own, which the tasks of other tests do not join."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    return Celery("shop", set_as_current=False)
+
+
+def test_only_predict_has_to_be_written():
+    """A model that needs no loading, warming or unloading need not say so."""
+    model = Shouting()
+
+    assert model.load("cpu") is None
+    assert [] == list(model.examples())
+    assert model.unload() is None
+
+
+def test_forgotten_predict_is_told_by_name():
+    """The error names the class and what it lacks."""
+
+    class Silent(Model):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Silent must define predict\(batch\)"):
+        Silent().predict([1])
+
+
+def test_model_becomes_an_ordinary_task(app: Celery):
+    """The task carries its name, its model, its options and the model's own words."""
+    Shouting.as_task(app, name="shop.shout", max_batch_size=4, max_wait=0.5, rate_limit="9/s")
+    task = app.tasks["shop.shout"]
+
+    assert isinstance(task, BatchTask)
+    assert ("shop.shout", Shouting) == (task.name, task.model)
+    assert (4, 0.5, "9/s") == (task.max_batch_size, task.max_wait, task.rate_limit)
+    assert ("Says it louder.", __name__) == (task.__doc__, task.__module__)
+
+
+def test_called_directly_the_model_is_loaded_here(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """Without a worker the first call loads the model, and a batch of one goes through it."""
+    monkeypatch.setattr("celery_batch.serving.residents._residents", {})
+    monkeypatch.setattr("celery_batch.serving.residents._device", "cpu")
+    task = Shouting.as_task(app, name="shop.shout")
+
+    assert "HELLO" == task("hello")
+    assert "HELLO" == task.apply(("hello",)).get()
+    assert "HELLO" == task.apply(kwargs={"item": "hello"}).get()
+
+
+def test_writing_a_model_needs_no_celery(in_python: Callable[..., str]):
+    """The module of a model can be imported, and the model used, without Celery."""
+    loaded = in_python(
+        "import sys; from celery_batch import Model; Model().load('cpu');"
+        "print([name for name in ('celery', 'kombu', 'torch') if name in sys.modules])"
+    )
+
+    assert "[]" == loaded

@@ -1,0 +1,215 @@
+"""The models that live in this process, each loaded once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_batch import ConfigurationError, LoadFailed, Model, WrongResultCount
+from celery_batch.serving import devices, residents
+from celery_batch.serving.residents import move_in, move_out, resident, settle_on
+from celery_batch.testing import EchoModel, HungryModel
+
+
+@pytest.fixture(autouse=True)
+def empty_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process in which nobody lives yet, on no device; as it was after the test."""
+    monkeypatch.setattr(residents, "_residents", {})
+    monkeypatch.setattr(residents, "_device", None)
+    monkeypatch.setattr(devices, "discover", lambda: ["cpu"])
+    yield
+    move_out()
+
+
+@pytest.fixture
+def diary() -> list[Any]:
+    """What the models of a test did, in order."""
+    return []
+
+
+@pytest.fixture
+def keeper(diary: list[Any]) -> type[Model]:
+    """A model that keeps a diary of its life."""
+
+    class Keeper(EchoModel):
+        def load(self, device: str) -> None:
+            diary.append(("load", device))
+
+        def examples(self) -> list[str]:
+            return ["first", "second"]
+
+        def predict(self, batch: list[Any]) -> Any:
+            diary.append(("predict", *batch))
+            return super().predict(batch)
+
+        def unload(self) -> None:
+            diary.append(("unload",))
+
+    return Keeper
+
+
+def failing(**hooks: Callable[..., Any]) -> type[Model]:
+    """Make a model of which some part goes wrong."""
+    return type("Failing", (EchoModel,), hooks)
+
+
+def explode(*_: Any) -> Any:
+    """Go wrong in a way of the user's own."""
+    raise OSError("no such file: weights.bin")
+
+
+def test_model_is_loaded_then_warmed_up_then_there(keeper: type[Model], diary: list[Any]):
+    """Load comes first, on the device; its examples go through it as one batch."""
+    instance = move_in(keeper, "cuda:0")
+
+    assert [("load", "cuda:0"), ("predict", "first", "second")] == diary
+    assert instance is resident(keeper)
+
+
+def test_second_question_finds_the_first_answer(keeper: type[Model], diary: list[Any]):
+    """A model is loaded on first use, and then never again."""
+    settle_on("mps")
+    first = resident(keeper)
+
+    assert first is resident(keeper)
+    assert [("load", "mps")] == [entry for entry in diary if entry[0] == "load"]
+
+
+def test_each_model_lives_for_itself(keeper: type[Model]):
+    """Two classes are two models, also where one extends the other."""
+    other = type("Other", (keeper,), {})
+
+    assert type(resident(keeper)) is keeper
+    assert type(resident(other)) is other
+
+
+def test_process_that_settled_nowhere_picks_its_own_device(keeper: type[Model], diary: list[Any]):
+    """Outside a worker the first device there is will do."""
+    resident(keeper)
+
+    assert ("load", "cpu") == diary[0]
+
+
+def test_threads_that_ask_at_once_share_one_load(diary: list[Any]):
+    """While one thread loads a model the others wait for it, and all get the same."""
+    everybody_asks = threading.Barrier(4)
+    loading = threading.Event()
+
+    class Slow(EchoModel):
+        def load(self, device: str) -> None:
+            diary.append(("load", device))
+            loading.wait(5)
+
+    found: list[Model] = []
+
+    def ask() -> None:
+        everybody_asks.wait(5)
+        found.append(resident(Slow))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    everybody_asks.wait(5)
+    loading.set()
+    for thread in threads:
+        thread.join(5)
+
+    assert [("load", "cpu")] == diary
+    assert 3 == len(found)
+    assert {resident(Slow)} == set(found)
+
+
+@pytest.mark.parametrize("hook", ["__init__", "load", "examples", "predict"])
+def test_whatever_fails_before_the_first_task_is_a_failed_load(hook: str):
+    """The error names model, device and what went wrong, and keeps the original."""
+    model = failing(**{"examples": lambda _: ["example"], hook: explode})
+    with pytest.raises(LoadFailed) as failure:
+        resident(model)
+
+    assert "Failing on cpu: OSError: no such file: weights.bin" == str(failure.value)
+    assert isinstance(failure.value.__cause__, OSError)
+
+
+def test_example_that_fails_alone_is_a_failed_load():
+    """An error in one example's place is as bad as one for all."""
+    model = failing(
+        examples=lambda _: [1, 2], predict=lambda _, batch: [batch[0], KeyError("the second")]
+    )
+    with pytest.raises(LoadFailed, match="Failing on cpu: KeyError: 'the second'"):
+        resident(model)
+
+
+def test_wrong_count_while_warming_up_names_the_model():
+    """One of our own errors is not announced by its type, its message says it all."""
+    model = failing(examples=lambda _: [1, 2], predict=lambda _, batch: batch[:1])
+    with pytest.raises(LoadFailed, match=r"^Failing on cpu: Failing\.predict returned 1 outputs"):
+        resident(model)
+    with pytest.raises(LoadFailed) as failure:
+        resident(model)
+
+    assert isinstance(failure.value.__cause__, WrongResultCount)
+
+
+def test_warm_up_beyond_the_memory_is_a_failed_load():
+    """A model that cannot hold its own examples is not ready."""
+
+    class Hungry(HungryModel):
+        def examples(self) -> range:
+            return range(9)
+
+    with pytest.raises(LoadFailed, match="MemoryError: out of memory: 9 items, room for 8"):
+        resident(Hungry)
+
+
+def test_failed_load_can_be_tried_again(keeper: type[Model], monkeypatch: pytest.MonkeyPatch):
+    """What failed does not live here, and a later try that goes well does."""
+    with monkeypatch.context() as broken:
+        broken.setattr(keeper, "load", explode)
+        with pytest.raises(LoadFailed):
+            resident(keeper)
+
+    assert isinstance(resident(keeper), keeper)
+
+
+def test_device_that_cannot_be_had_is_told_as_such(
+    keeper: type[Model], monkeypatch: pytest.MonkeyPatch
+):
+    """The error is about the device; no model has been tried."""
+    monkeypatch.setattr(devices, "discover", lambda: ["toaster"])
+    with pytest.raises(ConfigurationError, match="'toaster' is no device"):
+        resident(keeper)
+
+
+def test_moving_out_unloads_everybody_once(keeper: type[Model], diary: list[Any]):
+    """Afterwards the process is empty, and a new question loads anew."""
+    first = resident(keeper)
+    move_out()
+    move_out()
+
+    assert 1 == diary.count(("unload",))
+    assert first is not resident(keeper)
+
+
+def test_unload_that_fails_stops_nobody_else(
+    keeper: type[Model], diary: list[Any], caplog: pytest.LogCaptureFixture
+):
+    """Its error is logged by name, and the others are unloaded all the same."""
+    for model in (keeper, failing(unload=explode), type("Last", (keeper,), {})):
+        resident(model)
+    move_out()
+
+    assert 2 == diary.count(("unload",))
+    assert ["Failing.unload failed"] == [record.getMessage() for record in caplog.records]
+    assert "no such file: weights.bin" in caplog.text
+
+
+def test_warm_model_is_announced(keeper: type[Model], caplog: pytest.LogCaptureFixture):
+    """The log says which model is warm, where, and how long that took."""
+    with caplog.at_level(logging.INFO, logger=residents.logger.name):
+        move_in(keeper, "cpu")
+
+    assert "Keeper is warm on cpu after 0.0 s" in caplog.messages[-1]

@@ -1,0 +1,151 @@
+"""Settings of the app, read when they are needed."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_batch import BatchPolicy, ConfigurationError
+from celery_batch.config import OPTIONS, SETTINGS, Settings, policy_of
+
+
+@pytest.fixture
+def app() -> Celery:
+    """An app without a setting of ours."""
+    return Celery("shop", set_as_current=False)
+
+
+def django(**settings: Any) -> Celery:
+    """Make an app that reads its settings as Django projects do, with a namespace."""
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object(SimpleNamespace(**settings), namespace="CELERY")
+    return app
+
+
+def task(app: Celery, **options: Any) -> Any:
+    """Return what of a task matters here: its app, its name and its options."""
+    return SimpleNamespace(**{"app": app, "name": "shop.t", **dict.fromkeys(OPTIONS), **options})
+
+
+def test_nothing_set_is_fine(app: Celery):
+    """Every setting has a default, and every option a setting."""
+    assert Settings(devices=None, load_timeout=600.0) == Settings.of(app)
+    assert BatchPolicy(32, 0.01, None) == policy_of(task(app))
+    assert set(OPTIONS.values()) <= set(SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("devices", "names"),
+    [
+        (["cuda:0", "cuda:1"], ("cuda:0", "cuda:1")),
+        (("cpu",), ("cpu",)),
+        ("cuda:0, cuda:1,", ("cuda:0", "cuda:1")),
+        ("cpu", ("cpu",)),
+        ("", None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_devices_are_a_list_or_a_word(app: Celery, devices: Any, names: Any):
+    """Devices may come as a list or, as from an environment, in one string; none means all."""
+    app.conf.batch_devices = devices
+
+    assert names == Settings.of(app).devices
+
+
+def test_load_timeout_is_seconds(app: Celery):
+    """It may be a whole number, and becomes a float as all times are."""
+    app.conf.batch_load_timeout = 30
+    timeout = Settings.of(app).load_timeout
+
+    assert (30.0, float) == (timeout, type(timeout))
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, "600", None, -math.inf], ids=repr)
+def test_load_timeout_that_makes_no_sense_is_refused(app: Celery, timeout: object):
+    """The message names the setting, what it must be and what it was."""
+    app.conf.batch_load_timeout = timeout
+    with pytest.raises(ConfigurationError) as refusal:
+        Settings.of(app)
+
+    assert f"batch_load_timeout: must be seconds above 0, got {timeout!r}" == str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("batch_max_sise", "; did you mean batch_max_size?"),
+        ("batch_timeout", "; did you mean batch_load_timeout?"),
+        ("batch_of_something_else_entirely", ""),
+    ],
+)
+def test_misspelt_setting_is_refused(app: Celery, setting: str, hint: str):
+    """A setting nobody reads would change nothing, silently; the nearest name is offered."""
+    app.conf[setting] = 1
+    with pytest.raises(ConfigurationError) as refusal:
+        Settings.of(app)
+
+    assert f"{setting}: no such setting{hint}" == str(refusal.value)
+
+
+def test_settings_of_others_are_none_of_our_business(app: Celery):
+    """Celery's own settings, and those of other extensions, pass."""
+    app.conf.update(task_always_eager=True, redbeat_redis_url="redis://", minibatch_size=3)
+
+    assert Settings() == Settings.of(app)
+
+
+def test_policy_takes_the_app_s_settings_where_the_task_is_silent(app: Celery):
+    """What a task does not say is said for the whole app."""
+    app.conf.update(batch_max_size=5, batch_max_wait=0.5, batch_linger=0.25)
+
+    assert BatchPolicy(5, 0.5, 0.25) == policy_of(task(app))
+    assert BatchPolicy(7, 0.5, 0.25) == policy_of(task(app, max_batch_size=7))
+
+
+def test_task_s_own_zero_is_not_silence(app: Celery):
+    """A task may turn off what the app turned on."""
+    app.conf.update(batch_max_wait=0.5, batch_linger=0.25)
+
+    assert BatchPolicy(32, 0, 0) == policy_of(task(app, max_wait=0, linger=0))
+
+
+@pytest.mark.parametrize(
+    ("conf", "options", "message"),
+    [
+        ({}, {"max_batch_size": 0}, "shop.t.max_batch_size: must be a whole number"),
+        ({}, {"max_wait": -1}, "shop.t.max_wait: must be seconds as a number"),
+        ({"batch_max_size": "8"}, {}, "shop.t.max_batch_size: must be a whole number"),
+        ({"batch_linger": -1}, {}, "shop.t.linger: must be seconds as a number"),
+    ],
+)
+def test_wrong_policy_names_the_task(
+    app: Celery, conf: dict[str, Any], options: dict[str, Any], message: str
+):
+    """The message says which task it is about, and which of its options."""
+    app.conf.update(conf)
+    with pytest.raises(ConfigurationError) as refusal:
+        policy_of(task(app, **options))
+
+    assert str(refusal.value).startswith(message)
+
+
+def test_django_s_settings_carry_its_namespace():
+    """With a namespace each setting is written as Celery's own are."""
+    app = django(
+        CELERY_BATCH_MAX_SIZE=5, CELERY_BATCH_MAX_WAIT=0.5, CELERY_BATCH_DEVICES="cpu", DEBUG=True
+    )
+
+    assert BatchPolicy(5, 0.5) == policy_of(task(app))
+    assert ("cpu",) == Settings.of(app).devices
+
+
+def test_misspelt_django_setting_is_named_as_it_was_written():
+    """The user finds in the message what stands in the file."""
+    app = django(CELERY_BATCH_MAX_SISE=5)
+    with pytest.raises(ConfigurationError, match=r"^CELERY_BATCH_MAX_SISE: no such setting; did"):
+        Settings.of(app)

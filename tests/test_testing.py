@@ -1,0 +1,108 @@
+"""The doubles that ship for tests of your own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from celery import Celery, _state
+
+from celery_batch import Model
+from celery_batch.serving import residents
+from celery_batch.testing import EchoModel, HungryModel, ManualClock, PoisonModel
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
+    """An app of the test's own, in a process on the CPU where no model lives yet."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())  # other tests' tasks would join
+    monkeypatch.setattr(residents, "_residents", {})
+    monkeypatch.setattr(residents, "_device", "cpu")
+    return Celery("shop", set_as_current=False)
+
+
+def test_clock_stands_still_until_told():
+    """Looking at it takes no time."""
+    clock = ManualClock()
+
+    assert [0.0, 0.0] == [clock(), clock()]
+
+
+def test_clock_advances_by_what_it_is_told():
+    """Steps add up, and each tells the time it led to."""
+    clock = ManualClock(100.0)
+
+    assert 100.5 == clock.advance(0.5)
+    assert 100.5 == clock.advance(0)
+    assert 102.5 == clock.advance(2) == clock()
+    assert "<ManualClock at 102.5 s>" == repr(clock)
+
+
+@pytest.mark.parametrize("seconds", [-0.001, math.nan, -math.inf])
+def test_clock_never_runs_backwards(seconds: float):
+    """It is monotonic, as the clock it stands in for."""
+    clock = ManualClock(5.0)
+    with pytest.raises(ValueError, match="seconds: must be 0 or more, got"):
+        clock.advance(seconds)
+
+    assert 5.0 == clock()
+
+
+@pytest.mark.parametrize("model", [EchoModel(), PoisonModel("x"), HungryModel(3)])
+def test_doubles_answer_each_item_with_itself(model: Model):
+    """Where nothing is wrong, each of them is an echo, in a list of its own."""
+    batch = ["a", None, [1]]
+    answers = model.predict(batch)
+
+    assert batch == answers
+    assert batch is not answers
+
+
+def test_poison_fails_whatever_batch_it_is_in():
+    """An item equal to the poison spoils the batch, wherever it stands."""
+    model = PoisonModel(poison={"text": ""})
+
+    assert [{"text": "a"}] == model.predict([{"text": "a"}])
+    for batch in ([{"text": ""}], ["a", {"text": ""}], [{"text": ""}, "a"]):
+        with pytest.raises(ValueError, match=r"cannot digest \{'text': ''\}"):
+            model.predict(batch)
+
+
+def test_hunger_begins_above_the_limit():
+    """As many items as there is room for are fine; one more is out of memory."""
+    model = HungryModel(limit=2)
+
+    assert [1, 2] == model.predict([1, 2])
+    with pytest.raises(MemoryError, match="out of memory: 3 items, room for 2"):
+        model.predict([1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("model", "item", "error"),
+    [(PoisonModel, "poison", ValueError), (HungryModel, "anything", None), (EchoModel, "x", None)],
+)
+def test_doubles_make_tasks(app: Celery, model: type[Model], item: str, error: Any):
+    """A worker can construct each of them, and the task behaves as its model does."""
+    task = model.as_task(app, name="shop.double")
+
+    assert "fine" == task("fine")
+    if error is None:
+        assert item == task(item)
+    else:
+        with pytest.raises(error):
+            task(item)
+
+
+def test_doubles_of_your_own_set_their_arguments(app: Celery):
+    """A subclass says what spoils it, since a worker constructs it without arguments."""
+
+    class EmptyText(PoisonModel):
+        def __init__(self) -> None:
+            super().__init__(poison="")
+
+    task = EmptyText.as_task(app, name="shop.text")
+
+    assert "poison" == task("poison")
+    with pytest.raises(ValueError, match="cannot digest ''"):
+        task("")
