@@ -24,7 +24,7 @@ check: $(STAMP) ## Lint, types, import rules, sizes, documented examples
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/interrogate -q tests
 	@$(BIN)/python tests/house.py
-	@$(BIN)/python -m pytest -q -p no:randomly docs README.md
+	@$(BIN)/python -m pytest -q tests/docs
 
 bench: $(STAMP) ## Measure latency, throughput and memory, and print the tables
 	@$(BIN)/python -m bench

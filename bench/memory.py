@@ -79,7 +79,8 @@ def _look() -> dict[str, int]:
 
 def _part(process: psutil.Process) -> str | None:
     """Say which part a process is, by its own command and its parent's."""
-    own, parents = (" ".join(each.cmdline()) for each in (process, process.parent()))
+    parent = process.parent()
+    own, parents = (" ".join(each.cmdline()) if each else "" for each in (process, parent))
     for server, main, below in (
         ("webapp.flask_app", None, "web process"),
         ("celery -A workers worker", "worker", "pool process"),

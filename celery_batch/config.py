@@ -24,6 +24,9 @@ OPTIONS = {
     "linger": "batch_linger",
 }
 
+#: Items of a batch are settled inside one another, each with its place on the stack.
+LARGEST_BATCH = 2000
+
 #: Every setting of ours with its default.
 SETTINGS: dict[str, Any] = {
     "batch_max_size": 32,
@@ -85,9 +88,15 @@ def policy_of(task: Any) -> BatchPolicy:
         own = getattr(task, option)
         values[option] = _setting(task.app, setting) if own is None else own
     try:
-        return BatchPolicy(**values)
+        policy = BatchPolicy(**values)
     except ConfigurationError as error:
         raise ConfigurationError(f"{task.name}.{error}") from None
+    if policy.max_batch_size > LARGEST_BATCH:
+        raise ConfigurationError(
+            f"{task.name}.max_batch_size: at most {LARGEST_BATCH}, got {policy.max_batch_size};"
+            f" send lists as items if the model can take more at once"
+        )
+    return policy
 
 
 def did_you_mean(name: str, known: Any) -> str:

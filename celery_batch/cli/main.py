@@ -12,8 +12,13 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.errors import BatchError
+from celery_batch.worker import control
 
 __all__ = ["batch"]
+
+# Celery's command line asks every extension in before it looks at the command,
+# so `celery inspect batch_status` knows what it may ask.
+control.register()
 
 
 @click.group(name="batch")

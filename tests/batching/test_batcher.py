@@ -64,6 +64,7 @@ def test_lone_request_leaves_after_linger(batcher: Batcher[str]):
     add(batcher, "a", at=10.0)
 
     assert Wait(0.25) == batcher.next(now=10.25)
+    assert Wait(1 / 1024) == batcher.next(now=10.5 - 1 / 1024)
     assert ("a", Reason.QUIET) == what_left(batcher.next(now=10.5))
 
 
@@ -82,6 +83,7 @@ def test_oldest_request_bounds_the_wait(batcher: Batcher[str]):
     add(batcher, "b", at=0.875)
 
     assert Wait(0.125) == batcher.next(now=0.875)
+    assert Wait(1 / 1024) == batcher.next(now=1 - 1 / 1024)
     assert ("ab", Reason.DUE) == what_left(batcher.next(now=1.0))
 
 

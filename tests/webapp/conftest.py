@@ -1,0 +1,157 @@
+"""Real servers for the web tier's tests: Redis, Celery workers, gunicorn."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import redis
+
+from celery_batch.cli.child import Child, wait_until
+from celery_batch.cli.redis_server import RedisServer
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+JSON = {"Content-Type": "application/json"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@dataclass
+class Reply:
+    """What came back over HTTP."""
+
+    status: int
+    headers: dict[str, str]
+    body: Any
+
+    @property
+    def error(self):
+        """The type of the error that the body tells of, if it does."""
+        return self.body.get("error", {}).get("type") if isinstance(self.body, dict) else None
+
+
+class Door:
+    """A running web server, and a way to ask it."""
+
+    def __init__(self, port, child):
+        self.port = port
+        self.child = child
+
+    def ask(self, method, path, body=None, headers=None):
+        """Send one request; the reply's body is read as JSON."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            content = json.loads(response.read() or b"null")
+            return Reply(response.status, dict(response.getheaders()), content)
+        finally:
+            connection.close()
+
+    def predict(self, *inputs):
+        """POST inputs to /predict as JSON."""
+        return self.ask("POST", "/predict", json.dumps({"inputs": inputs}), JSON)
+
+    def form(self, path, *inputs):
+        """POST inputs to a path as the repeated form field s."""
+        return self.ask("POST", path, urlencode([("s", text) for text in inputs]), FORM)
+
+    def why_not(self, path):
+        """Return why a path does not answer 200 yet, "" when it does."""
+        try:
+            reply = self.ask("GET", path)
+        except OSError as error:
+            return repr(error)
+        return "" if reply.status == 200 else f"{reply.status} {reply.body}"
+
+    def until(self, path):
+        """Wait until a path answers 200."""
+        wait_until(lambda: self.why_not(path), [self.child], what=path, timeout=60)
+
+
+class Servers:
+    """Starts what a test needs around one Redis; each server ends with its block."""
+
+    def __init__(self, server, logs):
+        self.redis = server
+        self.logs = logs
+
+    def client(self):
+        """Return a client of the Redis, to look around with."""
+        path = str(self.redis.directory / "redis.sock")
+        return redis.Redis(unix_socket_path=path, decode_responses=True)
+
+    def environ(self, more):
+        path = os.pathsep.join([str(HERE), str(ROOT)])
+        url = self.redis.url
+        urls = {"CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url, "PYTHONPATH": path}
+        return {**os.environ, **urls, **more}
+
+    def _log(self, name):
+        return self.logs / f"{name}{len(list(self.logs.iterdir()))}.log"
+
+    @contextmanager
+    def worker(self, app="web_standin_tasks", options=("--pool=threads", "-c8"), **environ):
+        """Run a Celery worker; when it is ready is for a door's /readyz to say."""
+        log = self._log("worker")
+        command = [sys.executable, "-m", "celery", "-A", app, "worker", "--loglevel=INFO"]
+        name = f"--hostname={log.stem}@test"
+        with Child([*command, name, *options], log, env=self.environ(environ)) as child:
+            yield child
+
+    @contextmanager
+    def door(self, app="web_standin_door:app", ready="/healthz", threads=16, **environ):
+        """Run gunicorn with threads; wait until a path answers."""
+        with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+            bind = listener.fileno()
+            command = [
+                sys.executable,
+                "-m",
+                "gunicorn",
+                "--worker-class=gthread",
+                "--no-control-socket",
+            ]
+            options = [f"--threads={threads}", f"--bind=fd://{bind}", "--graceful-timeout=3", app]
+            environment = self.environ(environ)
+            with Child(
+                [*command, *options], self._log("door"), env=environment, pass_fds=[bind]
+            ) as child:
+                door = Door(listener.getsockname()[1], child)
+                door.until(ready)
+                yield door
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory):
+    """What to start servers with, around a Redis that stays up."""
+    with RedisServer() as server:
+        yield Servers(server, tmp_path_factory.mktemp("logs"))
+
+
+@pytest.fixture
+def own_servers(tmp_path):
+    """What to start servers with, around a Redis that the test may stop and start."""
+    # A test's own folder may have too long a path for a socket.
+    folder = tempfile.mkdtemp(prefix="web-")
+    with RedisServer(folder, appendonly=True) as server:
+        yield Servers(server, tmp_path)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def door(servers):
+    """A door with a warm worker behind it."""
+    with servers.worker(), servers.door(ready="/readyz") as door:
+        yield door

@@ -1,0 +1,171 @@
+"""Slow workers, no workers, no Redis: how long a client waits and what it hears."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from celery_batch.cli.child import wait_until
+
+
+def timed(call, *arguments):
+    """Return the reply to a call, and how many seconds it took."""
+    started = time.monotonic()
+    reply = call(*arguments)
+    return reply, time.monotonic() - started
+
+
+def received(worker):
+    """Wait until a worker has taken a task."""
+    log = worker.log
+    wait_until(
+        lambda: "" if "received" in log.read_text() else "not yet",
+        [worker],
+        what="the task",
+        timeout=20,
+    )
+
+
+def test_a_slow_worker_is_a_gateway_timeout(servers, door):
+    """At the deadline, with workers there, the client is told to come back."""
+    with servers.door(WEBAPP_TIMEOUT="1.5") as hasty:
+        reply, took = timed(hasty.predict, "say lamb [MASK]", "sleep 3 [MASK]")
+
+    assert (504, "DeadlineExceeded") == (reply.status, reply.error)
+    assert "1 of 2 inputs had no answer within 1.5 s" == reply.body["error"]["message"]
+    assert int(reply.headers["Retry-After"]) >= 1
+    assert 1.5 <= took < 2.5
+    assert "" == door.why_not("/readyz")
+
+
+def test_one_deadline_holds_for_all_inputs(servers, door):
+    """Many slow inputs take no longer to time out than one."""
+    with servers.door(WEBAPP_TIMEOUT="1.5") as hasty:
+        reply, took = timed(hasty.form, "/stream", *["sleep 3 [MASK]"] * 8)
+
+    assert (504, "DeadlineExceeded") == (reply.status, reply.error)
+    assert took < 2.5
+    assert "" == door.why_not("/readyz")
+
+
+def test_no_worker_is_service_unavailable(own_servers):
+    """Without a worker both the probe and the client hear so, each in its time."""
+    with own_servers.door(WEBAPP_TIMEOUT="1.5") as door:
+        ready, ready_took = timed(door.ask, "GET", "/readyz")
+        reply, took = timed(door.predict, "say lamb [MASK]")
+
+        assert (503, "NoWorker") == (ready.status, ready.error)
+        assert (503, "NoWorker") == (reply.status, reply.error)
+        assert reply.headers["Retry-After"] == ready.headers["Retry-After"] == "1"
+        assert ready_took < 2
+        assert 1.5 <= took < 2.5
+        assert 200 == door.ask("GET", "/healthz").status
+
+
+def test_what_nobody_waits_for_never_reaches_the_model(own_servers):
+    """A worker that comes late discards the inputs of requests that were given up."""
+    redis = own_servers.client()
+    with own_servers.door(WEBAPP_TIMEOUT="1.5") as door:
+        assert 503 == door.predict("say lamb [MASK]", "crash now", "say star [MASK]").status
+
+        with own_servers.worker() as worker:
+            door.until("/readyz")
+            assert ["late"] == door.predict("say late [MASK]").body["outputs"]
+            log = worker.log.read_text()
+
+    assert 3 == log.count("revoked: standin.answer") + log.count("Discarding revoked task")
+    assert 1 == log.count("succeeded in")
+    assert not redis.exists("standin")
+
+
+def test_a_cold_worker_is_not_ready(own_servers):
+    """A worker whose model is not warm does not make the service ready."""
+    with own_servers.worker(STANDIN_COLD="1") as worker, own_servers.door() as door:
+        wait_until(
+            lambda: "" if " ready." in worker.log.read_text() else "starting",
+            [worker],
+            what="the cold worker",
+            timeout=60,
+        )
+        reply = door.ask("GET", "/readyz")
+
+    assert (503, "NoWorker") == (reply.status, reply.error)
+    assert "standin.answer and standin.answer_one" in reply.body["error"]["message"]
+
+
+def test_a_broker_that_is_down_is_told_at_once(own_servers):
+    """Without Redis nobody waits for the deadline; with Redis back, all is well again."""
+    with own_servers.worker(), own_servers.door(ready="/readyz") as door:
+        own_servers.redis.stop()
+        with ThreadPoolExecutor(32) as clients:
+            started = time.monotonic()
+            replies = list(clients.map(door.predict, ["say lamb [MASK]"] * 32))
+            took = time.monotonic() - started
+        wait_until(
+            lambda: "" if door.ask("GET", "/readyz").error == "BrokerUnreachable" else "cached",
+            [door.child],
+            what="the news",
+            timeout=5,
+        )
+
+        assert {(503, "BrokerUnreachable", "1")} == {
+            (reply.status, reply.error, reply.headers["Retry-After"]) for reply in replies
+        }
+        assert took < 3
+        assert 200 == door.ask("GET", "/healthz").status
+
+        own_servers.redis.start()
+        door.until("/readyz")
+        assert ["lamb"] == door.predict("say lamb [MASK]").body["outputs"]
+
+
+def test_a_broker_that_hangs_does_not_hang_the_clients(own_servers):
+    """A Redis that takes connections and never answers costs seconds, not minutes."""
+    with own_servers.worker(), own_servers.door(ready="/readyz", WEBAPP_TIMEOUT="3") as door:
+        process = own_servers.client().info("server")["process_id"]
+        os.kill(process, signal.SIGSTOP)
+        try:
+            with ThreadPoolExecutor(16) as clients:
+                replies = list(clients.map(timed, [door.predict] * 16, ["say lamb [MASK]"] * 16))
+            ready, ready_took = timed(door.ask, "GET", "/readyz")
+        finally:
+            os.kill(process, signal.SIGCONT)
+
+        assert {503} == {reply.status for reply, _ in replies}
+        assert max(took for _, took in replies) < 12
+        assert (503, "BrokerUnreachable") == (ready.status, ready.error)
+        assert ready_took < 2
+
+        door.until("/readyz")
+        assert ["lamb"] == door.predict("say lamb [MASK]").body["outputs"]
+
+
+def test_an_answer_survives_a_restart_of_redis(own_servers):
+    """A message that is lost with the connection is made up for by looking."""
+    with (
+        own_servers.worker() as worker,
+        own_servers.door(ready="/readyz") as door,
+        ThreadPoolExecutor(1) as clients,
+    ):
+        reply = clients.submit(door.predict, "sleep 2 [MASK]")
+        received(worker)
+        own_servers.redis.stop()
+        own_servers.redis.start()
+
+        assert (200, {"outputs": ["2"]}) == (reply.result().status, reply.result().body)
+
+
+def test_a_request_in_flight_is_finished_before_the_door_stops(own_servers):
+    """On SIGTERM gunicorn lets the request that waits have its answer."""
+    with (
+        own_servers.worker() as worker,
+        own_servers.door(ready="/readyz") as door,
+        ThreadPoolExecutor(1) as clients,
+    ):
+        reply = clients.submit(door.predict, "sleep 1 [MASK]")
+        received(worker)
+        door.child.stop()
+
+        assert (200, {"outputs": ["1"]}) == (reply.result().status, reply.result().body)

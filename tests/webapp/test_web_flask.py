@@ -1,0 +1,178 @@
+"""The Flask door with a real worker behind it, asked over real HTTP."""
+
+from __future__ import annotations
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import FORM, JSON
+
+MULTIPART = (
+    b'--x\r\nContent-Disposition: form-data; name="s"\r\n\r\nsay lamb [MASK]\r\n'
+    b'--x\r\nContent-Disposition: form-data; name="s"\r\n\r\nsay star [MASK]\r\n--x--\r\n'
+)
+
+
+def test_predict_answers_in_order(door):
+    """As many outputs as inputs come back, in the order of the inputs, and no errors."""
+    words = [f"word{number}" for number in range(50)]
+    reply = door.predict(*[f"say {word} [MASK]" for word in words])
+
+    assert (200, {"outputs": words}) == (reply.status, reply.body)
+
+
+@pytest.mark.parametrize("path", ["/stream", "/naive"])
+def test_a_form_is_answered_with_a_list(door, path):
+    """The repeated form field comes back as a JSON list, as the tutorial's clients expect."""
+    reply = door.form(path, "say lamb [MASK]", "say star [MASK]")
+
+    assert (200, ["lamb", "star"]) == (reply.status, reply.body)
+
+
+def test_a_multipart_form_is_a_form(door):
+    """The other encoding of a form means the same."""
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    reply = door.ask("POST", "/stream", MULTIPART, headers)
+
+    assert (200, ["lamb", "star"]) == (reply.status, reply.body)
+
+
+def test_a_bad_input_leaves_the_others_their_outputs(door):
+    """An input that fails has its error under its index; the others have their outputs."""
+    reply = door.predict("say lamb [MASK]", "no mask", "say star [MASK]")
+
+    assert 200 == reply.status
+    assert ["lamb", None, "star"] == reply.body["outputs"]
+    assert {"1": {"type": "ValueError", "message": "no [MASK] in 'no mask'"}} == reply.body[
+        "errors"
+    ]
+
+
+@pytest.mark.parametrize("path", ["/stream", "/naive"])
+def test_a_bad_input_keeps_its_place_in_the_list(door, path):
+    """In a list, the place of an input that failed holds its error."""
+    reply = door.form(path, "no mask", "say star [MASK]")
+    error = {"type": "ValueError", "message": "no [MASK] in 'no mask'"}
+
+    assert (200, [{"error": error}, "star"]) == (reply.status, reply.body)
+
+
+def test_a_request_of_bad_inputs_only_is_unprocessable(door):
+    """Where no input has an output the request has failed, and says for each why."""
+    reply = door.predict("one", "two")
+
+    assert (422, "ValueError") == (reply.status, reply.error)
+    assert ["0", "1"] == sorted(reply.body["errors"])
+    assert 422 == door.form("/stream", "one").status
+
+
+def test_the_gravest_failure_gives_the_status(door):
+    """A crash of the model is not called the client's mistake."""
+    reply = door.predict("no mask", "crash now")
+
+    assert (500, "ModelError") == (reply.status, reply.error)
+    assert "ValueError" == reply.body["errors"]["0"]["type"]
+
+
+def test_internal_details_stay_inside(door):
+    """Neither the message nor the trace of a crash reaches the client."""
+    reply = door.predict("say lamb [MASK]", "crash now")
+    told = json.dumps(reply.body)
+
+    assert "ModelError" == reply.body["errors"]["1"]["type"]
+    assert not [word for word in ("/srv", "RuntimeError", "Traceback", ".py") if word in told]
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "kind"),
+    [
+        (("POST", "/predict", b"{", JSON), 400, "InvalidInput"),
+        (("POST", "/predict", b'{"inputs": []}', JSON), 400, "InvalidInput"),
+        (("POST", "/predict", b'{"inputs": [3]}', JSON), 400, "InvalidInput"),
+        (("POST", "/predict", b"[" * 10**6, JSON), 400, "InvalidInput"),
+        (("POST", "/predict", json.dumps({"inputs": ["a"] * 257}), JSON), 413, "TooLarge"),
+        (("POST", "/predict", json.dumps({"inputs": ["a" * 10_001]}), JSON), 413, "TooLarge"),
+        (("POST", "/predict", b" " * (1024 * 1024 + 1), JSON), 413, "TooLarge"),
+        (("POST", "/predict", b"s=a", FORM), 415, "UnsupportedMediaType"),
+        (("POST", "/predict", b"{}", {}), 415, "UnsupportedMediaType"),
+        (("POST", "/stream", b"", FORM), 400, "InvalidInput"),
+        (("POST", "/stream", b"text=a", FORM), 400, "InvalidInput"),
+        (("POST", "/naive", b"s=+", FORM), 400, "InvalidInput"),
+        (("POST", "/naive", b"s=a&" * 257, FORM), 413, "TooLarge"),
+        (("POST", "/naive", b"s=" + b"a" * 1024 * 1024, FORM), 413, "TooLarge"),
+        (("POST", "/stream", b"{}", JSON), 415, "UnsupportedMediaType"),
+        (("GET", "/predict", None, {}), 405, "MethodNotAllowed"),
+        (("POST", "/healthz", None, {}), 405, "MethodNotAllowed"),
+        (("GET", "/", None, {}), 404, "NotFound"),
+        (("POST", "/predict/", b"{}", JSON), 404, "NotFound"),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong(door, asked, status, kind):
+    """Whatever is wrong, the answer is JSON with the fitting status and a message."""
+    reply = door.ask(*asked)
+
+    assert (status, kind) == (reply.status, reply.error)
+    assert "application/json" == reply.headers["Content-Type"]
+    assert reply.body["error"]["message"]
+
+
+def test_a_wrong_method_is_told_the_right_one(door):
+    """The answer to a wrong method lists those that are allowed."""
+    assert "POST" in door.ask("GET", "/predict").headers["Allow"]
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "start"),
+    [
+        ("/predict", b"application/json", b'{"inputs": ["say lamb [MASK]"]}'),
+        ("/stream", b"application/x-www-form-urlencoded", b"s=say+lamb+[MASK]&x="),
+    ],
+)
+def test_a_body_of_unknown_length_is_refused_at_the_limit(door, path, kind, start):
+    """A body sent in chunks is neither read beyond the limit nor answered in part."""
+    chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
+    with socket.create_connection(("127.0.0.1", door.port), timeout=30) as client:
+        client.sendall(
+            b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: %s\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n"
+            % (path.encode(), kind)
+            + b"%x\r\n%s\r\n" % (len(start), start)
+            + chunk * 17
+            + b"0\r\n\r\n"
+        )
+        answer = client.makefile("rb").read()
+
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"TooLarge"' in answer
+
+
+def test_healthz_says_that_the_process_lives(door):
+    """The liveness probe depends on nothing else."""
+    reply = door.ask("GET", "/healthz")
+
+    assert (200, {"status": "ok"}) == (reply.status, reply.body)
+
+
+def test_readyz_names_the_workers(door):
+    """The readiness probe says who is ready for which task."""
+    reply = door.ask("GET", "/readyz")
+
+    assert (200, "ready") == (reply.status, reply.body["status"])
+    assert {"standin.answer", "standin.answer_one"} == reply.body["workers"].keys()
+    assert all(
+        name.startswith("worker") for names in reply.body["workers"].values() for name in names
+    )
+
+
+def test_many_clients_each_get_their_own_answers(servers, door):
+    """With 128 clients at once, nobody gets another's outputs and nobody waits in vain."""
+    asked = [(f"a{number}", f"b{number}") for number in range(384)]
+
+    with servers.door(threads=128) as wide, ThreadPoolExecutor(128) as clients:
+        replies = clients.map(lambda pair: wide.predict(*[f"say {w} [MASK]" for w in pair]), asked)
+        outputs = [reply.body.get("outputs", reply.body) for reply in replies]
+
+    assert [list(pair) for pair in asked] == outputs
+    assert "" == door.why_not("/readyz")

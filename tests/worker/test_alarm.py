@@ -1,0 +1,179 @@
+"""Being called back in time, with an event loop or without one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from queue import Empty, SimpleQueue
+
+import pytest
+from kombu.asynchronous import Hub
+
+from celery_batch.worker.alarm import Alarm, HubAlarm, ThreadAlarm, alarm_for
+
+#: Long enough that a test has ended before.
+NEVER = 3600.0
+
+
+class Clockwork:
+    """An alarm, the bell it rings, and whatever drives it."""
+
+    def __init__(self, hub: Hub | None) -> None:
+        self.hub = hub
+        self.bell: SimpleQueue[float] = SimpleQueue()
+        self.alarm: Alarm = alarm_for(hub, self.bell.put)
+
+    def next_ring(self) -> float:
+        """Return how late the next ring was, in seconds; fail if there is none."""
+        end = time.monotonic() + 10
+        while self.hub is not None and self.bell.empty() and time.monotonic() < end:
+            next(self.hub.loop)
+        return self.bell.get(timeout=max(end - time.monotonic(), 0.001))
+
+    def stays_quiet(self) -> bool:
+        """Whether a ring that was asked for and called off is not heard before a later one."""
+        self.alarm.set(0.02)
+        self.next_ring()
+        try:
+            self.bell.get_nowait()
+        except Empty:
+            return True
+        return False
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """An event loop as Celery's worker has it."""
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+@pytest.fixture(params=["event loop", "no event loop"])
+def clockwork(request: pytest.FixtureRequest, hub: Hub) -> Iterator[Clockwork]:
+    """Both kinds of alarm, one after the other."""
+    clockwork = Clockwork(hub if request.param == "event loop" else None)
+    yield clockwork
+    clockwork.alarm.cancel()
+
+
+def test_alarm_rings_once_not_early(clockwork: Clockwork):
+    """It calls back when the time has passed, and then is still."""
+    started = time.monotonic()
+    clockwork.alarm.set(0.05)
+    clockwork.next_ring()
+
+    assert time.monotonic() - started >= 0.05
+    assert clockwork.stays_quiet()
+
+
+def test_alarm_can_be_set_again_after_it_rang(clockwork: Clockwork):
+    """Each ring is followed by the next that is asked for."""
+    for _ in range(3):
+        clockwork.alarm.set(0.001)
+        clockwork.next_ring()
+
+    assert clockwork.stays_quiet()
+
+
+def test_earlier_call_wins(clockwork: Clockwork):
+    """Set to an earlier time, it does not wait for the later one."""
+    clockwork.alarm.set(NEVER)
+    clockwork.alarm.set(0.01)
+
+    clockwork.next_ring()
+
+    assert clockwork.stays_quiet()
+
+
+def test_later_call_does_not_put_off_an_earlier_one(clockwork: Clockwork):
+    """Set to a later time, it rings when it was to ring before; once."""
+    clockwork.alarm.set(0.01)
+    clockwork.alarm.set(NEVER)
+    clockwork.next_ring()
+
+    assert clockwork.stays_quiet()
+
+
+def test_cancelled_alarm_does_not_ring(clockwork: Clockwork):
+    """What was called off is not heard, and the alarm can be set anew."""
+    clockwork.alarm.set(0.01)
+    clockwork.alarm.cancel()
+    clockwork.alarm.cancel()
+
+    assert clockwork.stays_quiet()
+
+
+def test_alarm_may_be_set_while_it_rings(clockwork: Clockwork):
+    """Whoever is woken may ask to be woken again."""
+    rings = SimpleQueue()
+
+    def ring(_: float) -> None:
+        rings.put("ring")
+        if rings.qsize() < 3:
+            alarm.set(0.001)
+        else:
+            clockwork.bell.put(0.0)
+
+    alarm = alarm_for(clockwork.hub, ring)
+    alarm.set(0.001)
+    clockwork.next_ring()
+
+    assert 3 == rings.qsize()
+
+
+def test_late_loop_is_told_how_late_it_was(hub: Hub):
+    """An event loop that was busy elsewhere rings late, and says by how much."""
+    clockwork = Clockwork(hub)
+    clockwork.alarm.set(0.01)
+    time.sleep(0.2)  # the loop is busy: this is the fact under test
+
+    assert 0.15 < clockwork.next_ring() < 5
+
+
+def test_threads_set_and_cancel_at_will():
+    """The alarm without a loop may be used from any thread, and always rings in the end."""
+    clockwork = Clockwork(None)
+    alarm = clockwork.alarm
+
+    def fiddle() -> None:
+        for _ in range(200):
+            alarm.set(NEVER)
+            alarm.cancel()
+
+    threads = [threading.Thread(target=fiddle) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    alarm.set(0.001)
+
+    assert clockwork.next_ring() < 10
+
+
+def test_alarm_of_its_own_thread_costs_no_thread_before_it_is_set(
+    started_threads: Callable[[], set[str]],
+):
+    """A worker that never waits has no thread for it; one that does has one."""
+    alarm = ThreadAlarm(lambda _: None)
+
+    assert set() == started_threads()
+
+    alarm.set(NEVER)
+    alarm.set(1.0)
+
+    assert {"batch-alarm"} == started_threads()
+
+
+@pytest.fixture
+def started_threads() -> Callable[[], set[str]]:
+    """Tell the names of the threads that were not there when the test began."""
+    before = set(threading.enumerate())
+    return lambda: {thread.name for thread in set(threading.enumerate()) - before}
+
+
+def test_worker_without_an_event_loop_gets_a_thread(hub: Hub):
+    """The kind of alarm follows from the worker."""
+    assert isinstance(alarm_for(None, print), ThreadAlarm)
+    assert isinstance(alarm_for(hub, print), HubAlarm)

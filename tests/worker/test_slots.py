@@ -1,0 +1,49 @@
+"""How many batches may be on their way at once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from celery.concurrency.solo import TaskPool as SoloPool
+
+from celery_batch.worker.slots import Slots
+
+
+def answers(slots: Slots, upto: int) -> list[tuple[bool, bool]]:
+    """Return (free, room ahead) for each number of batches in flight, from none."""
+    seen = []
+    for slots.in_flight in range(upto + 1):
+        seen.append((slots.free, slots.room_ahead))
+    return seen
+
+
+def test_one_batch_may_be_ready_behind_each_running_one():
+    """Two processes run two batches at once, and hold two more."""
+    slots = Slots(SimpleNamespace(num_processes=2))
+
+    assert [(True, True)] * 2 + [(False, True)] * 2 + [(False, False)] == answers(slots, upto=4)
+
+
+def test_solo_pool_has_nowhere_to_keep_a_batch_ready():
+    """It runs a batch in the call that submits it, so there is never one behind."""
+    assert [(True, True), (False, False)] == answers(Slots(SoloPool()), upto=1)
+
+
+def test_slots_follow_the_pool_as_it_grows_and_shrinks():
+    """With autoscale the number of processes is asked for each time."""
+    pool = SimpleNamespace(num_processes=1)
+    slots = Slots(pool)
+    slots.in_flight = 3
+
+    assert (1, False, False) == (slots.processes, slots.free, slots.room_ahead)
+
+    pool.num_processes = 4
+
+    assert (4, True, True) == (slots.processes, slots.free, slots.room_ahead)
+
+
+@pytest.mark.parametrize("unknown", [None, 0])
+def test_pool_that_does_not_know_yet_counts_as_one_process(unknown: int | None):
+    """There is always room for a batch to begin with."""
+    assert 1 == Slots(SimpleNamespace(num_processes=unknown)).processes
