@@ -8,6 +8,7 @@ options win over them.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -15,13 +16,28 @@ from typing import Any
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["OPTIONS", "SETTINGS", "Settings", "policy_of"]
+__all__ = [
+    "OPTIONS",
+    "SETTINGS",
+    "Settings",
+    "listable_signature",
+    "policy_of",
+    "refuse_unknown_options",
+]
 
 #: Task option -> the setting it falls back to.
 OPTIONS = {
     "max_batch_size": "batch_max_size",
     "max_wait": "batch_max_wait",
     "linger": "batch_linger",
+}
+
+#: Options that Celery's own decorator understands without declaring them on Task.
+_UNDECLARED = {
+    *("autoretry_for", "dont_autoretry_for", "override_max_retries", "retry_backoff"),
+    *("retry_backoff_max", "retry_jitter", "retry_kwargs"),
+    *("queue", "routing_key", "exchange", "delivery_mode", "compression"),
+    *("immediate", "mandatory"),
 }
 
 #: Items of a batch are settled inside one another, each with its place on the stack.
@@ -97,6 +113,59 @@ def policy_of(task: Any) -> BatchPolicy:
             f" send lists as items if the model can take more at once"
         )
     return policy
+
+
+def refuse_unknown_options(cls: Any, known: set[str]) -> None:
+    """
+    Refuse an option that the task decorator was given by mistake.
+
+    Args:
+        cls: The task class that the decorator made.
+        known: Names that mean something to a task.
+
+    Raises:
+        ConfigurationError: With the nearest name that is known.
+    """
+    known = known | _UNDECLARED
+    # Only what the decorator put there: a class written by hand may hold anything.
+    if not cls.__dict__.get("_decorated"):
+        return
+    base = cls.__mro__[1]
+    for name in vars(cls):
+        if name not in known and not name.startswith("_") and not hasattr(base, name):
+            raise ConfigurationError(
+                f"{cls.name}.{name}: no such task option{did_you_mean(name, known)}"
+                f" (declare attributes of your own on a base class)"
+            )
+
+
+def listable_signature(cls: Any) -> inspect.Signature:
+    """
+    Return the signature of a batch function, whose every parameter becomes a list.
+
+    Args:
+        cls: The task class, its ``run`` as the user wrote it.
+
+    Raises:
+        ConfigurationError: The function cannot be called with lists.
+    """
+    if vars(cls).get("_dump_pydantic_arguments") is not None:
+        raise ConfigurationError(
+            f"{cls.name}: pydantic=True checks one call at a time and cannot see lists;"
+            f" validate inside the function instead"
+        )
+    parameters = list(inspect.signature(cls.run).parameters.values())
+    if not isinstance(inspect.getattr_static(cls, "run"), staticmethod):
+        parameters = parameters[1:]
+    if not parameters:
+        raise ConfigurationError(f"{cls.name}: must take at least one parameter, the batch")
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigurationError(
+                f"{cls.name}: *{parameter.name} cannot become a list per parameter;"
+                f" name the parameters"
+            )
+    return inspect.Signature(parameters)
 
 
 def did_you_mean(name: str, known: Any) -> str:

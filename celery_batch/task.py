@@ -8,62 +8,21 @@ web process that sends tasks imports none of it.
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, ClassVar
 
 from celery import Task, signals
+from celery.exceptions import Retry
 
-from celery_batch.config import OPTIONS, Settings, did_you_mean, policy_of
+from celery_batch.config import Settings, listable_signature, policy_of, refuse_unknown_options
 from celery_batch.errors import ConfigurationError
+from celery_batch.seat import RetryItem, retry_options, seat
 from celery_batch.serving.model import Model
 from celery_batch.serving.residents import resident
 from celery_batch.serving.runner import Runner
 
 __all__ = ["BatchTask", "model_task"]
-
-#: From one item's row of arguments to its output.
-Answer = Callable[[tuple[Any, ...]], Any]
-
-#: Options that Celery's own decorator understands without declaring them on Task.
-_UNDECLARED = {
-    *("autoretry_for", "dont_autoretry_for", "override_max_retries", "retry_backoff"),
-    *("retry_backoff_max", "retry_jitter", "retry_kwargs"),
-    *("queue", "routing_key", "exchange", "delivery_mode", "compression"),
-    *("immediate", "mandatory"),
-}
-
-
-class Seat(threading.local):
-    """
-    Where a worker leaves the way to an item's answer for that item's `run`.
-
-    One per thread: on the threads pool several batches run at once.
-    """
-
-    _task_id: str | None = None
-    _answer: Answer | None = None
-
-    def take(self, task_id: str, answer: Answer) -> None:
-        """
-        Leave an answer for the next call of `run`.
-
-        Args:
-            task_id: Whose answer it is; a task called inside a hook must not take it.
-            answer: Given the item's row of arguments, returns its output or raises.
-        """
-        self._task_id, self._answer = task_id, answer
-
-    def leave(self, task_id: str | None) -> Answer | None:
-        """Return the answer left for this task, once."""
-        if self._answer is None or task_id != self._task_id:
-            return None
-        answer, self._answer = self._answer, None
-        return answer
-
-
-seat = Seat()
 
 
 class BatchTask(Task):  # type: ignore[misc]
@@ -114,8 +73,8 @@ class BatchTask(Task):  # type: ignore[misc]
         if cls.run is Task.run:
             return  # a base class, not a task yet
         if cls.run is not BatchTask._run_item:  # Celery may bind a task more than once
-            _refuse_unknown_options(cls)
-            cls.batch_signature = _listable_signature(cls)
+            refuse_unknown_options(cls, {*dir(BatchTask), *dict(Task.from_config)})
+            cls.batch_signature = listable_signature(cls)
             cls.batch_run = inspect.getattr_static(cls, "run")
             cls.run = BatchTask._run_item
         Settings.of(app)
@@ -127,10 +86,56 @@ class BatchTask(Task):  # type: ignore[misc]
         row = self.row(args, kwargs)
         answer = seat.leave(self.request.id)
         if answer is not None:
-            return answer(row)
-        # Called directly, eagerly or by a worker without our strategy: a batch of one.
-        (outcome,) = self.runner().run(*([value] for value in row))
+            outcome = answer(row)
+        else:  # called directly, eagerly or by a worker without our strategy: a batch of one
+            (outcome,) = self.runner().run(*([value] for value in row))
+        if isinstance(outcome.error, Retry):
+            raise super().retry(throw=False, **retry_options(outcome.error))
         return outcome.unwrap()
+
+    def retry(self, *args: Any, throw: bool = True, **options: Any) -> Any:
+        """
+        Retry as in any task; inside a batch function, every item of the batch.
+
+        Each item is retried by itself, with its own arguments and its own count of
+        retries.  To retry one item only, return an exception for it that
+        ``autoretry_for`` names.
+
+        Args:
+            args: As Celery's; not inside a batch function.
+            throw: Raise, so that the function ends here; else return what to raise.
+            options: ``exc``, ``countdown``, ``eta``, ``max_retries`` and options of
+                `apply_async`.
+
+        Raises:
+            Retry: Always, if `throw`.
+            ConfigurationError: New arguments were given for a whole batch.
+        """
+        if not seat.in_batch:
+            return super().retry(*args, throw=throw, **options)
+        if args or "args" in options or "kwargs" in options:
+            raise ConfigurationError(
+                f"{self.name}: a batch is retried with each item's own arguments;"
+                f" leave args and kwargs out of retry()"
+            )
+        again = RetryItem(options)
+        if throw:
+            raise again
+        return again
+
+    def replace(self, sig: Any) -> Any:
+        """
+        Replace the task as any other; not inside a batch function.
+
+        Raises:
+            ConfigurationError: Called inside a batch function, which answers for many.
+        """
+        if seat.in_batch:
+            raise ConfigurationError(
+                f"{self.name}: replace() replaces one request, and a batch function answers"
+                f" for many; return the outputs and link the next task to each request"
+            )
+        return super().replace(sig)
 
     def runner(self) -> Runner:
         """Return what runs this task's batches in this process."""
@@ -176,40 +181,6 @@ def model_task(app: Any, model: type[Model], *, name: str, **options: Any) -> An
     predict.__module__ = model.__module__
     predict.__qualname__ = f"{model.__qualname__}.predict"
     return app.task(base=BatchTask, name=name, model=model, **options)(predict)
-
-
-def _refuse_unknown_options(cls: type[BatchTask]) -> None:
-    known = {*dir(BatchTask), *OPTIONS, *_UNDECLARED, *dict(Task.from_config)}
-    # Only what the decorator put there: a class written by hand may hold anything.
-    if not cls.__dict__.get("_decorated"):
-        return
-    base = cls.__mro__[1]
-    for name in vars(cls):
-        if name not in known and not name.startswith("_") and not hasattr(base, name):
-            raise ConfigurationError(
-                f"{cls.name}.{name}: no such task option{did_you_mean(name, known)}"
-                f" (declare attributes of your own on a base class)"
-            )
-
-
-def _listable_signature(cls: type[BatchTask]) -> inspect.Signature:
-    if vars(cls).get("_dump_pydantic_arguments") is not None:
-        raise ConfigurationError(
-            f"{cls.name}: pydantic=True checks one call at a time and cannot see lists;"
-            f" validate inside the function instead"
-        )
-    parameters = list(inspect.signature(cls.run).parameters.values())
-    if not isinstance(inspect.getattr_static(cls, "run"), staticmethod):
-        parameters = parameters[1:]
-    if not parameters:
-        raise ConfigurationError(f"{cls.name}: must take at least one parameter, the batch")
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ConfigurationError(
-                f"{cls.name}: *{parameter.name} cannot become a list per parameter;"
-                f" name the parameters"
-            )
-    return inspect.Signature(parameters)
 
 
 @signals.worker_process_init.connect(weak=False)  # type: ignore[untyped-decorator]

@@ -12,7 +12,8 @@ from celery.exceptions import CDeprecationWarning
 
 from celery_batch import BatchTask, ConfigurationError, WrongResultCount
 from celery_batch.config import policy_of
-from celery_batch.task import Seat, seat
+from celery_batch.seat import Seat, seat
+from celery_batch.serving.runner import Outcome
 
 
 @pytest.fixture(autouse=True)
@@ -486,7 +487,7 @@ class TestSeat:
     def test_run_takes_the_answer_that_was_left(self, app: Celery):
         """The row of arguments goes to the answer, and what it returns is the task's result."""
         task = make(app, join)
-        seat.take("some-id", lambda row: ("answer", row))
+        seat.take("some-id", lambda row: Outcome(("answer", row)))
         result = task.apply(("a",), {"sep": "+"}, task_id="some-id")
 
         assert ("answer", ("a", "!", "+")) == result.get()
@@ -494,7 +495,7 @@ class TestSeat:
     def test_run_of_another_task_leaves_it_alone(self, app: Celery):
         """A hook may call the task itself, and gets a batch of one."""
         task = make(app)
-        seat.take("some-id", lambda row: ("answer", row))
+        seat.take("some-id", lambda row: Outcome(("answer", row)))
 
         assert 42 == task(21)
         assert 42 == task.apply((21,), task_id="other-id").get()
@@ -504,7 +505,7 @@ class TestSeat:
         """An item's error comes out of its `run`."""
 
         def answer(_: tuple[Any, ...]) -> Any:
-            raise KeyError("this item")
+            return Outcome(error=KeyError("this item"))
 
         task = make(app)
         seat.take("some-id", answer)

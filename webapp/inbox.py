@@ -122,9 +122,9 @@ class Inbox:
         looked = time.monotonic()
         while True:
             try:
-                self._take_message()
                 while self._dropped:
                     self._unsubscribe(self._dropped.popleft())
+                self._take_message()
                 if time.monotonic() - looked >= _LOOK_EVERY:
                     looked = time.monotonic()
                     self._look(looked)
@@ -149,7 +149,9 @@ class Inbox:
         backend = self._app.backend
         with self._lock:
             late = [wait for wait in self._waits if now - wait.since >= _LOOK_EVERY]
-        keys = [backend.get_key_for_task(task_id) for wait in late for task_id in wait.missing]
+        keys = [
+            backend.get_key_for_task(task_id) for wait in late for task_id in list(wait.missing)
+        ]
         for start in range(0, len(keys), _LOOK_AT):
             for stored in backend.mget(keys[start : start + _LOOK_AT]):
                 if stored:

@@ -11,7 +11,6 @@ and each runtime covers the model call.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +20,9 @@ from celery.app.trace import trace_task
 from celery.exceptions import Reject
 from kombu.serialization import loads, prepare_accept_content
 
+from celery_batch.seat import Answer, seat
 from celery_batch.serving.runner import Outcome
-from celery_batch.task import BatchTask, seat
+from celery_batch.task import BatchTask
 
 __all__ = ["Delivery", "Settled", "run_batch"]
 
@@ -102,17 +102,17 @@ class _Run:
             return
         went_on = [False]
 
-        def answer(row: tuple[Any, ...]) -> Any:
+        def answer(row: tuple[Any, ...]) -> Outcome:
             self._rows[index] = row
             went_on[0] = True
             self._enter(index + 1)
-            return self._outcomes[index].unwrap()
+            return self._outcomes[index]
 
         self._settled[index] = self._trace(self._deliveries[index], answer)
         if not went_on[0]:  # its tracer never called run: a hook raised, or it ran before
             self._enter(index + 1)
 
-    def _trace(self, delivery: Delivery, answer: Callable[[tuple[Any, ...]], Any]) -> Settled:
+    def _trace(self, delivery: Delivery, answer: Answer) -> Settled:
         task = self._task
         try:
             args, kwargs, embed = delivery.decode(self._accept)
@@ -130,7 +130,11 @@ class _Run:
     def _run_model(self) -> None:
         if not self._rows:
             return
-        outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
+        seat.in_batch = True
+        try:
+            outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
+        finally:
+            seat.in_batch = False
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kombu.exceptions import EncodeError
 
-from celery_batch import WrongResultCount
+from celery_batch import ConfigurationError, WrongResultCount
 from tests.conftest import Shop
 
 
@@ -92,6 +92,31 @@ def test_dead_process_fails_its_batch_and_is_replaced(counter: Shop):
         counter.odd.delay("exit").get(timeout=30)
 
     assert "NEXT" == counter.odd.delay("next").get(timeout=30)
+
+
+@pytest.mark.parametrize("first", ["batch", "item"])
+def test_retry_is_for_every_item_of_the_batch(counter: Shop, first: str):
+    """``self.retry`` in a batch function, or a Retry as an output, leaves nobody behind."""
+    results = [counter.again.delay(item) for item in (first, "b", "c")]
+
+    assert [first, "b", "c"] == [result.get(timeout=30) for result in results]
+    assert 6 == len(counter.recall("again"))
+
+
+def test_exhausted_retries_end_in_the_error(counter: Shop):
+    """An item that may not be tried again fails with the error that asked for it."""
+    results = [counter.again.delay(item) for item in ("never", "b")]
+    for result in results:
+        with pytest.raises(KeyError, match="gave up"):
+            result.get(timeout=30)
+
+
+def test_replace_in_a_batch_function_is_refused(counter: Shop):
+    """What would answer one request and lose the others is an error for all."""
+    results = [counter.again.delay(item) for item in ("replace", "b")]
+    for result in results:
+        with pytest.raises(ConfigurationError, match="replace\\(\\) replaces one request"):
+            result.get(timeout=30)
 
 
 def test_revoked_and_expired_requests_never_reach_the_model(counter: Shop):

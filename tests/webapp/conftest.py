@@ -94,6 +94,7 @@ class Servers:
         return redis.Redis(unix_socket_path=path, decode_responses=True)
 
     def environ(self, more):
+        """Return the environment of a server here, with some variables more."""
         path = os.pathsep.join([str(HERE), str(ROOT)])
         url = self.redis.url
         urls = {"CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url, "PYTHONPATH": path}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass
+from itertools import count
+from queue import SimpleQueue
 
 import pytest
 from kombu.asynchronous import Hub
@@ -16,30 +18,38 @@ from celery_batch.worker.alarm import Alarm, HubAlarm, ThreadAlarm, alarm_for
 NEVER = 3600.0
 
 
+@dataclass(frozen=True)
+class Ring:
+    """A call back: how late the alarm says it is, and when it came, both in seconds."""
+
+    late: float
+    at: float
+
+
 class Clockwork:
     """An alarm, the bell it rings, and whatever drives it."""
 
     def __init__(self, hub: Hub | None) -> None:
         self.hub = hub
-        self.bell: SimpleQueue[float] = SimpleQueue()
-        self.alarm: Alarm = alarm_for(hub, self.bell.put)
+        self.bell: SimpleQueue[Ring] = SimpleQueue()
+        self.alarm: Alarm = alarm_for(hub, self.ring)
 
-    def next_ring(self) -> float:
-        """Return how late the next ring was, in seconds; fail if there is none."""
+    def ring(self, late: float) -> None:
+        """Be called back."""
+        self.bell.put(Ring(late, time.monotonic()))
+
+    def next_ring(self) -> Ring:
+        """Return the next ring; fail if there is none."""
         end = time.monotonic() + 10
         while self.hub is not None and self.bell.empty() and time.monotonic() < end:
             next(self.hub.loop)
         return self.bell.get(timeout=max(end - time.monotonic(), 0.001))
 
-    def stays_quiet(self) -> bool:
-        """Whether a ring that was asked for and called off is not heard before a later one."""
-        self.alarm.set(0.02)
-        self.next_ring()
-        try:
-            self.bell.get_nowait()
-        except Empty:
-            return True
-        return False
+    def is_at_rest(self) -> bool:
+        """Whether nothing is left of earlier calls: the next ring is the one asked for now."""
+        started = time.monotonic()
+        self.alarm.set(0.1)
+        return self.next_ring().at - started >= 0.1 and self.bell.empty()
 
 
 @pytest.fixture
@@ -62,10 +72,10 @@ def test_alarm_rings_once_not_early(clockwork: Clockwork):
     """It calls back when the time has passed, and then is still."""
     started = time.monotonic()
     clockwork.alarm.set(0.05)
-    clockwork.next_ring()
+    ring = clockwork.next_ring()
 
-    assert time.monotonic() - started >= 0.05
-    assert clockwork.stays_quiet()
+    assert ring.at - started >= 0.05
+    assert clockwork.is_at_rest()
 
 
 def test_alarm_can_be_set_again_after_it_rang(clockwork: Clockwork):
@@ -74,17 +84,16 @@ def test_alarm_can_be_set_again_after_it_rang(clockwork: Clockwork):
         clockwork.alarm.set(0.001)
         clockwork.next_ring()
 
-    assert clockwork.stays_quiet()
+    assert clockwork.is_at_rest()
 
 
 def test_earlier_call_wins(clockwork: Clockwork):
-    """Set to an earlier time, it does not wait for the later one."""
-    clockwork.alarm.set(NEVER)
-    clockwork.alarm.set(0.01)
-
+    """Set to an earlier time, it does not wait for the later one, and rings once."""
+    for seconds in (NEVER, 0.05, 0.01):
+        clockwork.alarm.set(seconds)
     clockwork.next_ring()
 
-    assert clockwork.stays_quiet()
+    assert clockwork.is_at_rest()
 
 
 def test_later_call_does_not_put_off_an_earlier_one(clockwork: Clockwork):
@@ -93,7 +102,7 @@ def test_later_call_does_not_put_off_an_earlier_one(clockwork: Clockwork):
     clockwork.alarm.set(NEVER)
     clockwork.next_ring()
 
-    assert clockwork.stays_quiet()
+    assert clockwork.is_at_rest()
 
 
 def test_cancelled_alarm_does_not_ring(clockwork: Clockwork):
@@ -102,25 +111,24 @@ def test_cancelled_alarm_does_not_ring(clockwork: Clockwork):
     clockwork.alarm.cancel()
     clockwork.alarm.cancel()
 
-    assert clockwork.stays_quiet()
+    assert clockwork.is_at_rest()
 
 
 def test_alarm_may_be_set_while_it_rings(clockwork: Clockwork):
     """Whoever is woken may ask to be woken again."""
-    rings = SimpleQueue()
+    rings = count(1)
 
-    def ring(_: float) -> None:
-        rings.put("ring")
-        if rings.qsize() < 3:
+    def ring(late: float) -> None:
+        if next(rings) < 3:
             alarm.set(0.001)
         else:
-            clockwork.bell.put(0.0)
+            clockwork.ring(late)
 
     alarm = alarm_for(clockwork.hub, ring)
     alarm.set(0.001)
     clockwork.next_ring()
 
-    assert 3 == rings.qsize()
+    assert 4 == next(rings)
 
 
 def test_late_loop_is_told_how_late_it_was(hub: Hub):
@@ -129,7 +137,7 @@ def test_late_loop_is_told_how_late_it_was(hub: Hub):
     clockwork.alarm.set(0.01)
     time.sleep(0.2)  # the loop is busy: this is the fact under test
 
-    assert 0.15 < clockwork.next_ring() < 5
+    assert 0.15 < clockwork.next_ring().late < 5
 
 
 def test_threads_set_and_cancel_at_will():
@@ -147,9 +155,8 @@ def test_threads_set_and_cancel_at_will():
         thread.start()
     for thread in threads:
         thread.join(10)
-    alarm.set(0.001)
 
-    assert clockwork.next_ring() < 10
+    assert clockwork.is_at_rest()
 
 
 def test_alarm_of_its_own_thread_costs_no_thread_before_it_is_set(
