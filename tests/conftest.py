@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import redis
+from celery import _state
+from celery.app import builtins  # noqa: F401 (registers Celery's own shared tasks)
 from kombu import pools
 
 from celery_batch.cli.child import Child, wait_until
@@ -25,6 +27,12 @@ ROOT = Path(__file__).parents[1]
 _QUICK = ("-l", "INFO", "--without-mingle", "--without-gossip")
 
 CELERY = str(Path(sys.executable).with_name("celery"))
+
+
+@pytest.fixture(autouse=True)
+def _own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Celery shares every task with all apps there will be; not from one test to the next."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
 
 
 @pytest.fixture(scope="session")

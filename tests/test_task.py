@@ -1,42 +1,24 @@
-"""The task that caller and worker share: its options, its single-item face."""
+"""The task that caller and worker share: its single-item face, however it is made."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 from weakref import WeakSet
 
 import pytest
 from celery import Celery, Task, _state, shared_task
-from celery.exceptions import CDeprecationWarning
 
-from celery_batch import BatchTask, ConfigurationError, WrongResultCount
+from celery_batch import BatchTask, WrongResultCount
 from celery_batch.config import policy_of
-from celery_batch.seat import Seat, seat
-from celery_batch.serving.runner import Outcome
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Celery gives shared tasks to every app there will be; not from test to test."""
-    monkeypatch.setattr(_state, "_on_app_finalizers", set())
-    monkeypatch.setattr(_state, "_apps", WeakSet())
+from tests.making import double, join, make, refusal
 
 
 @pytest.fixture
-def app() -> Celery:
-    """An app of the test's own."""
+def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
+    """An app of the test's own; Celery gives shared tasks to every app there will be."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    monkeypatch.setattr(_state, "_apps", WeakSet())
     return Celery("shop", set_as_current=False)
-
-
-def double(x):
-    """Double each number."""
-    return [value * 2 for value in x]
-
-
-def join(left, right="!", *, sep="-"):
-    """Take several parameters, one with a default and one by keyword only."""
-    return [f"{a}{s}{b}" for a, b, s in zip(left, right, sep, strict=True)]
 
 
 def poison(x):
@@ -52,38 +34,6 @@ def twice(x):
 def named(self, x):
     """Take the task itself before the batch."""
     return [(self.name, value) for value in x]
-
-
-def no_batch():
-    """Take nothing."""
-
-
-def no_batch_either(self):
-    """Take nothing but the task itself."""
-
-
-def any_number(*rows):
-    """Take whatever comes."""
-    return rows
-
-
-def any_name(x, **rest):
-    """Take whatever is named."""
-    return x, rest
-
-
-def make(app: Celery, function: Any = double, **options: Any) -> Any:
-    """Make a batch task of a function, as the decorator does on first use."""
-    task = app.task(base=BatchTask, **options)(function)
-    app.finalize()
-    return task
-
-
-def refusal(make_it: Any) -> str:
-    """Return what a task that cannot be made is told."""
-    with pytest.raises(ConfigurationError) as refused:
-        make_it()
-    return str(refused.value)
 
 
 class TestCalls:
@@ -173,141 +123,6 @@ class TestCalls:
 
         assert 7 == task.apply((7,)).get()
         assert [[7], [7], [7]] == tries
-
-
-class TestOptions:
-    """What is written beside the function is checked when the task is made."""
-
-    def test_ours(self, app: Celery):
-        """Size and times are the task's own."""
-        task = make(app, max_batch_size=4, max_wait=0.5, linger=0.25)
-        policy = policy_of(task)
-
-        assert (4, 0.5, 0.25) == (policy.max_batch_size, policy.max_wait, policy.linger)
-
-    def test_the_app_s(self, app: Celery):
-        """What the task leaves out is the app's."""
-        app.conf.update(batch_max_size=5, batch_max_wait=0.5)
-        policy = policy_of(make(app, max_wait=0.25))
-
-        assert (5, 0.25) == (policy.max_batch_size, policy.max_wait)
-
-    def test_the_app_s_with_a_namespace(self, app: Celery):
-        """In Django's settings they carry Celery's prefix."""
-        app.config_from_object(SimpleNamespace(CELERY_BATCH_MAX_SIZE=5), namespace="CELERY")
-
-        assert 5 == policy_of(make(app)).max_batch_size
-
-    @pytest.mark.parametrize(
-        ("option", "hint"),
-        [
-            ("max_batch_sise", "; did you mean max_batch_size?"),
-            ("maxwait", "; did you mean max_wait?"),
-            ("lingre", "; did you mean linger?"),
-            ("autoretry_far", "; did you mean autoretry_for?"),
-            ("rate_limits", "; did you mean rate_limit?"),
-            ("something_else_entirely", ""),
-        ],
-    )
-    def test_misspelt(self, app: Celery, option: str, hint: str):
-        """An option nobody reads is refused, and the nearest real one named."""
-        message = refusal(lambda: make(app, name="shop.t", **{option: 1}))
-
-        assert (
-            f"shop.t.{option}: no such task option{hint}"
-            f" (declare attributes of your own on a base class)" == message
-        )
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"autoretry_for": (KeyError,), "retry_backoff": True, "retry_backoff_max": 9},
-            {"retry_kwargs": {"max_retries": 1}, "retry_jitter": False},
-            {"dont_autoretry_for": (KeyError,), "max_retries": None, "default_retry_delay": 1},
-            {"acks_late": False, "reject_on_worker_lost": True, "ignore_result": True},
-            {"rate_limit": "10/s", "time_limit": 9, "soft_time_limit": 8, "expires": 60},
-            {"serializer": "json", "compression": "zlib", "typing": False, "track_started": True},
-            {"throws": (KeyError,), "store_errors_even_if_ignored": True, "trail": False},
-        ],
-        ids=lambda options: next(iter(options)),
-    )
-    def test_celery_s(self, app: Celery, options: dict[str, Any]):
-        """Whatever Celery's decorator takes, ours does."""
-        task = make(app, **options)
-
-        assert options == {name: getattr(task, name) for name in options}
-
-    @pytest.mark.parametrize(
-        "options",
-        [{"queue": "gpu"}, {"exchange": "e", "routing_key": "k"}, {"priority": 3}],
-        ids=lambda options: next(iter(options)),
-    )
-    def test_celery_s_that_will_go(self, app: Celery, options: dict[str, Any]):
-        """Options that Celery has announced to remove still pass, with its warning alone."""
-        with pytest.warns(CDeprecationWarning, match="task attribute is deprecated"):
-            task = make(app, **options)
-
-        assert options == {name: getattr(task, name) for name in options}
-
-    def test_your_own_on_a_base_class(self, app: Celery):
-        """Attributes declared on a base class may be set like options."""
-
-        class Metered(BatchTask):
-            abstract = True
-            price = 1.0
-
-        task = app.task(base=Metered, price=2.5, max_batch_size=4)(double)
-
-        assert 2.5 == task.price
-        assert 42 == task(21)
-
-    def test_wrong_value(self, app: Celery):
-        """The message names the task, the option and the value."""
-        message = refusal(lambda: make(app, name="shop.t", max_batch_size=0))
-
-        assert "shop.t.max_batch_size: must be a whole number of at least 1, got 0" == message
-
-    def test_misspelt_setting(self, app: Celery):
-        """A misspelt setting of the app is told when its first batch task is made."""
-        app.conf.batch_max_sise = 3
-
-        assert "batch_max_sise: no such setting; did you mean batch_max_size?" == refusal(
-            lambda: make(app)
-        )
-
-    def test_results_are_acknowledged_late(self, app: Celery):
-        """What a dying worker held is run elsewhere, unless the task says otherwise."""
-        assert make(app).acks_late is True
-
-
-class TestFunctions:
-    """A function that cannot be called with lists is refused by name."""
-
-    def test_any_number_of_arguments(self, app: Celery):
-        """*args and **kwargs have no list per parameter."""
-        many = refusal(lambda: make(app, any_number, name="shop.many"))
-        named = refusal(lambda: make(app, any_name, name="shop.named"))
-
-        tail = "cannot become a list per parameter; name the parameters"
-        assert f"shop.many: *rows {tail}" == many
-        assert f"shop.named: *rest {tail}" == named
-
-    def test_no_argument(self, app: Celery):
-        """Without a parameter there is no batch; the task itself is none."""
-        message = "must take at least one parameter, the batch"
-
-        assert f"shop.none: {message}" == refusal(lambda: make(app, no_batch, name="shop.none"))
-        assert f"shop.self: {message}" == refusal(
-            lambda: make(app, no_batch_either, name="shop.self", bind=True)
-        )
-
-    def test_pydantic(self, app: Celery):
-        """Celery's argument models check one call, not a batch of them."""
-        pytest.importorskip("pydantic")
-        message = refusal(lambda: make(app, double, name="shop.t", pydantic=True))
-
-        assert message.startswith("shop.t: pydantic=True checks one call at a time")
-        assert message.endswith("validate inside the function instead")
 
 
 class TestClasses:
@@ -445,79 +260,3 @@ class TestBinding:
 
         assert {"celery_batch.worker.steps:BatchWorker"} == app.steps["worker"]
         assert {"celery_batch.worker.steps:BatchConsumer"} == app.steps["consumer"]
-
-
-class TestSeat:
-    """The worker's side leaves an answer for exactly one call of `run`."""
-
-    def test_taken_once(self):
-        """An answer is had once, by the task it was left for."""
-        seat = Seat()
-        seat.take("a", str)
-
-        assert str is seat.leave("a")
-        assert seat.leave("a") is None
-
-    @pytest.mark.parametrize("task_id", ["b", None])
-    def test_not_by_others(self, task_id: str | None):
-        """A task that happens to run in between does not take it."""
-        seat = Seat()
-        seat.take("a", str)
-
-        assert seat.leave(task_id) is None
-        assert str is seat.leave("a")
-
-    def test_last_one_counts(self):
-        """An answer that nobody fetched gives way to the next."""
-        seat = Seat()
-        seat.take("a", str)
-        seat.take("b", int)
-
-        assert seat.leave("a") is None
-        assert int is seat.leave("b")
-
-    def test_one_per_thread(self, in_thread: Any):
-        """On the threads pool each thread has its own."""
-        seat = Seat()
-        seat.take("a", str)
-
-        assert in_thread(lambda: seat.leave("a")) is None
-        assert str is seat.leave("a")
-
-    def test_run_takes_the_answer_that_was_left(self, app: Celery):
-        """The row of arguments goes to the answer, and what it returns is the task's result."""
-        task = make(app, join)
-        seat.take("some-id", lambda row: Outcome(("answer", row)))
-        result = task.apply(("a",), {"sep": "+"}, task_id="some-id")
-
-        assert ("answer", ("a", "!", "+")) == result.get()
-
-    def test_run_of_another_task_leaves_it_alone(self, app: Celery):
-        """A hook may call the task itself, and gets a batch of one."""
-        task = make(app)
-        seat.take("some-id", lambda row: Outcome(("answer", row)))
-
-        assert 42 == task(21)
-        assert 42 == task.apply((21,), task_id="other-id").get()
-        assert ("answer", (21,)) == task.apply((21,), task_id="some-id").get()
-
-    def test_answer_that_raises_is_the_task_s_error(self, app: Celery):
-        """An item's error comes out of its `run`."""
-
-        def answer(_: tuple[Any, ...]) -> Any:
-            return Outcome(error=KeyError("this item"))
-
-        task = make(app)
-        seat.take("some-id", answer)
-
-        with pytest.raises(KeyError, match="this item"):
-            task.apply((21,), task_id="some-id", throw=True)
-
-
-@pytest.fixture
-def in_thread() -> Any:
-    """Call a function on another thread and return what it returned."""
-    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415
-
-    with ThreadPoolExecutor(1) as pool:
-        yield lambda function: pool.submit(function).result(timeout=5)

@@ -63,9 +63,8 @@ def _positive(variable: str, text: str, kind: type[Any]) -> Any:
 #: patient (two minutes, by default); a web server has clients that wait.
 _CONNECT, _REPLY = 1.0, 2.0
 
-#: A command gets one further try, at once; connecting gets none.  Whoever asked can ask again.
-_AT_ONCE = {"interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
-_ONCE_MORE = {"max_retries": 1, **_AT_ONCE}
+#: At most one further try, at once: whoever asked can ask again.
+_ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
 
 _SINGLE: Mapping[str, Any] = {
     # One back end, and so one subscription to results, for all threads of this process.
@@ -80,8 +79,6 @@ _MERGED: Mapping[str, Mapping[str, Any]] = {
     "broker_transport_options": {
         "socket_connect_timeout": _CONNECT,
         "socket_timeout": _REPLY,
-        "max_retries": 0,
-        **_AT_ONCE,
     },
 }
 

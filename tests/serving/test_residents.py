@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -94,33 +95,35 @@ def test_process_that_settled_nowhere_picks_its_own_device(keeper: type[Model], 
     assert ("load", "cpu") == diary[0]
 
 
-def test_threads_that_ask_at_once_share_one_load(diary: list[Any]):
+class Register(dict):
+    """The residents of a process, with a count of how often they were looked up."""
+
+    looks = 0
+
+    def get(self, model: type[Model]) -> Model | None:
+        """Look one up."""
+        self.looks += 1
+        return super().get(model)
+
+
+def test_threads_that_ask_at_once_share_one_load(diary: list[Any], monkeypatch: pytest.MonkeyPatch):
     """While one thread loads a model the others wait for it, and all get the same."""
-    everybody_asks = threading.Barrier(4)
-    loading = threading.Event()
+    register = Register()
+    monkeypatch.setattr(residents, "_residents", register)
 
     class Slow(EchoModel):
         def load(self, device: str) -> None:
             diary.append(("load", device))
-            loading.wait(5)
+            # Until the others have looked in vain as well (this thread has looked twice).
+            end = time.monotonic() + 5
+            while register.looks < 4 and time.monotonic() < end:
+                time.sleep(0.001)
 
-    found: list[Model] = []
-
-    def ask() -> None:
-        everybody_asks.wait(5)
-        found.append(resident(Slow))
-
-    threads = [threading.Thread(target=ask) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    everybody_asks.wait(5)
-    loading.set()
-    for thread in threads:
-        thread.join(5)
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(resident, [Slow] * 3))
 
     assert [("load", "cpu")] == diary
-    assert 3 == len(found)
-    assert {resident(Slow)} == set(found)
+    assert [resident(Slow)] * 3 == found
 
 
 @pytest.mark.parametrize("hook", ["__init__", "load", "examples", "predict"])

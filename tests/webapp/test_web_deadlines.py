@@ -121,6 +121,19 @@ def test_a_broker_that_is_down_is_told_at_once(own_servers):
         assert ["lamb"] == door.predict("say lamb [MASK]").body["outputs"]
 
 
+def test_only_the_broker_is_down(own_servers, servers):
+    """With results in another Redis, the broker's absence is told at once as well."""
+    url = own_servers.redis.url
+    own_servers.redis.stop()
+    with servers.door(CELERY_BROKER_URL=url, WEBAPP_TIMEOUT="5") as door:
+        ready, ready_took = timed(door.ask, "GET", "/readyz")
+        reply, took = timed(door.predict, "say lamb [MASK]")
+
+    assert (503, "BrokerUnreachable") == (ready.status, ready.error)
+    assert (503, "BrokerUnreachable") == (reply.status, reply.error)
+    assert max(took, ready_took) < 1.5
+
+
 def test_a_broker_that_hangs_does_not_hang_the_clients(own_servers):
     """A Redis that takes connections and never answers costs seconds, not minutes."""
     with own_servers.worker(), own_servers.door(ready="/readyz", WEBAPP_TIMEOUT="3") as door:
@@ -129,12 +142,16 @@ def test_a_broker_that_hangs_does_not_hang_the_clients(own_servers):
         try:
             with ThreadPoolExecutor(16) as clients:
                 replies = list(clients.map(timed, [door.predict] * 16, ["say lamb [MASK]"] * 16))
+            # Once one has tried in vain, the next are not kept waiting.
+            after, after_took = timed(door.predict, "say lamb [MASK]")
             ready, ready_took = timed(door.ask, "GET", "/readyz")
         finally:
             os.kill(process, signal.SIGCONT)
 
         assert {503} == {reply.status for reply, _ in replies}
         assert max(took for _, took in replies) < 12
+        assert 503 == after.status
+        assert after_took < 1
         assert (503, "BrokerUnreachable") == (ready.status, ready.error)
         assert ready_took < 2
 

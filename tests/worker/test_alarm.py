@@ -52,14 +52,6 @@ class Clockwork:
         return self.next_ring().at - started >= 0.1 and self.bell.empty()
 
 
-@pytest.fixture
-def hub() -> Iterator[Hub]:
-    """An event loop as Celery's worker has it."""
-    hub = Hub()
-    yield hub
-    hub.close()
-
-
 @pytest.fixture(params=["event loop", "no event loop"])
 def clockwork(request: pytest.FixtureRequest, hub: Hub) -> Iterator[Clockwork]:
     """Both kinds of alarm, one after the other."""

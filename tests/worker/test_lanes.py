@@ -1,58 +1,229 @@
-"""Who may use a slot next, and what becomes of a batch whichever way it ends."""
+"""Who may use a slot next, and what is given back when a connection ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from celery import Celery, _state
-from celery.concurrency.solo import TaskPool as SoloPool
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from kombu.asynchronous import Hub
 
-from celery_batch import BatchTask
 from celery_batch.testing import ManualClock
 from celery_batch.worker.job import BatchJob
-from celery_batch.worker.lanes import Lanes
-from celery_batch.worker.settle import run_batch
+from tests.worker.doubles import Pool, Worker
 
 
-class Call:
-    """One of Celery's requests, which remembers what it is told."""
+def reserved() -> set[str]:
+    """Return the ids that Celery counts as held by this worker."""
+    return {request.id for request in state.reserved_requests}
 
-    def __init__(self, task_id: str, heard: list[tuple[Any, ...]]) -> None:
-        self.id = task_id
-        self.name = "shop.task"
-        self.request_dict = {"id": task_id, "args": (1,), "kwargs": {}}
-        self.body, self.content_type, self.content_encoding = b"[]", "application/json", "utf-8"
-        self.time_limits: tuple[float | None, float | None] = (None, None)
-        self.unwanted = False
-        self.heard = heard
-        self._on_ack = self._on_reject = lambda: self.heard.append((self.id, "acknowledged"))
-        state.task_reserved(self)
 
-    def revoked(self) -> bool:
-        """Whether nobody wants it any more."""
-        return self.unwanted
+def test_one_batch_is_ready_behind_the_running_one(worker: Worker, pool: Pool):
+    """Two batches per process are on their way; more wait in line until one has ended."""
+    worker.send("pairs", "a", "b", "c", "d", "e", "f")
 
-    def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """A pool process has taken it."""
-        self.heard.append((self.id, "accepted", pid, time_accepted))
+    assert [["a", "b"], ["c", "d"]] == pool.batches
 
-    def on_success(self, settled: Any) -> None:
-        """It has run; a late acknowledgement follows."""
-        if settled == "explode":
-            raise RuntimeError("the backend is gone")
-        self.heard.append((self.id, "settled", settled))
-        self._on_ack()
+    pool.finish(0)
 
-    def on_failure(self, einfo: Any) -> None:
-        """It has failed."""
-        self.heard.append((self.id, "failed", einfo))
+    assert [["a", "b"], ["c", "d"], ["e", "f"]] == pool.batches
 
-    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 (Celery's signature)
-        """It took too long."""
-        self.heard.append((self.id, "timeout", soft, timeout))
+
+def test_all_that_may_leave_leaves_at_once(start: Callable[..., Worker]):
+    """Where several places are free, one look fills them all."""
+    pool = Pool(processes=2)
+    worker = start(pool)
+    worker.lanes.close(restarting=True)
+    worker.send("pairs", *"abcdefghij")
+    worker.lanes.open()
+    worker.lanes.pump()
+
+    assert 4 == len(pool.batches)
+
+
+def test_a_batch_that_can_grow_waits_for_the_running_one(
+    worker: Worker, pool: Pool, clock: ManualClock
+):
+    """Behind a running batch only full ones are made ready; with the slot free the rest leaves."""
+    worker.send("pairs", "a", "b", "c")
+    clock.advance(60.0)
+    worker.lanes.pump()
+
+    assert [["a", "b"]] == pool.batches
+
+    pool.finish(0)
+
+    assert [["a", "b"], ["c"]] == pool.batches
+
+
+def test_who_waits_longest_goes_first(worker: Worker, pool: Pool, clock: ManualClock):
+    """Lanes take turns by the age of whoever stands at their heads, not by name."""
+    for name, ids in [("trios", "ab"), ("single", "c"), ("single", "d"), ("pairs", "e")]:
+        worker.send(name, *ids)  # c and d take the process and the place behind it
+        clock.advance(0.125)
+    worker.send("single", "f")
+    worker.send("pairs", "g")
+    worker.send("trios", "h")
+    pool.finish_all()
+
+    assert [["c"], ["d"], ["a", "b", "h"], ["e", "g"], ["f"]] == pool.batches
+
+
+def test_busy_task_does_not_keep_full_batches_of_another_waiting(
+    worker: Worker, pool: Pool, clock: ManualClock
+):
+    """However many are in one line, the other line's batch goes when it is oldest."""
+    for name, ids in [("pairs", "abcdefghij"), ("trios", "xyz"), ("pairs", "klmnop")]:
+        worker.send(name, *ids)
+        clock.advance(0.125)
+    pool.finish_all()
+
+    assert ["ab", "cd", "ef", "gh", "ij", "xyz", "kl", "mn", "op"] == [
+        "".join(ids) for ids in pool.batches
+    ]
+
+
+def test_alarm_is_set_for_whoever_may_leave_first(worker: Worker, clock: ManualClock, pool: Pool):
+    """Of all lanes the one that has to be asked soonest decides."""
+    worker.send("pairs", "a")
+    clock.advance(1.5)
+    worker.send("trios", "b")
+    soonest = worker.alarms[-1]
+
+    assert 0.5 == soonest
+
+    clock.advance(soonest)
+    worker.ring(0.0)
+
+    assert [["a"]] == pool.batches
+
+
+def test_late_alarm_gives_newcomers_another_linger(worker: Worker, pool: Pool, clock: ManualClock):
+    """A loop that was busy past its linger reads what came meanwhile before it sends."""
+    worker.send("trios", "a")
+    clock.advance(5.0)
+    worker.ring(3.0)
+
+    assert [] == pool.batches
+    assert 2.0 == worker.alarms[-1]
+
+    clock.advance(5.0)  # but never beyond max_wait
+    worker.ring(3.0)
+
+    assert [["a"]] == pool.batches
+
+
+def test_restart_gives_back_what_no_process_has_accepted(worker: Worker, pool: Pool):
+    """A lost connection empties lanes and pipe; what runs may end, but acknowledges nothing."""
+    worker.send("pairs", *"abcde")
+    pool.sent[0].accept_callback(1, 0.0)
+    worker.lanes.close(restarting=True)
+
+    assert {"a", "b"} == reserved() & set("abcde")
+    assert 1 == worker.in_flight
+
+    pool.sent[0].callback([(0, "A", 0.1), (0, "B", 0.1)])
+
+    assert ["a", "b"] == worker.told("settled")
+    assert [] == worker.told("acknowledged")
+    assert 0 == worker.in_flight
+
+
+def test_restarted_lanes_carry_on(worker: Worker, pool: Pool):
+    """Between connections nothing leaves; after one is back, batches leave as ever."""
+    worker.send("pairs", *"abcde")
+    pool.sent[0].accept_callback(1, 0.0)
+    worker.lanes.close(restarting=True)
+    worker.send("pairs", "f", "g")
+
+    assert [["a", "b"], ["c", "d"]] == pool.batches
+
+    worker.lanes.open()
+    worker.lanes.pump()
+
+    assert ["f", "g"] == pool.batches[-1]
+    assert 2 == worker.in_flight
+
+
+def test_shutdown_lets_the_pool_finish_what_it_has(worker: Worker, pool: Pool):
+    """Batches in the pool end and acknowledge; who waits in line goes back to the broker."""
+    worker.send("pairs", *"abcde")
+    worker.lanes.close(restarting=False)
+
+    assert set("abcd") == reserved() & set("abcde")
+    assert None is worker.alarms[-1]
+
+    pool.finish_all()
+
+    assert list("abcd") == worker.told("acknowledged")
+    assert [["a", "b"], ["c", "d"]] == pool.batches
+    assert 0 == worker.in_flight
+
+
+def test_shutdown_gives_back_a_job_that_waits_for_a_process(worker: Worker, pool: Pool):
+    """A job that Celery holds until a process is free runs nowhere after a shutdown."""
+    held: list[BatchJob] = []
+    worker.on_task_request = held.append
+    worker.send("pairs", "a", "b")
+    worker.lanes.close(restarting=False)
+
+    assert set() == reserved() & {"a", "b"}
+    assert 0 == worker.in_flight
+    with pytest.raises(TaskRevokedError):
+        held[0].execute_using_pool(pool)
+    assert [] == pool.batches
+
+
+def settled_after_each_pass(worker: Worker, passes: int) -> list[int]:
+    """Let the loop turn, and count who has been settled after each turn."""
+    counts = []
+    for _ in range(passes):
+        next(worker.hub.loop)
+        counts.append(len(worker.told("settled")))
+    return counts
+
+
+def test_next_batch_leaves_before_the_last_one_is_settled(
+    start: Callable[..., Worker], pool: Pool, hub: Hub
+):
+    """On an event loop bookkeeping comes last, and in slices."""
+    worker = start(pool, hub)
+    worker.send("crowds", *(f"id{n}" for n in range(120)))
+    pool.finish(0)
+
+    assert 2 == len(pool.sent)
+
+    next(hub.loop)
+
+    assert 3 == len(pool.sent)
+    assert [] == worker.told("settled")
+    assert [16, 32, 40, 40] == settled_after_each_pass(worker, 4)
+
+
+@pytest.mark.parametrize(("restarting", "acknowledged"), [(True, 0), (False, 2)])
+def test_closing_settles_what_the_loop_had_put_off(
+    start: Callable[..., Worker], hub: Hub, *, restarting: bool, acknowledged: int
+):
+    """Results that are in are stored before the end; acknowledged only where that still counts."""
+    pool = Pool()
+    worker = start(pool, hub)
+    worker.send("pairs", "a", "b")
+    pool.finish(0)
+    worker.lanes.close(restarting=restarting)
+
+    assert ["a", "b"] == worker.told("settled")
+    assert acknowledged == len(worker.told("acknowledged"))
+
+
+def test_report_is_plain_data(worker: Worker, pool: Pool):
+    """An operator sees each task's numbers, why its batches left and who waits."""
+    worker.send("pairs", "a", "b", "c")
+    numbers = {"max_batch_size": 2, "max_wait": 10.0, "linger": 2.0}
+    counts = {"waiting": 1, "batches": 1, "requests": 2, "reasons": {"full": 1}}
+
+    assert {"pairs": numbers | counts} == worker.lanes.report()
+    assert 1 == len(pool.sent)
+    assert "<Lanes [<Lane pairs: <Batcher open: 1 waiting of 2>>], 1 in flight>" == repr(
+        worker.lanes
+    )

@@ -1,0 +1,176 @@
+"""What may stand beside a batch function, and which functions can be one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakSet
+
+import pytest
+from celery import Celery, _state
+from celery.exceptions import CDeprecationWarning
+
+from celery_batch import BatchTask
+from celery_batch.config import policy_of
+from tests.making import double, make, refusal
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
+    """An app of the test's own; Celery gives shared tasks to every app there will be."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    monkeypatch.setattr(_state, "_apps", WeakSet())
+    return Celery("shop", set_as_current=False)
+
+
+def no_batch():
+    """Take nothing."""
+
+
+def no_batch_either(self):
+    """Take nothing but the task itself."""
+
+
+def any_number(*rows):
+    """Take whatever comes."""
+    return rows
+
+
+def any_name(x, **rest):
+    """Take whatever is named."""
+    return x, rest
+
+
+class TestOptions:
+    """What is written beside the function is checked when the task is made."""
+
+    def test_ours(self, app: Celery):
+        """Size and times are the task's own."""
+        task = make(app, max_batch_size=4, max_wait=0.5, linger=0.25)
+        policy = policy_of(task)
+
+        assert (4, 0.5, 0.25) == (policy.max_batch_size, policy.max_wait, policy.linger)
+
+    def test_the_app_s(self, app: Celery):
+        """What the task leaves out is the app's."""
+        app.conf.update(batch_max_size=5, batch_max_wait=0.5)
+        policy = policy_of(make(app, max_wait=0.25))
+
+        assert (5, 0.25) == (policy.max_batch_size, policy.max_wait)
+
+    def test_the_app_s_with_a_namespace(self, app: Celery):
+        """In Django's settings they carry Celery's prefix."""
+        app.config_from_object(SimpleNamespace(CELERY_BATCH_MAX_SIZE=5), namespace="CELERY")
+
+        assert 5 == policy_of(make(app)).max_batch_size
+
+    @pytest.mark.parametrize(
+        ("option", "hint"),
+        [
+            ("max_batch_sise", "; did you mean max_batch_size?"),
+            ("maxwait", "; did you mean max_wait?"),
+            ("lingre", "; did you mean linger?"),
+            ("autoretry_far", "; did you mean autoretry_for?"),
+            ("rate_limits", "; did you mean rate_limit?"),
+            ("something_else_entirely", ""),
+        ],
+    )
+    def test_misspelt(self, app: Celery, option: str, hint: str):
+        """An option nobody reads is refused, and the nearest real one named."""
+        message = refusal(lambda: make(app, name="shop.t", **{option: 1}))
+
+        assert (
+            f"shop.t.{option}: no such task option{hint}"
+            f" (declare attributes of your own on a base class)" == message
+        )
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"autoretry_for": (KeyError,), "retry_backoff": True, "retry_backoff_max": 9},
+            {"retry_kwargs": {"max_retries": 1}, "retry_jitter": False},
+            {"dont_autoretry_for": (KeyError,), "max_retries": None, "default_retry_delay": 1},
+            {"acks_late": False, "reject_on_worker_lost": True, "ignore_result": True},
+            {"rate_limit": "10/s", "time_limit": 9, "soft_time_limit": 8, "expires": 60},
+            {"serializer": "json", "compression": "zlib", "typing": False, "track_started": True},
+            {"throws": (KeyError,), "store_errors_even_if_ignored": True, "trail": False},
+        ],
+        ids=lambda options: next(iter(options)),
+    )
+    def test_celery_s(self, app: Celery, options: dict[str, Any]):
+        """Whatever Celery's decorator takes, ours does."""
+        task = make(app, **options)
+
+        assert options == {name: getattr(task, name) for name in options}
+
+    @pytest.mark.parametrize(
+        "options",
+        [{"queue": "gpu"}, {"exchange": "e", "routing_key": "k"}, {"priority": 3}],
+        ids=lambda options: next(iter(options)),
+    )
+    def test_celery_s_that_will_go(self, app: Celery, options: dict[str, Any]):
+        """Options that Celery has announced to remove still pass, with its warning alone."""
+        with pytest.warns(CDeprecationWarning, match="task attribute is deprecated"):
+            task = make(app, **options)
+
+        assert options == {name: getattr(task, name) for name in options}
+
+    def test_your_own_on_a_base_class(self, app: Celery):
+        """Attributes declared on a base class may be set like options."""
+
+        class Metered(BatchTask):
+            abstract = True
+            price = 1.0
+
+        task = app.task(base=Metered, price=2.5, max_batch_size=4)(double)
+
+        assert 2.5 == task.price
+        assert 42 == task(21)
+
+    def test_wrong_value(self, app: Celery):
+        """The message names the task, the option and the value."""
+        message = refusal(lambda: make(app, name="shop.t", max_batch_size=0))
+
+        assert "shop.t.max_batch_size: must be a whole number of at least 1, got 0" == message
+
+    def test_misspelt_setting(self, app: Celery):
+        """A misspelt setting of the app is told when its first batch task is made."""
+        app.conf.batch_max_sise = 3
+
+        assert "batch_max_sise: no such setting; did you mean batch_max_size?" == refusal(
+            lambda: make(app)
+        )
+
+    def test_results_are_acknowledged_late(self, app: Celery):
+        """What a dying worker held is run elsewhere, unless the task says otherwise."""
+        assert make(app).acks_late is True
+
+
+class TestFunctions:
+    """A function that cannot be called with lists is refused by name."""
+
+    def test_any_number_of_arguments(self, app: Celery):
+        """*args and **kwargs have no list per parameter."""
+        many = refusal(lambda: make(app, any_number, name="shop.many"))
+        named = refusal(lambda: make(app, any_name, name="shop.named"))
+
+        tail = "cannot become a list per parameter; name the parameters"
+        assert f"shop.many: *rows {tail}" == many
+        assert f"shop.named: *rest {tail}" == named
+
+    def test_no_argument(self, app: Celery):
+        """Without a parameter there is no batch; the task itself is none."""
+        message = "must take at least one parameter, the batch"
+
+        assert f"shop.none: {message}" == refusal(lambda: make(app, no_batch, name="shop.none"))
+        assert f"shop.self: {message}" == refusal(
+            lambda: make(app, no_batch_either, name="shop.self", bind=True)
+        )
+
+    def test_pydantic(self, app: Celery):
+        """Celery's argument models check one call, not a batch of them."""
+        pytest.importorskip("pydantic")
+        message = refusal(lambda: make(app, double, name="shop.t", pydantic=True))
+
+        assert message.startswith("shop.t: pydantic=True checks one call at a time")
+        assert message.endswith("validate inside the function instead")

@@ -1,0 +1,137 @@
+"""Stand-ins for what surrounds the lanes of a worker: requests, a pool, a consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from celery import Celery
+from celery.exceptions import TaskRevokedError
+from celery.worker import state
+from kombu.asynchronous import Hub
+
+from celery_batch.worker.job import BatchJob
+from celery_batch.worker.lanes import Lanes
+
+
+class Call:
+    """One of Celery's requests, which remembers what it is told."""
+
+    def __init__(self, task_id: str, heard: list[tuple[Any, ...]]) -> None:
+        self.id = task_id
+        self.name = "shop.task"
+        self.request_dict = {"id": task_id, "args": (1,), "kwargs": {}}
+        self.body, self.content_type, self.content_encoding = b"[]", "application/json", "utf-8"
+        self.time_limits: tuple[float | None, float | None] = (None, None)
+        self.unwanted = False
+        self.heard = heard
+        self._on_ack = self._on_reject = lambda: self.heard.append((self.id, "acknowledged"))
+        state.task_reserved(self)
+
+    def revoked(self) -> bool:
+        """Whether nobody wants it any more."""
+        return self.unwanted
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """A pool process has taken it."""
+        self.heard.append((self.id, "accepted", pid, time_accepted))
+
+    def on_success(self, settled: Any) -> None:
+        """It has run; a late acknowledgement follows."""
+        if settled == "explode":
+            raise RuntimeError("the backend is gone")
+        self.heard.append((self.id, "settled", settled))
+        self._on_ack()
+
+    def on_failure(self, einfo: Any) -> None:
+        """It has failed."""
+        self.heard.append((self.id, "failed", einfo))
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 (Celery's signature)
+        """It took too long."""
+        self.heard.append((self.id, "timeout", soft, timeout))
+
+
+class Pool:
+    """A pool that keeps what it is given until a test lets it run."""
+
+    def __init__(self, processes: int = 1) -> None:
+        self.num_processes = processes
+        self.sent: list[SimpleNamespace] = []
+        self.closing = False
+
+    def apply_async(self, target: Callable[..., Any], args: Any, **options: Any) -> Any:
+        """Take a batch, unless closing."""
+        if self.closing:
+            return None
+        name, deliveries = args
+        ids = [delivery.task_id for delivery in deliveries]
+        result = type("Result", (), {})()
+        self.sent.append(
+            SimpleNamespace(
+                target=target, name=name, ids=ids, deliveries=deliveries, result=result, **options
+            )
+        )
+        return result
+
+    def finish(self, index: int = -1) -> None:
+        """Run one of the batches it was given, with success."""
+        sent = self.sent[index]
+        sent.callback([(0, None, 0.0)] * len(sent.ids))
+
+    def finish_all(self) -> None:
+        """Run what it was given and whatever it is given thereupon, first come first served."""
+        for index, _ in enumerate(self.sent):  # which grows meanwhile
+            self.finish(index)
+
+    @property
+    def batches(self) -> list[list[str]]:
+        """The ids of each batch it was given, in order."""
+        return [sent.ids for sent in self.sent]
+
+
+class Worker:
+    """A consumer with a pool, a manual clock and an alarm that only notes what it is set to."""
+
+    def __init__(self, app: Celery, pool: Any, hub: Hub | None = None) -> None:
+        self.app, self.pool, self.hub = app, pool, hub
+        self.heard: list[tuple[Any, ...]] = []
+        self.alarms: list[float | None] = []
+        self.ring: Callable[[float], None] = lambda _: None
+        self.released = 0
+
+    def on_task_request(self, job: BatchJob) -> None:
+        """Hand a job to the pool, as Celery's worker does."""
+        try:
+            job.execute_using_pool(self.pool)
+        except TaskRevokedError:
+            self.released += 1
+
+    def alarm_for(self, _: Hub | None, ring: Callable[[float], None]) -> Any:
+        """Make the alarm that notes."""
+        self.ring = ring
+        return SimpleNamespace(set=self.alarms.append, cancel=lambda: self.alarms.append(None))
+
+    def start(self) -> Lanes:
+        """Open lanes on this consumer."""
+        self.lanes = Lanes(self)
+        self.lanes.open()
+        return self.lanes
+
+    def send(self, task: str, *ids: str) -> list[Call]:
+        """Put requests for a task in its lane, one by one."""
+        lane = self.lanes.lane(self.app.tasks[task])
+        calls = [Call(task_id, self.heard) for task_id in ids]
+        for call in calls:
+            self.lanes.add(lane, call)
+        return calls
+
+    def told(self, word: str) -> list[str]:
+        """Return who has heard a word, in order."""
+        return [task_id for task_id, what, *_ in self.heard if what == word]
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches hold a place."""
+        return self.lanes._slots.in_flight

@@ -1,0 +1,150 @@
+"""What becomes of a batch in the pool, and who is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.concurrency.solo import TaskPool as SoloPool
+
+from celery_batch.worker.settle import run_batch
+from tests.worker.doubles import Call, Pool, Worker
+
+
+def test_batch_goes_to_the_pool_as_one_job(worker: Worker, pool: Pool):
+    """A full batch is one call of the pool, with each request's encoded body and no arguments."""
+    worker.send("pairs", "a", "b")
+    (sent,) = pool.sent
+
+    assert (run_batch, "pairs", ["a", "b"]) == (sent.target, sent.name, sent.ids)
+    assert {"id": "a"} == sent.deliveries[0].request
+    assert b"[]" == sent.deliveries[0].body
+
+
+def test_every_request_hears_its_own_news(worker: Worker, pool: Pool):
+    """What the pool says of a batch is told to each request in it, and frees the place."""
+    worker.send("pairs", "a", "b")
+    pool.sent[0].accept_callback(77, 1.5)
+    pool.sent[0].timeout_callback(True, 9.0)  # noqa: FBT003 (the pool's signature)
+    pool.sent[0].callback([(0, "A", 0.1), (0, "B", 0.1)])
+
+    assert [
+        ("a", "accepted", 77, 1.5),
+        ("b", "accepted", 77, 1.5),
+        ("a", "timeout", True, 9.0),
+        ("b", "timeout", True, 9.0),
+        ("a", "settled", (0, "A", 0.1)),
+        ("a", "acknowledged"),
+        ("b", "settled", (0, "B", 0.1)),
+        ("b", "acknowledged"),
+    ] == worker.heard
+    assert 0 == worker.in_flight
+
+
+def test_lost_process_fails_every_request_of_its_batch(worker: Worker, pool: Pool):
+    """An error of the pool itself is everybody's, and frees the place once."""
+    worker.send("pairs", "a", "b")
+    pool.sent[0].error_callback("lost")
+    pool.sent[0].error_callback("lost")
+
+    assert [("a", "failed", "lost"), ("b", "failed", "lost")] == worker.heard
+    assert 0 == worker.in_flight
+
+
+def test_trouble_with_one_request_does_not_keep_news_from_others(
+    worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
+):
+    """A handler that fails is logged by name; the others are told, and the place is free."""
+    worker.send("trios", "a", "b", "c")
+    pool.sent[0].callback([(0, "A", 0.1), "explode", (0, "C", 0.1)])
+
+    assert ["a", "c"] == worker.told("settled")
+    assert ["Could not settle shop.task[b]"] == caplog.messages
+    assert 0 == worker.in_flight
+
+
+def test_revoked_requests_do_not_reach_the_pool(worker: Worker, pool: Pool):
+    """Who was revoked while waiting stays behind; the rest of the batch runs."""
+    a, b = worker.send("trios", "a", "b")
+    b.unwanted = True
+    worker.send("trios", "c")
+
+    assert [["a", "c"]] == pool.batches
+    assert pool.sent[0].result is a._apply_result()
+    assert not hasattr(b, "_apply_result")
+
+
+def test_batch_of_revoked_requests_gives_its_place_back(worker: Worker, pool: Pool):
+    """When nobody is left to run, the process set aside and the place are free again."""
+    (a,) = worker.send("pairs", "a")
+    a.unwanted = True
+    revoke_on_arrival = Call("b", worker.heard)
+    revoke_on_arrival.unwanted = True
+    worker.lanes.add(worker.lanes.lane(worker.app.tasks["pairs"]), revoke_on_arrival)
+
+    assert [] == pool.batches
+    assert (0, 1) == (worker.in_flight, worker.released)
+
+    worker.send("pairs", "c", "d", "e", "f")
+
+    assert [["c", "d"], ["e", "f"]] == pool.batches
+
+
+def test_closing_pool_leaves_messages_with_the_broker(worker: Worker, pool: Pool):
+    """A pool that takes nothing more costs no place, and nobody is told anything."""
+    pool.closing = True
+    worker.send("pairs", "a", "b")
+
+    assert 0 == worker.in_flight
+    assert [] == worker.heard
+
+
+def test_solo_pool_runs_within_the_call(start: Callable[..., Worker]):
+    """It answers None as well, but its batch has run, and is settled once."""
+
+    class Solo(SoloPool):
+        def apply_async(self, _: Any, args: Any, **options: Any) -> None:
+            options["accept_callback"](1, 0.0)
+            options["callback"]([(0, "done", 0.0) for _ in args[1]])
+
+    worker = start(Solo())
+    worker.send("pairs", "a", "b", "c", "d")
+
+    assert ["a", "b", "c", "d"] == worker.told("settled")
+    assert 0 == worker.in_flight
+
+
+def test_tightest_time_limit_holds_for_the_batch(start: Callable[..., Worker], pool: Pool):
+    """Each limit is the shortest of any request's own and the task's."""
+    worker = start(pool)
+    task = worker.app.tasks["trios"]
+    type(task).time_limit, type(task).soft_time_limit = 60, None
+    calls = worker.send("trios", "a", "b")
+    calls[0].time_limits = (30, None)
+    calls[1].time_limits = (90, 20)
+    worker.send("trios", "c")
+
+    assert (20, 30) == (pool.sent[0].soft_timeout, pool.sent[0].timeout)
+
+
+def test_no_time_limit_is_no_limit(worker: Worker, pool: Pool):
+    """Without limits the pool sets none."""
+    worker.send("single", "a")
+
+    assert (None, None) == (pool.sent[0].soft_timeout, pool.sent[0].timeout)
+
+
+def test_job_says_how_it_stands(worker: Worker, pool: Pool):
+    """A log line shows a job's task, size and state."""
+    worker.send("pairs", "a", "b")
+    (job,) = worker.lanes._jobs
+    states = [repr(job)]
+    pool.sent[0].accept_callback(1, 0.0)
+    states.append(repr(job))
+    pool.finish(0)
+    states.append(repr(job))
+
+    assert [
+        f"<BatchJob {job.id}: pairs x 2, {word}>" for word in ("ready", "running", "ended")
+    ] == (states)
