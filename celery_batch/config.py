@@ -9,6 +9,7 @@ options win over them.
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -76,13 +77,13 @@ class Settings:
             ConfigurationError: A ``batch_*`` setting is misspelt or wrong.
         """
         for key in app.conf:
-            # With a namespace the keys are the user's: CELERY_BATCH_MAX_SIZE.
-            name = key.lower().removeprefix((app.conf.prefix or "").lower())
+            name = _without_namespace(key, app.conf.prefix)
             if name.startswith("batch_") and name not in SETTINGS:
                 raise ConfigurationError(f"{key}: no such setting{did_you_mean(name, SETTINGS)}")
         devices = _setting(app, "batch_devices")
         timeout = _setting(app, "batch_load_timeout")
-        if not isinstance(timeout, (int, float)) or timeout <= 0:
+        is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+        if not is_number or not 0 < timeout < math.inf:
             raise ConfigurationError(
                 f"batch_load_timeout: must be seconds above 0, got {timeout!r}"
             )
@@ -170,8 +171,16 @@ def listable_signature(cls: Any) -> inspect.Signature:
 
 def did_you_mean(name: str, known: Any) -> str:
     """Return a hint at the nearest known name, or nothing."""
-    near = get_close_matches(name, sorted(known), n=1)
+    public = sorted(each for each in known if not each.startswith("_"))
+    near = get_close_matches(name, public, n=1)
     return f"; did you mean {near[0]}?" if near else ""
+
+
+def _without_namespace(key: str, namespace: str | None) -> str:
+    """Return Celery's name of a setting; with a namespace the key may be CELERY_BATCH_MAX_SIZE."""
+    if namespace and key.startswith(namespace):
+        return key.removeprefix(namespace).lower()
+    return key  # as Celery names it, or somebody else's
 
 
 def _setting(app: Any, name: str) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery.exceptions import Retry
@@ -28,6 +29,15 @@ class Seat(threading.local):
 
     _task_id: str | None = None
     _answer: Answer | None = None
+
+    @contextmanager
+    def running_batch(self) -> Iterator[None]:
+        """Say that a batch function runs; inside it another may, of a task called directly."""
+        before, self.in_batch = self.in_batch, True
+        try:
+            yield
+        finally:
+            self.in_batch = before
 
     def take(self, task_id: str, answer: Answer) -> None:
         """

@@ -60,23 +60,36 @@ class BatchTask(Task):  # type: ignore[misc]
     #: Its signature; each parameter becomes a list.
     batch_signature: ClassVar[inspect.Signature]
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """
+        Put the single-item face before a function that is written on lists.
+
+        Here and not when an app binds the task: Celery has registered it by then,
+        and may have wrapped its ``run`` for ``autoretry_for``.
+
+        Raises:
+            ConfigurationError: An option is misspelt, or the function cannot be
+                called with lists.
+        """
+        super().__init_subclass__(**kwargs)
+        if cls.run in (Task.run, BatchTask._run_item):
+            return  # a base class, or a task that has its face
+        refuse_unknown_options(cls, {*dir(BatchTask), *dict(Task.from_config)})
+        cls.batch_signature = listable_signature(cls)
+        cls.batch_run = inspect.getattr_static(cls, "run")
+        cls.run = BatchTask._run_item
+
     @classmethod
     def on_bound(cls, app: Any) -> None:
         """
-        Check the options and hook the worker's steps into the app.
+        Check what the app's settings make of the options, and hook the worker's steps in.
 
         Raises:
-            ConfigurationError: An option is misspelt or wrong, or the function
-                cannot be called with lists.
+            ConfigurationError: An option or a setting is wrong.
         """
         super().on_bound(app)
-        if cls.run is Task.run:
+        if cls.run is not BatchTask._run_item:
             return  # a base class, not a task yet
-        if cls.run is not BatchTask._run_item:  # Celery may bind a task more than once
-            refuse_unknown_options(cls, {*dir(BatchTask), *dict(Task.from_config)})
-            cls.batch_signature = listable_signature(cls)
-            cls.batch_run = inspect.getattr_static(cls, "run")
-            cls.run = BatchTask._run_item
         Settings.of(app)
         policy_of(cls)
         app.steps["worker"].add("celery_batch.worker.steps:BatchWorker")
@@ -88,7 +101,8 @@ class BatchTask(Task):  # type: ignore[misc]
         if answer is not None:
             outcome = answer(row)
         else:  # called directly, eagerly or by a worker without our strategy: a batch of one
-            (outcome,) = self.runner().run(*([value] for value in row))
+            with seat.running_batch():
+                (outcome,) = self.runner().run(*([value] for value in row))
         if isinstance(outcome.error, Retry):
             raise super().retry(throw=False, **retry_options(outcome.error))
         return outcome.unwrap()

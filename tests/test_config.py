@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_batch import BatchPolicy, ConfigurationError
-from celery_batch.config import OPTIONS, SETTINGS, Settings, policy_of
+from celery_batch.config import LARGEST_BATCH, OPTIONS, SETTINGS, Settings, policy_of
 
 
 @pytest.fixture
@@ -132,6 +132,16 @@ def test_wrong_policy_names_the_task(
         policy_of(task(app, **options))
 
     assert str(refusal.value).startswith(message)
+
+
+def test_batches_have_a_largest_size(app: Celery):
+    """A size that the worker's stack could not hold is refused; the largest is not."""
+    with pytest.raises(
+        ConfigurationError, match=r"^shop\.t\.max_batch_size: at most 2000, got 2001"
+    ):
+        policy_of(task(app, max_batch_size=LARGEST_BATCH + 1))
+
+    assert 2000 == policy_of(task(app, max_batch_size=LARGEST_BATCH)).max_batch_size
 
 
 def test_django_s_settings_carry_its_namespace():

@@ -20,7 +20,7 @@ from celery_batch.errors import ConfigurationError
 __all__ = ["discover", "pin"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_NAME = re.compile(r"cpu|mps|cuda:[\w-]+")
+_NAME = re.compile(r"cpu|mps|cuda:(\d+|(GPU|MIG)-[\w/-]+)")
 
 
 def discover() -> list[str]:

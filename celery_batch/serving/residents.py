@@ -42,7 +42,9 @@ def resident(model: type[Model]) -> Model:
     if found is not None:
         return found
     with _lock:  # two threads may want it at once; the second finds it loaded
-        return _residents.get(model) or move_in(model, _device or devices.pin(0))
+        if _device is None:  # nobody has planned this process: it is the first and only one
+            settle_on(devices.pin(0))
+        return _residents.get(model) or move_in(model, str(_device))
 
 
 def move_in(model: type[Model], device: str) -> Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -70,7 +70,7 @@ class Runner:
     def _check(self, outputs: Any, size: int) -> Sequence[Any]:
         if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
             outputs = outputs.tolist()
-        if isinstance(outputs, (str, bytes, dict)) or not isinstance(outputs, Sized):
+        if isinstance(outputs, (str, bytes, bytearray)) or not isinstance(outputs, Sequence):
             raise WrongResultCount(
                 f"{self._name} returned {_describe(outputs)} for a batch of {size};"
                 f" it must return a list with one output per input, in order"
@@ -80,7 +80,7 @@ class Runner:
                 f"{self._name} returned {len(outputs)} outputs for a batch of {size};"
                 f" it must return one output per input, in order"
             )
-        return list(outputs)  # type: ignore[call-overload,no-any-return]
+        return outputs
 
 
 def _outcome(output: Any) -> Outcome:

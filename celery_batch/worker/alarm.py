@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 __all__ = ["Alarm", "HubAlarm", "ThreadAlarm", "alarm_for"]
+
+
+logger = logging.getLogger(__name__)
 
 
 class Alarm(Protocol):
@@ -93,7 +97,12 @@ class ThreadAlarm:
 
     def _watch(self) -> None:
         while True:
-            self._ring(time.monotonic() - self._await_due())
+            due = self._await_due()
+            try:
+                self._ring(time.monotonic() - due)
+            except Exception:
+                # A thread that dies here would leave every later request waiting.
+                logger.exception("Could not send off batches that are due")
 
     def _await_due(self) -> float:
         with self._changed:

@@ -60,12 +60,25 @@ class Lane:
         with self._lock:
             self._batcher.looked_away(time.monotonic())
 
-    def take(self) -> Batch[Any] | Wait:
-        """Return a batch, with a slot set aside for it, or how long to wait."""
+    @property
+    def is_full(self) -> bool:
+        """Whether a batch that cannot grow any more waits here."""
+        return len(self._batcher) >= self.policy.max_batch_size
+
+    def take(self, *, contested: bool) -> Batch[Any] | Wait:
+        """
+        Return a batch, with a slot set aside for it, or how long to wait.
+
+        Args:
+            contested: Some lane has a full batch.  A place behind a running batch
+                is then as good as a free slot: if this lane waited for company,
+                the place would go to the others, every time.
+        """
         with self._lock:
             if not self._slots.room_ahead:
                 return Wait(None)
-            decision = self._batcher.next(time.monotonic(), ahead=not self._slots.free)
+            ahead = not self._slots.free and not contested
+            decision = self._batcher.next(time.monotonic(), ahead=ahead)
             if not isinstance(decision, Batch):
                 return decision if isinstance(decision, Wait) else Wait(None)
             self._slots.in_flight += 1

@@ -80,8 +80,10 @@ class Lanes:
         """Send off every batch that may leave now; arm the alarm for the next that may."""
         while self._open:
             soonest: float | None = None
-            for lane in sorted(self._lanes.values(), key=lambda lane: lane.oldest):
-                decision = lane.take()
+            lanes = sorted(self._lanes.values(), key=lambda lane: lane.oldest)
+            contested = any(lane.is_full for lane in lanes)
+            for lane in lanes:
+                decision = lane.take(contested=contested)
                 if isinstance(decision, Batch):
                     self._submit(lane, decision)
                     break

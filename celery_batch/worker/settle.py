@@ -130,11 +130,8 @@ class _Run:
     def _run_model(self) -> None:
         if not self._rows:
             return
-        seat.in_batch = True
-        try:
+        with seat.running_batch():
             outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
-        finally:
-            seat.in_batch = False
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))
 
 

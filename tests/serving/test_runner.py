@@ -57,7 +57,6 @@ def test_every_parameter_is_a_column():
         deque([1, 2, 3]),
         UserList([1, 2, 3]),
         range(1, 4),
-        {"a": 1, "b": 2, "c": 3}.values(),
         np.array([1, 2, 3]),
         torch.tensor([1, 2, 3]),
     ],

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import shutil
 import socket
@@ -12,81 +10,24 @@ import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 import redis
+from web_door import Door
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.cli.child import Child
 from celery_batch.cli.redis_server import RedisServer
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
-JSON = {"Content-Type": "application/json"}
-FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-
 
 @dataclass
-class Reply:
-    """What came back over HTTP."""
-
-    status: int
-    headers: dict[str, str]
-    body: Any
-
-    @property
-    def error(self):
-        """The type of the error that the body tells of, if it does."""
-        return self.body.get("error", {}).get("type") if isinstance(self.body, dict) else None
-
-
-class Door:
-    """A running web server, and a way to ask it."""
-
-    def __init__(self, port, child):
-        self.port = port
-        self.child = child
-
-    def ask(self, method, path, body=None, headers=None):
-        """Send one request; the reply's body is read as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            connection.request(method, path, body, headers or {})
-            response = connection.getresponse()
-            content = json.loads(response.read() or b"null")
-            return Reply(response.status, dict(response.getheaders()), content)
-        finally:
-            connection.close()
-
-    def predict(self, *inputs):
-        """POST inputs to /predict as JSON."""
-        return self.ask("POST", "/predict", json.dumps({"inputs": inputs}), JSON)
-
-    def form(self, path, *inputs):
-        """POST inputs to a path as the repeated form field s."""
-        return self.ask("POST", path, urlencode([("s", text) for text in inputs]), FORM)
-
-    def why_not(self, path):
-        """Return why a path does not answer 200 yet, "" when it does."""
-        try:
-            reply = self.ask("GET", path)
-        except OSError as error:
-            return repr(error)
-        return "" if reply.status == 200 else f"{reply.status} {reply.body}"
-
-    def until(self, path):
-        """Wait until a path answers 200."""
-        wait_until(lambda: self.why_not(path), [self.child], what=path, timeout=60)
-
-
 class Servers:
     """Starts what a test needs around one Redis; each server ends with its block."""
 
-    def __init__(self, server, logs):
-        self.redis = server
-        self.logs = logs
+    redis: RedisServer
+    logs: Path
 
     def client(self):
         """Return a client of the Redis, to look around with."""
@@ -101,6 +42,7 @@ class Servers:
         return {**os.environ, **urls, **more}
 
     def _log(self, name):
+        """Return a new file for a server's output."""
         return self.logs / f"{name}{len(list(self.logs.iterdir()))}.log"
 
     @contextmanager

@@ -7,7 +7,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import FORM, JSON
+from web_door import FORM, JSON
 
 MULTIPART = (
     b'--x\r\nContent-Disposition: form-data; name="s"\r\n\r\nsay lamb [MASK]\r\n'

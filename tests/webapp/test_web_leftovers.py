@@ -121,7 +121,7 @@ def tracked():
     return held, len(gc.get_objects()), threading.active_count()
 
 gc.disable()
-give_up(50)
+give_up(200)
 _, objects_before, threads_before = tracked()
 statuses = give_up(800)
 held, objects, threads = tracked()
