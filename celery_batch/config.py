@@ -51,6 +51,7 @@ SETTINGS: dict[str, Any] = {
     "batch_linger": None,
     "batch_devices": None,
     "batch_load_timeout": 600.0,
+    "batch_bulk": True,
 }
 
 

@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 from celery import _state
@@ -68,6 +69,12 @@ class Worker:
         """Ask it to stop as a supervisor would, with SIGTERM; return its exit code."""
         self.child.stop(grace)
         return self.child.exit_code
+
+    @property
+    def pid(self) -> int:
+        """The process id of the worker's main process."""
+        (server,) = psutil.Process(self.child.pid).children()
+        return server.pid
 
     @property
     def log(self) -> str:

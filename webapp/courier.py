@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 #: What Celery, kombu and redis-py raise when a server is away; RuntimeError is what
 #: Celery's result consumer makes of having tried in vain to connect again.
-_UNREACHABLE = (OperationalError, LimitExceeded, RedisError, RuntimeError, OSError)
+_UNREACHABLE = (OperationalError, RedisError, RuntimeError, OSError)
 
 
 class Courier:
@@ -99,6 +99,9 @@ class Courier:
             raise BrokerUnreachable("the broker could not be reached a moment ago")
         try:
             yield
+        except LimitExceeded:
+            # Others hold the connections; whether in vain, they will find out.
+            raise BrokerUnreachable("the broker is too slow to take the inputs") from None
         except _UNREACHABLE as error:
             log.warning("the broker or the result store cannot be reached: %r", error)
             self._unreachable_until = time.monotonic() + RETRY_AFTER

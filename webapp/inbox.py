@@ -94,17 +94,18 @@ class Inbox:
         Raises:
             Exception: Redis cannot be reached.
         """
-        for result in wait.results:
-            result.then(wait.arrived)
         with self._lock:
             self._waits.add(wait)
+        for result in wait.results:
+            result.then(wait.arrived)
         self._keep_reading()
 
     def drop(self, wait: Wait) -> None:
         """Forget the results, at once; those that are still to come will meet nobody."""
         with self._lock:
+            was_expected = wait in self._waits
             self._waits.discard(wait)
-        if wait.missing:
+        if was_expected and wait.missing:
             # Unsubscribing may have to connect again: not while a client waits.
             self._dropped.append(wait)
             self._keep_reading()

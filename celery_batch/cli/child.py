@@ -81,6 +81,11 @@ class Child:
         return f"<Child {self.name} {state}>"
 
     @property
+    def pid(self) -> int:
+        """The keeper's process id; the server is its child."""
+        return self._keeper.pid
+
+    @property
     def exit_code(self) -> int | None:
         """None while the server runs; then its exit code, 128 + n for signal n."""
         return self._keeper.poll()

@@ -79,6 +79,9 @@ class BatchJob:
         state = "ended" if self._ended else "running" if self.accepted else "ready"
         return f"<BatchJob {self.id}: {self._task.name} x {len(self._requests)}, {state}>"
 
+    def __len__(self) -> int:
+        return len(self._requests)
+
     def execute_using_pool(self, pool: Any, **_: Any) -> Any:
         """
         Submit the batch, less what was revoked or has expired meanwhile.

@@ -61,6 +61,11 @@ class Lane:
             self._batcher.looked_away(time.monotonic())
 
     @property
+    def waiting(self) -> int:
+        """How many requests are in line."""
+        return len(self._batcher)
+
+    @property
     def is_full(self) -> bool:
         """Whether a batch that cannot grow any more waits here."""
         return len(self._batcher) >= self.policy.max_batch_size

@@ -45,6 +45,19 @@ class Lanes:
             self._lanes[task.name] = Lane(task, self._slots)
         return self._lanes[task.name]
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the event loop runs and batches may leave."""
+        return self._open
+
+    def room(self) -> int:
+        """Return how many more requests could be put to use, running, ready or gathering."""
+        batches = self._slots.capacity + self._slots.processes
+        held = sum(len(job) for job in list(self._jobs))
+        lanes = list(self._lanes.values())
+        wanted = batches * sum(lane.policy.max_batch_size for lane in lanes)
+        return max(wanted - held - sum(lane.waiting for lane in lanes), 0)
+
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
         self._open = True

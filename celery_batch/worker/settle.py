@@ -23,6 +23,7 @@ from kombu.serialization import loads, prepare_accept_content
 from celery_batch.seat import Answer, seat
 from celery_batch.serving.runner import Outcome
 from celery_batch.task import BatchTask
+from celery_batch.worker.redis_results import ResultBuffer, buffered_results
 
 __all__ = ["Delivery", "Settled", "run_batch"]
 
@@ -88,11 +89,13 @@ class _Run:
         self._settled: list[Settled | None] = [None] * len(deliveries)
         self._rows: dict[int, tuple[Any, ...]] = {}
         self._outcomes: dict[int, Outcome] = {}
+        self._buffer: ResultBuffer | None = None
 
     def settle_all(self) -> list[Settled]:
         needed = 1000 + _FRAMES_PER_ITEM * len(self._deliveries)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), needed))
-        self._enter(0)
+        with buffered_results(self._task) as self._buffer:
+            self._enter(0)
         return [settled for settled in self._settled if settled is not None]
 
     def _enter(self, index: int) -> None:
@@ -130,6 +133,8 @@ class _Run:
     def _run_model(self) -> None:
         if not self._rows:
             return
+        if self._buffer is not None:
+            self._buffer.flush()  # STARTED is no news once the model has answered
         with seat.running_batch():
             outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))

@@ -40,6 +40,11 @@ class Slots:
         return self.in_flight < self.processes
 
     @property
+    def capacity(self) -> int:
+        """How many batches may be on their way: running, and ready behind those."""
+        return self.processes * self._depth
+
+    @property
     def room_ahead(self) -> bool:
         """Whether one more batch may be made ready behind the running ones."""
-        return self.in_flight < self.processes * self._depth
+        return self.in_flight < self.capacity

@@ -14,6 +14,7 @@ from celery_batch.config import Settings, policy_of
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import residents
 from celery_batch.worker import capacity, control
+from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.loading import load_models
 from celery_batch.worker.warmup import WarmUp
@@ -113,6 +114,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.lanes = consumer.batch_lanes = Lanes(consumer)
+        self.bulk = BulkPath(consumer)
         control.register()
 
     def start(self, consumer: Any) -> None:
@@ -120,11 +122,16 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         tasks = getattr(consumer.controller, "batch_tasks", [])
         if tasks:
             capacity.lift_disabled_prefetch(consumer, tasks)
+            self.bulk.open()
         self.lanes.open()
 
     def stop(self, consumer: Any) -> None:
         """Give back what has not been sent to the pool."""
         self.lanes.close(restarting=consumer.blueprint.state == bootsteps.RUN)
+
+    def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 (Celery's signature)
+        """Send the last acknowledgements, while the connection is still there."""
+        self.bulk.flush()
 
     def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002 (Celery's signature)
         """Return the batch counters for ``celery inspect stats`` and Flower."""

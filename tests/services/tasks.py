@@ -139,6 +139,12 @@ def plain(x):
     return x + 1
 
 
+@app.task(name="shop.total")
+def total(numbers):
+    """Add up what a chord has gathered."""
+    return sum(numbers)
+
+
 @app.task(base=BatchTask, name="shop.elsewhere")
 def elsewhere(x):
     """Belong to a queue that the workers of most tests do not consume."""

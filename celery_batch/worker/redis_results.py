@@ -1,0 +1,121 @@
+"""
+The results of a batch in two round trips, where Celery makes two for each.
+
+Every key, its value, its expiry and its notification stay Celery's, so a stock
+`AsyncResult` anywhere finds what it expects.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from celery import states
+from celery.backends.redis import RedisBackend, SentinelBackend
+from celery.exceptions import BackendStoreError
+from kombu.utils.encoding import bytes_to_str
+
+__all__ = ["ResultBuffer", "buffered_results"]
+
+
+class ResultBuffer:
+    """
+    Takes the place of a Redis backend's single store while a batch is settled.
+
+    Args:
+        backend: Celery's Redis backend of this thread.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._store_one = backend._store_result  # noqa: SLF001
+        self._kept: dict[str, tuple[Any, str]] = {}
+
+    def store(
+        self,
+        task_id: str,
+        result: Any,
+        state: str,
+        traceback: Any = None,
+        request: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """
+        Keep one result; what cannot be encoded is that item's error, here and now.
+
+        Raises:
+            BackendStoreError: The result is larger than Redis stores.
+        """
+        if getattr(request, "chord", None):
+            # Its body may start as soon as this part is counted, and look at the result.
+            return self._store_one(task_id, result, state, traceback, request=request, **kwargs)
+        backend = self._backend
+        meta = backend._get_result_meta(  # noqa: SLF001
+            result=result, state=state, traceback=traceback, request=request
+        )
+        meta["task_id"] = bytes_to_str(task_id)
+        value = backend.encode(meta)
+        if isinstance(value, str) and len(value) > backend._MAX_STR_VALUE_SIZE:  # noqa: SLF001
+            raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)
+        key = backend.get_key_for_task(task_id)
+        if self._kept.get(key, (None, ""))[1] != states.SUCCESS:
+            self._kept[key] = value, state
+        return result
+
+    def flush(self) -> None:
+        """Store what has been kept; a success that is stored already stands, as in Celery."""
+        kept, self._kept = self._kept, {}
+        if not kept:
+            return
+        stored = zip(kept, self._backend.mget(list(kept)), strict=True)
+        done = {key for key, value in stored if value and self._is_success(value)}
+        fresh = [(key, *kept[key]) for key in kept if key not in done]
+        if fresh:
+            self._backend.ensure(self._write, (fresh,))
+
+    def _is_success(self, value: Any) -> bool:
+        return bool(self._backend.decode_result(value)["status"] == states.SUCCESS)
+
+    def _write(self, entries: list[tuple[str, Any, str]]) -> None:
+        backend = self._backend
+        with backend.client.pipeline(transaction=False) as pipe:
+            for key, value, state in entries:
+                expires = backend.failure_expires if state == states.FAILURE else None
+                expires = backend.expires if expires is None else expires
+                if expires:
+                    pipe.setex(key, expires, value)
+                else:
+                    pipe.set(key, value)
+                pipe.publish(key, value)
+            pipe.execute()
+
+
+@contextmanager
+def buffered_results(task: Any) -> Iterator[ResultBuffer | None]:
+    """
+    Collect the results stored in this block and store them at its end.
+
+    Args:
+        task: The batch task.
+
+    Yields:
+        The buffer, or None where results are stored one by one: on other backends,
+        with ``batch_bulk = False``, or on a backend that threads share.
+    """
+    backend = task.backend
+    shared = task.app.conf.get("result_backend_thread_safe") and (
+        threading.current_thread() is not threading.main_thread()
+    )
+    ours = type(backend) in (RedisBackend, SentinelBackend)
+    if not ours or shared or not task.app.conf.get("batch_bulk", True):
+        yield None
+        return
+    buffer = ResultBuffer(backend)
+    backend._store_result = buffer.store  # noqa: SLF001
+    try:
+        yield buffer
+        buffer.flush()
+    finally:
+        del backend._store_result  # noqa: SLF001

@@ -1,0 +1,130 @@
+"""The bulk message path keeps kombu's books and Celery's results, byte for byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+from kombu import Connection
+
+from tests.conftest import Shop
+
+BOTH = pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
+
+
+def held(shop: Shop) -> tuple[dict[str, list], list[str]]:
+    """Return what Redis holds as unacknowledged: the messages by tag, and the tags' index."""
+    client = shop.memory()
+    kept = {tag.decode(): json.loads(entry) for tag, entry in client.hgetall("unacked").items()}
+    index = [tag.decode() for tag in client.zrange("unacked_index", 0, -1)]
+    client.close()
+    return kept, index
+
+
+@BOTH
+def test_unacknowledged_messages_can_be_given_back_by_any_worker(shop: Shop, bulk: bool):  # noqa: FBT001
+    """What a killed worker held is written down as kombu writes it, and comes back whole."""
+    worker = shop.worker("-c", "1", conf={"batch_bulk": bulk})
+    results = [shop.slow.delay(n) for n in range(60)]
+    results[5].get(timeout=30)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.child.wait(10)
+    kept, index = held(shop)
+    with Connection(shop.url) as connection:
+        channel = connection.default_channel
+        for tag in index:
+            channel.qos.restore_by_tag(tag)
+    shop.worker("-c", "1")
+
+    assert kept
+    assert sorted(kept) == sorted(index)
+    assert {("", "celery")} == {(exchange, key) for _, exchange, key in kept.values()}
+    assert {
+        tag for tag, (message, _, _) in kept.items() if message["properties"]["delivery_tag"] == tag
+    } == set(kept)
+    assert list(range(60)) == [result.get(timeout=60) for result in results]
+
+
+@BOTH
+def test_nothing_is_left_unacknowledged(shop: Shop, bulk: bool):  # noqa: FBT001
+    """When all is done and the worker has stopped, Redis holds no message any more."""
+    worker = shop.worker("-c", "1", conf={"batch_bulk": bulk})
+    results = [shop.double.delay(n) for n in range(100)]
+    answers = [result.get(timeout=30) for result in results]
+    worker.stop()
+
+    assert [2 * n for n in range(100)] == answers
+    assert ({}, []) == held(shop)
+
+
+@BOTH
+def test_messages_come_in_the_order_of_priorities_and_queues(shop: Shop, bulk: bool):  # noqa: FBT001
+    """Urgent messages come first, each priority in the order of its sending."""
+    for n in range(40):
+        shop.double.apply_async((n,), priority=(9, 6, 3, 0)[n % 4])
+    shop.worker("-c", "1", conf={"batch_bulk": bulk})
+    last = shop.double.apply_async((40,), priority=9)
+    last.get(timeout=30)
+    order = [n for fact in shop.recall("double") for n in fact["items"]]
+    urgent = sorted(range(40), key=lambda n: (-(n % 4), n))
+
+    assert [*urgent, 40] == order
+
+
+@BOTH
+def test_key_prefix_is_kept(shop: Shop, bulk: bool):  # noqa: FBT001
+    """With a global key prefix the broker's keys all carry it."""
+    options = {"global_keyprefix": "shop-"}
+    shop.app.conf.broker_transport_options = options
+    worker = shop.worker("-c", "1", conf={"batch_bulk": bulk, "broker_transport_options": options})
+    results = [shop.double.delay(n) for n in range(50)]
+    answers = [result.get(timeout=30) for result in results]
+    worker.stop()
+    client = shop.memory()
+    kept = client.hlen("shop-unacked"), client.zcard("shop-unacked_index"), client.exists("celery")
+    client.close()
+
+    assert [2 * n for n in range(50)] == answers
+    assert (0, 0, 0) == kept
+
+
+@BOTH
+def test_stored_results_are_celery_s(shop: Shop, bulk: bool):  # noqa: FBT001
+    """Key, fields and expiry of a stored result do not depend on the path."""
+    shop.worker("-c", "1", conf={"batch_bulk": bulk, "result_extended": True})
+    good, bad = shop.odd.delay("good"), shop.odd.delay("bad")
+    good.get(timeout=30)
+    bad.get(timeout=30, propagate=False)
+    client = shop.memory()
+    stored = [json.loads(client.get(f"celery-task-meta-{each.id}")) for each in (good, bad)]
+    expiries = [client.ttl(f"celery-task-meta-{each.id}") for each in (good, bad)]
+    client.close()
+    names = {"args", "children", "date_done", "kwargs", "name", "queue", "retries", "worker"}
+
+    assert ["SUCCESS", "FAILURE"] == [meta["status"] for meta in stored]
+    assert ["GOOD", "ValueError"] == [stored[0]["result"], stored[1]["result"]["exc_type"]]
+    assert all(names <= set(meta) for meta in stored)
+    assert all(590 <= seconds <= 600 for seconds in expiries)
+
+
+def test_started_is_stored_before_the_model_answers(shop: Shop):
+    """With track_started the state is STARTED while the batch runs."""
+    shop.worker("-c", "1", conf={"task_track_started": True})
+    result = shop.slow.delay(1)
+    seen = {result.state}
+    while not result.ready():
+        seen.add(result.state)
+
+    assert "STARTED" in seen
+
+
+def test_chord_counts_items_of_batches(shop: Shop):
+    """The body of a chord starts when its last item is done, with all outputs in order."""
+    from celery import chord, group  # noqa: PLC0415
+
+    shop.worker("-c", "1")
+    body = chord(group(shop.double.s(n) for n in range(30)), shop.total.s())
+
+    assert sum(2 * n for n in range(30)) == body.apply_async().get(timeout=30)
