@@ -9,11 +9,13 @@ from typing import Any
 from uuid import uuid4
 from weakref import ref
 
+from billiard.einfo import ExceptionInfo
 from celery.exceptions import TaskRevokedError
 from celery.utils.functional import noop
 from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import Batch
+from celery_batch.errors import BatchError
 from celery_batch.worker.settle import Delivery, Settled, run_batch
 
 __all__ = ["BatchJob", "JobEnd", "News"]
@@ -140,6 +142,9 @@ class BatchJob:
             News(request, request.on_accepted, (pid, time_accepted)).deliver()
 
     def _on_success(self, settled: list[Settled], **_: Any) -> None:
+        if len(settled) != len(self._requests):  # never; but then nobody may be left waiting
+            self._on_failure(_explain(len(settled), len(self._requests)))
+            return
         ends = zip(self._requests, settled, strict=True)
         self._end([News(request, request.on_success, (end,)) for request, end in ends])
 
@@ -154,6 +159,15 @@ class BatchJob:
         if not self._ended:
             self._ended = True
             self._on_end(self, news)
+
+
+def _explain(settled: int, requests: int) -> ExceptionInfo:
+    try:
+        raise BatchError(  # noqa: TRY301 (what is sent on needs a real traceback)
+            f"the pool process settled {settled} of {requests} requests"
+        )
+    except BatchError:
+        return ExceptionInfo()
 
 
 def _disown(request: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import current_app
+from celery.app.task import Context
 from celery.app.trace import trace_task
 from celery.exceptions import Reject
 from kombu.serialization import loads, prepare_accept_content
@@ -24,6 +25,7 @@ from celery_batch.seat import Answer, seat
 from celery_batch.serving.runner import Outcome
 from celery_batch.task import BatchTask
 from celery_batch.worker.redis_results import ResultBuffer, buffered_results
+from celery_batch.worker.softlimit import SoftLimit
 
 __all__ = ["Delivery", "Settled", "run_batch"]
 
@@ -90,11 +92,12 @@ class _Run:
         self._rows: dict[int, tuple[Any, ...]] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._buffer: ResultBuffer | None = None
+        self._soft_limit = SoftLimit()
 
     def settle_all(self) -> list[Settled]:
         needed = 1000 + _FRAMES_PER_ITEM * len(self._deliveries)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), needed))
-        with buffered_results(self._task) as self._buffer:
+        with self._soft_limit, buffered_results(self._task) as self._buffer:
             self._enter(0)
         return [settled for settled in self._settled if settled is not None]
 
@@ -128,15 +131,22 @@ class _Run:
         except Reject:
             # Raised by hooks around the tracer; the worker rejects this message alone.
             return 1, ExceptionInfo(), 0.0
+        except Exception as error:  # noqa: BLE001 (a body that cannot be read, memory that ran out)
+            # No tracer has told the caller, who would wait for ever.
+            task.backend.mark_as_failure(delivery.task_id, error, request=Context(delivery.request))
+            return 1, ExceptionInfo(), 0.0
         return (1, retval, runtime) if info else (0, shown, runtime)
 
     def _run_model(self) -> None:
         if not self._rows:
             return
-        if self._buffer is not None:
-            self._buffer.flush()  # STARTED is no news once the model has answered
-        with seat.running_batch():
-            outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
+        try:
+            if self._buffer is not None:
+                self._buffer.flush()  # STARTED is no news once the model has answered
+            with self._soft_limit.in_model(), seat.running_batch():
+                outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
+        except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
+            outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(self._rows)
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))
 
 

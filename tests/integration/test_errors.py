@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 
 from celery_batch import ConfigurationError, WrongResultCount
@@ -109,6 +110,15 @@ def test_exhausted_retries_end_in_the_error(counter: Shop):
     for result in results:
         with pytest.raises(KeyError, match="gave up"):
             result.get(timeout=30)
+
+
+def test_soft_time_limit_ends_the_batch_and_nothing_else(counter: Shop):
+    """Every item of a batch over its soft limit hears of it, and the next batch runs."""
+    for result in [counter.timed.delay(seconds) for seconds in (5, 0, 0)]:
+        with pytest.raises(SoftTimeLimitExceeded):
+            result.get(timeout=30)
+
+    assert 0 == counter.timed.delay(0).get(timeout=30)
 
 
 def test_replace_in_a_batch_function_is_refused(counter: Shop):

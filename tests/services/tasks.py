@@ -67,6 +67,13 @@ def slow(x):
     return x
 
 
+@app.task(base=BatchTask, name="shop.timed", max_batch_size=8, soft_time_limit=0.5, linger=0.05)
+def timed(seconds):
+    """Sleep as long as the first item says."""
+    time.sleep(seconds[0])
+    return seconds
+
+
 @app.task(base=BatchTask, name="shop.odd", max_batch_size=16, max_wait=0.5, linger=0.05)
 def odd(word):
     """Misbehave in the way the first item asks for."""

@@ -1,0 +1,63 @@
+"""
+A soft time limit may strike in the model, and nowhere else.
+
+The pool raises `SoftTimeLimitExceeded` wherever its process happens to be, by a
+signal.  Between the tracers of a batch that would tear the bookkeeping of items
+that have nothing to do with each other.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from billiard.exceptions import SoftTimeLimitExceeded
+from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
+
+__all__ = ["SoftLimit"]
+
+
+class SoftLimit:
+    """Holds a soft time limit back while a batch is settled; elsewhere than in a pool, nothing."""
+
+    def __init__(self) -> None:
+        self._in_model = False
+        self._struck = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        if in_main_thread and signal.getsignal(SIG_SOFT_TIMEOUT) is soft_timeout_sighandler:
+            self._before = signal.signal(SIG_SOFT_TIMEOUT, self._strike)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        if self._before is not None:
+            signal.signal(SIG_SOFT_TIMEOUT, self._before)
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """
+        Say that the model runs in this block.
+
+        Raises:
+            SoftTimeLimitExceeded: The limit has passed, here or on the way here.
+        """
+        self._in_model = True
+        try:
+            if self._struck:
+                raise SoftTimeLimitExceeded
+            yield
+        finally:
+            self._in_model = False
+
+    def _strike(self, _number: int, _frame: FrameType | None) -> None:
+        self._struck = True
+        if self._in_model:
+            raise SoftTimeLimitExceeded
