@@ -13,8 +13,9 @@ from deploy.local.servers import Servers
 
 __all__ = ["Memory", "measure"]
 
-#: Requests before the first look: caches fill, allocators settle, threads start.
-_WARM_UP = 5_000
+#: Requests before the first look: caches fill, all threads of the web server have
+#: worked, allocators settle.
+_WARM_UP = 10_000
 
 _STEP = 5_000
 _CLIENTS = 64
