@@ -156,10 +156,6 @@ def listable_signature(cls: Any) -> inspect.Signature:
             f"{cls.name}: pydantic=True checks one call at a time and cannot see lists;"
             f" validate inside the function instead"
         )
-    if inspect.iscoroutinefunction(cls.run):
-        raise ConfigurationError(
-            f"{cls.name}: an async function cannot run in Celery's pool; write it with def"
-        )
     parameters = list(inspect.signature(cls.run).parameters.values())
     if not isinstance(inspect.getattr_static(cls, "run"), staticmethod):
         parameters = parameters[1:]

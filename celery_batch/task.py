@@ -38,7 +38,6 @@ class BatchTask(Task):  # type: ignore[misc]
     abstract = True
 
     Strategy = "celery_batch.worker.strategy:batches"
-    Request = "celery_batch.worker.request:BatchRequest"
 
     #: Acknowledged once the result is stored: what a dying worker held is run elsewhere.
     acks_late = True
@@ -188,8 +187,6 @@ def model_task(app: Any, model: type[Model], *, name: str, **options: Any) -> An
         name: The task's name.
         options: Options of the task, Celery's and ours.
     """
-    if model.predict is Model.predict:
-        raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
 
     def predict(item: list[Any]) -> Any:
         return resident(model).predict(item)

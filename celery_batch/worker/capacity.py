@@ -11,13 +11,7 @@ from celery.worker.state import reserved_requests
 from celery_batch.config import policy_of
 from celery_batch.task import BatchTask
 
-__all__ = [
-    "held_per_process",
-    "lift_disabled_prefetch",
-    "read_only_what_is_useful",
-    "served_tasks",
-    "warn_about_caps",
-]
+__all__ = ["held_per_process", "lift_disabled_prefetch", "served_tasks", "warn_about_caps"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,27 +55,6 @@ def warn_about_caps(worker: Any, wanted: int) -> None:
             " the others; leave the setting out, batches then get the %s messages they need",
             wanted * worker.concurrency,
         )
-
-
-def read_only_what_is_useful(consumer: Any) -> None:
-    """
-    Leave messages in the broker while there is no room for them, where it can be done.
-
-    The prefetch window has to be large enough for every batch task of the worker
-    at once; without this, one busy task would fill the whole of it.
-
-    Args:
-        consumer: Celery's consumer, its task consumer started; Redis counts on our side.
-    """
-    if consumer.connection.transport.driver_type != "redis":
-        return
-    qos, lanes = consumer.task_consumer.channel.qos, consumer.batch_lanes
-    within_the_window = qos.can_consume
-
-    def can_consume() -> bool:
-        return bool(lanes.room() > 0 and within_the_window())
-
-    qos.can_consume = can_consume
 
 
 def lift_disabled_prefetch(consumer: Any, tasks: list[Any]) -> None:

@@ -40,8 +40,6 @@ class News:
 
     def deliver(self) -> None:
         """Call the handler; an error is logged, so that the others hear theirs."""
-        if self.request._already_revoked:  # noqa: SLF001 (its end has been announced)
-            return
         try:
             self.tell(*self.facts)
         except Exception:

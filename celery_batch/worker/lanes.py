@@ -51,21 +51,12 @@ class Lanes:
         return self._open
 
     def room(self) -> int:
-        """
-        Return how many more requests could soon be put to use.
-
-        Beside what runs and what is ready, a lane gathers one batch for each pool
-        process.  Nobody knows whose messages come next, so the fullest lane counts:
-        what it cannot use is left in the broker for other workers.
-        """
-        processes = self._slots.processes
-        gathering = [lane for lane in list(self._lanes.values()) if lane.waiting]
-        if not gathering:
-            sizes = [lane.policy.max_batch_size for lane in list(self._lanes.values())]
-            return processes * max(sizes, default=1)
-        return max(
-            min(processes * lane.policy.max_batch_size - lane.waiting for lane in gathering), 0
-        )
+        """Return how many more requests could be put to use, running, ready or gathering."""
+        batches = self._slots.capacity + self._slots.processes
+        held = sum(len(job) for job in list(self._jobs))
+        lanes = list(self._lanes.values())
+        wanted = batches * sum(lane.policy.max_batch_size for lane in lanes)
+        return max(wanted - held - sum(lane.waiting for lane in lanes), 0)
 
     def open(self) -> None:
         """Let batches leave; called for each new connection."""

@@ -65,24 +65,18 @@ class ResultBuffer:
         return result
 
     def flush(self) -> None:
-        """
-        Store what has been kept.
-
-        A success that is stored already stands, as in Celery; and so does what was
-        revoked while its batch was running.
-        """
+        """Store what has been kept; a success that is stored already stands, as in Celery."""
         kept, self._kept = self._kept, {}
         if not kept:
             return
         stored = zip(kept, self._backend.mget(list(kept)), strict=True)
-        done = {key for key, value in stored if value and self._is_final(value)}
+        done = {key for key, value in stored if value and self._is_success(value)}
         fresh = [(key, *kept[key]) for key in kept if key not in done]
         if fresh:
             self._backend.ensure(self._write, (fresh,))
 
-    def _is_final(self, value: Any) -> bool:
-        status = self._backend.decode_result(value)["status"]
-        return status in (states.SUCCESS, states.REVOKED)
+    def _is_success(self, value: Any) -> bool:
+        return bool(self._backend.decode_result(value)["status"] == states.SUCCESS)
 
     def _write(self, entries: list[tuple[str, Any, str]]) -> None:
         backend = self._backend

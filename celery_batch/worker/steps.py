@@ -122,7 +122,6 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         tasks = getattr(consumer.controller, "batch_tasks", [])
         if tasks:
             capacity.lift_disabled_prefetch(consumer, tasks)
-            capacity.read_only_what_is_useful(consumer)
             self.bulk.open()
         self.lanes.open()
 

@@ -129,18 +129,6 @@ def test_replace_in_a_batch_function_is_refused(counter: Shop):
             result.get(timeout=30)
 
 
-def test_terminating_a_request_spares_its_neighbours(counter: Shop):
-    """``revoke(terminate=True)`` ends that request at once and no other of its batch."""
-    first, second, third = [counter.nap.delay(seconds) for seconds in (3, 1, 2)]
-    while "STARTED" != first.state:
-        assert "PENDING" == first.state
-    second.revoke(terminate=True)
-
-    assert [3, 2] == [first.get(timeout=30), third.get(timeout=30)]
-    assert "REVOKED" == second.state
-    assert 0 == counter.nap.delay(0).get(timeout=30)
-
-
 def test_revoked_and_expired_requests_never_reach_the_model(counter: Shop):
     """What nobody wants any more is announced as revoked and not run."""
     head = [counter.slow.delay(n) for n in range(32)]

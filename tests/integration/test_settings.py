@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from tests.conftest import Shop
@@ -15,19 +13,6 @@ def test_prefetch_is_sized_for_the_batches(shop: Shop):
     sizes = [task["max_batch_size"] for task in worker.status().values()]
 
     assert 2 * 3 * sum(sizes) == worker.stats()["prefetch_count"]
-
-
-def test_what_one_worker_cannot_use_is_left_for_others(shop: Shop):
-    """A busy worker does not hold the queue: a second one that starts late gets its share."""
-    shop.worker("-c", "1")
-    results = [shop.slow.delay(n) for n in range(160)]
-    shop.worker("-c", "1")
-    for result in results:
-        result.get(timeout=60)
-    shares = Counter(fact["pid"] for fact in shop.recall("slow") for _ in fact["items"])
-
-    assert 2 == len(shares)
-    assert min(shares.values()) >= 30
 
 
 def test_disabled_prefetch_still_fills_batches(shop: Shop):

@@ -74,13 +74,6 @@ def timed(seconds):
     return seconds
 
 
-@app.task(base=BatchTask, name="shop.nap", max_batch_size=8, track_started=True, linger=0.05)
-def nap(seconds):
-    """Sleep as long as the first item says, with no limit."""
-    time.sleep(seconds[0])
-    return seconds
-
-
 @app.task(base=BatchTask, name="shop.odd", max_batch_size=16, max_wait=0.5, linger=0.05)
 def odd(word):
     """Misbehave in the way the first item asks for."""

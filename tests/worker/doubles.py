@@ -25,7 +25,6 @@ class Call:
         self.body, self.content_type, self.content_encoding = b"[]", "application/json", "utf-8"
         self.time_limits: tuple[float | None, float | None] = (None, None)
         self.unwanted = False
-        self._already_revoked = False
         self.heard = heard
         self._on_ack = self._on_reject = lambda: self.heard.append((self.id, "acknowledged"))
         state.task_reserved(self)
