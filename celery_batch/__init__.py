@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from celery_batch.errors import BatchError as BatchError
     from celery_batch.errors import ConfigurationError as ConfigurationError
     from celery_batch.errors import LoadFailed as LoadFailed
+    from celery_batch.errors import MessageRefused as MessageRefused
     from celery_batch.errors import ModelError as ModelError
     from celery_batch.errors import WrongResultCount as WrongResultCount
     from celery_batch.serving.model import Model as Model
@@ -28,6 +29,7 @@ _HOME = {
     "BatchTask": "celery_batch.task",
     "ConfigurationError": "celery_batch.errors",
     "LoadFailed": "celery_batch.errors",
+    "MessageRefused": "celery_batch.errors",
     "Model": "celery_batch.serving.model",
     "ModelError": "celery_batch.errors",
     "WrongResultCount": "celery_batch.errors",

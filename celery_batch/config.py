@@ -52,6 +52,8 @@ SETTINGS: dict[str, Any] = {
     "batch_devices": None,
     "batch_load_timeout": 600.0,
     "batch_bulk": True,
+    "batch_dead_letter_queue": None,
+    "batch_max_message_size": 16 << 20,
 }
 
 
@@ -64,10 +66,13 @@ class Settings:
         devices: Where models may live, such as ``("cuda:0", "cuda:1")`` or
             ``("cpu",)``; None to use every GPU that can be seen.
         load_timeout: Seconds a model may take to load and warm up.
+        max_message_size: Most bytes of a message as it comes, and of its body when
+            decompressed; None for any.
     """
 
     devices: tuple[str, ...] | None = None
     load_timeout: float = 600.0
+    max_message_size: int | None = 16 << 20
 
     @classmethod
     def of(cls, app: Any) -> Settings:
@@ -90,7 +95,7 @@ class Settings:
             )
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
-        return cls(tuple(devices) if devices else None, float(timeout))
+        return cls(tuple(devices) if devices else None, float(timeout), _message_size(app))
 
 
 def policy_of(task: Any) -> BatchPolicy:
@@ -182,6 +187,15 @@ def _without_namespace(key: str, namespace: str | None) -> str:
     if namespace and key.startswith(namespace):
         return key.removeprefix(namespace).lower()
     return key  # as Celery names it, or somebody else's
+
+
+def _message_size(app: Any) -> int | None:
+    size = _setting(app, "batch_max_message_size")
+    if size is None or (isinstance(size, int) and not isinstance(size, bool) and size > 0):
+        return size
+    raise ConfigurationError(
+        f"batch_max_message_size: must be a whole number of bytes above 0, or None, got {size!r}"
+    )
 
 
 def _setting(app: Any, name: str) -> Any:

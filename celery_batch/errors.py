@@ -12,6 +12,7 @@ __all__ = [
     "BatchError",
     "ConfigurationError",
     "LoadFailed",
+    "MessageRefused",
     "ModelError",
     "WrongResultCount",
 ]
@@ -29,6 +30,12 @@ class BatchError(Exception):
 
 class ConfigurationError(BatchError, ValueError):
     """A setting or task option is wrong."""
+
+
+class MessageRefused(BatchError, ValueError):
+    """The worker could not take the message: it is too large, or not what it has to be."""
+
+    http = 413
 
 
 class ModelError(BatchError):

@@ -48,7 +48,7 @@ class BulkPath:
             )
             return
         self._acks = BulkAcks(channel, consumer, unsent)
-        BulkFetch(channel, consumer.batch_lanes.room)
+        BulkFetch(channel, consumer.batch_lanes.room, consumer.batch_gate.read)
 
     def flush(self) -> None:
         """Send what is still to be acknowledged."""

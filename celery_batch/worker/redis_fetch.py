@@ -17,7 +17,6 @@ from typing import Any
 
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import loads
 from redis import Redis
 from redis.exceptions import ResponseError
 
@@ -31,7 +30,8 @@ _SLICE = 32
 
 # KEYS: the queues' lists in order, the index of the unacknowledged, the hash of them.
 # ARGV: the time, how many. A message is decoded only to be read; encoding it again
-# would turn an empty list into an empty object.
+# would turn an empty list into an empty object. Nothing here may fail on what anybody
+# can send: a script that fails half way has popped messages that nobody then has.
 _POP = """
 local found, wanted = {}, tonumber(ARGV[2])
 for i = 1, #KEYS - 2 do
@@ -41,13 +41,17 @@ for i = 1, #KEYS - 2 do
     local tag = ''
     local readable, decoded = pcall(cjson.decode, message)
     local properties = readable and type(decoded) == 'table' and decoded.properties
-    if type(properties) == 'table' and type(properties.delivery_tag) == 'string' then
-      tag = properties.delivery_tag
-      local info = properties.delivery_info or {}
+    local claimed = type(properties) == 'table' and properties.delivery_tag
+    if type(claimed) == 'string' and claimed ~= '' and #claimed <= 255
+        and not string.find(claimed, '[^ -~]') then
+      tag = claimed
+      local info = properties.delivery_info
+      if type(info) ~= 'table' then info = {} end
+      local exchange = type(info.exchange) == 'string' and info.exchange or ''
+      local key = type(info.routing_key) == 'string' and info.routing_key or ''
       redis.call('ZADD', KEYS[#KEYS - 1], ARGV[1], tag)
       redis.call('HSET', KEYS[#KEYS], tag, '[' .. message .. ', '
-        .. cjson.encode(info.exchange or '') .. ', '
-        .. cjson.encode(info.routing_key or '') .. ']')
+        .. cjson.encode(exchange) .. ', ' .. cjson.encode(key) .. ']')
     end
     found[#found + 1] = {i, tag, message}
     wanted = wanted - 1
@@ -64,12 +68,14 @@ class BulkFetch:
     Args:
         channel: Kombu's Redis channel, which consumes with acknowledgements.
         room: How many more messages the worker can put to use.
+        read: Decodes a message; None if it refuses it.
     """
 
-    def __init__(self, channel: Any, room: Callable[[], int]) -> None:
+    def __init__(self, channel: Any, room: Callable[[], int], read: Callable[[bytes], Any]) -> None:
         self._channel = channel
         self._qos = channel.qos
         self._room = room
+        self._decode = read
         self._written_down: set[str] = set()
         # Past kombu's own client, which puts the key prefix before some keys only.
         self._script = Redis(connection_pool=channel.pool).register_script(_POP)
@@ -109,14 +115,25 @@ class BulkFetch:
     def _deliver(self, found: list[tuple[str, str, bytes]]) -> None:
         self._written_down.update(tag for _, tag, _ in found if tag)
         while found:
-            queue, _, message = found.pop(0)
+            queue, tag, message = found.pop(0)
             try:
-                self._channel.connection._deliver(loads(bytes_to_str(message)), queue)  # noqa: SLF001
+                envelope = self._decode(message)
+                if envelope is not None:
+                    # Checked already: past the gate that stands before `_deliver`.
+                    virtual.Transport._deliver(self._channel.connection, envelope, queue)  # noqa: SLF001
+                elif tag:
+                    self._forget(tag)
             except Exception:
                 # What is left has been popped and met nobody: it goes back at once.
                 for _, tag, _ in found:
                     self._qos.restore_by_tag(tag)
                 raise
+
+    def _forget(self, tag: str) -> None:
+        """Cross out what was written down and refused."""
+        self._written_down.discard(tag)
+        virtual.QoS.append(self._qos, None, tag)  # so that the books of the prefetch are right
+        self._qos.ack(tag)
 
     def _append(self, message: Any, tag: str) -> None:
         if tag not in self._written_down:

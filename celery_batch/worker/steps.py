@@ -15,6 +15,7 @@ from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import residents
 from celery_batch.worker import capacity, control
 from celery_batch.worker.bulk import BulkPath
+from celery_batch.worker.gate import Gate
 from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.loading import load_models
 from celery_batch.worker.warmup import WarmUp
@@ -114,6 +115,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.lanes = consumer.batch_lanes = Lanes(consumer)
+        self.gate = consumer.batch_gate = Gate(consumer)
         self.bulk = BulkPath(consumer)
         control.register()
 
@@ -122,6 +124,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         tasks = getattr(consumer.controller, "batch_tasks", [])
         if tasks:
             capacity.lift_disabled_prefetch(consumer, tasks)
+            self.gate.open()
             self.bulk.open()
         self.lanes.open()
 

@@ -1,0 +1,233 @@
+"""
+What a message may look like.
+
+Whoever can write to a broker can write anything.  What is checked here is what
+kombu, Celery and we rely on without looking: a worker must refuse a message that
+breaks it, and must not take its neighbours down with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = [
+    "Malformed",
+    "check_content",
+    "check_envelope",
+    "check_headers",
+    "check_payload",
+    "check_size",
+]
+
+#: Characters of an id, a name, a content type: AMQP's own limit for such texts.
+LONGEST_NAME = 255
+
+#: Values in the headers and properties of one message, and levels of nesting.
+MOST_VALUES, DEEPEST = 10_000, 50
+
+#: Characters in them altogether.
+LONGEST_TEXT = 256 * 1024
+
+#: Retries and the like; far above any use, far below what is slow to print.
+LARGEST_COUNT = 2**31
+
+
+class Malformed(ValueError):
+    """A message is not what it has to be."""
+
+
+def check_envelope(envelope: Any, codecs: Mapping[str, Any]) -> None:
+    """
+    Check a message as brokers without a protocol of their own carry it.
+
+    Args:
+        envelope: As decoded.
+        codecs: What the channel can decode bodies with.
+
+    Raises:
+        Malformed: Kombu cannot make a message of it.
+    """
+    if not isinstance(envelope, dict):
+        raise Malformed(f"it is a {type(envelope).__name__}, not an object")
+    check_size({name: value for name, value in envelope.items() if name != "body"})
+    properties = envelope.get("properties")
+    if not isinstance(properties, dict):
+        raise Malformed("it has no properties")
+    if not _is_name(properties.get("delivery_tag")):
+        raise Malformed("its delivery tag is no short text")
+    info = properties.get("delivery_info")
+    if not isinstance(info, dict) or not {"exchange", "routing_key"} <= info.keys():
+        raise Malformed("it does not say where it was sent")
+    if not all(info[key] is None or isinstance(info[key], str) for key in _PLACE):
+        raise Malformed("where it was sent is no text")
+    if not isinstance(envelope.get("headers"), (dict, type(None))):
+        raise Malformed("its headers are no object")
+    _check_body(envelope.get("body"), properties.get("body_encoding"), codecs)
+
+
+def check_content(message: Any) -> None:
+    """
+    Check what is needed to decode the body of a message, on any broker.
+
+    Raises:
+        Malformed: Its content type or encoding is nothing to look up.
+    """
+    for name in ("content_type", "content_encoding"):
+        if not _is_name_or_none(getattr(message, name)):
+            raise Malformed(f"its {name.replace('_', ' ')} is no short text")
+
+
+def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
+    """
+    Check what Celery reads of a task's message beside its body.
+
+    Args:
+        fields: The headers, and for Celery's older protocol the body's fields.
+        properties: Of the message.
+
+    Raises:
+        Malformed: A value is of a type or size that it cannot be.
+    """
+    for name, is_fine in _FIELDS.items():
+        if not is_fine(fields.get(name)):
+            raise Malformed(f"{name} cannot be {_short(fields.get(name))}")
+    for name, is_fine in _PROPERTIES.items():
+        if not is_fine(properties.get(name)):
+            raise Malformed(f"property {name} cannot be {_short(properties.get(name))}")
+
+
+def check_payload(payload: Any) -> None:
+    """
+    Check a decoded body: arguments, keyword arguments, what is embedded beside them.
+
+    Raises:
+        Malformed: It is something else.
+    """
+    if isinstance(payload, dict):  # Celery's older protocol
+        args, kwargs, embed = payload.get("args", ()), payload.get("kwargs", {}), None
+    elif isinstance(payload, (list, tuple)) and len(payload) == 3:  # noqa: PLR2004 (the protocol's)
+        args, kwargs, embed = payload
+    else:
+        raise Malformed("its body is not arguments, keyword arguments and options")
+    if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
+        raise Malformed("its arguments are not a list and an object")
+    if embed is not None and not isinstance(embed, dict):
+        raise Malformed("what is embedded beside its arguments is no object")
+
+
+def check_size(value: Any) -> None:
+    """
+    Count the values, levels and characters of headers and properties, without recursion.
+
+    Raises:
+        Malformed: There are too many.
+    """
+    level, values, text = [value], 0, 0
+    for _ in range(DEEPEST):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                below.extend(each)
+                below.extend(each.values())
+            elif isinstance(each, (list, tuple)):
+                below.extend(each)
+            elif isinstance(each, (str, bytes)):
+                text += len(each)
+        values += len(below)
+        if values > MOST_VALUES or text > LONGEST_TEXT:
+            raise Malformed("its headers and properties are too large")
+        if not below:
+            return
+        level = below
+    raise Malformed("its headers or properties are nested too deeply")
+
+
+def _check_body(body: Any, encoding: Any, codecs: Mapping[str, Any]) -> None:
+    if not isinstance(body, (str, bytes)):
+        raise Malformed("its body is no text")
+    if encoding is None or encoding == "":
+        return
+    if not isinstance(encoding, str):
+        raise Malformed("the encoding of its body is no text")
+    if encoding.lower() == "utf-8":
+        return
+    if encoding not in codecs:
+        raise Malformed(f"its body is encoded as {_short(encoding)}")
+    try:
+        codecs[encoding].decode(body)
+    except ValueError:
+        raise Malformed(f"its body is no {encoding}") from None
+
+
+def _short(value: Any) -> str:
+    shown = repr(value) if isinstance(value, (str, float, bool, type(None))) else ""
+    return shown[:60] if shown else f"a {type(value).__name__}"
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+
+
+def _is_name_or_none(value: Any) -> bool:
+    return value is None or value == "" or _is_name(value)
+
+
+def _is_text_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_flag_or_none(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def _is_count_or_none(value: Any) -> bool:
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return value is None or (is_whole and 0 <= value < LARGEST_COUNT)
+
+
+def _is_limit(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value is None or (is_number and 0 <= value < math.inf)
+
+
+def _are_limits(value: Any) -> bool:
+    is_pair = isinstance(value, (list, tuple)) and len(value) == 2  # noqa: PLR2004 (hard and soft)
+    return value is None or (is_pair and all(map(_is_limit, value)))
+
+
+def _are_stamped(value: Any) -> bool:
+    is_list = isinstance(value, (list, tuple, set, frozenset))
+    return value is None or (is_list and all(isinstance(each, str) for each in value))
+
+
+def _are_stamps(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and all(map(_is_stamp, value.values())))
+
+
+def _is_stamp(value: Any) -> bool:
+    each = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    return all(isinstance(one, (str, int, float, type(None))) for one in each)
+
+
+_PLACE = ("exchange", "routing_key")
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "id": _is_name,
+    "task": _is_name,
+    **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), _is_name_or_none),
+    **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), _is_text_or_none),
+    **dict.fromkeys(
+        ("retries", "group_index", "replaced_task_nesting", "batch_losses"), _is_count_or_none
+    ),
+    "ignore_result": _is_flag_or_none,
+    "timelimit": _are_limits,
+    "stamped_headers": _are_stamped,
+    "stamps": _are_stamps,
+}
+
+_PROPERTIES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("reply_to", "correlation_id"), _is_name_or_none),
+    "priority": _is_count_or_none,
+}

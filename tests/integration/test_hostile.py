@@ -1,0 +1,234 @@
+"""Whatever is written into a queue, it is refused or fails alone, and the worker goes on."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+
+import pytest
+import redis
+from kombu import Connection
+
+from celery_batch import MessageRefused
+from celery_batch.cli.child import wait_until
+from tests.conftest import Shop
+from tests.services.hostile import HOSTILE, RAW, encoded, post, valid
+
+#: Characters of what the worker may say about one refused message.
+LONGEST_LINE = 900
+
+
+def client_of(shop: Shop) -> redis.Redis:
+    """Return a client of the Redis that is the broker."""
+    return shop.memory()
+
+
+def refusals(log: str) -> list[str]:
+    """Return the worker's lines about refused messages."""
+    return [line for line in log.splitlines() if "Refused a message" in line]
+
+
+def drop(shop: Shop, *messages: bytes) -> None:
+    """Put messages into the worker's queue in Redis, the first to be read first."""
+    with client_of(shop) as client:
+        client.lpush("celery", *messages)
+
+
+def assert_unharmed(shop: Shop, worker, pid: int) -> None:
+    """Check that the worker is the one it was, holds nothing, and said nothing forged."""
+    assert 42 == shop.double.delay(21).get(timeout=30)
+    assert pid == worker.pid
+    assert not re.search(r"^\[2026-01-01 CRITICAL\]", worker.log, re.MULTILINE)
+    assert "RestartFreqExceeded" not in worker.log
+    assert "Connection to broker lost" not in worker.log
+    assert all(len(line) < LONGEST_LINE for line in refusals(worker.log))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_hostile_messages_harm_nobody_on_redis(shop: Shop, pool: str, bulk: bool):  # noqa: FBT001
+    """Between any two of them a valid task is answered, by the same worker as before."""
+    worker = shop.worker("-c", "1", "-P", pool, conf={"batch_bulk": bulk})
+    pid = worker.pid
+    results = []
+    for make in HOSTILE.values():
+        drop(shop, encoded(make()))
+        results.append(shop.double.delay(len(results)))
+    for make in RAW.values():
+        drop(shop, make())
+        results.append(shop.double.delay(len(results)))
+
+    assert [2 * n for n in range(len(results))] == [each.get(timeout=90) for each in results]
+    assert_unharmed(shop, worker, pid)
+    with client_of(shop) as client:
+        what = "nothing unacknowledged"
+        wait_until(lambda: str(client.hlen("unacked") or ""), [worker.child], what=what, timeout=20)
+    assert len(refusals(worker.log)) > len(RAW)
+
+
+@pytest.mark.timeout(300)
+def test_hostile_messages_harm_nobody_on_rabbitmq(rabbit_shop: Shop):
+    """The same with what can be written down in AMQP at all."""
+    worker = rabbit_shop.worker("-c", "1")
+    pid = worker.pid
+    results, posted = [], 0
+    with Connection(rabbit_shop.url) as connection:
+        channel = connection.default_channel
+        for make in HOSTILE.values():
+            posted += post(channel, make())
+            results.append(rabbit_shop.double.delay(len(results)))
+
+    assert [2 * n for n in range(len(results))] == [each.get(timeout=90) for each in results]
+    assert_unharmed(rabbit_shop, worker, pid)
+    assert posted > 200
+    assert refusals(worker.log)
+
+
+def test_worker_survives_a_flood_of_garbage(shop: Shop):
+    """A thousand unreadable messages in front delay a valid one, and that is all."""
+    drop(shop, *(bytes([n % 256]) * 50 for n in range(1000)))
+    result = shop.double.delay(4)
+    worker = shop.worker("-c", "1")
+
+    assert 8 == result.get(timeout=60)
+    assert 1000 == len(refusals(worker.log))
+
+
+def test_garbage_for_remote_control_is_refused(shop: Shop):
+    """What is published where workers listen for commands stops none of them."""
+    worker = shop.worker("-c", "1")
+    pid = worker.pid
+    with client_of(shop) as client:
+        for garbage in (b"{}", b"7", b"no JSON", b'{"properties": {}}', b'{"body": 1}'):
+            client.publish("/0.celery.pidbox", garbage)
+
+    assert_unharmed(shop, worker, pid)
+    assert worker.status()
+
+
+def test_caller_of_a_refused_message_hears_why(each_shop: Shop):
+    """Where the message says who waits, the caller gets an error and not silence."""
+    each_shop.worker("-c", "1", conf={"batch_max_message_size": 20_000})
+    too_large = each_shop.double.delay("x" * 20_000)
+    wrong = each_shop.double.apply_async((1,), headers={"batch_losses": "many"})
+
+    with pytest.raises(MessageRefused, match="more than batch_max_message_size"):
+        too_large.get(timeout=30)
+    with pytest.raises(MessageRefused, match="batch_losses cannot be 'many'"):
+        wrong.get(timeout=30)
+
+
+def test_compressed_message_is_measured_as_it_expands(each_shop: Shop):
+    """What is small on its way and large in memory is refused; what is small in both is not."""
+    each_shop.worker("-c", "1", conf={"batch_max_message_size": 20_000})
+    small = each_shop.double.apply_async((["x"] * 100,), compression="zlib")
+    large = each_shop.double.apply_async((["x"] * 10_000,), compression="zlib")
+
+    assert ["x"] * 200 == small.get(timeout=30)
+    with pytest.raises(MessageRefused, match="larger than 20000 bytes when decompressed"):
+        large.get(timeout=30)
+
+
+def test_no_limit_takes_any_size(shop: Shop):
+    """With the limit off, a message beyond the default is served."""
+    shop.worker("-c", "1", conf={"batch_max_message_size": None})
+
+    assert (17 << 20) * 2 == len(shop.double.delay("x" * (17 << 20)).get(timeout=60))
+
+
+def test_dead_letters_keep_what_could_not_be_read(shop: Shop):
+    """Where a dead-letter queue is named, the bytes of an unreadable message are kept there."""
+    worker = shop.worker("-c", "1", conf={"batch_dead_letter_queue": "dead"})
+    unreadable = b'\x00{"no": message'
+    drop(shop, unreadable, *[encoded(valid(timelimit="soon"))] * 2)
+    shop.double.delay(1).get(timeout=30)
+    kept = take(shop, "dead", 3)
+
+    assert unreadable == kept[0].payload
+    assert "JSONDecodeError" in kept[0].headers["batch_reason"]
+    assert valid()["body"] == kept[1].payload
+    assert "timelimit cannot be 'soon'" == kept[1].headers["batch_reason"]
+    assert "shop.double" == kept[1].headers["task"]
+    assert 3 == len(refusals(worker.log))
+
+
+def test_dead_letters_are_kept_on_rabbitmq(rabbit_shop: Shop):
+    """On RabbitMQ the body of a refused message is kept."""
+    rabbit_shop.worker("-c", "1", conf={"batch_dead_letter_queue": "dead"})
+    with Connection(rabbit_shop.url) as connection:
+        post(connection.default_channel, valid(timelimit="soon"))
+    (kept,) = take(rabbit_shop, "dead", 1)
+
+    assert valid()["body"] == kept.payload
+    assert "timelimit cannot be 'soon'" == kept.headers["batch_reason"]
+
+
+def take(shop: Shop, name: str, count: int) -> list:
+    """Take messages from a queue as an operator would."""
+    with shop.app.connection_for_read() as connection:
+        queue = shop.app.amqp.queues.new_missing(name)
+        inbox = connection.SimpleQueue(queue)
+        found = [inbox.get(timeout=20) for _ in range(count)]
+        for message in found:
+            message.ack()
+        inbox.close()
+    return found
+
+
+def test_ordinary_tasks_keep_celery_s_behaviour(shop: Shop):
+    """A bad message of an ordinary task is Celery's to report; only a crash is prevented."""
+    worker = shop.worker("-c", "1")
+    pid = worker.pid
+    unreadable, nameless = valid("shop.plain"), valid("shop.plain")
+    unreadable["body"] = b"[[1"
+    del nameless["headers"]["id"]
+    drop(shop, encoded(unreadable), encoded(nameless), encoded(valid("shop.plain", retries="3")))
+
+    assert 2 == shop.plain.delay(1).get(timeout=30)
+    assert_unharmed(shop, worker, pid)
+    assert "Can't decode message body" in worker.log
+    assert 1 == len(refusals(worker.log))
+
+
+class Trap:
+    """Something that writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("task", ["shop.double", "shop.plain"])
+def test_pickle_is_refused_unless_asked_for(each_shop: Shop, task: str, tmp_path):
+    """A pickled message is not opened by a worker that was not told to accept pickle."""
+    each_shop.worker("-c", "1")
+    trap = tmp_path / "sprung"
+    body = pickle.dumps(((Trap(trap),), {}, {}))
+    for content_type in ("application/x-python-serialize", "pickle", "application/data"):
+        message = {**valid(task), "body": body, "content-type": content_type}
+        message["content-encoding"] = "binary"
+        if each_shop.url.startswith("amqp"):
+            with Connection(each_shop.url) as connection:
+                post(connection.default_channel, message)
+        else:
+            drop(each_shop, encoded(message))
+
+    assert 6 == each_shop.double.delay(3).get(timeout=30)
+    assert not trap.exists()
+
+
+def test_forged_id_cannot_change_a_result_that_is_stored(shop: Shop):
+    """A refused message under the id of a finished task leaves its result alone."""
+    shop.worker("-c", "1")
+    result = shop.double.delay(5)
+    result.get(timeout=30)
+    drop(shop, encoded(valid(id=result.id, timelimit="soon")))
+    shop.double.delay(6).get(timeout=30)
+    with client_of(shop) as client:
+        stored = json.loads(client.get(f"celery-task-meta-{result.id}"))
+
+    assert ("SUCCESS", 10) == (stored["status"], stored["result"])
