@@ -1,4 +1,4 @@
-.PHONY: help demo up test check bench format clean
+.PHONY: help demo up test fuzz check bench format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -16,6 +16,9 @@ up: $(STAMP) ## Start Redis, worker, web app and Flower, and keep them until Ctr
 
 test: $(STAMP) ## Run the whole test suite with real servers
 	@$(BIN)/python -m pytest
+
+fuzz: $(STAMP) ## Send hostile messages to real workers, a minute for each broker
+	@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} $(BIN)/python -m pytest -q tests/fuzz
 
 check: $(STAMP) ## Lint, types, import rules, sizes, documented examples
 	@$(BIN)/ruff check .

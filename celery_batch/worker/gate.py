@@ -38,6 +38,7 @@ from celery_batch.worker.wellformed import (
     check_headers,
     check_payload,
     check_size,
+    check_vital,
 )
 
 __all__ = ["Gate"]
@@ -139,6 +140,8 @@ class Gate:
         if isinstance(self._task(fields), BatchTask):
             check_headers(fields, message.properties)
             check_payload(message.payload)
+        else:
+            check_vital(fields)
 
     def _task(self, fields: Any) -> Any:
         name = fields.get("task")

@@ -19,6 +19,7 @@ __all__ = [
     "check_headers",
     "check_payload",
     "check_size",
+    "check_vital",
 ]
 
 #: Characters of an id, a name, a content type: AMQP's own limit for such texts.
@@ -79,9 +80,21 @@ def check_content(message: Any) -> None:
             raise Malformed(f"its {name.replace('_', ' ')} is no short text")
 
 
+def check_vital(fields: Mapping[str, Any]) -> None:
+    """
+    Check the headers of an ordinary task that would end the whole worker.
+
+    Raises:
+        Malformed: A value is of a type that Celery's main process cannot bear.
+    """
+    for name in ("timelimit", "stamps", "stamped_headers"):
+        if not _FIELDS[name](fields.get(name)):
+            raise Malformed(f"{name} cannot be {_short(fields.get(name))}")
+
+
 def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
     """
-    Check what Celery reads of a task's message beside its body.
+    Check what Celery reads of a batch task's message beside its body.
 
     Args:
         fields: The headers, and for Celery's older protocol the body's fields.

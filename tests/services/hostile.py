@@ -64,7 +64,7 @@ def encoded(message: dict[str, Any]) -> bytes:
     """Return a message as it lies in Redis; a body that is not bytes is left as it is."""
     if isinstance(message.get("body"), bytes):
         message = {**message, "body": base64.b64encode(message["body"]).decode()}
-    return json.dumps(message).encode()
+    return json.dumps(message, default=repr).encode()
 
 
 def nested(depth: int) -> Any:
