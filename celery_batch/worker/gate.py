@@ -137,11 +137,20 @@ class Gate:
         if "task" not in fields:
             payload = message.payload
             fields = {**payload, **fields} if isinstance(payload, dict) else fields
-        if isinstance(self._task(fields), BatchTask):
+        task = self._task(fields)
+        if isinstance(task, BatchTask):
             check_headers(fields, message.properties)
             check_payload(message.payload)
-        else:
+        elif task is not None:
             check_vital(fields)
+            self._check_ordinary(message)
+
+    def _check_ordinary(self, message: Any) -> None:
+        try:
+            payload = message.payload
+        except Exception:  # noqa: BLE001 (Celery decodes it again, and says so in its own way)
+            return
+        check_payload(payload)
 
     def _task(self, fields: Any) -> Any:
         name = fields.get("task")

@@ -1,0 +1,182 @@
+"""Brokers behind TLS and passwords: batches as ever for those who may, a clear no for others."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from celery import group
+from kombu.exceptions import OperationalError
+
+from celery_batch.cli.child import wait_until
+from celery_batch.cli.redis_server import RedisServer
+from celery_batch.errors import ConfigurationError
+from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
+from tests.services.shop import Shop, Worker, open_shop
+from tests.services.tls import Papers, TlsRedis, find_tls_redis, free_port, make_papers
+
+#: Seconds in which a worker that is not let in has to say so, and in which it stops.
+SOON = 30.0
+
+
+def need(find: Callable[[], str]) -> None:
+    """Skip where a server is missing; under CI fail."""
+    try:
+        find()
+    except ConfigurationError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    """Certificates of this module."""
+    return make_papers(tmp_path_factory.mktemp("papers"))
+
+
+@pytest.fixture(scope="module")
+def tls_redis(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsRedis]:
+    """A Redis that wants TLS and a password."""
+    need(find_tls_redis)
+    with TlsRedis(tmp_path_factory.mktemp("redis"), papers) as server:
+        yield server
+
+
+@pytest.fixture
+def tls_shop(tls_redis: TlsRedis, tmp_path: Path) -> Iterator[Shop]:
+    """The tests' app, let in."""
+    with tls_redis.client() as client:
+        client.flushall()
+        client.config_resetstat()
+    with open_shop(tls_redis.url(), tmp_path) as shop:
+        yield shop
+
+
+@pytest.fixture(scope="module")
+def tls_rabbit(papers: Papers) -> Iterator[tuple[RabbitMQServer, int]]:
+    """A RabbitMQ with a port for TLS, and that port."""
+    need(find_rabbitmq_server)
+    port = free_port()
+    server = RabbitMQServer(
+        settings="\n".join(
+            [
+                f"listeners.ssl.default = 127.0.0.1:{port}",
+                f"ssl_options.cacertfile = {papers.authority}",
+                f"ssl_options.certfile = {papers.cert}",
+                f"ssl_options.keyfile = {papers.key}",
+                "ssl_options.verify = verify_none",
+            ]
+        )
+    )
+    with server:
+        yield server, port
+
+
+def await_complaint(worker: Worker, complaint: str) -> None:
+    """Wait until a worker has said why it cannot connect; it goes on trying, as any Celery."""
+    wait_until(
+        lambda: "" if complaint.lower() in worker.log.lower() else f"no word of {complaint!r}",
+        [worker.child],
+        what="a clear failure",
+        timeout=SOON,
+    )
+
+
+def test_redis_with_tls_and_password_is_read_in_bulk(tls_shop: Shop, tls_redis: TlsRedis):
+    """Tasks are batched, answered and acknowledged through TLS, by the bulk path."""
+    worker = tls_shop.worker("-c", "1")
+    answers = group(tls_shop.double.s(n) for n in range(100)).delay().get(timeout=30)
+    worker.stop()
+    with tls_redis.client() as client:
+        scripts = client.info("commandstats").get("cmdstat_evalsha", {"calls": 0})["calls"]
+        left = client.hlen("unacked"), client.llen("celery")
+
+    assert [2 * n for n in range(100)] == answers
+    assert len(tls_shop.recall("double")) < 50
+    assert scripts > 0
+    assert (0, 0) == left
+    assert tls_redis.password not in worker.log
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        ("authority", "certificate verify failed"),
+        ("password", "invalid username-password pair"),
+        ("scheme", "Cannot connect to redis://"),
+    ],
+)
+def test_redis_that_does_not_let_in_is_a_clear_failure(
+    tls_redis: TlsRedis, papers: Papers, tmp_path: Path, wrong: str, complaint: str
+):
+    """With a wrong authority, a wrong password or no TLS, worker and client say why and end."""
+    url = {
+        "authority": tls_redis.url(authority=papers.stranger),
+        "password": tls_redis.url(password="guess"),  # noqa: S106 (wrong on purpose)
+        "scheme": f"redis://:{tls_redis.password}@localhost:{tls_redis.port}/0",
+    }[wrong]
+    with open_shop(url, tmp_path) as shop:
+        worker = shop.launch("-c", "1")
+        await_complaint(worker, complaint)
+        began = time.monotonic()
+        worker.stop(SOON)
+        with pytest.raises((OperationalError, OSError)):
+            shop.double.apply_async((1,), retry=False, ignore_result=True)
+
+    assert time.monotonic() - began < SOON
+    assert "ready." not in worker.log
+    assert tls_redis.password not in worker.log
+
+
+def over_tls(papers: Papers, authority: Path) -> dict:
+    """Return Celery's ``broker_use_ssl`` for RabbitMQ."""
+    assert papers.cert.exists()
+    return {
+        "ca_certs": str(authority),
+        "cert_reqs": int(ssl.CERT_REQUIRED),
+        "server_hostname": "localhost",
+    }
+
+
+def test_rabbitmq_with_tls(
+    tls_rabbit: tuple[RabbitMQServer, int],
+    redis_server: RedisServer,
+    papers: Papers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Tasks are batched and answered over AMQP with TLS."""
+    server, port = tls_rabbit
+    url = f"amqps://guest:guest@localhost:{port}//"
+    conf = {"broker_use_ssl": over_tls(papers, papers.authority)}
+    with open_shop(server.url, tmp_path, backend=redis_server.url) as shop:
+        monkeypatch.setenv("CELERY_BROKER_URL", url)
+        shop.app.conf.update(**conf)
+        worker = shop.worker("-c", "1", conf=conf, CELERY_BROKER_URL=url)
+        answers = group(shop.double.s(n) for n in range(50)).delay().get(timeout=30)
+
+    assert [2 * n for n in range(50)] == answers
+    assert f"localhost:{port}" in worker.log
+
+
+def test_rabbitmq_with_a_wrong_authority_is_a_clear_failure(
+    tls_rabbit: tuple[RabbitMQServer, int],
+    redis_server: RedisServer,
+    papers: Papers,
+    tmp_path: Path,
+):
+    """A worker that trusts somebody else says that it cannot verify the server."""
+    server, port = tls_rabbit
+    url = f"amqps://guest:guest@localhost:{port}//"
+    conf = {"broker_use_ssl": over_tls(papers, papers.stranger)}
+    with open_shop(server.url, tmp_path, backend=redis_server.url) as shop:
+        worker = shop.launch("-c", "1", conf=conf, CELERY_BROKER_URL=url)
+        await_complaint(worker, "certificate verify failed")
+        worker.stop(SOON)
+
+    assert "ready." not in worker.log
