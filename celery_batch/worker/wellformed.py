@@ -8,9 +8,21 @@ breaks it, and must not take its neighbours down with it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from celery_batch.worker.shapes import (
+    are_limits,
+    are_signatures,
+    are_stamped,
+    are_stamps,
+    is_count_or_none,
+    is_flag_or_none,
+    is_name,
+    is_name_or_none,
+    is_signature,
+    is_text_or_none,
+)
 
 __all__ = [
     "Malformed",
@@ -22,17 +34,11 @@ __all__ = [
     "check_vital",
 ]
 
-#: Characters of an id, a name, a content type: AMQP's own limit for such texts.
-LONGEST_NAME = 255
-
 #: Values in the headers and properties of one message, and levels of nesting.
 MOST_VALUES, DEEPEST = 10_000, 50
 
 #: Characters in them altogether.
 LONGEST_TEXT = 256 * 1024
-
-#: Retries and the like; far above any use, far below what is slow to print.
-LARGEST_COUNT = 2**31
 
 
 class Malformed(ValueError):
@@ -56,7 +62,7 @@ def check_envelope(envelope: Any, codecs: Mapping[str, Any]) -> None:
     properties = envelope.get("properties")
     if not isinstance(properties, dict):
         raise Malformed("it has no properties")
-    if not _is_name(properties.get("delivery_tag")):
+    if not is_name(properties.get("delivery_tag")):
         raise Malformed("its delivery tag is no short text")
     info = properties.get("delivery_info")
     if not isinstance(info, dict) or not {"exchange", "routing_key"} <= info.keys():
@@ -76,7 +82,7 @@ def check_content(message: Any) -> None:
         Malformed: Its content type or encoding is nothing to look up.
     """
     for name in ("content_type", "content_encoding"):
-        if not _is_name_or_none(getattr(message, name)):
+        if not is_name_or_none(getattr(message, name)):
             raise Malformed(f"its {name.replace('_', ' ')} is no short text")
 
 
@@ -119,7 +125,7 @@ def check_payload(payload: Any) -> None:
         Malformed: It is something else.
     """
     if isinstance(payload, dict):  # Celery's older protocol
-        args, kwargs, embed = payload.get("args", ()), payload.get("kwargs", {}), None
+        args, kwargs, embed = payload.get("args", ()), payload.get("kwargs", {}), payload
     elif isinstance(payload, (list, tuple)) and len(payload) == 3:  # noqa: PLR2004 (the protocol's)
         args, kwargs, embed = payload
     else:
@@ -128,6 +134,12 @@ def check_payload(payload: Any) -> None:
         raise Malformed("its arguments are not a list and an object")
     if embed is not None and not isinstance(embed, dict):
         raise Malformed("what is embedded beside its arguments is no object")
+    for name in ("callbacks", "errbacks", "chain"):
+        if not are_signatures((embed or {}).get(name)):
+            raise Malformed(f"its {name} are no list of tasks")
+    chord = (embed or {}).get("chord")
+    if chord is not None and not is_signature(chord):
+        raise Malformed("its chord is no task")
 
 
 def check_size(value: Any) -> None:
@@ -179,68 +191,23 @@ def _short(value: Any) -> str:
     return shown[:60] if shown else f"a {type(value).__name__}"
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
-
-
-def _is_name_or_none(value: Any) -> bool:
-    return value is None or value == "" or _is_name(value)
-
-
-def _is_text_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_flag_or_none(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
-
-
-def _is_count_or_none(value: Any) -> bool:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return value is None or (is_whole and 0 <= value < LARGEST_COUNT)
-
-
-def _is_limit(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value is None or (is_number and 0 <= value < math.inf)
-
-
-def _are_limits(value: Any) -> bool:
-    is_pair = isinstance(value, (list, tuple)) and len(value) == 2  # noqa: PLR2004 (hard and soft)
-    return value is None or (is_pair and all(map(_is_limit, value)))
-
-
-def _are_stamped(value: Any) -> bool:
-    is_list = isinstance(value, (list, tuple, set, frozenset))
-    return value is None or (is_list and all(isinstance(each, str) for each in value))
-
-
-def _are_stamps(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and all(map(_is_stamp, value.values())))
-
-
-def _is_stamp(value: Any) -> bool:
-    each = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
-    return all(isinstance(one, (str, int, float, type(None))) for one in each)
-
-
 _PLACE = ("exchange", "routing_key")
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
-    "id": _is_name,
-    "task": _is_name,
-    **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), _is_name_or_none),
-    **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), _is_text_or_none),
+    "id": is_name,
+    "task": is_name,
+    **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), is_name_or_none),
+    **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), is_text_or_none),
     **dict.fromkeys(
-        ("retries", "group_index", "replaced_task_nesting", "batch_losses"), _is_count_or_none
+        ("retries", "group_index", "replaced_task_nesting", "batch_losses"), is_count_or_none
     ),
-    "ignore_result": _is_flag_or_none,
-    "timelimit": _are_limits,
-    "stamped_headers": _are_stamped,
-    "stamps": _are_stamps,
+    "ignore_result": is_flag_or_none,
+    "timelimit": are_limits,
+    "stamped_headers": are_stamped,
+    "stamps": are_stamps,
 }
 
 _PROPERTIES: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("reply_to", "correlation_id"), _is_name_or_none),
-    "priority": _is_count_or_none,
+    **dict.fromkeys(("reply_to", "correlation_id"), is_name_or_none),
+    "priority": is_count_or_none,
 }
