@@ -215,7 +215,6 @@ def model_task(app: Any, model: type[Model], *, name: str, **options: Any) -> An
         name: The task's name.
         options: Options of the task, Celery's and ours.
     """
-
     if model.predict is Model.predict:
         raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
 
