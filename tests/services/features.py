@@ -93,6 +93,13 @@ def total(numbers):
     return [sum(each) for each in numbers]
 
 
+@app.task(base=BatchTask, name="f.pair", max_batch_size=2, linger=0.1, max_wait=1.0)
+def pair(x):
+    """Return every item, two at a time."""
+    remember("pair", items=x)
+    return x
+
+
 @app.task(base=BatchTask, name="f.quiet", ignore_result=True, **COMPANY)
 def quiet(x):
     """Run, and store nothing."""
@@ -321,12 +328,31 @@ def hooked(what):
     return [_act(one) for one in what]
 
 
+class HookedPlain(Task):
+    """An ordinary task with the same hooks, to compare with."""
+
+    name = "f.hooked_plain"
+    before_start, on_success = Hooked.before_start, Hooked.on_success
+    on_failure, on_retry, after_return = Hooked.on_failure, Hooked.on_retry, Hooked.after_return
+
+    def run(self, what):
+        """Do to itself what the item says, as an ordinary task would."""
+        remember("act", items=[what])
+        outcome = _act(what)
+        if isinstance(outcome, Retry):
+            raise self.retry(countdown=outcome.when)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+hooked_plain = app.register_task(HookedPlain())
+
+
 def _on(signal, name):
     def receiver(sender=None, task_id=None, request=None, **_):
-        if (
-            getattr(sender, "name", None) == "f.hooked"
-            or getattr(request, "name", "") == "f.hooked"
-        ):
+        names = {getattr(sender, "name", None), getattr(request, "name", None)}
+        if names & {"f.hooked", "f.hooked_plain"}:
             remember("signal", name=name, id=task_id or request.id)
 
     signal.connect(receiver, weak=False)

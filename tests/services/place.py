@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -52,6 +53,17 @@ class Place:
         if self._worker is None or self._worker.child.exit_code is not None:
             self._worker = self.shop.worker("-P", self.pool, "-c", "1")
         return self._worker
+
+    @contextmanager
+    def another(
+        self, *options: str, queue: str, conf: dict[str, Any] | None = None
+    ) -> Iterator[Worker]:
+        """Have one more worker, of a queue of its own, while the context lasts."""
+        worker = self.shop.worker("-P", self.pool, "-Q", queue, *options, conf=conf)
+        try:
+            yield worker
+        finally:
+            worker.stop(grace=10)
 
     def unique(self, prefix: str) -> str:
         """Return a name that no other test has used."""

@@ -29,8 +29,8 @@ def test_each_item_of_a_batch_keeps_its_own_stamps(place: Place):
     place.get([*results.values(), plain])
     seen = {fact["id"]: fact["stamps"] for fact in place.recall("stamps")}
 
-    assert ["anna"] == seen[results["anna"].id]["customer"]
-    assert ["bert"] == seen[results["bert"].id]["customer"]
+    assert "anna" == seen[results["anna"].id]["customer"]
+    assert "bert" == seen[results["bert"].id]["customer"]
     assert not seen[plain.id]
 
 
@@ -46,7 +46,7 @@ def test_stamps_are_handed_on_to_linked_tasks(place: Place):
         "the linked task",
     )
 
-    assert [["anna"], ["anna"]] == [fact["stamps"]["customer"] for fact in facts]
+    assert ["anna", "anna"] == [fact["stamps"]["customer"] for fact in facts]
 
 
 def test_a_retried_item_keeps_its_stamps(place: Place):
@@ -56,4 +56,4 @@ def test_a_retried_item_keeps_its_stamps(place: Place):
     sig.stamp(Customer("anna"))
     sig.delay().get(timeout=30)
 
-    assert [["anna"], ["anna"]] == [f["stamps"]["customer"] for f in place.recall("stamps")]
+    assert ["anna", "anna"] == [f["stamps"]["customer"] for f in place.recall("stamps")]
