@@ -12,15 +12,15 @@ import os
 import signal
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import redis
 from celery import Celery
 from celery.exceptions import Retry
 
 from celery_batch import BatchTask, Model
+from tests.services.memory import memory, recall, remember
 
-url = os.environ["CELERY_BROKER_URL"]
+__all__ = ["app", "memory", "recall", "remember"]
+
 app = Celery("shop")
 app.conf.update(
     result_expires=600,
@@ -28,29 +28,6 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     **json.loads(os.environ.get("SHOP_CONF", "{}")),
 )
-
-
-def memory() -> redis.Redis:
-    """Return a client for what the tasks remember."""
-    parts = urlsplit(url)
-    if parts.scheme == "redis+socket":
-        return redis.Redis(unix_socket_path=parts.path)
-    return redis.Redis.from_url(url)
-
-
-def remember(kind: str, **facts: object) -> None:
-    """Keep a fact for the tests to read."""
-    client = memory()
-    client.rpush(f"shop:{kind}", json.dumps({"pid": os.getpid(), **facts}))
-    client.close()
-
-
-def recall(kind: str) -> list[dict]:
-    """Return the facts kept so far."""
-    client = memory()
-    facts = [json.loads(fact) for fact in client.lrange(f"shop:{kind}", 0, -1)]
-    client.close()
-    return facts
 
 
 @app.task(base=BatchTask, name="shop.double", max_batch_size=16, max_wait=0.5, linger=0.05)
