@@ -14,10 +14,10 @@ from tests.conftest import Shop
 
 
 @pytest.fixture
-def busy(shop: Shop) -> Shop:
-    """The shop with a prefork worker of one process."""
-    shop.worker("-c", "1")
-    return shop
+def busy(each_shop: Shop) -> Shop:
+    """The shop on each broker, with a prefork worker of one process."""
+    each_shop.worker("-c", "1")
+    return each_shop
 
 
 def sizes(shop: Shop, kind: str) -> list[int]:
