@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from celery_batch.errors import LoadFailed as LoadFailed
     from celery_batch.errors import MessageRefused as MessageRefused
     from celery_batch.errors import ModelError as ModelError
+    from celery_batch.errors import OutOfMemory as OutOfMemory
+    from celery_batch.errors import PoisonItem as PoisonItem
     from celery_batch.errors import WrongResultCount as WrongResultCount
     from celery_batch.serving.model import Model as Model
     from celery_batch.task import BatchTask as BatchTask
@@ -32,6 +34,8 @@ _HOME = {
     "MessageRefused": "celery_batch.errors",
     "Model": "celery_batch.serving.model",
     "ModelError": "celery_batch.errors",
+    "OutOfMemory": "celery_batch.errors",
+    "PoisonItem": "celery_batch.errors",
     "WrongResultCount": "celery_batch.errors",
 }
 

@@ -20,10 +20,12 @@ from celery_batch.errors import ConfigurationError
 __all__ = [
     "OPTIONS",
     "SETTINGS",
+    "Rescue",
     "Settings",
     "listable_signature",
     "policy_of",
     "refuse_unknown_options",
+    "rescue_of",
 ]
 
 #: Task option -> the setting it falls back to.
@@ -52,6 +54,8 @@ SETTINGS: dict[str, Any] = {
     "batch_devices": None,
     "batch_load_timeout": 600.0,
     "batch_bulk": True,
+    "batch_isolate": True,
+    "batch_max_worker_losses": 2,
     "batch_dead_letter_queue": None,
     "batch_max_message_size": 16 << 20,
 }
@@ -96,6 +100,48 @@ class Settings:
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
         return cls(tuple(devices) if devices else None, float(timeout), _message_size(app))
+
+
+@dataclass(frozen=True, slots=True)
+class Rescue:
+    """
+    What is done for a task's items whose batch went wrong.
+
+    Args:
+        isolate: Call the model again with parts of a batch that failed.
+        max_worker_losses: How often an item may take its process down, at least 1.
+        dead_letter_queue: Where the messages of such items are kept; None to keep none.
+    """
+
+    isolate: bool = True
+    max_worker_losses: int = 2
+    dead_letter_queue: str | None = None
+
+
+def rescue_of(task: Any) -> Rescue:
+    """
+    Merge a task's options with the app's settings, for the bad days.
+
+    Raises:
+        ConfigurationError: A value is wrong; the message names the task and option.
+    """
+    isolate, losses = (
+        _setting(task.app, f"batch_{option}") if own is None else own
+        for option in ("isolate", "max_worker_losses")
+        for own in [getattr(task, option)]
+    )
+    queue = _setting(task.app, "batch_dead_letter_queue")
+    if not isinstance(isolate, bool):
+        raise ConfigurationError(f"{task.name}.isolate: must be True or False, got {isolate!r}")
+    if not isinstance(losses, int) or isinstance(losses, bool) or losses < 1:
+        raise ConfigurationError(
+            f"{task.name}.max_worker_losses: must be a whole number of at least 1, got {losses!r}"
+        )
+    if queue is not None and (not isinstance(queue, str) or not queue):
+        raise ConfigurationError(
+            f"batch_dead_letter_queue: must be the name of a queue, got {queue!r}"
+        )
+    return Rescue(isolate, losses, queue)
 
 
 def policy_of(task: Any) -> BatchPolicy:
@@ -160,6 +206,10 @@ def listable_signature(cls: Any) -> inspect.Signature:
         raise ConfigurationError(
             f"{cls.name}: pydantic=True checks one call at a time and cannot see lists;"
             f" validate inside the function instead"
+        )
+    if inspect.iscoroutinefunction(cls.run):
+        raise ConfigurationError(
+            f"{cls.name}: an async function cannot run in Celery's pool; write it with def"
         )
     parameters = list(inspect.signature(cls.run).parameters.values())
     if not isinstance(inspect.getattr_static(cls, "run"), staticmethod):

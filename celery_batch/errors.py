@@ -14,6 +14,8 @@ __all__ = [
     "LoadFailed",
     "MessageRefused",
     "ModelError",
+    "OutOfMemory",
+    "PoisonItem",
     "WrongResultCount",
 ]
 
@@ -46,6 +48,18 @@ class LoadFailed(ModelError):
     """The model could not be loaded or warmed up."""
 
     http = 503
+
+
+class OutOfMemory(ModelError):
+    """The item does not fit into memory, even alone."""
+
+    http = 503
+
+
+class PoisonItem(ModelError):
+    """The item took down the process that ran it, more than once."""
+
+    http = 422
 
 
 class WrongResultCount(ModelError):

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Retry
 
 from celery_batch.serving.runner import Outcome
 
-__all__ = ["Answer", "RetryItem", "Seat", "retry_options", "seat"]
+__all__ = ["Answer", "RetryItem", "RunAgain", "Seat", "retry_options", "seat"]
 
 #: From one item's row of arguments to what became of it.
 Answer = Callable[[tuple[Any, ...]], Outcome]
@@ -74,6 +74,14 @@ class RetryItem(Retry):  # type: ignore[misc]
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(exc=options.get("exc"), when=options.get("countdown"))
         self.options = options
+
+
+class RunAgain(Ignore):  # type: ignore[misc]
+    """
+    The run broke off before this item had an answer; the worker will run it again, alone.
+
+    Celery's tracer then stores nothing, calls nobody back, and leaves the message be.
+    """
 
 
 def retry_options(error: Retry) -> dict[str, Any]:

@@ -12,15 +12,22 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, ClassVar
 
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Task, signals
-from celery.exceptions import Retry
+from celery.exceptions import Retry, TaskPredicate
 
-from celery_batch.config import Settings, listable_signature, policy_of, refuse_unknown_options
+from celery_batch.config import (
+    Settings,
+    listable_signature,
+    policy_of,
+    refuse_unknown_options,
+    rescue_of,
+)
 from celery_batch.errors import ConfigurationError
-from celery_batch.seat import RetryItem, retry_options, seat
+from celery_batch.seat import RetryItem, RunAgain, retry_options, seat
 from celery_batch.serving.model import Model
 from celery_batch.serving.residents import resident
-from celery_batch.serving.runner import Runner
+from celery_batch.serving.runner import Manners, Runner
 
 __all__ = ["BatchTask", "model_task"]
 
@@ -38,6 +45,7 @@ class BatchTask(Task):  # type: ignore[misc]
     abstract = True
 
     Strategy = "celery_batch.worker.strategy:batches"
+    Request = "celery_batch.worker.request:BatchRequest"
 
     #: Acknowledged once the result is stored: what a dying worker held is run elsewhere.
     acks_late = True
@@ -50,6 +58,14 @@ class BatchTask(Task):  # type: ignore[misc]
 
     #: Seconds without a newcomer after which a free slot stops waiting; `batch_linger`.
     linger: ClassVar[float | None] = None
+
+    #: Look for the items that make a batch fail, by calling again with parts of it;
+    #: False for a function that may not see an item twice. `batch_isolate`.
+    isolate: ClassVar[bool | None] = None
+
+    #: How often an item may take its process down before it fails with `PoisonItem`;
+    #: `batch_max_worker_losses`.
+    max_worker_losses: ClassVar[int | None] = None
 
     #: The model behind the task, if it has one with a life cycle.
     model: ClassVar[type[Model] | None] = None
@@ -92,6 +108,7 @@ class BatchTask(Task):  # type: ignore[misc]
             return  # a base class, not a task yet
         Settings.of(app)
         policy_of(cls)
+        rescue_of(cls)
         app.steps["worker"].add("celery_batch.worker.steps:BatchWorker")
         app.steps["consumer"].add("celery_batch.worker.steps:BatchConsumer")
 
@@ -103,6 +120,8 @@ class BatchTask(Task):  # type: ignore[misc]
         else:  # called directly, eagerly or by a worker without our strategy: a batch of one
             with seat.running_batch():
                 (outcome,) = self.runner().run(*([value] for value in row))
+        if outcome.again:
+            raise RunAgain
         if isinstance(outcome.error, Retry):
             raise super().retry(throw=False, **retry_options(outcome.error))
         return outcome.unwrap()
@@ -152,8 +171,17 @@ class BatchTask(Task):  # type: ignore[misc]
         return super().replace(sig)
 
     def runner(self) -> Runner:
-        """Return what runs this task's batches in this process."""
-        return Runner(self._run_columns, name=self.name)
+        """Return what runs this task's batches in this process, and learns from them."""
+        found: Runner | None = self.__dict__.get("_runner")
+        if found is None:
+            found = self.__dict__["_runner"] = Runner(self._run_columns, self.name, self._manners())
+        return found
+
+    def _manners(self) -> Manners:
+        isolate = rescue_of(self).isolate
+        if not self.acks_late:  # the message is gone: what is interrupted cannot run again
+            return Manners(isolate, (TaskPredicate, SoftTimeLimitExceeded))
+        return Manners(isolate, (TaskPredicate,), (SoftTimeLimitExceeded,))
 
     def _run_columns(self, *columns: list[Any]) -> Any:
         by_name = {
@@ -187,6 +215,8 @@ def model_task(app: Any, model: type[Model], *, name: str, **options: Any) -> An
         name: The task's name.
         options: Options of the task, Celery's and ours.
     """
+    if model.predict is Model.predict:
+        raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
 
     def predict(item: list[Any]) -> Any:
         return resident(model).predict(item)

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     DUE = "due"  # its oldest request had waited max_wait
     QUIET = "quiet"  # nobody came for linger seconds
     DRAINED = "drained"  # nobody else will come
+    ALONE = "alone"  # its one request may be what takes processes down
 
 
 @dataclass(frozen=True, slots=True)

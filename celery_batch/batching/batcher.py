@@ -5,7 +5,9 @@ Rule 1: everything that decides when a batch leaves lives in this file.
 Rule 2: this file never looks at a clock, takes a lock or sleeps; facts come in
         as arguments, decisions go out as values.
 Rule 3: nothing is pushed; whoever has a free model slot asks for a batch.
-Rule 4: first come, first served.
+Rule 4: the most urgent first; among equals first come, first served.
+Rule 5: who may be what takes processes down goes first and alone, so that nobody
+        else waits for the verdict.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.line import Line
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 
@@ -51,12 +54,13 @@ class Batcher(Generic[T]):
 
     def __init__(self, policy: BatchPolicy) -> None:
         self.policy = policy
-        self._waiting: deque[Request[T]] = deque()
+        self._waiting: Line[T] = Line()
+        self._suspects: deque[Request[T]] = deque()
         self._quiet_since = 0.0
         self._draining = False
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._suspects)
 
     def __repr__(self) -> str:
         state = "draining" if self._draining else "open"
@@ -65,7 +69,22 @@ class Batcher(Generic[T]):
     @property
     def oldest(self) -> float | None:
         """When the oldest waiting request arrived; None if nobody waits."""
-        return self._waiting[0].arrived if self._waiting else None
+        oldest = self._waiting.oldest
+        if not self._suspects:
+            return oldest
+        suspect = self._suspects[0].arrived
+        return suspect if oldest is None else min(suspect, oldest)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a batch waits that cannot grow any more."""
+        return bool(self._suspects) or len(self._waiting) >= self.policy.max_batch_size
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the first of those who go alone will have waited in vain; None if nobody will."""
+        deadlines = (request.deadline for request in self._suspects)
+        return min((each for each in deadlines if each is not None), default=None)
 
     def add(self, request: Request[T]) -> None:
         """
@@ -74,6 +93,9 @@ class Batcher(Generic[T]):
         Args:
             request: Its ``arrived`` is on the clock that `next` will be asked with.
         """
+        if request.alone:
+            self._suspects.append(request)
+            return
         self._waiting.append(request)
         self._quiet_since = request.arrived
 
@@ -98,6 +120,8 @@ class Batcher(Generic[T]):
         Returns:
             A batch to run, how long to wait before asking again, or `Done`.
         """
+        if self._suspects:
+            return Batch((self._suspects.popleft(),), Reason.ALONE)
         if len(self._waiting) >= self.policy.max_batch_size:
             return self._take(Reason.FULL)
         if not self._waiting:
@@ -109,7 +133,7 @@ class Batcher(Generic[T]):
         return self._wait_or_take(now)
 
     def _wait_or_take(self, now: float) -> Batch[T] | Wait:
-        due = self._waiting[0].arrived + self.policy.max_wait
+        due = (self._waiting.oldest or 0.0) + self.policy.max_wait
         quiet = self._quiet_since + self.policy.patience
         if now >= due:
             return self._take(Reason.DUE)
@@ -122,11 +146,19 @@ class Batcher(Generic[T]):
         self._draining = True
 
     def clear(self) -> list[Request[T]]:
-        """Give back everybody still in line, oldest first, and forget them."""
-        left = list(self._waiting)
-        self._waiting.clear()
+        """Give back everybody still in line, in the order they would have gone, and forget them."""
+        left = [*self._suspects, *self._waiting.take(len(self._waiting))]
+        self._suspects.clear()
         return left
 
+    def expire(self, now: float) -> list[Request[T]]:
+        """Remove and return those whose deadline has passed while they waited to go alone."""
+        suspects, self._suspects = self._suspects, deque()
+        late: list[Request[T]] = []
+        for request in suspects:
+            is_late = request.deadline is not None and request.deadline <= now
+            (late if is_late else self._suspects).append(request)
+        return late
+
     def _take(self, reason: Reason) -> Batch[T]:
-        size = min(len(self._waiting), self.policy.max_batch_size)
-        return Batch(tuple(self._waiting.popleft() for _ in range(size)), reason)
+        return Batch(tuple(self._waiting.take(self.policy.max_batch_size)), reason)

@@ -18,7 +18,15 @@ class Request(Generic[T]):
     Args:
         item: What the model is asked; the batcher never looks inside.
         arrived: When it came, in seconds of the caller's monotonic clock.
+        urgency: Smaller goes first; within one urgency, first come, first served.
+        alone: It was in a batch that took its process down, and may be the reason:
+            it goes through the model without company.
+        deadline: When its answer stops being wanted, on the clock of `arrived`; only
+            who goes alone has one.
     """
 
     item: T
     arrived: float
+    urgency: int = 0
+    alone: bool = False
+    deadline: float | None = None

@@ -9,7 +9,7 @@ import time
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import devices
 from celery_batch.serving.model import Model
-from celery_batch.serving.runner import Runner
+from celery_batch.serving.runner import Manners, Runner
 
 __all__ = ["move_in", "move_out", "resident", "settle_on"]
 
@@ -90,5 +90,6 @@ def _warm_up(instance: Model) -> None:
     examples = list(instance.examples())
     if not examples:
         return
-    for outcome in Runner(instance.predict, f"{type(instance).__qualname__}.predict").run(examples):
+    name = f"{type(instance).__qualname__}.predict"
+    for outcome in Runner(instance.predict, name, Manners(isolate=False)).run(examples):
         outcome.unwrap()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from celery_batch.errors import WrongResultCount
+from celery_batch.batching.recovery import Recovery, SafeSize
+from celery_batch.errors import BatchError, OutOfMemory, WrongResultCount
+from celery_batch.serving.trouble import free_memory, is_device_broken, is_out_of_memory
 
-__all__ = ["Outcome", "Runner"]
+__all__ = ["Manners", "Outcome", "Runner"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +26,13 @@ class Outcome:
         value: The model's output for the item.
         error: Why there is none.
         origin: Where the model raised it, if it raised it.
+        again: There is neither: the run broke off, and the item is to run again alone.
     """
 
     value: Any = None
     error: Exception | None = None
     origin: TracebackType | None = None
+    again: bool = False
 
     def unwrap(self) -> Any:
         """Return the value, or raise the error as the model raised it."""
@@ -33,6 +40,23 @@ class Outcome:
             return self.value
         # One error may belong to many items, and each raise makes its traceback longer.
         raise self.error.with_traceback(self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """
+    How to take a model's errors.
+
+    Args:
+        isolate: Look for the items that make a batch fail, by calling the model
+            again with parts of it; else the error is everybody's.
+        verdicts: Errors by which the function speaks for the whole batch.
+        interrupts: Errors that come from outside and end the run.
+    """
+
+    isolate: bool = True
+    verdicts: tuple[type[Exception], ...] = ()
+    interrupts: tuple[type[Exception], ...] = ()
 
 
 class Runner:
@@ -43,11 +67,21 @@ class Runner:
         predict: Takes the batch's columns (one list per parameter, all of one
             length, one entry per item) and returns one output per item.
         name: What to call the model in errors.
+        manners: How to take its errors.
     """
 
-    def __init__(self, predict: Callable[..., Any], name: str) -> None:
+    def __init__(
+        self, predict: Callable[..., Any], name: str, manners: Manners | None = None
+    ) -> None:
         self._predict = predict
         self._name = name
+        self._manners = manners or Manners()
+        #: Learnt over the life of this runner.
+        self.safe_size = SafeSize()
+        #: How often the model was called.
+        self.calls = 0
+        #: Why this process should run no more batches: the device is broken.
+        self.broken: str | None = None
 
     def run(self, *columns: list[Any]) -> list[Outcome]:
         """
@@ -57,15 +91,74 @@ class Runner:
             columns: One list per parameter of the model, one entry per item.
 
         Returns:
-            One outcome per item, in order.  Where the model raised, or returned
+            One outcome per item, in order.  A model that raises is asked again
+            with halves of what it was asked, until the items that make it raise
+            stand alone; so is one that runs out of memory.  Where it returned
             anything but one output per item, each outcome holds that error.
         """
         size = len(columns[0])
+        outcomes: list[Outcome] = [Outcome(again=True)] * size
+        recovery = Recovery(size, self.safe_size.largest)
+        while (part := recovery.next()) is not None:
+            for index, outcome in zip(part, self._try(recovery, columns, part), strict=False):
+                outcomes[index] = outcome
+        return outcomes
+
+    def _try(
+        self, recovery: Recovery, columns: Sequence[list[Any]], part: range
+    ) -> Sequence[Outcome]:
+        """Return an outcome for each item of the part; none if it is tried again in halves."""
+        cut = slice(part.start, part.stop)
+        self.calls += 1
         try:
-            outputs = self._check(self._predict(*columns), size)
+            outputs = self._predict(*(column[cut] for column in columns))
+            outcomes = [self._outcome(output) for output in self._check(outputs, len(part))]
         except Exception as error:  # noqa: BLE001 (whatever a model raises is its items' outcome)
-            return [Outcome(error=error, origin=error.__traceback__)] * size
-        return [_outcome(output) for output in outputs]
+            return self._after(error, recovery, part, len(columns[0]))
+        self.safe_size.fitted(len(part))
+        return outcomes
+
+    def _after(
+        self, error: Exception, recovery: Recovery, part: range, size: int
+    ) -> Sequence[Outcome]:
+        """Decide what an error means for a part of a batch of this size."""
+        if is_out_of_memory(error):
+            return self._after_memory(error, recovery, part)
+        if isinstance(error, self._manners.interrupts):
+            recovery.abandon()
+            return () if size > 1 else _all(error, part)
+        if is_device_broken(error):
+            self.broken = str(error)
+            recovery.abandon()
+            return () if len(part) > 1 else _all(error, part)
+        is_verdict = isinstance(error, (BatchError, *self._manners.verdicts))
+        if self._manners.isolate and not is_verdict and recovery.failed(part):
+            logger.info("%s raised %r on %d items: looking for the culprit",
+                        self._name, error, len(part))  # fmt: skip
+            return ()
+        return _all(error, part)
+
+    def _after_memory(self, error: Exception, recovery: Recovery, part: range) -> Sequence[Outcome]:
+        free_memory(error)
+        size = len(part)
+        if size > 1:
+            self.safe_size.did_not_fit(size)
+            logger.warning("%s ran out of memory with %d items: batches of up to %d from here",
+                           self._name, size, self.safe_size.largest)  # fmt: skip
+            if self._manners.isolate and recovery.failed(part):
+                return ()
+        return _all(self._shortage(error, size), part)
+
+    def _shortage(self, error: BaseException, size: int = 1) -> OutOfMemory:
+        items = "one item alone does" if size == 1 else f"{size} items do"
+        shortage = OutOfMemory(f"{self._name}: {items} not fit into memory: {error}")
+        shortage.__cause__ = error.with_traceback(None)
+        return shortage
+
+    def _outcome(self, output: Any) -> Outcome:
+        if isinstance(output, MemoryError):  # Celery takes one for the end of the worker
+            return Outcome(error=self._shortage(output))
+        return Outcome(error=output) if isinstance(output, Exception) else Outcome(value=output)
 
     def _check(self, outputs: Any, size: int) -> Sequence[Any]:
         if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
@@ -83,8 +176,8 @@ class Runner:
         return outputs
 
 
-def _outcome(output: Any) -> Outcome:
-    return Outcome(error=output) if isinstance(output, Exception) else Outcome(value=output)
+def _all(error: Exception, part: range) -> list[Outcome]:
+    return [Outcome(error=error, origin=error.__traceback__)] * len(part)
 
 
 def _describe(outputs: Any) -> str:

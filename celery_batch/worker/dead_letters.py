@@ -5,41 +5,71 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-__all__ = ["keep"]
+from kombu.entity import Queue
+
+from celery_batch.worker.request import LOSSES
+
+__all__ = ["keep_dead_letter", "keep_refused"]
 
 logger = logging.getLogger(__name__)
 
-#: Tries of the broker, and seconds between them; the event loop stands still meanwhile.
-_RETRY = {"max_retries": 1, "interval_start": 0.1, "interval_max": 0.1}
+#: Facts of a delivery, or decoded copies of the body, that are no headers of the message.
+_NOT_HEADERS = ("args", "kwargs", "delivery_info", "hostname", "reply_to", "correlation_id")
 
 
-def keep(app: Any, content: bytes, reason: str, **headers: Any) -> None:
+def keep_dead_letter(request: Any, queue: str) -> None:
     """
-    Put something into the dead-letter queue, byte for byte, if there is one.
+    Put a copy of a request's message in the queue for such.
+
+    Args:
+        request: Celery's request; its body is sent as it came, never decoded.
+        queue: The queue's name; it is declared if need be.
+    """
+    headers = {k: v for k, v in request.request_dict.items() if k not in _NOT_HEADERS}
+    try:
+        with request.app.producer_or_acquire() as producer:
+            producer.publish(
+                request.body,
+                routing_key=queue,
+                exchange="",
+                declare=[Queue(queue)],
+                content_type=request.content_type,
+                content_encoding=request.content_encoding,
+                headers={**headers, LOSSES: request.losses},
+                correlation_id=request.correlation_id,
+                reply_to=request.reply_to,
+                retry=True,
+                retry_policy={"max_retries": 3},
+            )
+    except Exception:
+        logger.exception("Could not keep %s[%s] in %s", request.name, request.id, queue)
+
+
+def keep_refused(app: Any, content: bytes, reason: str, **headers: Any) -> None:
+    """
+    Put what was refused into the queue for such, byte for byte, if there is one.
 
     Args:
         app: The Celery app; its setting ``batch_dead_letter_queue`` names the queue.
         content: The whole message if it could not be read, else its body.
-        reason: Why nobody can serve it.
+        reason: Why it was refused.
         headers: More that is known about it.
     """
-    name = app.conf.get("batch_dead_letter_queue")
-    if not name:
+    queue = app.conf.get("batch_dead_letter_queue")
+    if not queue:
         return
-    # Not through `queues[name]`, which would have this worker consume it one day.
-    queue = app.amqp.queues.get(name) or app.amqp.queues.new_missing(name)
     try:
-        with app.amqp.producer_pool.acquire(block=True) as producer:
+        with app.producer_or_acquire() as producer:
             producer.publish(
                 content,
-                exchange=queue.exchange,
-                routing_key=queue.routing_key,
-                declare=[queue],
+                routing_key=queue,
+                exchange="",
+                declare=[Queue(queue)],
                 content_type="application/octet-stream",
                 content_encoding="binary",
                 headers={"batch_reason": reason, **headers},
                 retry=True,
-                retry_policy=_RETRY,
+                retry_policy={"max_retries": 3},
             )
     except Exception as error:  # noqa: BLE001 (a letter less must not stop the living)
-        logger.error("Could not keep a message in %s: %.200r", name, error)  # noqa: TRY400
+        logger.error("Could not keep a message in %s: %.200r", queue, error)  # noqa: TRY400

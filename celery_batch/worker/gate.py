@@ -28,7 +28,7 @@ from kombu.utils.json import loads
 from celery_batch.config import Settings
 from celery_batch.errors import MessageRefused
 from celery_batch.task import BatchTask
-from celery_batch.worker import dead_letters
+from celery_batch.worker.dead_letters import keep_refused
 from celery_batch.worker.doors import Deliveries, FirstReads
 from celery_batch.worker.inflate import limit_decompression
 from celery_batch.worker.wellformed import (
@@ -108,7 +108,7 @@ class Gate:
     def _refuse_envelope(self, raw: bytes, reason: str) -> None:
         """Let go of what is no message, and so can be neither acknowledged nor rejected."""
         _log(raw, reason)
-        dead_letters.keep(self._app, raw, reason)
+        keep_refused(self._app, raw, reason)
 
     def _guarded_handler(self) -> Callable[[Any], Any]:
         handle = self._stock["create_task_handler"]()
@@ -188,7 +188,7 @@ class Gate:
         _log(body, reason)
         self._tell({**message.properties, **headers}, reason)
         about = {name: str(headers[name])[:_REASON] for name in ("id", "task") if name in headers}
-        dead_letters.keep(self._app, body, reason, **about)
+        keep_refused(self._app, body, reason, **about)
         if not message.acknowledged:
             message.reject_log_error(logger, self._consumer.connection_errors)
         signals.task_rejected.send(sender=self._consumer, message=message, exc=error)

@@ -1,57 +1,38 @@
-"""One pool job for one batch, and its news for every request in it."""
+"""One pool job for one batch, and the pool's news of it for every request."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
 from uuid import uuid4
 from weakref import ref
 
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import TaskRevokedError
-from celery.utils.functional import noop
 from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import Batch
 from celery_batch.errors import BatchError
-from celery_batch.worker.settle import Delivery, Settled, run_batch
+from celery_batch.worker.ending import Ending, after_answer, after_failure
+from celery_batch.worker.news import News, disown
+from celery_batch.worker.settle import BatchEnd, Delivery, error_info, run_batch
 
-__all__ = ["BatchJob", "JobEnd", "News"]
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """
-    Something to tell one of Celery's requests, without harm to its neighbours.
-
-    Args:
-        request: Celery's request.
-        tell: The handler of the request to call.
-        facts: Its arguments.
-    """
-
-    request: Any
-    tell: Callable[..., Any]
-    facts: tuple[Any, ...]
-
-    def deliver(self) -> None:
-        """Call the handler; an error is logged, so that the others hear theirs."""
-        try:
-            self.tell(*self.facts)
-        except Exception:
-            logger.exception("Could not settle %s[%s]", self.request.name, self.request.id)
-
-    def disown(self) -> None:
-        """Keep the handler from acknowledging on a connection that is gone."""
-        _disown(self.request)
+__all__ = ["BatchJob", "JobListener"]
 
 
-#: Told once when a job has left its slot, with what is left to tell its requests.
-JobEnd = Callable[["BatchJob", list[News]], None]
+#: Seconds a model has to heed its soft limit where both limits would strike at once.
+_AFTER_SOFT = 0.5
+
+
+class JobListener(Protocol):
+    """Who wants to know how a job is doing."""
+
+    def on_start(self, job: BatchJob) -> None:
+        """A pool process has taken the job."""
+
+    def on_end(self, job: BatchJob, ending: Ending) -> None:
+        """The job has left its slot; told once."""
 
 
 class BatchJob:
@@ -65,24 +46,33 @@ class BatchJob:
     Args:
         task: The batch task.
         batch: Its items are Celery's requests.
-        on_end: Told when the job has left its slot.
+        listener: Told when the job starts and when it has left its slot.
     """
 
-    def __init__(self, task: Any, batch: Batch[Any], on_end: JobEnd) -> None:
+    def __init__(self, task: Any, batch: Batch[Any], listener: JobListener) -> None:
         self.id = str(uuid4())
+        self.task = task
+        self.requests: list[Any] = batch.items
         self.submitted = False
-        self.accepted = False
-        self._task = task
-        self._requests: list[Any] = batch.items
-        self._on_end = on_end
+        #: When a pool process took it, on the monotonic clock, and which.
+        self.began: float | None = None
+        self.pid: int | None = None
+        #: What the pool process said, once it has.
+        self.answer: BatchEnd | None = None
+        self._listener = listener
         self._ended = False
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "running" if self.accepted else "ready"
-        return f"<BatchJob {self.id}: {self._task.name} x {len(self._requests)}, {state}>"
+        return f"<BatchJob {self.id}: {self.task.name} x {len(self.requests)}, {state}>"
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self.requests)
+
+    @property
+    def accepted(self) -> bool:
+        """Whether a pool process has taken it."""
+        return self.began is not None
 
     def execute_using_pool(self, pool: Any, **_: Any) -> Any:
         """
@@ -94,14 +84,14 @@ class BatchJob:
         """
         if self._ended:
             raise TaskRevokedError(self.id)
-        self._requests = [request for request in self._requests if not request.revoked()]
-        if not self._requests:
-            self._end([])
+        self.requests = [request for request in self.requests if not request.revoked()]
+        if not self.requests:
+            self._end(Ending())
             raise TaskRevokedError(self.id)
-        soft, hard = _tightest_limits(self._task, self._requests)
+        soft, hard = _tightest_limits(self.task, self.requests)
         result = pool.apply_async(
             run_batch,
-            (self._task.name, [_delivery(request) for request in self._requests]),
+            (self.task.name, [_delivery(request) for request in self.requests]),
             accept_callback=self._on_accepted,
             callback=self._on_success,
             error_callback=self._on_failure,
@@ -116,62 +106,70 @@ class BatchJob:
     def _remember(self, result: Any) -> None:
         if result is not None:
             self.submitted = True
-            for request in self._requests:
+            for request in self.requests:
                 # What Celery's own cancel() looks at when it wants to stop a request.
                 request._apply_result = ref(result)  # noqa: SLF001
         elif not self.accepted:
             # A pool that is closing takes nothing more, and says so with None; left
             # unacknowledged, the messages go back to the broker with the connection.
             # (The solo pool answers None as well, but after it has run the batch.)
-            self._end([])
+            self._end(Ending())
 
     def forget(self) -> None:
         """Give up requests that will not run here: their messages went back to the broker."""
         self._ended = True
-        for request in self._requests:
+        for request in self.requests:
             task_ready(request)
 
     def disown(self) -> None:
         """Let the batch finish, but never acknowledge on a connection that is gone."""
-        for request in self._requests:
-            _disown(request)
+        for request in self.requests:
+            disown(request)
+
+    def adopt(self, task_request: Any) -> None:
+        """
+        Put a request in the place of its former self, whose connection is gone.
+
+        Args:
+            task_request: From the message as it was delivered again.
+        """
+        for index, former in enumerate(self.requests):
+            if former.key == task_request.key:
+                self.requests[index] = task_request
+                task_ready(former)
+                if self.began is not None:
+                    News(task_request, task_request.on_accepted, (self.pid, self.began)).deliver()
 
     def _on_accepted(self, pid: int, time_accepted: float) -> None:
-        self.accepted = True
-        for request in self._requests:
+        self.pid, self.began = pid, time_accepted
+        self._listener.on_start(self)
+        for request in self.requests:
             News(request, request.on_accepted, (pid, time_accepted)).deliver()
 
-    def _on_success(self, settled: list[Settled], **_: Any) -> None:
-        if len(settled) != len(self._requests):  # never; but then nobody may be left waiting
-            self._on_failure(_explain(len(settled), len(self._requests)))
+    def _on_success(self, answer: BatchEnd | ExceptionInfo, **_: Any) -> None:
+        if isinstance(answer, ExceptionInfo):  # how solo and threads report an exit of the model's
+            self._on_failure(answer)
             return
-        ends = zip(self._requests, settled, strict=True)
-        self._end([News(request, request.on_success, (end,)) for request, end in ends])
+        if len(answer.settled) != len(self.requests):  # never; but then nobody may be left waiting
+            settled, asked = len(answer.settled), len(self.requests)
+            what = f"the pool process settled {settled} of {asked} requests"
+            self._on_failure(error_info(BatchError(what)))
+            return
+        self.answer = answer
+        self._end(after_answer(self.requests, answer, began=self.began or time.monotonic()))
 
     def _on_failure(self, einfo: Any, **_: Any) -> None:
-        self._end([News(request, request.on_failure, (einfo,)) for request in self._requests])
+        self._end(after_failure(self.task, self.requests, einfo, began=self.began))
 
     def _on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 (the pool's signature)
-        for request in self._requests:
-            News(request, request.on_timeout, (soft, timeout)).deliver()
+        if soft:  # a hard one has been told as the failure that it is
+            for request in self.requests:
+                News(request, request.on_timeout, (soft, timeout)).deliver()
 
-    def _end(self, news: list[News]) -> None:
+    def _end(self, ending: Ending) -> None:
         if not self._ended:
             self._ended = True
-            self._on_end(self, news)
-
-
-def _explain(settled: int, requests: int) -> ExceptionInfo:
-    try:
-        raise BatchError(  # noqa: TRY301 (what is sent on needs a real traceback)
-            f"the pool process settled {settled} of {requests} requests"
-        )
-    except BatchError:
-        return ExceptionInfo()
-
-
-def _disown(request: Any) -> None:
-    request._on_ack = request._on_reject = noop  # noqa: SLF001
+            self._listener.on_end(self, ending)
 
 
 def _delivery(request: Any) -> Delivery:
@@ -184,9 +182,17 @@ def _delivery(request: Any) -> Delivery:
     )
 
 
-def _tightest_limits(task: Any, requests: Iterable[Any]) -> tuple[float | None, float | None]:
-    hard, soft = task.time_limit, task.soft_time_limit
+def _tightest_limits(task: Any, requests: Sequence[Any]) -> tuple[float | None, float | None]:
+    """Return the soft and the hard limit of a batch, in seconds."""
     limits = [request.time_limits for request in requests]
-    hards = [own or hard for own, _ in limits if own or hard]
-    softs = [own or soft for _, own in limits if own or soft]
+    hards = [own or task.time_limit for own, _ in limits if own or task.time_limit]
+    softs = [own or task.soft_time_limit for _, own in limits if own or task.soft_time_limit]
+    # Who is tried once more, alone, has what its first batch has left it of the time.
+    deadlines = [request.deadline for request in requests if request.deadline is not None]
+    if deadlines:
+        left = max(min(deadlines) - time.monotonic(), 0.01)
+        if hards:
+            hards.append(left + (_AFTER_SOFT if softs else 0.0))
+        if softs:
+            softs.append(left)
     return min(softs, default=None), min(hards, default=None)

@@ -17,6 +17,7 @@ from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
+from celery_batch.worker.settle import BatchEnd
 from celery_batch.worker.slots import Slots
 
 __all__ = ["Lane"]
@@ -36,6 +37,9 @@ class Lane:
         self.policy = policy_of(task)
         self.reasons: Counter[str] = Counter()
         self.requests = 0
+        self.calls = 0
+        self.safe_size: int | None = None
+        self.losses = 0
         self._slots = slots
         self._batcher: Batcher[Any] = Batcher(self.policy)
         self._lock = slots.lock
@@ -49,11 +53,32 @@ class Lane:
         oldest = self._batcher.oldest
         return float("inf") if oldest is None else oldest
 
-    def add(self, task_request: Any) -> None:
-        """Put Celery's request in line."""
-        request = Request(task_request, arrived=time.monotonic())
+    def add(self, task_request: Any, *, urgency: int = 0, alone: bool = False) -> None:
+        """
+        Put Celery's request in line.
+
+        Args:
+            task_request: Of this lane's task.
+            urgency: Smaller goes first.
+            alone: It is to run without company.
+        """
+        request = Request(
+            task_request, time.monotonic(), urgency, alone=alone, deadline=task_request.deadline
+        )
         with self._lock:
             self._batcher.add(request)
+
+    def expire(self) -> list[Any]:
+        """Remove and return Celery's requests that could not be run again in the time they had."""
+        with self._lock:
+            return [request.item for request in self._batcher.expire(time.monotonic())]
+
+    @property
+    def next_deadline(self) -> float | None:
+        """Seconds until somebody will have to be given up; None if nobody will."""
+        with self._lock:
+            deadline = self._batcher.next_deadline
+        return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
     def looked_away(self) -> None:
         """Take note that the loop was busy: newcomers may be waiting unread."""
@@ -68,7 +93,7 @@ class Lane:
     @property
     def is_full(self) -> bool:
         """Whether a batch that cannot grow any more waits here."""
-        return len(self._batcher) >= self.policy.max_batch_size
+        return self._batcher.is_full
 
     def take(self, *, contested: bool) -> Batch[Any] | Wait:
         """
@@ -91,12 +116,21 @@ class Lane:
             self.requests += len(decision)
             return decision
 
-    def forget(self) -> None:
-        """Drop everybody in line: their messages go back to the broker unacknowledged."""
+    def forget(self) -> list[Any]:
+        """Drop and return everybody in line: their messages go back to the broker."""
         with self._lock:
-            left = self._batcher.clear()
-        for request in left:
-            task_ready(request.item)
+            left = [request.item for request in self._batcher.clear()]
+        for task_request in left:
+            task_ready(task_request)
+        return left
+
+    def learn(self, answer: BatchEnd | None) -> None:
+        """Take note of what a batch has cost, and of what was learnt from it."""
+        if answer is None:
+            self.losses += 1
+        else:
+            self.calls += answer.calls
+            self.safe_size = answer.safe_size
 
     def report(self) -> dict[str, Any]:
         """Return what an operator wants to know, as plain data."""
@@ -108,4 +142,7 @@ class Lane:
             "batches": sum(self.reasons.values()),
             "requests": self.requests,
             "reasons": dict(self.reasons),
+            "model_calls": self.calls,
+            "safe_size": self.safe_size,
+            "worker_losses": self.losses,
         }

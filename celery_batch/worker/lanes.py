@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
+from celery.worker.state import task_ready
+
 from celery_batch.batching.batch import Batch
+from celery_batch.config import rescue_of
 from celery_batch.worker.alarm import alarm_for
-from celery_batch.worker.job import BatchJob, News
+from celery_batch.worker.arrivals import Arrivals
+from celery_batch.worker.dead_letters import keep_dead_letter
+from celery_batch.worker.ending import Ending, give_up, not_run
+from celery_batch.worker.job import BatchJob
 from celery_batch.worker.lane import Lane
+from celery_batch.worker.news import News
+from celery_batch.worker.returns import Returns
 from celery_batch.worker.slots import Slots
 
 __all__ = ["Lanes"]
@@ -33,6 +42,8 @@ class Lanes:
         self._lanes: dict[str, Lane] = {}
         self._jobs: set[BatchJob] = set()
         self._unsettled: deque[News] = deque()
+        self._returns = Returns()
+        self._arrivals = Arrivals(consumer, self._returns)
         self._alarm = alarm_for(consumer.hub, self._ring)
         self._open = False
 
@@ -74,25 +85,28 @@ class Lanes:
         self._alarm.cancel()
         self._settle_all(restarting=restarting)
         for lane in self._lanes.values():
-            lane.forget()
+            self._returns.never_ran(lane.forget())
         for job in list(self._jobs):
             # On a restart the pool has thrown away what no process had accepted,
             # without a word; at shutdown it still runs what it was given.
             if not job.submitted or (restarting and not job.accepted):
                 job.forget()
+                self._returns.never_ran(job.requests)
                 self._leave(job)
             elif restarting:
                 job.disown()
+                self._returns.still_run(job)
 
     def add(self, lane: Lane, task_request: Any) -> None:
         """Put Celery's request in its lane, and send off what may leave."""
-        lane.add(task_request)
-        self.pump()
+        if self._arrivals.admit(lane, task_request):
+            self.pump()
 
     def pump(self) -> None:
         """Send off every batch that may leave now; arm the alarm for the next that may."""
         while self._open:
-            soonest: float | None = None
+            self._give_up_late_ones()
+            soonest = [lane.next_deadline for lane in self._lanes.values()]
             lanes = sorted(self._lanes.values(), key=lambda lane: lane.oldest)
             contested = any(lane.is_full for lane in lanes)
             for lane in lanes:
@@ -100,33 +114,77 @@ class Lanes:
                 if isinstance(decision, Batch):
                     self._submit(lane, decision)
                     break
-                if decision.seconds is not None:
-                    soonest = min(decision.seconds, soonest or decision.seconds)
+                soonest.append(decision.seconds)
             else:
-                if soonest is not None:
-                    self._alarm.set(soonest)
+                seconds = min((each for each in soonest if each is not None), default=None)
+                if seconds is not None:
+                    self._alarm.set(seconds)
                 return
 
     def report(self) -> dict[str, Any]:
         """Return each lane's report by the task's name."""
         return {name: lane.report() for name, lane in sorted(self._lanes.items())}
 
-    def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
-        job = BatchJob(lane.task, batch, on_end=self._on_end)
-        self._jobs.add(job)
-        self._consumer.on_task_request(job)
+    def on_start(self, job: BatchJob) -> None:
+        """A pool process has taken a batch."""
+        self._consumer.batch_ledger.started(job.requests)
 
-    def _on_end(self, job: BatchJob, news: list[News]) -> None:
+    def on_end(self, job: BatchJob, ending: Ending) -> None:
+        """A batch has ended: its slot is free, and its requests have something to hear."""
         self._leave(job)
+        if job.accepted:
+            self._learn(job, ending)
+        ending.news += self._run_again(job.task, ending)
         if self._hub is None or not self._open:
-            for each in news:
+            for each in ending.news:
                 each.deliver()
             self.pump()
             return
         # Bookkeeping comes last: a batch that is ready now, or can be read now,
         # must not wait for the one that is done.
-        self._unsettled.extend(news)
+        self._unsettled.extend(ending.news)
         self._hub.call_soon(self._next_then_settle)
+
+    def _learn(self, job: BatchJob, ending: Ending) -> None:
+        self._returns.answered(job, again=[*ending.alone, *ending.again])
+        self.lane(job.task).learn(job.answer)
+        for request in ending.poison:
+            if (queue := rescue_of(job.task).dead_letter_queue) is not None:
+                keep_dead_letter(request, queue)
+        if job.answer is not None and job.answer.broken:
+            self._slots.recycle(job.pid, job.answer.broken)
+
+    def _run_again(self, task: Any, ending: Ending) -> list[News]:
+        """Put requests back in line; return what is left to tell those that cannot run again."""
+        if not self._open:
+            return self._give_back([*ending.alone, *ending.again])
+        lane = self.lane(task)
+        for request in ending.alone:
+            lane.add(request, alone=True)
+        for request in ending.again:
+            lane.add(request, urgency=self._arrivals.urgency(request))
+        return []
+
+    def _give_back(self, requests: Iterable[Any]) -> list[News]:
+        """Leave messages to the broker, unacknowledged; the rest will not run again."""
+        news = []
+        for request in requests:
+            if request.acknowledged:
+                news += not_run(request).news
+            else:
+                task_ready(request)
+        return news
+
+    def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
+        job = BatchJob(lane.task, batch, self)
+        self._jobs.add(job)
+        self._consumer.on_task_request(job)
+
+    def _give_up_late_ones(self) -> None:
+        for lane in self._lanes.values():
+            for request in lane.expire():
+                for news in give_up(request).news:
+                    news.deliver()
 
     def _next_then_settle(self) -> None:
         self.pump()

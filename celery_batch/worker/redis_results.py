@@ -7,6 +7,7 @@ Every key, its value, its expiry and its notification stay Celery's, so a stock
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str
 
 __all__ = ["ResultBuffer", "buffered_results"]
+
+logger = logging.getLogger(__name__)
 
 
 class ResultBuffer:
@@ -64,19 +67,36 @@ class ResultBuffer:
             self._kept[key] = value, state
         return result
 
-    def flush(self) -> None:
-        """Store what has been kept; a success that is stored already stands, as in Celery."""
+    def announce(self) -> None:
+        """Store what has been kept, if that can be done at once: a start is soon no news."""
         kept, self._kept = self._kept, {}
+        try:
+            self._store(kept)
+        except self._backend.connection_errors as error:
+            logger.warning("Could not store that %d tasks have started: %s", len(kept), error)
+
+    def flush(self) -> None:
+        """
+        Store what has been kept, trying for as long as Celery's own retry policy says.
+
+        A success that is stored already stands, as in Celery; and so does what was
+        revoked while its batch was running.
+        """
+        kept, self._kept = self._kept, {}
+        self._backend.ensure(self._store, (kept,))
+
+    def _store(self, kept: dict[str, tuple[Any, str]]) -> None:
         if not kept:
             return
         stored = zip(kept, self._backend.mget(list(kept)), strict=True)
-        done = {key for key, value in stored if value and self._is_success(value)}
+        done = {key for key, value in stored if value and self._is_final(value)}
         fresh = [(key, *kept[key]) for key in kept if key not in done]
         if fresh:
-            self._backend.ensure(self._write, (fresh,))
+            self._write(fresh)
 
-    def _is_success(self, value: Any) -> bool:
-        return bool(self._backend.decode_result(value)["status"] == states.SUCCESS)
+    def _is_final(self, value: Any) -> bool:
+        status = self._backend.decode_result(value)["status"]
+        return status in (states.SUCCESS, states.REVOKED)
 
     def _write(self, entries: list[tuple[str, Any, str]]) -> None:
         backend = self._backend

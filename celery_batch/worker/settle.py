@@ -10,6 +10,7 @@ and each runtime covers the model call.
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,9 @@ from celery_batch.task import BatchTask
 from celery_batch.worker.redis_results import ResultBuffer, buffered_results
 from celery_batch.worker.softlimit import SoftLimit
 
-__all__ = ["Delivery", "Settled", "run_batch"]
+__all__ = ["BatchEnd", "Delivery", "Settled", "error_info", "run_batch"]
+
+logger = logging.getLogger(__name__)
 
 #: Stack frames one item may need: tracer, autoretry, instrumentation and our own.
 _FRAMES_PER_ITEM = 16
@@ -66,19 +69,54 @@ class Delivery:
         return args, kwargs, embed or {}
 
 
-def run_batch(task_name: str, deliveries: list[Delivery]) -> list[Settled]:
+@dataclass(frozen=True, slots=True)
+class BatchEnd:
+    """
+    What a pool process says of a batch.
+
+    Args:
+        settled: For each request what Celery's tracer made of it, in order; None for
+            one that has no answer and is to run again.
+        calls: How often the model was called.
+        safe_size: Most items that fit into memory; None if nothing ran out of it.
+        broken: Why this process is of no more use, if it is.
+        ran: Whether the batch was begun at all.
+    """
+
+    settled: list[Settled | None]
+    calls: int = 1
+    safe_size: int | None = None
+    broken: str | None = None
+    ran: bool = True
+
+
+#: Why this process is of no more use: its device fails whatever it is asked.
+_broken: str | None = None
+
+
+def error_info(error: Exception) -> ExceptionInfo:
+    """Wrap an error as the pool would."""
+    try:
+        raise error
+    except type(error):
+        return ExceptionInfo()
+
+
+def run_batch(task_name: str, deliveries: list[Delivery]) -> BatchEnd:
     """
     Run one batch in this process.
 
     Args:
         task_name: Of a batch task that this process has registered.
         deliveries: The batch's requests, oldest first.
-
-    Returns:
-        For each request what Celery's tracer made of it, in order.
     """
+    global _broken  # noqa: PLW0603 (one device a process)
+    if _broken is not None:
+        return BatchEnd([None] * len(deliveries), calls=0, broken=_broken, ran=False)
     app = current_app._get_current_object()  # noqa: SLF001 (Celery's own way to leave the proxy)
-    return _Run(app.tasks[task_name], deliveries).settle_all()
+    end = _Run(app.tasks[task_name], deliveries).settle_all()
+    _broken = end.broken
+    return end
 
 
 class _Run:
@@ -94,12 +132,32 @@ class _Run:
         self._buffer: ResultBuffer | None = None
         self._soft_limit = SoftLimit()
 
-    def settle_all(self) -> list[Settled]:
+    def settle_all(self) -> BatchEnd:
         needed = 1000 + _FRAMES_PER_ITEM * len(self._deliveries)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), needed))
-        with self._soft_limit, buffered_results(self._task) as self._buffer:
-            self._enter(0)
-        return [settled for settled in self._settled if settled is not None]
+        runner = self._task.runner()
+        before = runner.calls
+        try:
+            with self._soft_limit, buffered_results(self._task) as self._buffer:
+                self._enter(0)
+        except self._unreachable as error:
+            count = len(self._deliveries)
+            logger.warning("Could not store %d results, which are computed again: %s", count, error)
+            return BatchEnd([None] * len(self._deliveries), ran=False)
+        except Exception as error:
+            logger.exception("Could not store the results of a batch")
+            self._settled = [self._fail(delivery, error) for delivery in self._deliveries]
+        return BatchEnd(
+            self._settled,
+            calls=runner.calls - before,
+            safe_size=runner.safe_size.largest,
+            broken=runner.broken,
+        )
+
+    @property
+    def _unreachable(self) -> tuple[type[Exception], ...]:
+        """Errors that say that the result backend cannot be reached."""
+        return tuple(getattr(self._task.backend, "connection_errors", ())) or (ConnectionError,)
 
     def _enter(self, index: int) -> None:
         """Enter the tracer of one item, and through it those of all that follow."""
@@ -114,7 +172,9 @@ class _Run:
             self._enter(index + 1)
             return self._outcomes[index]
 
-        self._settled[index] = self._trace(self._deliveries[index], answer)
+        settled = self._trace(self._deliveries[index], answer)
+        outcome = self._outcomes.get(index)
+        self._settled[index] = None if outcome is not None and outcome.again else settled
         if not went_on[0]:  # its tracer never called run: a hook raised, or it ran before
             self._enter(index + 1)
 
@@ -132,17 +192,21 @@ class _Run:
             # Raised by hooks around the tracer; the worker rejects this message alone.
             return 1, ExceptionInfo(), 0.0
         except Exception as error:  # noqa: BLE001 (a body that cannot be read, memory that ran out)
-            # No tracer has told the caller, who would wait for ever.
-            task.backend.mark_as_failure(delivery.task_id, error, request=Context(delivery.request))
-            return 1, ExceptionInfo(), 0.0
+            return self._fail(delivery, error)
         return (1, retval, runtime) if info else (0, shown, runtime)
+
+    def _fail(self, delivery: Delivery, error: Exception) -> Settled:
+        """Settle what no tracer has told the caller of, who would wait for ever."""
+        request = Context(delivery.request)
+        self._task.backend.mark_as_failure(delivery.task_id, error, request=request)
+        return 1, error_info(error), 0.0
 
     def _run_model(self) -> None:
         if not self._rows:
             return
         try:
             if self._buffer is not None:
-                self._buffer.flush()  # STARTED is no news once the model has answered
+                self._buffer.announce()  # STARTED is no news once the model has answered
             with self._soft_limit.in_model(), seat.running_batch():
                 outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
 import threading
+from contextlib import suppress
 from typing import Any
 
 from celery.concurrency.solo import TaskPool as SoloPool
+from celery.worker import state
 
 __all__ = ["Slots"]
+
+logger = logging.getLogger(__name__)
 
 
 class Slots:
@@ -48,3 +55,22 @@ class Slots:
     def room_ahead(self) -> bool:
         """Whether one more batch may be made ready behind the running ones."""
         return self.in_flight < self.capacity
+
+    def recycle(self, pid: int | None, why: str) -> None:
+        """
+        End a process that is of no more use; the pool puts another in its place.
+
+        A worker that runs models in its own process stops, for its supervisor to
+        restart it; what it holds goes back to the broker.
+
+        Args:
+            pid: The process.
+            why: What is wrong with it.
+        """
+        if pid == os.getpid():
+            logger.critical("This worker can use its device no more and stops: %s", why)
+            state.should_stop = os.EX_SOFTWARE
+        elif pid is not None:
+            logger.error("Process %d can use its device no more and is replaced: %s", pid, why)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # its exit handlers would want the device

@@ -17,12 +17,17 @@ from celery_batch.worker import capacity, control
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.gate import Gate
 from celery_batch.worker.lanes import Lanes
+from celery_batch.worker.ledger import NoLedger
 from celery_batch.worker.loading import load_models
 from celery_batch.worker.warmup import WarmUp
 
 __all__ = ["BatchConsumer", "BatchWorker"]
 
 logger = logging.getLogger(__name__)
+
+#: Seconds.  The pool is woken when a process ends, finds it not quite dead as a rule,
+#: and would look again after 5 s; the batch's other items wait for that.
+_LOOK_AFTER_DEAD = 0.25
 
 
 class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -75,10 +80,11 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
 
     terminate = stop
 
-    def register_with_event_loop(self, worker: Any, hub: Any) -> None:  # noqa: ARG002
-        """Go on listening, for processes that replace others."""
+    def register_with_event_loop(self, worker: Any, hub: Any) -> None:
+        """Go on listening, for processes that replace others; and look after the dead."""
         if self._warm_up is not None:
             self._warm_up.watch(hub)
+            hub.call_repeatedly(_LOOK_AFTER_DEAD, worker.pool.maintain_pool)
 
     @property
     def _names(self) -> list[str]:
@@ -116,6 +122,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         self.lanes = consumer.batch_lanes = Lanes(consumer)
         self.gate = consumer.batch_gate = Gate(consumer)
+        consumer.batch_ledger = NoLedger()
         self.bulk = BulkPath(consumer)
         control.register()
 

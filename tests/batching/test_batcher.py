@@ -207,3 +207,44 @@ def test_batcher_says_how_it_stands(batcher: Batcher[str]):
     batcher.drain()
 
     assert "<Batcher draining: 2 waiting of 3>" == repr(batcher)
+
+
+def test_suspect_goes_first_and_alone():
+    """Who may take processes down goes without company, also behind a running batch."""
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, max_wait=1.0))
+    batcher.add(Request("a", arrived=1.0))
+    batcher.add(Request("suspect", arrived=0.5, alone=True))
+    batcher.add(Request("b", arrived=1.0))
+
+    assert (3, True, 0.5) == (len(batcher), batcher.is_full, batcher.oldest)
+    assert (["suspect"], Reason.ALONE) == _named(batcher.next(now=1.0, ahead=True))
+    assert (["a", "b"], Reason.FULL) == _named(batcher.next(now=1.0))
+
+
+def test_suspects_are_given_back_too():
+    """Clearing the line forgets nobody."""
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2))
+    batcher.add(Request("a", arrived=1.0))
+    batcher.add(Request("suspect", arrived=2.0, alone=True))
+
+    assert 1.0 == batcher.oldest
+    assert ["suspect", "a"] == [request.item for request in batcher.clear()]
+    assert (0, None) == (len(batcher), batcher.oldest)
+
+
+def test_deadline_ends_the_wait_of_a_suspect():
+    """Whose time is up before a slot is free is given up; who has no deadline waits on."""
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2))
+    assert batcher.next_deadline is None
+    batcher.add(Request("patient", arrived=0.0, alone=True))
+    batcher.add(Request("late", arrived=0.0, alone=True, deadline=7.0))
+
+    assert (7.0, 0.0) == (batcher.next_deadline, batcher.oldest)
+    assert [] == batcher.expire(now=6.9)
+    assert ["late"] == [request.item for request in batcher.expire(now=7.0)]
+    assert (["patient"], Reason.ALONE) == _named(batcher.next(now=8.0))
+
+
+def _named(decision: object) -> tuple[list[str], Reason]:
+    assert isinstance(decision, Batch)
+    return decision.items, decision.reason

@@ -9,6 +9,7 @@ import re
 import pytest
 import redis
 from kombu import Connection
+from kombu.entity import Queue
 
 from celery_batch import MessageRefused
 from celery_batch.cli.child import wait_until
@@ -168,8 +169,7 @@ def test_dead_letters_are_kept_on_rabbitmq(rabbit_shop: Shop):
 def take(shop: Shop, name: str, count: int) -> list:
     """Take messages from a queue as an operator would."""
     with shop.app.connection_for_read() as connection:
-        queue = shop.app.amqp.queues.new_missing(name)
-        inbox = connection.SimpleQueue(queue)
+        inbox = connection.SimpleQueue(Queue(name))
         found = [inbox.get(timeout=20) for _ in range(count)]
         for message in found:
             message.ack()

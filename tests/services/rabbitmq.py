@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Self
@@ -124,6 +125,21 @@ class RabbitMQServer:
         if self._is_temporary and self.directory is not None:
             shutil.rmtree(self.directory)
             self.directory = None
+
+    def control(self, *words: str) -> str:
+        """Return what ``rabbitmqctl`` answers to a command, without headings."""
+        program = Path(find_rabbitmq_server()).with_name("rabbitmqctl")
+        if self.directory is None:
+            raise ConfigurationError("this RabbitMQ server is not running: call start() first")
+        done = subprocess.run(
+            [str(program), "--quiet", "--no-table-headers", *words],
+            env=self._environment(self.directory),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        return done.stdout
 
     def _make_directory(self) -> Path:
         if self.directory is None:

@@ -121,15 +121,60 @@ class Shop:
         pools.reset()  # kombu keeps connections for the whole process
 
 
+def environment_of(
+    broker: str, *, backend: str = "", memory: str = "", queue: str = "celery"
+) -> dict[str, str]:
+    """
+    Return what tells the tests' app and its workers which servers are theirs.
+
+    Args:
+        broker: The broker's URL.
+        backend: The result backend, the broker if empty.
+        memory: The Redis for what the tasks remember, the backend if empty.
+        queue: The default queue.
+    """
+    return {
+        "CELERY_BROKER_URL": broker,
+        "CELERY_RESULT_BACKEND": backend or broker,
+        "SHOP_MEMORY": memory or backend or broker,
+        "SHOP_QUEUE": queue,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
 @contextmanager
-def open_shop(
-    broker: str,
-    folder: Path,
-    *,
-    backend: str = "",
-    memory: str = "",
-    module: str = "tests.services.tasks",
-) -> Iterator[Shop]:
+def surroundings(environment: dict[str, str]) -> Iterator[None]:
+    """Have this process look as the tests' app expects it, and its tasks to itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.delenv("SHOP_CONF", raising=False)
+        patch.syspath_prepend(str(ROOT))
+        yield
+
+
+def enter_shop(
+    environment: dict[str, str], folder: Path, module: str = "tests.services.tasks"
+) -> Shop:
+    """
+    Import the tests' app anew, in `surroundings`; on RabbitMQ with empty queues.
+
+    Args:
+        environment: As in the surroundings.
+        folder: For the workers' logs.
+        module: The app's module.
+    """
+    sys.modules.pop(module, None)
+    shop = Shop(environment, folder, importlib.import_module(module))
+    if shop.url.startswith("amqp"):
+        _delete_queues(shop.app)
+    return shop
+
+
+@contextmanager
+def open_shop(broker: str, folder: Path, *, backend: str = "", memory: str = "") -> Iterator[Shop]:
     """
     Have the tests' app on some servers; its workers end with the context.
 
@@ -138,25 +183,10 @@ def open_shop(
         folder: For the workers' logs.
         backend: The result backend, the broker if empty.
         memory: The Redis for what the tasks remember, the backend if empty.
-        module: The app's module, imported anew.
     """
-    environment = {
-        "CELERY_BROKER_URL": broker,
-        "CELERY_RESULT_BACKEND": backend or broker,
-        "SHOP_MEMORY": memory or backend or broker,
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "1",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        patch.delenv("SHOP_CONF", raising=False)
-        patch.syspath_prepend(str(ROOT))
-        sys.modules.pop(module, None)
-        shop = Shop(environment, folder, importlib.import_module(module))
-        if broker.startswith("amqp"):
-            _delete_queues(shop.app)
+    environment = environment_of(broker, backend=backend, memory=memory)
+    with surroundings(environment):
+        shop = enter_shop(environment, folder)
         try:
             yield shop
         finally:
@@ -165,7 +195,7 @@ def open_shop(
 
 def _delete_queues(app: Any) -> None:
     """Begin with empty queues on a server that other tests have used."""
-    names = {"celery", *app.conf.task_routes.values()}
+    names = {app.conf.task_default_queue, *(app.conf.task_routes or {}).values()}
     with app.connection_for_write() as connection:
         for name in names:
             connection.default_channel.queue_delete(name)

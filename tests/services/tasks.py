@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -166,3 +167,55 @@ class Clerk(Model):
 
 
 clerk = Clerk.as_task(app, name="shop.clerk", max_batch_size=8, max_wait=0.2, linger=0.02)
+
+
+@app.task(
+    base=BatchTask,
+    name="shop.deadly",
+    max_batch_size=8,
+    max_wait=0.5,
+    linger=0.1,
+    track_started=True,
+)
+def deadly(word):
+    """Take the process down in the way that any item asks for."""
+    remember("deadly", items=word)
+    if "exit" in word:
+        os._exit(1)
+    if "kill" in word:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "leave" in word:
+        raise SystemExit(3)
+    if "cuda" in word:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    return [one.upper() for one in word]
+
+
+@app.task(base=BatchTask, name="shop.sluggish", max_batch_size=8, linger=0.1, max_wait=0.5)
+def sluggish(seconds):
+    """Sleep as long as all items say together."""
+    remember("sluggish", items=seconds)
+    time.sleep(sum(seconds))
+    return seconds
+
+
+@app.task(base=BatchTask, name="shop.hungry", max_batch_size=16, linger=0.1, max_wait=0.5)
+def hungry(x):
+    """Have memory for four items, as torch would put it."""
+    import torch  # noqa: PLC0415 (the other tests' workers need none)
+
+    remember("hungry", items=x)
+    if len(x) > 4 or "huge" in x:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+    return x
+
+
+@app.task(
+    base=BatchTask, name="shop.once", max_batch_size=8, linger=0.1, max_wait=0.5, isolate=False
+)
+def once(x):
+    """Have side effects, so that no item may be seen twice."""
+    remember("once", items=x)
+    if "bad" in x:
+        raise ValueError("cannot digest it")
+    return x

@@ -164,7 +164,9 @@ def test_warm_up_beyond_the_memory_is_a_failed_load():
         def examples(self) -> range:
             return range(9)
 
-    with pytest.raises(LoadFailed, match="MemoryError: out of memory: 9 items, room for 8"):
+    with pytest.raises(
+        LoadFailed, match="9 items do not fit into memory: out of memory: 9 items, room for 8"
+    ):
         resident(Hungry)
 
 

@@ -13,6 +13,8 @@ from kombu.asynchronous import Hub
 
 from celery_batch.worker.job import BatchJob
 from celery_batch.worker.lanes import Lanes
+from celery_batch.worker.ledger import NoLedger
+from celery_batch.worker.settle import BatchEnd
 
 
 class Call:
@@ -24,9 +26,19 @@ class Call:
         self.request_dict = {"id": task_id, "args": (1,), "kwargs": {}}
         self.body, self.content_type, self.content_encoding = b"[]", "application/json", "utf-8"
         self.time_limits: tuple[float | None, float | None] = (None, None)
+        self.delivery_info: dict[str, Any] = {}
+        self.losses, self.deadline, self.limit = 0, None, None
+        self.is_done = self.has_succeeded = self.is_redelivered = self.acknowledged = False
+        self.key = (task_id, 0)
         self.unwanted = False
         self.heard = heard
+        self._context = None
         self._on_ack = self._on_reject = lambda: self.heard.append((self.id, "acknowledged"))
+        #: Whether the result backend can be reached.
+        self.storable = True
+        self.task = SimpleNamespace(
+            backend=SimpleNamespace(mark_as_failure=self._mark_as_failure), soft_time_limit=None
+        )
         state.task_reserved(self)
 
     def revoked(self) -> bool:
@@ -37,10 +49,25 @@ class Call:
         """A pool process has taken it."""
         self.heard.append((self.id, "accepted", pid, time_accepted))
 
+    def acknowledge(self) -> None:
+        """Its message is done with."""
+        self.acknowledged = True
+        self._on_ack()
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (Celery's signature)
+        """Its message goes back."""
+        self.acknowledged = True
+        self.heard.append((self.id, "rejected", requeue))
+
+    def _mark_as_failure(self, task_id: str, error: Exception, **_: Any) -> None:
+        if not self.storable:
+            raise ConnectionError("the backend is gone")
+        self.heard.append((task_id, "marked failed", str(error)))
+
     def on_success(self, settled: Any) -> None:
         """It has run; a late acknowledgement follows."""
         if settled == "explode":
-            raise RuntimeError("the backend is gone")
+            raise RuntimeError("the handler broke")
         self.heard.append((self.id, "settled", settled))
         self._on_ack()
 
@@ -78,7 +105,7 @@ class Pool:
     def finish(self, index: int = -1) -> None:
         """Run one of the batches it was given, with success."""
         sent = self.sent[index]
-        sent.callback([(0, None, 0.0)] * len(sent.ids))
+        sent.callback(BatchEnd([(0, None, 0.0)] * len(sent.ids)))
 
     def finish_all(self) -> None:
         """Run what it was given and whatever it is given thereupon, first come first served."""
@@ -96,6 +123,8 @@ class Worker:
 
     def __init__(self, app: Celery, pool: Any, hub: Hub | None = None) -> None:
         self.app, self.pool, self.hub = app, pool, hub
+        self.batch_ledger = NoLedger()
+        self.connection = SimpleNamespace(transport=SimpleNamespace(driver_type="memory"))
         self.heard: list[tuple[Any, ...]] = []
         self.alarms: list[float | None] = []
         self.ring: Callable[[float], None] = lambda _: None

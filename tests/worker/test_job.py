@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery.concurrency.solo import TaskPool as SoloPool
 
-from celery_batch.worker.settle import run_batch
+from celery_batch.worker.settle import BatchEnd, run_batch
 from tests.worker.doubles import Call, Pool, Worker
 
 
@@ -27,7 +27,7 @@ def test_every_request_hears_its_own_news(worker: Worker, pool: Pool):
     worker.send("pairs", "a", "b")
     pool.sent[0].accept_callback(77, 1.5)
     pool.sent[0].timeout_callback(True, 9.0)  # noqa: FBT003 (the pool's signature)
-    pool.sent[0].callback([(0, "A", 0.1), (0, "B", 0.1)])
+    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), (0, "B", 0.1)]))
 
     assert [
         ("a", "accepted", 77, 1.5),
@@ -42,24 +42,16 @@ def test_every_request_hears_its_own_news(worker: Worker, pool: Pool):
     assert 0 == worker.in_flight
 
 
-def test_lost_process_fails_every_request_of_its_batch(worker: Worker, pool: Pool):
-    """An error of the pool itself is everybody's, and frees the place once."""
-    worker.send("pairs", "a", "b")
-    pool.sent[0].error_callback("lost")
-    pool.sent[0].error_callback("lost")
-
-    assert [("a", "failed", "lost"), ("b", "failed", "lost")] == worker.heard
-    assert 0 == worker.in_flight
-
-
 def test_trouble_with_one_request_does_not_keep_news_from_others(
     worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
 ):
     """A handler that fails is logged by name; the others are told, and the place is free."""
     worker.send("trios", "a", "b", "c")
-    pool.sent[0].callback([(0, "A", 0.1), "explode", (0, "C", 0.1)])
+    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), "explode", (0, "C", 0.1)]))
 
     assert ["a", "c"] == worker.told("settled")
+    assert ["b"] == worker.told("marked failed")
+    assert ["a", "b", "c"] == worker.told("acknowledged")
     assert ["Could not settle shop.task[b]"] == caplog.messages
     assert 0 == worker.in_flight
 
@@ -106,7 +98,7 @@ def test_solo_pool_runs_within_the_call(start: Callable[..., Worker]):
     class Solo(SoloPool):
         def apply_async(self, _: Any, args: Any, **options: Any) -> None:
             options["accept_callback"](1, 0.0)
-            options["callback"]([(0, "done", 0.0) for _ in args[1]])
+            options["callback"](BatchEnd([(0, "done", 0.0) for _ in args[1]]))
 
     worker = start(Solo())
     worker.send("pairs", "a", "b", "c", "d")

@@ -11,6 +11,7 @@ from kombu.asynchronous import Hub
 
 from celery_batch.testing import ManualClock
 from celery_batch.worker.job import BatchJob
+from celery_batch.worker.settle import BatchEnd
 from tests.worker.doubles import Pool, Worker
 
 
@@ -123,7 +124,7 @@ def test_restart_gives_back_what_no_process_has_accepted(worker: Worker, pool: P
     assert {"a", "b"} == reserved() & set("abcde")
     assert 1 == worker.in_flight
 
-    pool.sent[0].callback([(0, "A", 0.1), (0, "B", 0.1)])
+    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), (0, "B", 0.1)]))
 
     assert ["a", "b"] == worker.told("settled")
     assert [] == worker.told("acknowledged")
@@ -221,6 +222,7 @@ def test_report_is_plain_data(worker: Worker, pool: Pool):
     worker.send("pairs", "a", "b", "c")
     numbers = {"max_batch_size": 2, "max_wait": 10.0, "linger": 2.0}
     counts = {"waiting": 1, "batches": 1, "requests": 2, "reasons": {"full": 1}}
+    counts |= {"model_calls": 0, "safe_size": None, "worker_losses": 0}
 
     assert {"pairs": numbers | counts} == worker.lanes.report()
     assert 1 == len(pool.sent)

@@ -34,7 +34,7 @@ def deliver(task: Any, *calls: Any, ids: list[str] | None = None) -> list[Any]:
         )
         for task_id, call in zip(ids, calls, strict=True)
     ]
-    return run_batch(task.name, deliveries)
+    return run_batch(task.name, deliveries).settled
 
 
 def _headers(task: Any, task_id: str) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def test_item_that_does_not_fit_the_signature_is_left_out(app: Celery):
 
     good = Delivery("good", _headers(single, "good"), (["a"], {}, {}), None, None)
     wrong = Delivery("wrong", _headers(single, "wrong"), (["a", "b"], {}, {}), None, None)
-    settled = run_batch(single.name, [wrong, good, wrong])
+    settled = run_batch(single.name, [wrong, good, wrong]).settled
 
     assert [1, 0, 1] == [failed for failed, _, _ in settled]
     assert isinstance(_error(settled[0][1]), TypeError)

@@ -1,0 +1,78 @@
+"""Requests as they come in: who is new, who has been here before, who goes alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.worker.state import task_ready
+
+from celery_batch.worker.job import BatchJob
+from celery_batch.worker.lane import Lane
+from celery_batch.worker.returns import Known, Returns
+
+__all__ = ["Arrivals"]
+
+
+class Arrivals:
+    """
+    The door of the lanes.
+
+    Args:
+        consumer: Celery's consumer.
+        returns: What is remembered of messages that were given back.
+    """
+
+    def __init__(self, consumer: Any, returns: Returns) -> None:
+        self._consumer = consumer
+        self._returns = returns
+
+    def admit(self, lane: Lane, request: Any) -> bool:
+        """
+        Put a request in its lane, unless it runs here already or has been answered.
+
+        Args:
+            lane: Of its task.
+            request: Celery's request.
+
+        Returns:
+            Whether it is in line now.
+        """
+        known = self._returns.recognise(request)
+        if known is Known.ANSWERED:
+            task_ready(request)
+            request.acknowledge()
+            return False
+        if isinstance(known, BatchJob):
+            known.adopt(request)
+            self._returns.still_run(known)
+            return False
+        lane.add(
+            request,
+            urgency=self.urgency(request),
+            alone=request.losses > 0 or (known is None and self._is_suspect(request)),
+        )
+        return True
+
+    def urgency(self, request: Any) -> int:
+        """Return what a request's priority means: 9 comes first on AMQP, 0 on Redis."""
+        priority = (request.delivery_info or {}).get("priority")
+        if not isinstance(priority, int):
+            return 0
+        match self._transport:
+            case "amqp":
+                return -priority
+            case "redis":
+                return priority
+        return 0
+
+    @property
+    def _transport(self) -> str:
+        return str(self._consumer.connection.transport.driver_type)
+
+    def _is_suspect(self, request: Any) -> bool:
+        """
+        Say whether its last holder may have died of a request.
+
+        On Redis that is counted in the message, wherever it was held.
+        """
+        return bool(request.is_redelivered) and self._transport != "redis"

@@ -1,0 +1,166 @@
+"""
+How a batch ended, and what follows for each request in it.
+
+Rule 1: a request that can run again runs again alone, if its batch ended in a way
+        that one of its items may be to blame for.
+Rule 2: nobody is run more than once who was acknowledged before the start.
+Rule 3: a request that was alone when its process died, often enough, is poison.
+Rule 4: decisions are values; the lanes carry them out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.worker import state
+
+from celery_batch.batching.recovery import Verdict, after_loss
+from celery_batch.config import rescue_of
+from celery_batch.errors import PoisonItem
+from celery_batch.worker.news import News
+from celery_batch.worker.settle import BatchEnd, error_info
+
+__all__ = ["Ending", "after_answer", "after_failure", "give_up", "not_run"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that items get to run alone once the time limit of their batch has struck.
+_GRACE = 4.0
+
+
+@dataclass(slots=True)
+class Ending:
+    """
+    What follows a batch.
+
+    Args:
+        news: What is left to tell its requests.
+        alone: Requests to run again, each by itself.
+        again: Requests to run again like any other: the batch never began.
+        poison: Requests that take processes down; their news says so.
+    """
+
+    news: list[News] = field(default_factory=list)
+    alone: list[Any] = field(default_factory=list)
+    again: list[Any] = field(default_factory=list)
+    poison: list[Any] = field(default_factory=list)
+
+
+def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Ending:
+    """
+    Return what follows when the pool process has answered.
+
+    Args:
+        requests: The batch's requests.
+        end: What the process said, one entry for each request.
+        began: When it took the batch, on the monotonic clock.
+    """
+    ending = Ending()
+    for request, settled in zip(requests, end.settled, strict=True):
+        if settled is not None:
+            ending.news.append(News(request, request.on_success, (settled,)))
+        elif end.ran:
+            _set_deadline(request, _soft_limit(request), began)
+            ending.alone.append(request)
+        else:
+            ending.again.append(request)
+    return ending
+
+
+def after_failure(task: Any, requests: Sequence[Any], einfo: Any, *, began: float | None) -> Ending:
+    """
+    Return what follows when the pool reports an error in place of an answer.
+
+    Args:
+        task: The batch task.
+        requests: The batch's requests.
+        einfo: The pool's error: the process died, or took too long, or could not answer.
+        began: When the process took the batch, on the monotonic clock; None if none did.
+    """
+    error = _unwrap(einfo)
+    if state.should_terminate or not task.acks_late:
+        return _all_fail(requests, einfo, error)
+    if isinstance(error, TimeLimitExceeded):
+        return _after_limit(requests, einfo, error, began=began)
+    if not isinstance(error, (WorkerLostError, SystemExit)):
+        return _all_fail(requests, einfo, error)
+    ending = Ending()
+    for request in requests:
+        _after_loss(task, request, einfo, ending, was_alone=len(requests) == 1)
+    return ending
+
+
+def give_up(request: Any) -> Ending:
+    """Return the end of a request that could not be run again in the time it was left."""
+    einfo = error_info(TimeLimitExceeded(request.limit))
+    return _all_fail([request], einfo, TimeLimitExceeded(request.limit))
+
+
+def not_run(request: Any) -> Ending:
+    """Return the end of a request that its worker can run no more, and that has no message left."""
+    error = WorkerLostError("the worker stopped before it could run this again")
+    return _all_fail([request], error_info(error), error)
+
+
+def _after_loss(task: Any, request: Any, einfo: Any, ending: Ending, *, was_alone: bool) -> None:
+    if request.is_done or request.has_succeeded:
+        ending.news.append(News(request, request.on_failure, (einfo,)))
+        return
+    request.losses += 1
+    limit = rescue_of(task).max_worker_losses
+    if after_loss(request.losses, was_alone=was_alone, max_losses=limit) is Verdict.ALONE:
+        ending.alone.append(request)
+        return
+    poison = PoisonItem(
+        f"{request.name}[{request.id}]: took down the process that ran it {request.losses} times;"
+        f" the last time: {_unwrap(einfo)}"
+    )
+    logger.error("%s", poison)
+    ending.poison.append(request)
+    ending.news.append(News(request, request.on_failure, (error_info(poison),)))
+
+
+def _after_limit(requests: Sequence[Any], einfo: Any, error: Any, *, began: float | None) -> Ending:
+    if len(requests) == 1 or began is None:
+        limit = requests[0].limit  # the task's own; what was left of it for the last try is less
+        if limit is not None:
+            error = TimeLimitExceeded(limit)
+            einfo = error_info(error)
+        return _all_fail(requests, einfo, error)
+    ending = Ending()
+    for request in requests:
+        if request.is_done or request.has_succeeded:
+            ending.news.append(News(request, request.on_failure, (einfo,)))
+            continue
+        _set_deadline(request, error.args[0], began)
+        ending.alone.append(request)
+    return ending
+
+
+def _all_fail(requests: Iterable[Any], einfo: Any, error: Any) -> Ending:
+    ending = Ending()
+    for request in requests:
+        ending.news.append(News(request, request.on_failure, (einfo,)))
+        if isinstance(error, TimeLimitExceeded):  # the pool's own order of these two
+            limit = error.args[0] if error.args else None
+            ending.news.append(News(request, request.on_timeout, (False, limit)))
+    return ending
+
+
+def _set_deadline(request: Any, limit: float | None, began: float) -> None:
+    if limit is not None and request.deadline is None:
+        request.limit, request.deadline = limit, began + limit + _GRACE
+
+
+def _soft_limit(request: Any) -> float | None:
+    own = request.time_limits[1] or request.task.soft_time_limit
+    return own or None
+
+
+def _unwrap(einfo: Any) -> Any:
+    error = einfo.exception
+    return getattr(error, "exc", error)

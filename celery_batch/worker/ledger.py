@@ -1,0 +1,15 @@
+"""What a broker is told of requests that run, so that it is known should the worker die."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["NoLedger"]
+
+
+class NoLedger:
+    """Tells nobody: a broker that cannot keep it, or need not."""
+
+    def started(self, task_requests: Sequence[Any]) -> None:
+        """Take note that a pool process runs these requests of Celery's."""

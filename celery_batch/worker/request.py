@@ -1,0 +1,68 @@
+"""Celery's request, for a task that shares its process with others."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery.worker.request import Request
+
+__all__ = ["LOSSES", "BatchRequest"]
+
+logger = logging.getLogger(__name__)
+
+#: The message header that counts how often a request's process died under it.
+LOSSES = "batch_losses"
+
+
+class BatchRequest(Request):  # type: ignore[misc]
+    """A request whose end must not be its neighbours'."""
+
+    #: How often a process died while it ran this request, here or elsewhere.
+    losses = 0
+
+    #: When the time is up that its batch's time limit left it, on the monotonic clock.
+    deadline: float | None = None
+
+    #: The limit, in seconds, that the deadline comes from.
+    limit: float | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        counted = self._request_dict.get(LOSSES)
+        if isinstance(counted, int) and counted > 0:  # from the wire: anything may be there
+            self.losses = counted
+
+    @property
+    def is_redelivered(self) -> bool:
+        """Whether somebody has held its message before."""
+        return bool((self.delivery_info or {}).get("redelivered"))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its end has been announced already: it was revoked while it ran."""
+        return bool(self._already_revoked or self._already_cancelled)
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether its success was stored, whatever happened to the process afterwards."""
+        try:
+            return bool(self._success_was_stored())
+        except Exception as error:  # noqa: BLE001 (if it cannot be known, it is run again)
+            logger.warning("Could not look up %s[%s]: %s", self.name, self.id, error)
+            return False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells this try of the task from its other tries."""
+        return self.id, self._request_dict.get("retries") or 0
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: ARG002 (Celery's signature)
+        """
+        Revoke this request at once, running or not.
+
+        Celery would kill the process, and with it every other request of the batch.
+        The model's answer to this one is dropped instead.
+        """
+        if not self._already_revoked:
+            self._announce_revoked("terminated", True, signal, False)  # noqa: FBT003 (Celery's signature)

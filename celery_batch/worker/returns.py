@@ -1,0 +1,90 @@
+"""
+What a worker remembers of messages that it held when a connection was lost.
+
+The broker delivers them again, as a rule to this very worker.  What runs here is
+not run a second time; what has been answered is only acknowledged; and what had
+not been started is no suspect.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Any
+
+from celery_batch.worker.job import BatchJob
+
+__all__ = ["Known", "Returns"]
+
+#: Enough for everything a worker can hold; older ones have long come back, or went elsewhere.
+_LONGEST_MEMORY = 20_000
+
+
+class Known(Enum):
+    """What is known of a message that came again, beside the job that runs it."""
+
+    ANSWERED = auto()
+    NEVER_RAN = auto()
+
+
+class Returns:
+    """The fate of each request whose message went back to the broker."""
+
+    def __init__(self) -> None:
+        self._fates: OrderedDict[tuple[str, int], Known | BatchJob] = OrderedDict()
+        self._losses: dict[tuple[str, int], int] = {}
+        self._lock = threading.Lock()  # on the threads pool, jobs end on their own threads
+
+    def __len__(self) -> int:
+        return len(self._fates)
+
+    def never_ran(self, requests: Iterable[Any]) -> None:
+        """Take note of requests that are given back without having run since."""
+        with self._lock:
+            for request in requests:
+                self._keep(request.key, Known.NEVER_RAN)
+                if request.losses:
+                    self._losses[request.key] = request.losses
+
+    def still_run(self, job: BatchJob) -> None:
+        """Take note of requests that run on while their messages go back."""
+        with self._lock:
+            for request in job.requests:
+                self._keep(request.key, job)
+
+    def answered(self, job: BatchJob, *, again: Iterable[Any]) -> None:
+        """
+        Take note that a job has ended whose requests may have been given back.
+
+        Args:
+            job: Which has ended.
+            again: Those of its requests that have no answer.
+        """
+        unanswered = {request.key for request in again}
+        with self._lock:
+            for request in job.requests:
+                if self._fates.get(request.key) is job:
+                    fate = Known.NEVER_RAN if request.key in unanswered else Known.ANSWERED
+                    self._keep(request.key, fate)
+
+    def recognise(self, request: Any) -> Known | BatchJob | None:
+        """
+        Return what is known of a request whose message was delivered again, once.
+
+        Args:
+            request: Celery's request; its count of losses is filled in.
+        """
+        if not self._fates or not request.is_redelivered:
+            return None
+        with self._lock:
+            request.losses = max(request.losses, self._losses.pop(request.key, 0))
+            return self._fates.pop(request.key, None)
+
+    def _keep(self, key: tuple[str, int], fate: Known | BatchJob) -> None:
+        self._fates[key] = fate
+        self._fates.move_to_end(key)
+        while len(self._fates) > _LONGEST_MEMORY:
+            old, _ = self._fates.popitem(last=False)
+            self._losses.pop(old, None)

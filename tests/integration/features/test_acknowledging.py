@@ -1,0 +1,126 @@
+"""When a message is done with: late and early, after failures, time-outs and lost processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from billiard.exceptions import WorkerLostError
+
+from celery_batch import errors
+from tests.services.place import Place, eventually
+from tests.services.rabbitmq import RabbitMQServer
+
+EVERY_POOL = ("prefork", "solo", "threads")
+DEAD = "features-dead"
+
+
+@pytest.fixture
+def unacknowledged(place: Place, request: pytest.FixtureRequest):
+    """Count the messages that this place's worker holds, as the broker sees it."""
+    queue = place.app.conf.task_default_queue
+
+    def on_redis() -> int:
+        with place.memory() as client:
+            held = [json.loads(raw) for raw in client.hvals("unacked")]
+        return len([1 for _, _, routing_key in held if routing_key == queue])
+
+    def on_rabbitmq() -> int:
+        server: RabbitMQServer = request.getfixturevalue("rabbitmq_server")
+        rows = server.control("list_queues", "name", "messages_unacknowledged").splitlines()
+        return int(dict(row.split("\t") for row in rows)[queue])
+
+    return on_redis if place.broker == "redis" else on_rabbitmq
+
+
+def test_late_messages_are_done_with_when_their_result_is_stored(place: Place, unacknowledged):
+    """The default: what runs is still the broker's, and goes once it has been answered."""
+    gate = place.unique("gate")
+    results = [place.hold_many.delay(gate, n) for n in range(3)]
+    place.wait_at(gate)
+    eventually(lambda: unacknowledged() == 3, "three messages held")
+    for _ in results:
+        place.open_gate(gate)
+
+    assert [0, 1, 2] == place.get(results)
+    assert eventually(lambda: unacknowledged() == 0, "no message held")
+
+
+def test_early_messages_are_done_with_when_their_batch_starts(place: Place, unacknowledged):
+    """With ``acks_late=False`` nothing is held for what runs already."""
+    gate = place.unique("gate")
+    place.hold_early.delay(gate, 0)
+    place.wait_at(gate)
+
+    assert eventually(lambda: unacknowledged() == 0, "no message held")
+    place.open_gate(gate)
+
+
+@pytest.fixture
+def dead_letters(place: Place, request: pytest.FixtureRequest) -> Iterator[None]:
+    """On RabbitMQ, keep what is rejected; Redis has no such thing and drops it."""
+    if place.broker == "redis":
+        yield
+        return
+    server: RabbitMQServer = request.getfixturevalue("rabbitmq_server")
+    with place.app.connection_for_write() as connection:
+        connection.SimpleQueue(DEAD).close()
+    policy = json.dumps({"dead-letter-exchange": "", "dead-letter-routing-key": DEAD})
+    queue = f"^{place.app.conf.task_default_queue}$"
+    server.control("set_policy", "dead", queue, policy, "--apply-to", "queues")
+    yield
+    server.control("clear_policy", "dead")
+
+
+@pytest.mark.usefixtures("dead_letters")
+def test_failed_items_are_rejected_where_the_task_says_so(place: Place, unacknowledged):
+    """With ``acks_on_failure=False`` a failed item's message is rejected, its neighbours' not."""
+    results = [place.keeps_failed.delay(word) for word in ("left", "fail", "right")]
+    answers = place.get(results)
+
+    assert ["LEFT", "RIGHT"] == [answers[0], answers[2]]
+    assert isinstance(answers[1], ValueError)
+    assert eventually(lambda: unacknowledged() == 0, "no message held")
+    if place.broker == "rabbitmq":
+        assert [results[1].id] == _drain(place, DEAD)
+
+
+def _drain(place: Place, queue: str) -> list[str]:
+    with place.app.connection_for_write() as connection:
+        box = connection.SimpleQueue(queue)
+        ids = [message.headers["id"] for message in [box.get(timeout=10)]]
+        while box.qsize():
+            ids.append(box.get(timeout=10).headers["id"])
+        box.clear()
+        box.close()
+    return ids
+
+
+def test_a_timed_out_item_comes_back_where_the_task_says_so(place: Place):
+    """With ``acks_on_timeout=False`` an item over its hard limit is delivered again."""
+    word = place.unique("word")
+    result = place.again_after_timeout.delay(word)
+
+    assert word == result.get(timeout=30)
+    assert len(place.items("again_after_timeout")) >= 2
+
+
+def test_a_lost_process_costs_the_culprit_alone(place: Place):
+    """Late: innocents are run again and succeed; who ends its process twice is a ``PoisonItem``."""
+    results = [place.kills.delay(word) for word in ("left", "die", "right")]
+    left, culprit, right = place.get(results)
+
+    assert ["LEFT", "RIGHT"] == [left, right]
+    assert isinstance(culprit, errors.PoisonItem)
+
+
+def test_an_early_message_is_never_run_twice(place: Place):
+    """With ``acks_late=False`` the items of a lost process fail with Celery's own error."""
+    results = [place.kills_early.delay(word) for word in ("die", "die")]
+    answers = place.get(results)
+    after = place.kills_early.delay("next").get(timeout=30)
+
+    assert [WorkerLostError] * 2 == [type(answer) for answer in answers]
+    assert ["die", "die", "next"] == place.items("kills")
+    assert "NEXT" == after

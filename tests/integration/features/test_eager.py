@@ -1,0 +1,118 @@
+"""Eager mode: no worker, no broker, batches of one, the same outcomes."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery, chain, chord, group, shared_task
+from celery.exceptions import Ignore, Retry
+
+from celery_batch import BatchTask, ConfigurationError
+
+
+@pytest.fixture
+def app() -> Celery:
+    """An app whose tasks run where they are called."""
+    app = Celery("eager", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.task_always_eager = True
+    return app
+
+
+@pytest.fixture
+def double(app: Celery):
+    """A batch task that doubles numbers, and fails at what is not one."""
+
+    @app.task(base=BatchTask, name="eager.double")
+    def double(x):
+        return [2 * n if isinstance(n, int) else ValueError(f"not a number: {n}") for n in x]
+
+    return double
+
+
+def test_delay_apply_and_a_direct_call_give_the_same(double):
+    """Every way to call the task without a worker runs a batch of one."""
+    assert 42 == double(21)
+    assert 42 == double.apply((21,)).get()
+    assert 42 == double.delay(21).get()
+    assert "SUCCESS" == double.apply_async((21,)).state
+
+
+def test_errors_are_the_items_own(app: Celery, double):
+    """An error is stored in the eager result, or raised at once where the app wants so."""
+    failed = double.delay("x")
+    app.conf.task_eager_propagates = True
+
+    assert "FAILURE" == failed.state
+    with pytest.raises(ValueError, match="not a number: x"):
+        failed.get()
+    with pytest.raises(ValueError, match="not a number: y"):
+        double.delay("y")
+
+
+def test_canvases_run_in_place(app: Celery, double):
+    """Chains, groups and chords of batch tasks evaluate eagerly."""
+
+    @app.task(base=BatchTask, name="eager.total")
+    def total(numbers):
+        return [sum(each) for each in numbers]
+
+    assert 8 == chain(double.s(1), double.s(), double.s()).delay().get()
+    assert [0, 2, 4] == group(double.s(n) for n in range(3)).delay().get()
+    assert 6 == chord([double.s(n) for n in range(3)])(total.s()).get()
+
+
+def test_retries_happen_at_once(app: Celery):
+    """Eagerly, a returned error that ``autoretry_for`` names is tried again in place."""
+    tries = []
+
+    @app.task(base=BatchTask, name="eager.flaky", autoretry_for=(OSError,), default_retry_delay=0)
+    def flaky(x):
+        tries.append(x)
+        return [OSError("not yet")] if len(tries) < 3 else x
+
+    assert 7 == flaky.delay(7).get()
+    assert [[7]] * 3 == tries
+
+
+def test_self_retry_and_ignore_work(app: Celery):
+    """``self.retry`` and a returned ``Ignore`` mean what they mean in a worker."""
+    tries = []
+
+    @app.task(base=BatchTask, bind=True, name="eager.again", default_retry_delay=0)
+    def again(self, x):
+        tries.append(x)
+        if x == ["ignore"]:
+            return [Ignore()]
+        if x == ["item"] and len(tries) < 2:
+            return [Retry("later", when=0)]
+        if len(tries) < 2:
+            raise self.retry(countdown=0)
+        return x
+
+    assert "batch" == again.delay("batch").get()
+    assert [["batch"]] * 2 == tries
+    tries.clear()
+    assert "item" == again.delay("item").get()
+    assert "IGNORED" == again.delay("ignore").state
+
+
+def test_replace_in_a_batch_function_is_refused_eagerly_too(app: Celery, double):
+    """The same clear error as in a worker."""
+
+    @app.task(base=BatchTask, bind=True, name="eager.replaces")
+    def replaces(self, x):
+        return self.replace(double.s(x))
+
+    with pytest.raises(ConfigurationError, match="link the next task"):
+        replaces.delay(1).get()
+
+
+def test_a_shared_task_belongs_to_the_app_that_finalizes_it(app: Celery):
+    """``shared_task`` takes our base class, and runs eagerly in the app that is current."""
+
+    @shared_task(base=BatchTask, name="eager.shared")
+    def shared(x):
+        return [n + 1 for n in x]
+
+    app.finalize()
+
+    assert 2 == app.tasks["eager.shared"].delay(1).get()

@@ -1,0 +1,161 @@
+"""Events as Flower reads them: one task, one story."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from celery.events.receiver import EventReceiver
+from celery.events.state import State
+
+from tests.services.place import Place, eventually
+
+EVERY_POOL = ("prefork", "solo", "threads")
+
+
+class Watcher:
+    """What Flower does: a receiver that feeds Celery's own picture of the cluster."""
+
+    def __init__(self, place: Place) -> None:
+        self.state = State()
+        self.kinds: dict[str, list[str]] = {}
+        self._place = place
+        self._connection = place.app.connection_for_read()
+        self._receiver = EventReceiver(
+            self._connection, handlers={"*": self._on_event}, app=place.app
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        self._receiver.capture(limit=None, timeout=None, wakeup=False)
+
+    def _on_event(self, event) -> None:
+        if "uuid" in event:
+            self.kinds.setdefault(event["uuid"], []).append(event["type"])
+        self.state.event(event)
+
+    def start(self) -> None:
+        """Return when the worker's heart can be heard."""
+        self._thread.start()
+        name = self._place.worker.name
+
+        def heard() -> bool:
+            self._place.app.control.heartbeat(destination=[name])
+            return name in self.state.workers
+
+        eventually(heard, "a heartbeat")
+
+    def stop(self) -> None:
+        """End the thread and its connection."""
+        self._receiver.should_stop = True
+        self._thread.join(20)
+        self._connection.release()
+
+    def task(self, result, kind: str):
+        """Return the picture of a task once an event of this kind has come for it."""
+        eventually(lambda: kind in self.kinds.get(result.id, []), f"{kind} of {result.id}")
+        return self.state.tasks[result.id]
+
+
+@pytest.fixture
+def watcher(place: Place) -> Iterator[Watcher]:
+    """Somebody who watches the worker's events."""
+    watcher = Watcher(place)
+    watcher.start()
+    yield watcher
+    watcher.stop()
+
+
+@pytest.mark.pools(*EVERY_POOL)
+def test_each_item_is_received_started_and_succeeds(place: Place, watcher: Watcher):
+    """Every item of a batch has its three events, its result, and the model's true runtime."""
+    results = [place.nap.delay(seconds) for seconds in (0.3, 0, 0)]
+    place.get(results)
+    tasks = [watcher.task(result, "task-succeeded") for result in results]
+    (batch, *_) = place.batches("nap")
+    shared = [task for task, seconds in zip(tasks, (0.3, 0, 0), strict=True) if seconds in batch]
+
+    assert {"SUCCESS"} == {task.state for task in tasks}
+    assert {"f.nap"} == {task.name for task in tasks}
+    assert {place.worker.name} == {task.worker.hostname for task in tasks}
+    assert [["task-received", "task-started", "task-succeeded"]] * 3 == [
+        watcher.kinds[result.id] for result in results
+    ]
+    assert all(task.received <= task.started <= task.succeeded for task in tasks)
+    assert tasks[0].runtime >= 0.3
+    assert all(task.runtime < 10 for task in shared)
+
+
+def test_an_item_starts_when_its_batch_starts(place: Place, watcher: Watcher):
+    """A request in line has been received and not started; it starts with its batch."""
+    gate = place.close_gate()
+    results = [place.echo.delay(n) for n in range(3)]
+    waiting = [watcher.task(result, "task-received").state for result in results]
+    place.wait_for_buffered("f.echo", 3)
+    kinds = [watcher.kinds[result.id] for result in results]
+    place.open_gate(gate)
+    tasks = [watcher.task(result, "task-succeeded") for result in results]
+    started = [task.started for task in tasks]
+
+    assert ["RECEIVED"] * 3 == waiting
+    assert [["task-received"]] * 3 == [kind[:1] for kind in kinds]
+    assert max(started) - min(started) < 1
+    assert all(task.runtime < 5 for task in tasks)
+
+
+@pytest.mark.pools(*EVERY_POOL)
+def test_a_failed_item_is_reported_as_failed(place: Place, watcher: Watcher):
+    """``task-failed`` comes for the item that failed, with its error and traceback."""
+    bad, good = place.act.delay("fail"), place.act.delay("good")
+    failed, succeeded = watcher.task(bad, "task-failed"), watcher.task(good, "task-succeeded")
+
+    assert "FAILURE" == failed.state
+    assert "told to fail" in failed.exception
+    assert "told to fail" in failed.traceback
+    assert "SUCCESS" == succeeded.state
+
+
+@pytest.mark.pools(*EVERY_POOL)
+def test_a_retried_item_is_reported_as_retried(place: Place, watcher: Watcher):
+    """``task-retried`` comes for the item that is tried again, then its success."""
+    again, good = place.act.delay(place.unique("retry")), place.act.delay("good")
+    task = watcher.task(again, "task-succeeded")
+    watcher.task(good, "task-succeeded")
+
+    assert "SUCCESS" == task.state
+    assert 1 == watcher.kinds[again.id].count("task-retried")
+    assert "task-retried" not in watcher.kinds[good.id]
+
+
+def test_a_revoked_item_is_reported_as_revoked(place: Place, watcher: Watcher):
+    """``task-revoked`` comes for what was revoked in line, and for what expired there."""
+    gate = place.close_gate()
+    unwanted = place.echo.delay("unwanted")
+    expires = datetime.now(UTC) + timedelta(seconds=1)
+    stale = place.echo.apply_async(("stale",), expires=expires)
+    place.wait_for_buffered("f.echo", 2)
+    place.app.control.revoke(
+        unwanted.id, reply=True, timeout=10, limit=1, destination=[place.worker.name]
+    )
+    eventually(lambda: datetime.now(UTC) > expires, "the time to pass")
+    place.open_gate(gate)
+    tasks = [watcher.task(result, "task-revoked") for result in (unwanted, stale)]
+
+    assert ["REVOKED", "REVOKED"] == [task.state for task in tasks]
+    assert [] == place.items("echo")
+
+
+def test_a_terminated_item_is_reported_as_revoked(place: Place, watcher: Watcher):
+    """``task-revoked`` comes at once for a running request that is terminated."""
+    gate = place.unique("gate")
+    result = place.hold_many.delay(gate, 1)
+    place.wait_at(gate)
+    place.app.control.revoke(result.id, terminate=True, destination=[place.worker.name])
+    task = watcher.task(result, "task-revoked")
+    place.open_gate(gate)
+
+    assert "REVOKED" == task.state
+    assert place.echo.delay(1).get(timeout=30) == 1
+    assert "task-succeeded" not in watcher.kinds[result.id]

@@ -1,0 +1,135 @@
+"""Revoking: before receipt, in line, while it runs; one request and never its neighbours."""
+
+from __future__ import annotations
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from tests.integration.features.test_stamping import Customer
+from tests.services.place import Place, eventually
+
+EVERY_POOL = ("prefork", "solo", "threads")
+
+
+def revoke(place: Place, *results, **options) -> None:
+    """Revoke and return when the worker has heard."""
+    place.app.control.revoke(
+        [each.id for each in results],
+        reply=True,
+        timeout=10,
+        limit=1,
+        destination=[place.worker.name],
+        **options,
+    )
+
+
+@pytest.mark.pools(*EVERY_POOL)
+def test_revoked_before_it_is_received(place: Place):
+    """A request whose id was revoked before it came never reaches the model."""
+    unsent = place.echo.s("unwanted")
+    unsent.freeze()
+    revoke(place, unsent)
+    result, neighbour = unsent.delay(), place.echo.delay("wanted")
+
+    assert "wanted" == neighbour.get(timeout=30)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=30)
+    assert ["wanted"] == place.items("echo")
+
+
+def test_revoked_in_line_by_id(place: Place):
+    """A request that waits in the worker is left out of its batch."""
+    gate = place.close_gate()
+    unwanted, wanted = [place.echo.delay(x) for x in ("unwanted", "wanted")]
+    place.wait_for_buffered("f.echo", 2)
+    revoke(place, unwanted)
+    place.open_gate(gate)
+
+    assert "wanted" == wanted.get(timeout=30)
+    with pytest.raises(TaskRevokedError):
+        unwanted.get(timeout=30)
+    assert ["wanted"] == place.items("echo")
+
+
+def test_revoked_in_line_by_stamped_header(place: Place):
+    """Every waiting request with a stamp is left out, whatever its id."""
+    name = place.unique("customer")
+    gate = place.close_gate()
+    results = [_stamped(place, name, 1), _stamped(place, name, 2), place.echo.delay("other")]
+    place.wait_for_buffered("f.echo", 3)
+    place.app.control.revoke_by_stamped_headers(
+        {"customer": [name]}, reply=True, timeout=10, limit=1, destination=[place.worker.name]
+    )
+    place.open_gate(gate)
+
+    assert "other" == results[2].get(timeout=30)
+    for result in results[:2]:
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=30)
+    assert ["other"] == place.items("echo")
+
+
+def _stamped(place: Place, customer: str, x: int):
+    sig = place.echo.s(x)
+    sig.stamp(Customer(customer))
+    return sig.delay()
+
+
+def test_revoked_before_receipt_by_stamped_header(place: Place):
+    """A stamp that was revoked keeps out what arrives later."""
+    name = place.unique("customer")
+    place.app.control.revoke_by_stamped_headers(
+        {"customer": [name]}, reply=True, timeout=10, limit=1, destination=[place.worker.name]
+    )
+    result, other = _stamped(place, name, 1), place.echo.delay("other")
+
+    assert "other" == other.get(timeout=30)
+    with pytest.raises(TaskRevokedError):
+        result.get(timeout=30)
+
+
+def test_revoked_while_it_waits_for_its_eta(place: Place):
+    """A request that waits for its time in the worker is left out as well."""
+    later = place.echo.apply_async(("later",), countdown=0.8)
+    held = place.app.control.inspect([place.worker.name], timeout=5.0, limit=1)
+    eventually(lambda: held.scheduled()[place.worker.name], "a scheduled request")
+    revoke(place, later)
+
+    with pytest.raises(TaskRevokedError):
+        later.get(timeout=30)
+    assert [] == place.items("echo")
+
+
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
+def test_terminate_ends_that_request_and_never_its_neighbours(place: Place, signal: str):
+    """A running request ends as REVOKED at once; its batch goes on, and so does the process."""
+    before = place.who.delay(0).get(timeout=30)[1]
+    gate = place.unique("gate")
+    results = [place.hold_many.delay(gate, n) for n in range(4)]
+    place.wait_at(gate)
+    running = place.items("hold_many")
+    victim = running[-1]
+    revoke(place, results[victim], terminate=True, signal=signal)
+    with pytest.raises(TaskRevokedError):
+        results[victim].get(timeout=30)
+    for _ in results:
+        place.open_gate(gate)
+    answers = place.get(results[:victim] + results[victim + 1 :])
+
+    assert [n for n in range(4) if n != victim] == answers
+    assert "REVOKED" == results[victim].state
+    assert before == place.who.delay(0).get(timeout=30)[1]
+
+
+def test_terminate_of_a_request_in_line_is_a_plain_revoke(place: Place):
+    """``terminate=True`` for a request that waits leaves it out, and touches nobody."""
+    gate = place.close_gate()
+    unwanted, wanted = [place.echo.delay(x) for x in ("unwanted", "wanted")]
+    place.wait_for_buffered("f.echo", 2)
+    revoke(place, unwanted, terminate=True)
+    place.open_gate(gate)
+
+    assert "wanted" == wanted.get(timeout=30)
+    with pytest.raises(TaskRevokedError):
+        unwanted.get(timeout=30)
+    assert ["wanted"] == place.items("echo")

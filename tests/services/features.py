@@ -1,0 +1,414 @@
+"""
+The Celery app of the tests of Celery's features: batch tasks that do as each item says.
+
+A worker consumes the queue that ``SHOP_QUEUE`` names, so that several workers,
+one for each pool, share a broker and keep to themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+from celery import Celery, Task, shared_task, signals
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_batch import BatchTask
+from tests.services.memory import memory, recall, remember
+
+__all__ = ["app", "memory", "recall", "remember"]
+
+app = Celery("features")
+app.conf.update(
+    task_default_queue=os.environ.get("SHOP_QUEUE", "celery"),
+    task_queue_max_priority=10,
+    worker_send_task_events=True,
+    result_extended=True,
+    result_expires=600,
+    broker_connection_retry_on_startup=True,
+    **json.loads(os.environ.get("SHOP_CONF", "{}")),
+)
+
+#: Enough for the items of one test to meet; a batch of one leaves after it as well.
+COMPANY = {"max_batch_size": 16, "linger": 0.1, "max_wait": 1.0}
+
+
+def pass_gate(name, seconds=20.0):
+    """Wait until the test opens a gate, and say that somebody waits there."""
+    remember("gate", name=name)
+    client = memory()
+    client.blpop(f"shop:open:{name}", timeout=seconds)
+    client.close()
+
+
+@app.task(base=BatchTask, name="f.hold", max_batch_size=1)
+def hold(gate):
+    """Keep the process busy until the test opens the gate."""
+    remember("hold", items=gate)
+    pass_gate(gate[0])
+    return gate
+
+
+@app.task(base=BatchTask, name="f.hold_many", track_started=True, **COMPANY)
+def hold_many(gate, item):
+    """Keep a batch of several running until the test opens the gate of the first."""
+    remember("hold_many", items=item)
+    pass_gate(gate[0])
+    return item
+
+
+@app.task(base=BatchTask, name="f.hold_early", acks_late=False, **COMPANY)
+def hold_early(gate, item):
+    """As `hold_many`, acknowledged before it runs."""
+    remember("hold_early", items=item)
+    pass_gate(gate[0])
+    return item
+
+
+@app.task(base=BatchTask, name="f.echo", **COMPANY)
+def echo(x):
+    """Return every item, and remember the batch."""
+    remember("echo", items=x)
+    return x
+
+
+@app.task(base=BatchTask, name="f.double", **COMPANY)
+def double(x):
+    """Double every item."""
+    remember("double", items=x)
+    return [2 * each for each in x]
+
+
+@app.task(base=BatchTask, name="f.add", **COMPANY)
+def add(x, y=1):
+    """Add two parameters, item by item."""
+    return [a + b for a, b in zip(x, y, strict=True)]
+
+
+@app.task(base=BatchTask, name="f.total", **COMPANY)
+def total(numbers):
+    """Add up each item, a list, as the body of a chord does."""
+    remember("total", items=numbers)
+    return [sum(each) for each in numbers]
+
+
+@app.task(base=BatchTask, name="f.pair", max_batch_size=2, linger=0.1, max_wait=1.0)
+def pair(x):
+    """Return every item, two at a time."""
+    remember("pair", items=x)
+    return x
+
+
+@app.task(base=BatchTask, name="f.quiet", ignore_result=True, **COMPANY)
+def quiet(x):
+    """Run, and store nothing."""
+    remember("quiet", items=x)
+    return x
+
+
+@app.task(base=BatchTask, name="f.act", **COMPANY)
+def act(what):
+    """Do as each item says; the others are answered in capitals."""
+    remember("act", items=what)
+    return [_act(one) for one in what]
+
+
+def _act(one):
+    match one.partition("-")[0]:
+        case "fail":
+            return ValueError("told to fail")
+        case "ignore":
+            return Ignore()
+        case "reject":
+            return Reject("told to reject", requeue=False)
+        case "requeue" if _first_time(one):
+            return Reject("not this time", requeue=True)
+        case "retry" if _first_time(one):
+            return Retry("not this time", when=0.2)
+    return one.upper()
+
+
+def _first_time(one):
+    return [one] == [x for fact in recall("act") for x in fact["items"] if x == one]
+
+
+@app.task(base=BatchTask, name="f.raises", max_batch_size=16, linger=0.1, max_wait=1.0)
+def raises(what):
+    """Raise for the whole batch, as its first item says, the first time it is seen."""
+    seen = [x for fact in recall("raises") for x in fact["items"]]
+    remember("raises", items=what)
+    if not set(what) <= set(seen):
+        match what[0].partition("-")[0]:
+            case "ignore":
+                raise Ignore
+            case "reject":
+                raise Reject("told to reject", requeue=False)
+            case "requeue":
+                raise Reject("not this time", requeue=True)
+    return [one.upper() for one in what]
+
+
+@app.task(base=BatchTask, bind=True, name="f.patient", max_retries=2, **COMPANY)
+def patient(self, word, wanted):
+    """Retry the whole batch until the last of its items is on its wanted try."""
+    remember("patient", items=word, wanted=wanted)
+    tries = len([1 for fact in recall("patient") if word[0] in fact["items"]])
+    if tries < wanted[0]:
+        raise self.retry(exc=KeyError(f"try {tries}"), countdown=0)
+    return word
+
+
+@app.task(
+    base=BatchTask,
+    name="f.stubborn",
+    autoretry_for=(ConnectionError,),
+    max_retries=2,
+    retry_backoff=0.2,
+    retry_jitter=False,
+    **COMPANY,
+)
+def stubborn(word, failures):
+    """Fail each item as often as it asks for, with an error that is tried again."""
+    remember("stubborn", items=word, at=time.time())
+    return [_stubborn(*each) for each in zip(word, failures, strict=True)]
+
+
+def _stubborn(word, failures):
+    tries = len([1 for fact in recall("stubborn") if word in fact["items"]])
+    return ConnectionError(f"{word}: try {tries}") if tries <= failures else [word, tries]
+
+
+@app.task(base=BatchTask, bind=True, name="f.replaces", **COMPANY)
+def replaces(self, x):
+    """Try to replace itself inside the batch function, which is refused."""
+    return self.replace(echo.s(x))
+
+
+@app.task(bind=True, name="f.replaced_by_batch")
+def replaced_by_batch(self, x):
+    """An ordinary task that is replaced by a batch task."""
+    return self.replace(double.s(x))
+
+
+@app.task(name="f.plain_add")
+def plain_add(x, y=1):
+    """Add, as an ordinary task."""
+    return x + y
+
+
+@app.task(name="f.plain_total")
+def plain_total(numbers):
+    """Add up, as an ordinary task."""
+    return sum(numbers)
+
+
+@app.task(name="f.note")
+def note(x):
+    """Remember what was linked, as an ordinary task."""
+    remember("note", x=x)
+    return x
+
+
+@app.task(name="f.note_error")
+def note_error(request, error, _traceback):
+    """Remember what an errback hears."""
+    remember("note_error", id=request.id, error=repr(error))
+
+
+@app.task(base=BatchTask, name="f.note_batch", **COMPANY)
+def note_batch(x):
+    """Remember what was linked, as a batch task."""
+    remember("note", x=x)
+    return x
+
+
+@app.task(base=BatchTask, name="f.rated", rate_limit="5/s", **COMPANY)
+def rated(x):
+    """Be limited in how often it starts."""
+    remember("rated", items=x, at=time.time())
+    return x
+
+
+@app.task(base=BatchTask, name="f.nap_soft", soft_time_limit=0.5, **COMPANY)
+def nap_soft(seconds):
+    """Sleep as long as each item says, longer than the soft limit if asked for."""
+    remember("nap_soft", items=seconds)
+    time.sleep(sum(seconds))
+    return seconds
+
+
+@app.task(base=BatchTask, name="f.nap_hard", time_limit=1.0, **COMPANY)
+def nap_hard(seconds):
+    """Sleep as long as each item says, longer than the hard limit if asked for."""
+    remember("nap_hard", items=seconds)
+    time.sleep(sum(seconds))
+    return seconds
+
+
+@app.task(base=BatchTask, name="f.nap", **COMPANY)
+def nap(seconds):
+    """Sleep as long as each item says."""
+    remember("nap", items=seconds)
+    time.sleep(sum(seconds))
+    return seconds
+
+
+@app.task(base=BatchTask, name="f.kills", **COMPANY)
+def kills(what):
+    """End the process where an item says so."""
+    remember("kills", items=what)
+    if "die" in what:
+        os._exit(9)
+    return [one.upper() for one in what]
+
+
+@app.task(base=BatchTask, name="f.kills_early", acks_late=False, **COMPANY)
+def kills_early(what):
+    """As `kills`, acknowledged before it runs."""
+    remember("kills", items=what)
+    if "die" in what:
+        os._exit(9)
+    return [one.upper() for one in what]
+
+
+@app.task(base=BatchTask, name="f.keeps_failed", acks_on_failure=False, **COMPANY)
+def keeps_failed(what):
+    """As `act`, but what fails is rejected rather than acknowledged."""
+    return [_act(one) for one in what]
+
+
+@app.task(
+    base=BatchTask,
+    name="f.again_after_timeout",
+    acks_on_timeout=False,
+    time_limit=1.0,
+    **COMPANY,
+)
+def again_after_timeout(word):
+    """Take too long the first time each item is seen."""
+    seen = {x for fact in recall("again_after_timeout") for x in fact["items"]}
+    remember("again_after_timeout", items=word)
+    if not set(word) <= seen:
+        time.sleep(30)
+    return word
+
+
+class Hooked(BatchTask):
+    """A base class whose hooks remember which item they were called for."""
+
+    abstract = True
+
+    def before_start(self, task_id, args, _kwargs):
+        """Remember."""
+        remember("signal", name="before_start", id=task_id, args=args)
+
+    def on_success(self, retval, task_id, _args, _kwargs):
+        """Remember."""
+        remember("signal", name="on_success", id=task_id, result=retval)
+
+    def on_failure(self, exc, task_id, _args, _kwargs, _einfo):
+        """Remember."""
+        remember("signal", name="on_failure", id=task_id, error=repr(exc))
+
+    def on_retry(self, exc, task_id, _args, _kwargs, _einfo):
+        """Remember."""
+        remember("signal", name="on_retry", id=task_id, error=repr(exc))
+
+    def after_return(self, status, _retval, task_id, _args, _kwargs, _einfo):
+        """Remember."""
+        remember("signal", name="after_return", id=task_id, status=status)
+
+
+@app.task(base=Hooked, name="f.hooked", **COMPANY)
+def hooked(what):
+    """As `act`, with hooks and signals."""
+    remember("signal", name="MODEL")
+    remember("act", items=what)
+    return [_act(one) for one in what]
+
+
+class HookedPlain(Task):
+    """An ordinary task with the same hooks, to compare with."""
+
+    name = "f.hooked_plain"
+    before_start, on_success = Hooked.before_start, Hooked.on_success
+    on_failure, on_retry, after_return = Hooked.on_failure, Hooked.on_retry, Hooked.after_return
+
+    def run(self, what):
+        """Do to itself what the item says, as an ordinary task would."""
+        remember("act", items=[what])
+        outcome = _act(what)
+        if isinstance(outcome, Retry):
+            raise self.retry(countdown=outcome.when)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+hooked_plain = app.register_task(HookedPlain())
+
+
+def _on(signal, name):
+    def receiver(sender=None, task_id=None, request=None, **_):
+        names = {getattr(sender, "name", None), getattr(request, "name", None)}
+        if names & {"f.hooked", "f.hooked_plain"}:
+            remember("signal", name=name, id=task_id or request.id)
+
+    signal.connect(receiver, weak=False)
+
+
+for _name in (
+    *("task_received", "task_prerun", "task_postrun", "task_success"),
+    *("task_failure", "task_retry", "task_revoked"),
+):
+    _on(getattr(signals, _name), _name)
+
+
+@shared_task(base=BatchTask, name="f.shared", **COMPANY)
+def shared(x):
+    """Belong to no app until one is finalized."""
+    remember("shared", items=x)
+    return [[each, shared.app.main] for each in x]
+
+
+@app.task(base=BatchTask, bind=True, name="f.who", **COMPANY)
+def who(self, x):
+    """Tell the process, and what the task knows of itself."""
+    return [[each, os.getpid(), self.name] for each in x]
+
+
+class Stamped(Task):
+    """An ordinary task that tells how it was stamped."""
+
+    name = "f.stamped_plain"
+
+    def run(self, _previous=None):
+        """Return the stamps of this request."""
+        return {"headers": self.request.stamped_headers, "stamps": self.request.stamps}
+
+
+stamped_plain = app.register_task(Stamped())
+
+
+class TellsStamps(BatchTask):
+    """A batch task whose items keep their stamps."""
+
+    abstract = True
+
+    def before_start(self, task_id, _args, _kwargs):
+        """Remember the stamps of each item's request."""
+        remember("stamps", id=task_id, stamps=self.request.stamps)
+
+
+@app.task(base=TellsStamps, name="f.stamped", **COMPANY)
+def stamped(x):
+    """Return every item."""
+    return x
+
+
+@app.task(base=TellsStamps, name="f.act_stamped", **COMPANY)
+def act_stamped(what):
+    """As `act`, telling the stamps."""
+    remember("act", items=what)
+    return [_act(one) for one in what]

@@ -1,0 +1,104 @@
+"""Where the tests of Celery's features run: an app and a worker for each broker and pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from celery_batch.cli.child import wait_until
+from tests.services.shop import Shop, Worker
+
+#: Seconds that anything may take on a slow machine.
+SOON = 30.0
+
+
+def eventually(ready: Callable[[], Any], what: str, timeout: float = SOON) -> Any:
+    """Ask until there is a true answer; return it."""
+    answers: list[Any] = []
+
+    def why_not() -> str:
+        answers.append(ready())
+        return "" if answers[-1] else f"got {answers[-1]!r}"
+
+    wait_until(why_not, [], what=what, timeout=timeout)
+    return answers[-1]
+
+
+@dataclass
+class Place:
+    """
+    An app on one broker, with a worker that the tests share.
+
+    Args:
+        shop: The app's client side.
+        broker: The broker's name in the tests' ids.
+        pool: The pool's name.
+    """
+
+    shop: Shop
+    broker: str
+    pool: str
+    _worker: Worker | None = None
+    _names = count(1)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.shop, name)
+
+    @property
+    def worker(self) -> Worker:
+        """The shared worker, with one process, started again if a test has ended it."""
+        if self._worker is None or self._worker.child.exit_code is not None:
+            self._worker = self.shop.worker("-P", self.pool, "-c", "1")
+        return self._worker
+
+    @contextmanager
+    def another(
+        self, *options: str, queue: str, conf: dict[str, Any] | None = None
+    ) -> Iterator[Worker]:
+        """Have one more worker, of a queue of its own, while the context lasts."""
+        worker = self.shop.worker("-P", self.pool, "-Q", queue, *options, conf=conf)
+        try:
+            yield worker
+        finally:
+            worker.stop(grace=10)
+
+    def unique(self, prefix: str) -> str:
+        """Return a name that no other test has used."""
+        return f"{prefix}-{next(self._names)}"
+
+    def items(self, kind: str) -> list[Any]:
+        """Return what a task's model has seen, batch after batch, in one list."""
+        return [item for fact in self.recall(kind) for item in fact["items"]]
+
+    def batches(self, kind: str) -> list[list[Any]]:
+        """Return the batches that a task's model has seen."""
+        return [fact["items"] for fact in self.recall(kind)]
+
+    def close_gate(self) -> str:
+        """Keep the worker's process busy; return the gate's name for `open_gate`."""
+        gate = self.unique("gate")
+        self.hold.delay(gate)
+        self.wait_at(gate)
+        return gate
+
+    def wait_at(self, gate: str) -> None:
+        """Return when a model waits at a gate."""
+        waiting = lambda: gate in [fact["name"] for fact in self.recall("gate")]  # noqa: E731
+        eventually(waiting, f"somebody at {gate}")
+
+    def open_gate(self, gate: str) -> None:
+        """Let the model at a gate, or the next that comes, go on."""
+        with self.memory() as client:
+            client.rpush(f"shop:open:{gate}", "open")
+
+    def wait_for_buffered(self, task: str, number: int) -> None:
+        """Return when so many requests of a task wait in the worker for a batch."""
+        waiting = lambda: number <= self.worker.status()[task].get("waiting", 0)  # noqa: E731
+        eventually(waiting, f"{number} requests of {task} in line")
+
+    def get(self, results: Iterable[Any]) -> list[Any]:
+        """Return the values or errors of results, in order, when all are there."""
+        return [result.get(timeout=SOON, propagate=False) for result in results]

@@ -1,0 +1,242 @@
+"""What becomes of requests whose process died, took too long or broke off."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+
+from celery_batch.errors import PoisonItem
+from celery_batch.worker.settle import BatchEnd, error_info
+from tests.worker.doubles import Call, Pool, Worker
+
+LOST = error_info(WorkerLostError("signal 9 (SIGKILL)"))
+
+
+def lose(pool: Pool, index: int = -1, einfo: Any = LOST) -> None:
+    """Let the process die that runs a batch."""
+    pool.sent[index].accept_callback(1, time.monotonic())
+    pool.sent[index].error_callback(einfo)
+
+
+def error_of(worker: Worker, task_id: str) -> Any:
+    """Return the error that a request was told."""
+    (einfo,) = [
+        facts[0] for who, what, *facts in worker.heard if (who, what) == (task_id, "failed")
+    ]
+    return getattr(einfo.exception, "exc", einfo.exception)
+
+
+def test_items_of_a_lost_process_run_again_alone(worker: Worker, pool: Pool):
+    """Nobody knows whose fault it was, so each runs again by itself, and is answered."""
+    worker.send("trios", "a", "b", "c")
+    lose(pool)
+    for index in (1, 2, 3):
+        pool.finish(index)
+
+    assert [["a", "b", "c"], ["a"], ["b"], ["c"]] == pool.batches
+    assert ["a", "b", "c"] == worker.told("settled")
+    assert [] == worker.told("failed")
+    assert 0 == worker.in_flight
+
+
+def test_item_that_kills_its_process_alone_is_poison(worker: Worker, pool: Pool):
+    """The second loss, alone, convicts; its neighbours are answered."""
+    worker.send("pairs", "a", "b")
+    lose(pool)
+    lose(pool, 1)
+    pool.finish(2)
+
+    assert [["a", "b"], ["a"], ["b"]] == pool.batches
+    assert isinstance(error_of(worker, "a"), PoisonItem)
+    assert ["b"] == worker.told("settled")
+
+
+def test_losses_elsewhere_count(worker: Worker, pool: Pool):
+    """A request that was lost on another host goes alone, and one loss more convicts it."""
+    call = Call("a", worker.heard)
+    call.losses = 1
+    worker.lanes.add(worker.lanes.lane(worker.app.tasks["pairs"]), call)
+    worker.send("pairs", "b", "c")
+    lose(pool, 0)
+
+    assert [["a"], ["b", "c"]] == pool.batches
+    assert isinstance(error_of(worker, "a"), PoisonItem)
+
+
+def test_loss_in_company_never_convicts(worker: Worker, pool: Pool):
+    """However often somebody was in bad company, only a loss alone is held against them."""
+    calls = worker.send("pairs", "a", "b")
+    calls[0].losses = 9
+    lose(pool)
+
+    assert [] == worker.told("failed")
+    assert ["a"] == pool.batches[1]
+
+
+def test_early_acknowledged_items_are_not_run_twice(start: Callable[..., Worker], pool: Pool):
+    """Whose message is gone fails with the loss of its process, as in Celery."""
+    worker = start(pool)
+    type(worker.app.tasks["pairs"]).acks_late = False
+    worker.send("pairs", "a", "b")
+    lose(pool)
+
+    assert ["a", "b"] == worker.told("failed")
+    assert 1 == len(pool.batches)
+
+
+def test_stored_success_is_not_run_again(worker: Worker, pool: Pool):
+    """Who was answered before the process died is told so, as Celery does."""
+    calls = worker.send("pairs", "a", "b")
+    calls[0].has_succeeded = True
+    lose(pool)
+
+    assert ["a"] == worker.told("failed")  # where Celery finds the success and announces it
+    assert [["a", "b"], ["b"]] == pool.batches
+
+
+def test_revoked_item_of_a_lost_process_stays_revoked(worker: Worker, pool: Pool):
+    """Who was revoked while it ran is neither run again nor told anything."""
+    calls = worker.send("pairs", "a", "b")
+    calls[0].is_done = True
+    lose(pool)
+
+    assert [["a", "b"], ["b"]] == pool.batches
+    assert [] == worker.told("failed")
+
+
+def test_items_over_the_time_limit_have_seconds_left(worker: Worker, pool: Pool):
+    """They run again alone, within what is left until limit + 5 s."""
+    calls = worker.send("pairs", "a", "b")
+    lose(pool, einfo=error_info(TimeLimitExceeded(9.0)))
+
+    assert [["a", "b"], ["a"], ["b"]] == pool.batches
+    assert all(12 < call.deadline - time.monotonic() <= 13.1 for call in calls)
+
+
+def test_second_time_over_the_limit_is_the_end(worker: Worker, pool: Pool):
+    """The error names the task's own limit, not what was left of it for the second try."""
+    worker.send("pairs", "a", "b")
+    lose(pool, einfo=error_info(TimeLimitExceeded(9.0)))
+    lose(pool, 1, einfo=error_info(TimeLimitExceeded(3.2)))
+
+    assert TimeLimitExceeded(9.0).args == error_of(worker, "a").args
+    assert ("a", "timeout", False, 9.0) in worker.heard
+
+
+def test_whose_turn_does_not_come_in_time_is_given_up(
+    worker: Worker, pool: Pool, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody waits longer than limit + 5 s, also if no process is free to try again."""
+    worker.send("trios", "a", "b", "c")
+    lose(pool, einfo=error_info(TimeLimitExceeded(9.0)))
+    later = time.monotonic() + 14.0
+    monkeypatch.setattr("celery_batch.worker.lane.time.monotonic", lambda: later)
+    worker.lanes.pump()
+
+    assert [["a", "b", "c"], ["a"], ["b"]] == pool.batches  # one runs, one lies ready
+    assert TimeLimitExceeded(9.0).args == error_of(worker, "c").args
+
+
+def test_batch_that_broke_off_is_run_again_in_part(worker: Worker, pool: Pool):
+    """Who was answered is settled, who was not runs again alone."""
+    worker.send("trios", "a", "b", "c")
+    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), None, None]))
+
+    assert ["a"] == worker.told("settled")
+    assert [["a", "b", "c"], ["b"], ["c"]] == pool.batches
+
+
+def test_batch_that_never_began_is_no_suspect(worker: Worker, pool: Pool):
+    """A process that refused a batch leaves its requests as they were, together."""
+    worker.send("pairs", "a", "b")
+    pool.sent[0].callback(BatchEnd([None, None], ran=False))
+
+    assert [["a", "b"], ["a", "b"]] == pool.batches
+
+
+def test_result_that_cannot_be_stored_goes_back_to_its_queue(worker: Worker, pool: Pool):
+    """Where not even the failure can be stored, another try is all that is left."""
+    calls = worker.send("pairs", "a", "b")
+    calls[0].storable = False
+    pool.sent[0].callback(BatchEnd(["explode", (0, "B", 0.1)]))
+
+    assert ("a", "rejected", True) in worker.heard
+    assert ["b"] == worker.told("settled")
+
+
+def redeliver(worker: Worker, *ids: str) -> None:
+    """Bring messages again after a lost connection."""
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    for task_id in ids:
+        call = Call(task_id, worker.heard)
+        call.is_redelivered = True
+        worker.lanes.add(lane, call)
+
+
+def test_what_runs_on_is_not_run_twice(worker: Worker, pool: Pool):
+    """After a lost connection a running batch's messages come again, and wait for its answer."""
+    worker.send("pairs", "a", "b")
+    pool.sent[0].accept_callback(1, 0.0)
+    worker.lanes.close(restarting=True)
+    worker.lanes.open()
+    redeliver(worker, "a", "b")
+    pool.finish(0)
+
+    assert [["a", "b"]] == pool.batches
+    assert ["a", "b"] == worker.told("acknowledged")
+
+
+def test_what_was_answered_meanwhile_is_only_acknowledged(worker: Worker, pool: Pool):
+    """A batch may end before its messages come again; they are done with on arrival."""
+    worker.send("pairs", "a", "b")
+    pool.sent[0].accept_callback(1, 0.0)
+    worker.lanes.close(restarting=True)
+    pool.finish(0)
+    worker.lanes.open()
+    redeliver(worker, "a", "b")
+
+    assert [["a", "b"]] == pool.batches
+    assert ["a", "b"] == worker.told("acknowledged")
+
+
+@pytest.mark.parametrize(
+    ("transport", "batches"), [("amqp", [["a"], ["b"]]), ("redis", [["a", "b"]])]
+)
+def test_redelivered_message_is_a_suspect_where_nobody_counts(
+    worker: Worker, pool: Pool, transport: str, batches: list[list[str]]
+):
+    """On AMQP its last holder may have died of it; on Redis a message tells of its losses."""
+    worker.connection.transport.driver_type = transport
+    redeliver(worker, "a", "b")
+
+    assert batches == pool.batches
+
+
+def test_what_this_worker_gave_back_unrun_is_no_suspect(worker: Worker, pool: Pool):
+    """Messages that were only waiting when the connection went run in company again."""
+    worker.connection.transport.driver_type = "amqp"
+    worker.send("pairs", "a", "b", "c", "d", "e")
+    worker.lanes.close(restarting=True)
+    worker.lanes.open()
+    redeliver(worker, "c", "d")
+
+    assert ["c", "d"] == pool.batches[-1]
+
+
+@pytest.mark.parametrize(("transport", "first"), [("amqp", ["d", "b"]), ("redis", ["a", "c"])])
+def test_urgent_requests_overtake(worker: Worker, pool: Pool, transport: str, first: list[str]):
+    """9 comes first on AMQP, 0 on Redis; among equals, first come, first served."""
+    worker.connection.transport.driver_type = transport
+    worker.send("trios", "x", "y", "z", "x2", "y2", "z2")  # one runs, one lies ready
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    for task_id, priority in {"a": 0, "b": 5, "c": 3, "d": 9}.items():
+        call = Call(task_id, worker.heard)
+        call.delivery_info = {"priority": priority}
+        worker.lanes.add(lane, call)
+    pool.finish(0)
+
+    assert first == pool.batches[2]
