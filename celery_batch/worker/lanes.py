@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from celery.worker.state import task_ready
+from celery.worker.state import task_ready, task_reserved
 
 from celery_batch.batching.batch import Batch
 from celery_batch.config import rescue_of
@@ -72,6 +72,8 @@ class Lanes:
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
         self._open = True
+        if self._hub is not None:
+            self._hub.on_tick.add(self._look_again)
 
     def close(self, *, restarting: bool) -> None:
         """
@@ -82,6 +84,8 @@ class Lanes:
                 worker is shutting down and its running batches finish.
         """
         self._open = False
+        if self._hub is not None:
+            self._hub.on_tick.discard(self._look_again)
         self._alarm.cancel()
         self._settle_all(restarting=restarting)
         for lane in self._lanes.values():
@@ -137,7 +141,7 @@ class Lanes:
         ending.news += self._run_again(job.task, ending)
         if self._hub is None or not self._open:
             for each in ending.news:
-                each.deliver()
+                self._tell(each)
             self.pump()
             return
         # Bookkeeping comes last: a batch that is ready now, or can be read now,
@@ -184,7 +188,13 @@ class Lanes:
         for lane in self._lanes.values():
             for request in lane.expire():
                 for news in give_up(request).news:
-                    news.deliver()
+                    self._tell(news)
+
+    def _tell(self, news: News) -> None:
+        if not news.deliver() and self._open:
+            request = news.request
+            task_reserved(request)
+            self.lane(request.task).add(request, urgency=self._arrivals.urgency(request))
 
     def _next_then_settle(self) -> None:
         self.pump()
@@ -192,7 +202,7 @@ class Lanes:
 
     def _settle_some(self) -> None:
         for _ in range(min(_SETTLED_PER_PASS, len(self._unsettled))):
-            self._unsettled.popleft().deliver()
+            self._tell(self._unsettled.popleft())
         if self._unsettled:
             self._hub.call_soon(self._settle_some)
 
@@ -208,6 +218,16 @@ class Lanes:
             if job in self._jobs:
                 self._jobs.remove(job)
                 self._slots.in_flight -= 1
+
+    def _look_again(self) -> None:
+        """
+        Keep the loop from going to sleep while something is left to do.
+
+        It looks for what was put off before it waits for news, not after; what is
+        put off meanwhile would wait for the next message or timer.
+        """
+        if self._hub._ready and self._hub._waker is not None:  # noqa: SLF001 (it has no other ears)
+            self._hub._waker.wake()  # noqa: SLF001
 
     def _ring(self, late: float) -> None:
         for lane in self._lanes.values():

@@ -25,7 +25,7 @@ from kombu.serialization import loads, prepare_accept_content
 from celery_batch.seat import Answer, seat
 from celery_batch.serving.runner import Outcome
 from celery_batch.task import BatchTask
-from celery_batch.worker.redis_results import ResultBuffer, buffered_results
+from celery_batch.worker.redis_results import ResultBuffer, buffered_results, passing_errors
 from celery_batch.worker.softlimit import SoftLimit
 
 __all__ = ["BatchEnd", "Delivery", "Settled", "error_info", "run_batch"]
@@ -140,7 +140,7 @@ class _Run:
         try:
             with self._soft_limit, buffered_results(self._task) as self._buffer:
                 self._enter(0)
-        except self._unreachable as error:
+        except passing_errors(self._task.backend) as error:
             count = len(self._deliveries)
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
             return BatchEnd([None] * len(self._deliveries), ran=False)
@@ -153,11 +153,6 @@ class _Run:
             safe_size=runner.safe_size.largest,
             broken=runner.broken,
         )
-
-    @property
-    def _unreachable(self) -> tuple[type[Exception], ...]:
-        """Errors that say that the result backend cannot be reached."""
-        return tuple(getattr(self._task.backend, "connection_errors", ())) or (ConnectionError,)
 
     def _enter(self, index: int) -> None:
         """Enter the tracer of one item, and through it those of all that follow."""
