@@ -28,7 +28,8 @@ def unacknowledged(place: Place, request: pytest.FixtureRequest):
 
     def on_rabbitmq() -> int:
         server: RabbitMQServer = request.getfixturevalue("rabbitmq_server")
-        rows = server.control("list_queues", "name", "messages_unacknowledged").splitlines()
+        columns = ("name", "messages_unacknowledged")
+        rows = server.control("list_queues", "--no-table-headers", *columns).splitlines()
         return int(dict(row.split("\t") for row in rows)[queue])
 
     return on_redis if place.broker == "redis" else on_rabbitmq
@@ -68,7 +69,7 @@ def dead_letters(place: Place, request: pytest.FixtureRequest) -> Iterator[None]
         connection.SimpleQueue(DEAD).close()
     policy = json.dumps({"dead-letter-exchange": "", "dead-letter-routing-key": DEAD})
     queue = f"^{place.app.conf.task_default_queue}$"
-    server.control("set_policy", "dead", queue, policy, "--apply-to", "queues")
+    server.control("set_policy", "--apply-to", "queues", "dead", queue, policy)
     yield
     server.control("clear_policy", "dead")
 
