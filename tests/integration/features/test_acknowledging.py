@@ -123,6 +123,15 @@ def test_a_lost_process_costs_the_culprit_alone(place: Place):
     assert isinstance(culprit, errors.PoisonItem)
 
 
+def test_reject_on_worker_lost_never_runs_in_circles(place: Place):
+    """What ends its process is tried twice and then fails, also where Celery would go on."""
+    results = [place.kills_rejected.delay(word) for word in ("left", "die")]
+    left, culprit = place.get(results)
+
+    assert "LEFT" == left
+    assert isinstance(culprit, errors.PoisonItem)
+
+
 def test_an_early_message_is_never_run_twice(place: Place):
     """With ``acks_late=False`` the items of a lost process fail with Celery's own error."""
     results = [place.kills_early.delay(word) for word in ("die", "die")]
