@@ -9,6 +9,7 @@ import pytest
 from billiard.exceptions import WorkerLostError
 
 from celery_batch import errors
+from celery_batch.cli.child import wait_until
 from tests.services.place import Place, eventually
 from tests.services.rabbitmq import RabbitMQServer
 
@@ -35,27 +36,36 @@ def unacknowledged(place: Place, request: pytest.FixtureRequest):
     return on_redis if place.broker == "redis" else on_rabbitmq
 
 
+def _wait_for_held(unacknowledged, wanted: int) -> None:
+    def why_not() -> str:
+        held = unacknowledged()
+        return "" if held == wanted else f"{held} messages are held, not {wanted}"
+
+    wait_until(why_not, [], what="the broker's count", timeout=20)
+
+
 def test_late_messages_are_done_with_when_their_result_is_stored(place: Place, unacknowledged):
     """The default: what runs is still the broker's, and goes once it has been answered."""
     gate = place.unique("gate")
     results = [place.hold_many.delay(gate, n) for n in range(3)]
     place.wait_at(gate)
-    eventually(lambda: unacknowledged() == 3, "three messages held")
+    _wait_for_held(unacknowledged, 3)
     for _ in results:
         place.open_gate(gate)
 
     assert [0, 1, 2] == place.get(results)
-    assert eventually(lambda: unacknowledged() == 0, "no message held")
+    _wait_for_held(unacknowledged, 0)
 
 
 def test_early_messages_are_done_with_when_their_batch_starts(place: Place, unacknowledged):
     """With ``acks_late=False`` nothing is held for what runs already."""
     gate = place.unique("gate")
-    place.hold_early.delay(gate, 0)
+    result = place.hold_early.delay(gate, 0)
     place.wait_at(gate)
-
-    assert eventually(lambda: unacknowledged() == 0, "no message held")
+    _wait_for_held(unacknowledged, 0)
     place.open_gate(gate)
+
+    assert 0 == result.get(timeout=30)
 
 
 @pytest.fixture
@@ -82,7 +92,7 @@ def test_failed_items_are_rejected_where_the_task_says_so(place: Place, unacknow
 
     assert ["LEFT", "RIGHT"] == [answers[0], answers[2]]
     assert isinstance(answers[1], ValueError)
-    assert eventually(lambda: unacknowledged() == 0, "no message held")
+    _wait_for_held(unacknowledged, 0)
     if place.broker == "rabbitmq":
         assert [results[1].id] == _drain(place, DEAD)
 
