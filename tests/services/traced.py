@@ -84,21 +84,33 @@ match os.environ.get("OBSERVED_BY"):
         signals.celeryd_init.connect(lambda **_: observe_with_sentry(), weak=False)
 
 
+def inside() -> None:
+    """Trace a part of the model, as a library that it uses would."""
+    if os.environ.get("OBSERVED_BY") == "opentelemetry":
+        from opentelemetry import trace  # noqa: PLC0415 (one of two, chosen by the environment)
+
+        with trace.get_tracer("library").start_as_current_span("inside"):
+            pass
+
+
 @app.task(name="traced.model", **BATCH)
 def model(x):
     """Take a while; fail the items that are to fail."""
-    remember("batches", x)
     time.sleep(0.2)
+    inside()
     return [ValueError(f"cannot {one}") if str(one).startswith("bad") else one for one in x]
 
 
-@app.task(name="traced.marked", bind=True, **BATCH)
-def marked(self, x):
-    """Answer, after a hook has marked each item's own scope."""
-    return x
+@signals.task_prerun.connect(weak=False)
+def mark(task_id: str, args: Any, **_: Any) -> None:
+    """Mark an item's own Sentry scope, as a hook of an application would."""
+    if os.environ.get("OBSERVED_BY") == "sentry":
+        import sentry_sdk  # noqa: PLC0415 (one of two, chosen by the environment)
+
+        sentry_sdk.set_tag(f"mark.{args[0]}", task_id)
 
 
-@app.task(name="traced.broken", **BATCH)
+@app.task(name="traced.broken", isolate=False, **BATCH)
 def broken(x):
     """Fail altogether."""
     raise RuntimeError(f"the model broke on {len(x)}")
