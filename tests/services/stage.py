@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -57,7 +58,8 @@ class Stage:
 
     def client(self, **conf: Any) -> Celery:
         """Return an app of the caller's side, with these settings."""
-        app = Celery("client", broker=self.broker, backend=self.backend, set_as_current=False)
+        backend = conf.get("result_backend", self.backend)
+        app = Celery("client", broker=self.broker, backend=backend, set_as_current=False)
         app.conf.update({"task_default_queue": self.queue, **conf})
         self._clients.append(app)
         return app
@@ -74,7 +76,7 @@ class Stage:
             env={
                 **os.environ,
                 "CELERY_BROKER_URL": self.broker,
-                "CELERY_RESULT_BACKEND": self.backend,
+                "CELERY_RESULT_BACKEND": (conf or {}).get("result_backend", self.backend),
                 "STAGE_MEMORY": self._memory,
                 "STAGE_CONF": json.dumps({"task_default_queue": self.queue, **(conf or {})}),
                 "PYTHONPATH": str(ROOT),
@@ -113,8 +115,8 @@ class Stage:
 
     def close(self) -> None:
         """Stop the workers, and close what the clients have opened."""
-        for worker in self._workers:
-            worker.stop(grace=10)
+        with ThreadPoolExecutor() as threads:  # each takes a second or two to stop
+            list(threads.map(lambda worker: worker.stop(grace=10), self._workers))
         for app in self._clients:
             if consumer := getattr(app.backend, "result_consumer", None):
                 consumer.stop()
