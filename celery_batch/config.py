@@ -200,6 +200,11 @@ def listable_signature(cls: Any) -> inspect.Signature:
     Raises:
         ConfigurationError: The function cannot be called with lists.
     """
+    if cls.name and cls.name.startswith("celery."):
+        raise ConfigurationError(
+            f"{cls.name}: Celery's own tasks cannot be batch tasks, so BatchTask cannot be the"
+            f" task_cls of an app; name it as base= of the tasks that take batches"
+        )
     if vars(cls).get("_dump_pydantic_arguments") is not None:
         raise ConfigurationError(
             f"{cls.name}: pydantic=True checks one call at a time and cannot see lists;"

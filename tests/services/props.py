@@ -10,9 +10,11 @@ import redis
 from celery import Celery
 
 
-def stage_app(name: str, **options: Any) -> Celery:
+def stage_app(name: str, *, config: str = "", **options: Any) -> Celery:
     """Return an app with the broker, backend and settings of the environment."""
     app = Celery(name, **options)
+    if config:
+        app.config_from_object(config, namespace="CELERY")
     app.conf.update(
         broker_connection_retry_on_startup=True,
         result_expires=600,

@@ -110,7 +110,8 @@ class Stage:
             found = self.redis.llen(f"stage:{kind}")
             return "" if found >= number else f"{found} of {number} facts"
 
-        wait_until(missing, self._workers, what=kind, timeout=30)
+        running = [worker for worker in self._workers if worker.exit_code is None]
+        wait_until(missing, running, what=kind, timeout=30)
         return self.facts(kind)
 
     def close(self) -> None:

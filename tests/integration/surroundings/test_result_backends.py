@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from celery import Celery, chord
 
-from tests.services.rabbitmq import RabbitMQServer
 from tests.services.stage import Stage
 
 #: Result backends on Redis as the broker; the folder is the stage's.
