@@ -72,8 +72,6 @@ class Lanes:
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
         self._open = True
-        if self._hub is not None:
-            self._hub.on_tick.add(self._look_again)
 
     def close(self, *, restarting: bool) -> None:
         """
@@ -84,8 +82,6 @@ class Lanes:
                 worker is shutting down and its running batches finish.
         """
         self._open = False
-        if self._hub is not None:
-            self._hub.on_tick.discard(self._look_again)
         self._alarm.cancel()
         self._settle_all(restarting=restarting)
         for lane in self._lanes.values():
@@ -218,16 +214,6 @@ class Lanes:
             if job in self._jobs:
                 self._jobs.remove(job)
                 self._slots.in_flight -= 1
-
-    def _look_again(self) -> None:
-        """
-        Keep the loop from going to sleep while something is left to do.
-
-        It looks for what was put off before it waits for news, not after; what is
-        put off meanwhile would wait for the next message or timer.
-        """
-        if self._hub._ready and self._hub._waker is not None:  # noqa: SLF001 (it has no other ears)
-            self._hub._waker.wake()  # noqa: SLF001
 
     def _ring(self, late: float) -> None:
         for lane in self._lanes.values():
