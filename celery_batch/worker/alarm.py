@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-__all__ = ["Alarm", "HubAlarm", "ThreadAlarm", "alarm_for"]
+__all__ = ["Alarm", "HubAlarm", "ThreadAlarm", "alarm_for", "keep_awake"]
 
 
 logger = logging.getLogger(__name__)
@@ -120,4 +120,30 @@ def alarm_for(hub: Any, ring: Callable[[float], None]) -> Alarm:
         hub: Celery's event loop, or None where the transport has none.
         ring: Called with the seconds by which the call came late.
     """
-    return ThreadAlarm(ring) if hub is None else HubAlarm(hub, ring)
+    if hub is None:
+        return ThreadAlarm(ring)
+    keep_awake(hub)
+    return HubAlarm(hub, ring)
+
+
+def keep_awake(hub: Any) -> None:
+    """
+    Keep an event loop from sleeping over what was put off to its next pass.
+
+    Kombu's loop runs what `call_soon` was given, then waits for events.  What is given
+    from there, or by a timer, would wait with it, seconds on a quiet worker; and so
+    would a finished request's acknowledgement.  (For other threads kombu wakes the
+    loop itself, in the same way.)
+
+    Args:
+        hub: Celery's event loop.
+    """
+
+    def look_again() -> None:
+        with hub._ready_lock:  # noqa: SLF001 (there is no public way)
+            wake = bool(hub._ready) and not hub._wake_pending  # noqa: SLF001
+            hub._wake_pending = hub._wake_pending or wake  # noqa: SLF001
+        if wake:
+            hub._waker.wake()  # noqa: SLF001
+
+    hub.on_tick.add(look_again)

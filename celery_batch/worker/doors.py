@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from amqp import serialization
 from kombu.utils.json import dumps
 
 from celery_batch.worker.wellformed import Malformed, check_envelope
 
-__all__ = ["Deliveries", "FirstReads"]
+__all__ = ["Deliveries", "FirstReads", "bear_unreadable_properties"]
+
+#: The content type of an AMQP message whose properties could not be read: nobody accepts it.
+UNREADABLE = "application/x-unreadable-properties"
 
 
 class Deliveries:
@@ -58,6 +62,31 @@ class FirstReads:
         if command_name == "BRPOP" and found and self._read(found[1]) is None:
             return None
         return found
+
+
+def bear_unreadable_properties() -> None:
+    """
+    Let py-amqp read on after properties that it cannot decode, in this process.
+
+    It would raise in the middle of its connection: on tables nested deeply, on names
+    that are no UTF-8.  The broker would deliver such a message again, to the next worker.
+    """
+    for class_id, decode in serialization.PROPERTY_CLASSES.items():
+        if not isinstance(decode, _Bearing):
+            serialization.PROPERTY_CLASSES[class_id] = _Bearing(decode)
+
+
+class _Bearing:
+    """A decoder of properties that answers whatever comes."""
+
+    def __init__(self, decode: Callable[[Any, int], tuple[dict[str, Any], int]]) -> None:
+        self._decode = decode
+
+    def __call__(self, buf: Any, offset: int) -> tuple[dict[str, Any], int]:
+        try:
+            return self._decode(buf, offset)
+        except Exception:  # noqa: BLE001 (whatever a decoder does with garbage)
+            return {"content_type": UNREADABLE, "application_headers": {}}, offset
 
 
 def _encode(envelope: Any) -> bytes:

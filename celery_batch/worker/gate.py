@@ -29,7 +29,7 @@ from celery_batch.config import Settings
 from celery_batch.errors import MessageRefused
 from celery_batch.task import BatchTask
 from celery_batch.worker.dead_letters import keep_refused
-from celery_batch.worker.doors import Deliveries, FirstReads
+from celery_batch.worker.doors import Deliveries, FirstReads, bear_unreadable_properties
 from celery_batch.worker.inflate import limit_decompression
 from celery_batch.worker.wellformed import (
     Malformed,
@@ -82,8 +82,11 @@ class Gate:
         channel = self._channel = consumer.task_consumer.channel
         if isinstance(channel, virtual.Channel):
             Deliveries(channel, self._refuse_envelope)
-        if consumer.connection.transport.driver_type == "redis":
+        driver = consumer.connection.transport.driver_type
+        if driver == "redis":
             FirstReads(channel.client, self.read)
+        elif driver == "amqp":
+            bear_unreadable_properties()
 
     def read(self, raw: bytes) -> Any:
         """

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from celery.worker.state import task_ready
+from celery.worker.state import task_ready, task_reserved
 
 from celery_batch.batching.batch import Batch
 from celery_batch.config import rescue_of
@@ -137,7 +137,7 @@ class Lanes:
         ending.news += self._run_again(job.task, ending)
         if self._hub is None or not self._open:
             for each in ending.news:
-                each.deliver()
+                self._tell(each)
             self.pump()
             return
         # Bookkeeping comes last: a batch that is ready now, or can be read now,
@@ -184,7 +184,13 @@ class Lanes:
         for lane in self._lanes.values():
             for request in lane.expire():
                 for news in give_up(request).news:
-                    news.deliver()
+                    self._tell(news)
+
+    def _tell(self, news: News) -> None:
+        if not news.deliver() and self._open:
+            request = news.request
+            task_reserved(request)
+            self.lane(request.task).add(request, urgency=self._arrivals.urgency(request))
 
     def _next_then_settle(self) -> None:
         self.pump()
@@ -192,7 +198,7 @@ class Lanes:
 
     def _settle_some(self) -> None:
         for _ in range(min(_SETTLED_PER_PASS, len(self._unsettled))):
-            self._unsettled.popleft().deliver()
+            self._tell(self._unsettled.popleft())
         if self._unsettled:
             self._hub.call_soon(self._settle_some)
 

@@ -29,32 +29,37 @@ class News:
     tell: Callable[..., Any]
     facts: tuple[Any, ...]
 
-    def deliver(self) -> None:
-        """Call the handler; whatever it raises, the request ends, and the others hear theirs."""
+    def deliver(self) -> bool:
+        """
+        Call the handler; whatever it raises, the others hear theirs.
+
+        Returns:
+            Whether the request has ended.  If its result cannot be stored, it has
+            not, and is to run again: nobody may wait for ever.
+        """
         if self.request.is_done:  # revoked while it ran: its end has been announced
-            return
+            return True
         try:
-            self.tell(*self.facts)
+            with self.request.acknowledging_last():
+                self.tell(*self.facts)
         except Exception as error:
             logger.exception("Could not settle %s[%s]", self.request.name, self.request.id)
-            self._end_anyhow(error)
+            return self.request.acknowledged or self._fail(error)
+        return True
 
     def disown(self) -> None:
         """Keep the handler from acknowledging on a connection that is gone."""
         disown(self.request)
 
-    def _end_anyhow(self, error: Exception) -> None:
-        """See that nobody waits for ever: a result if one can be stored, else another try."""
+    def _fail(self, error: Exception) -> bool:
         request = self.request
-        if request.acknowledged:
-            return
         try:
             request.task.backend.mark_as_failure(request.id, error, request=request._context)  # noqa: SLF001
-        except Exception as failure:  # noqa: BLE001 (what cannot be stored is computed again)
-            logger.warning("%s[%s] goes back to its queue: %s", request.name, request.id, failure)
-            request.reject(requeue=True)
-        else:
             request.acknowledge()
+        except Exception as failure:  # noqa: BLE001 (what cannot be stored is computed again)
+            logger.warning("%s[%s] runs again: %s", request.name, request.id, failure)
+            return False
+        return True
 
 
 def disown(request: Any) -> None:

@@ -11,16 +11,30 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from celery import states
 from celery.backends.redis import RedisBackend, SentinelBackend
 from celery.exceptions import BackendStoreError
 from kombu.utils.encoding import bytes_to_str
+from kombu.utils.functional import retry_over_time
+from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
-__all__ = ["ResultBuffer", "buffered_results"]
+__all__ = ["ResultBuffer", "buffered_results", "passing_errors"]
 
 logger = logging.getLogger(__name__)
+
+
+def passing_errors(backend: Any) -> tuple[type[Exception], ...]:
+    """
+    Return the errors after which the same store may succeed: no connection, memory or master.
+
+    Args:
+        backend: Any of Celery's result backends.
+    """
+    connection = getattr(backend, "connection_errors", (ConnectionError,))
+    return (*connection, OutOfMemoryError, ReadOnlyError)
 
 
 class ResultBuffer:
@@ -72,7 +86,7 @@ class ResultBuffer:
         kept, self._kept = self._kept, {}
         try:
             self._store(kept)
-        except self._backend.connection_errors as error:
+        except passing_errors(self._backend) as error:
             logger.warning("Could not store that %d tasks have started: %s", len(kept), error)
 
     def flush(self) -> None:
@@ -83,7 +97,10 @@ class ResultBuffer:
         revoked while its batch was running.
         """
         kept, self._kept = self._kept, {}
-        self._backend.ensure(self._store, (kept,))
+        backend = self._backend
+        policy = backend.retry_policy
+        say = partial(backend.on_connection_error, policy["max_retries"])
+        retry_over_time(self._store, passing_errors(backend), (kept,), errback=say, **policy)
 
     def _store(self, kept: dict[str, tuple[Any, str]]) -> None:
         if not kept:

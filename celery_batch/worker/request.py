@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from celery.worker.request import Request
@@ -33,6 +36,41 @@ class BatchRequest(Request):  # type: ignore[misc]
         if isinstance(counted, int) and counted > 0:  # from the wire: anything may be there
             self.losses = counted
 
+    #: What is to be said to the broker once a handler has done everything else.
+    _last_words: Callable[[], None] | None = None
+    _holds_back = False
+
+    @contextmanager
+    def acknowledging_last(self) -> Iterator[None]:
+        """
+        Let a handler speak to the broker only when all else has gone well.
+
+        Celery's acknowledges a failure before it stores it: were the result
+        backend away just then, the caller would wait for ever.
+        """
+        self._holds_back = True
+        try:
+            yield
+        finally:
+            self._holds_back = False
+            last_words, self._last_words = self._last_words, None
+        if last_words is not None:
+            last_words()
+
+    def acknowledge(self) -> None:
+        """As Celery's; last of all, while a handler is held to that."""
+        if self._holds_back:
+            self._last_words = super().acknowledge
+        else:
+            super().acknowledge()
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (Celery's signature)
+        """As Celery's; last of all, while a handler is held to that."""
+        if self._holds_back:
+            self._last_words = partial(super().reject, requeue=requeue)
+        else:
+            super().reject(requeue=requeue)
+
     @property
     def is_redelivered(self) -> bool:
         """Whether somebody has held its message before."""
@@ -55,7 +93,8 @@ class BatchRequest(Request):  # type: ignore[misc]
     @property
     def key(self) -> tuple[str, int]:
         """What tells this try of the task from its other tries."""
-        return self.id, self._request_dict.get("retries") or 0
+        retries = self._request_dict.get("retries")
+        return self.id, retries if isinstance(retries, int) else 0
 
     def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: ARG002 (Celery's signature)
         """

@@ -6,12 +6,18 @@ retries and callbacks are Celery's.  The tracers are nested: every item's tracer
 is entered, the model runs once in the innermost place, and the tracers unwind.
 So ``task_prerun`` and STARTED come before the model, ``task_postrun`` after it,
 and each runtime covers the model call.
+
+Each tracer has context variables of its own, as if it ran alone: what tracing and
+error reporting keep there for one item (OpenTelemetry's current span, Sentry's
+scope) would otherwise be taken for the next one's parent.  The model runs in those
+of the last item, so that a task class whose ``__call__`` sets something up finds it.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +31,8 @@ from kombu.serialization import loads, prepare_accept_content
 from celery_batch.seat import Answer, seat
 from celery_batch.serving.runner import Outcome
 from celery_batch.task import BatchTask
-from celery_batch.worker.redis_results import ResultBuffer, buffered_results
+from celery_batch.telemetry.otel import BatchSpan
+from celery_batch.worker.redis_results import ResultBuffer, buffered_results, passing_errors
 from celery_batch.worker.softlimit import SoftLimit
 
 __all__ = ["BatchEnd", "Delivery", "Settled", "error_info", "run_batch"]
@@ -131,6 +138,8 @@ class _Run:
         self._outcomes: dict[int, Outcome] = {}
         self._buffer: ResultBuffer | None = None
         self._soft_limit = SoftLimit()
+        self._context = copy_context()
+        self._span = BatchSpan(task.name)
 
     def settle_all(self) -> BatchEnd:
         needed = 1000 + _FRAMES_PER_ITEM * len(self._deliveries)
@@ -140,7 +149,7 @@ class _Run:
         try:
             with self._soft_limit, buffered_results(self._task) as self._buffer:
                 self._enter(0)
-        except self._unreachable as error:
+        except passing_errors(self._task.backend) as error:
             count = len(self._deliveries)
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
             return BatchEnd([None] * len(self._deliveries), ran=False)
@@ -154,11 +163,6 @@ class _Run:
             broken=runner.broken,
         )
 
-    @property
-    def _unreachable(self) -> tuple[type[Exception], ...]:
-        """Errors that say that the result backend cannot be reached."""
-        return tuple(getattr(self._task.backend, "connection_errors", ())) or (ConnectionError,)
-
     def _enter(self, index: int) -> None:
         """Enter the tracer of one item, and through it those of all that follow."""
         if index == len(self._deliveries):
@@ -168,6 +172,7 @@ class _Run:
 
         def answer(row: tuple[Any, ...]) -> Outcome:
             self._rows[index] = row
+            self._span.join()
             went_on[0] = True
             self._enter(index + 1)
             return self._outcomes[index]
@@ -185,8 +190,8 @@ class _Run:
             request = {**delivery.request, "args": args, "kwargs": kwargs, "is_eager": False}
             request.update(embed)
             seat.take(delivery.task_id, answer)
-            retval, info, runtime, shown = trace_task(
-                task, delivery.task_id, args, kwargs, request, app=task.app
+            retval, info, runtime, shown = self._context.copy().run(
+                trace_task, task, delivery.task_id, args, kwargs, request, app=task.app
             )
         except Reject:
             # Raised by hooks around the tracer; the worker rejects this message alone.
@@ -207,7 +212,11 @@ class _Run:
         try:
             if self._buffer is not None:
                 self._buffer.announce()  # STARTED is no news once the model has answered
-            with self._soft_limit.in_model(), seat.running_batch():
+            with (
+                self._span.around_model(len(self._rows)),
+                self._soft_limit.in_model(),
+                seat.running_batch(),
+            ):
                 outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(self._rows)

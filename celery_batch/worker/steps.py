@@ -19,6 +19,7 @@ from celery_batch.worker.gate import Gate
 from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.ledger import NoLedger
 from celery_batch.worker.loading import load_models
+from celery_batch.worker.pool_words import listen_before_flush
 from celery_batch.worker.warmup import WarmUp
 
 __all__ = ["BatchConsumer", "BatchWorker"]
@@ -85,6 +86,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._warm_up is not None:
             self._warm_up.watch(hub)
             hub.call_repeatedly(_LOOK_AFTER_DEAD, worker.pool.maintain_pool)
+            listen_before_flush(worker.pool, hub)
 
     @property
     def _names(self) -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import struct
 
+import amqp
 import pytest
 import redis
 from kombu import Connection
@@ -85,6 +87,38 @@ def test_hostile_messages_harm_nobody_on_rabbitmq(rabbit_shop: Shop):
     assert_unharmed(rabbit_shop, worker, pid)
     assert posted > 200
     assert refusals(worker.log)
+
+
+def table(depth: int) -> bytes:
+    """Return an AMQP table in a table, that many deep."""
+    inner = struct.pack(">I", 0)
+    for _ in range(depth):
+        content = b"\x01kF" + inner
+        inner = struct.pack(">I", len(content)) + content
+    return inner
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        struct.pack(">H", 0x2000) + table(3000),
+        struct.pack(">H", 0x8000) + b"\x02\xff\xfe",
+        struct.pack(">H", 0x0400) + b"\x03\xed\xa0\x80",
+        struct.pack(">H", 0x2000) + struct.pack(">I", 11) + b"\x01kT" + b"\xff" * 8,
+    ],
+    ids=["nested table", "content type not UTF-8", "correlation id not UTF-8", "date beyond time"],
+)
+def test_unreadable_properties_are_refused(rabbit_shop: Shop, properties: bytes):
+    """What RabbitMQ lets through and py-amqp cannot read stops no worker and does not return."""
+    worker = rabbit_shop.worker("-c", "1")
+    pid = worker.pid
+    message = amqp.Message(b"x")
+    message._serialize_properties = lambda: properties
+    with Connection(rabbit_shop.url) as connection:
+        connection.default_channel.basic_publish(message, exchange="", routing_key="celery")
+
+    assert_unharmed(rabbit_shop, worker, pid)
+    assert 1 == worker.log.count("Refused a message") + worker.log.count("deleted unknown message")
 
 
 def test_worker_survives_a_flood_of_garbage(shop: Shop):

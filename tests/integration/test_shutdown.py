@@ -12,8 +12,11 @@ from tests.conftest import Shop
 @pytest.mark.parametrize(
     "options", [("-c", "1"), ("-c", "2"), ("-P", "threads", "-c", "2")], ids=" ".join
 )
-def test_restart_under_load_loses_nothing_and_repeats_nothing(shop: Shop, options: tuple[str, ...]):
+def test_restart_under_load_loses_nothing_and_repeats_nothing(
+    each_shop: Shop, options: tuple[str, ...]
+):
     """SIGTERM under load: running batches finish, the next worker runs exactly the rest."""
+    shop = each_shop
     first = shop.worker(*options)
     results = [shop.slow.delay(n) for n in range(500)]
     results[60].get(timeout=60)  # some are done, some run, some are buffered, most are queued

@@ -272,6 +272,15 @@ def kills_early(what):
     return [one.upper() for one in what]
 
 
+@app.task(base=BatchTask, name="f.kills_rejected", reject_on_worker_lost=True, **COMPANY)
+def kills_rejected(what):
+    """As `kills`, with a message that Celery would deliver again and again."""
+    remember("kills", items=what)
+    if "die" in what:
+        os._exit(9)
+    return [one.upper() for one in what]
+
+
 @app.task(base=BatchTask, name="f.keeps_failed", acks_on_failure=False, **COMPANY)
 def keeps_failed(what):
     """As `act`, but what fails is rejected rather than acknowledged."""

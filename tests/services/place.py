@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,6 +66,11 @@ class Place:
             yield worker
         finally:
             worker.stop(grace=10)
+
+    def ask_to_stop(self) -> None:
+        """Have the shared worker begin to end; `close` waits for it."""
+        if self._worker is not None and self._worker.child.exit_code is None:
+            os.kill(self._worker.pid, signal.SIGTERM)
 
     def unique(self, prefix: str) -> str:
         """Return a name that no other test has used."""

@@ -127,12 +127,12 @@ class RabbitMQServer:
             self.directory = None
 
     def control(self, *words: str) -> str:
-        """Return what ``rabbitmqctl`` answers to a command, without headings."""
+        """Return what ``rabbitmqctl`` answers to a command."""
         program = Path(find_rabbitmq_server()).with_name("rabbitmqctl")
         if self.directory is None:
             raise ConfigurationError("this RabbitMQ server is not running: call start() first")
         done = subprocess.run(
-            [str(program), "--quiet", "--no-table-headers", *words],
+            [str(program), "--quiet", *words],
             env=self._environment(self.directory),
             capture_output=True,
             text=True,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,11 @@ class Call:
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """A pool process has taken it."""
         self.heard.append((self.id, "accepted", pid, time_accepted))
+
+    @contextmanager
+    def acknowledging_last(self) -> Iterator[None]:
+        """As it comes: this double's handlers acknowledge last by themselves."""
+        yield
 
     def acknowledge(self) -> None:
         """Its message is done with."""

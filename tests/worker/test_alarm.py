@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -176,3 +177,25 @@ def test_worker_without_an_event_loop_gets_a_thread(hub: Hub):
     """The kind of alarm follows from the worker."""
     assert isinstance(alarm_for(None, print), ThreadAlarm)
     assert isinstance(alarm_for(hub, print), HubAlarm)
+
+
+def test_what_is_put_off_to_the_next_pass_does_not_wait_for_events(hub: Hub):
+    """Where nothing else happens, each step of a chain of passes follows the last at once."""
+    alarm_for(hub, print)
+    steps: list[float] = []
+
+    def step() -> None:
+        steps.append(time.monotonic())
+        if len(steps) < 5:
+            hub.call_soon(step)
+
+    hub.call_later(0, step)  # as a batch that a timer sends off, on the solo pool
+    broker, quiet = socket.socketpair()  # the loop only ever waits for somebody
+    with broker, quiet:
+        hub.add_reader(broker, print)
+        while len(steps) < 5:
+            next(hub.loop)
+        hub.remove_reader(broker)
+
+    # Without help each step waits a second, or for the next timer.
+    assert steps[-1] - steps[0] < 1

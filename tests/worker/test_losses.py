@@ -158,14 +158,16 @@ def test_batch_that_never_began_is_no_suspect(worker: Worker, pool: Pool):
     assert [["a", "b"], ["a", "b"]] == pool.batches
 
 
-def test_result_that_cannot_be_stored_goes_back_to_its_queue(worker: Worker, pool: Pool):
+def test_result_that_cannot_be_stored_is_computed_again(worker: Worker, pool: Pool):
     """Where not even the failure can be stored, another try is all that is left."""
     calls = worker.send("pairs", "a", "b")
     calls[0].storable = False
+    calls[0].task.name = "pairs"
     pool.sent[0].callback(BatchEnd(["explode", (0, "B", 0.1)]))
+    worker.send("pairs", "c")
 
-    assert ("a", "rejected", True) in worker.heard
     assert ["b"] == worker.told("settled")
+    assert [["a", "b"], ["a", "c"]] == pool.batches
 
 
 def redeliver(worker: Worker, *ids: str) -> None:

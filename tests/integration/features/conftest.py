@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from celery import _state
@@ -38,40 +39,66 @@ def own_redis(redis_server: RedisServer) -> Iterator[RedisServer]:
         yield server
 
 
-@pytest.fixture(scope="session")
-def places(
-    own_redis: RedisServer, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[tuple[str, str]], Place]]:
-    """The places so far, each made when it is asked for first."""
-    made: dict[tuple[str, str], Place] = {}
+class Places:
+    """The places of one broker so far, each made when it is asked for first."""
 
-    def find(where: tuple[str, str]) -> Place:
-        if where not in made:
-            broker, pool = where
-            url = own_redis.url
-            if broker == "rabbitmq":
-                rabbit: RabbitMQServer = request.getfixturevalue("rabbitmq_server")
-                url = rabbit.url
-            environment = environment_of(url, backend=own_redis.url, queue=f"features-{pool}")
-            folder = tmp_path_factory.mktemp("-".join(where))
+    def __init__(self, broker: str, url: str, own_redis: RedisServer, folder: Path) -> None:
+        self._made: dict[str, Place] = {}
+        self._broker, self._url, self._redis, self._folder = broker, url, own_redis, folder
+
+    def find(self, pool: str) -> Place:
+        """Return the place with a worker of this pool."""
+        if pool not in self._made:
+            environment = environment_of(
+                self._url, backend=self._redis.url, queue=f"features-{pool}"
+            )
+            folder = self._folder / pool
+            folder.mkdir()
             with surroundings(environment), warnings.catch_warnings():
                 # A shared task is offered to the apps of the other places, too.
                 warnings.simplefilter("ignore", DuplicateTaskNameWarning)
                 shop = enter_shop(environment, folder, MODULE)
                 shop.app.finalize()
-            made[where] = Place(shop, broker, pool)
-        return made[where]
+            self._made[pool] = Place(shop, self._broker, pool)
+        return self._made[pool]
 
-    yield find
-    for place in made.values():
-        place.close()
-    pools.reset()
+    def close(self) -> None:
+        """Stop the workers, all at once, and the clients."""
+        for place in self._made.values():
+            place.ask_to_stop()
+        for place in self._made.values():
+            place.close()
+        pools.reset()
+
+
+@pytest.fixture(scope="session")
+def redis_places(
+    own_redis: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Places]:
+    """Workers on Redis."""
+    places = Places("redis", own_redis.url, own_redis, tmp_path_factory.mktemp("redis"))
+    yield places
+    places.close()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_places(
+    own_redis: RedisServer,
+    rabbitmq_server: RabbitMQServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Places]:
+    """Workers on RabbitMQ, with their results in Redis."""
+    folder = tmp_path_factory.mktemp("rabbitmq")
+    places = Places("rabbitmq", rabbitmq_server.url, own_redis, folder)
+    yield places
+    places.close()
 
 
 @pytest.fixture
-def place(where: tuple[str, str], places: Callable[[tuple[str, str]], Place]) -> Iterator[Place]:
+def place(where: tuple[str, str], request: pytest.FixtureRequest) -> Iterator[Place]:
     """An app on this broker with a worker of this pool, whose tasks remember nothing yet."""
-    place = places(where)
+    broker, pool = where
+    place = request.getfixturevalue(f"{broker}_places").find(pool)
     before = _state._tls.current_app
     with surroundings(place.environment):
         place.app.set_current()

@@ -95,6 +95,18 @@ def test_self_retry_and_ignore_work(app: Celery):
     assert "IGNORED" == again.delay("ignore").state
 
 
+@pytest.mark.parametrize("new", [{"args": (1,)}, {"kwargs": {"x": 1}}])
+def test_self_retry_with_new_arguments_is_refused(app: Celery, new: dict):
+    """A batch is retried with each item's own arguments; others would be everybody's."""
+
+    @app.task(base=BatchTask, bind=True, name="eager.anew")
+    def anew(self, x):
+        raise self.retry(**new) if x else AssertionError
+
+    with pytest.raises(ConfigurationError, match="each item's own arguments"):
+        anew.delay(1).get()
+
+
 def test_replace_in_a_batch_function_is_refused_eagerly_too(app: Celery, double):
     """The same clear error as in a worker."""
 

@@ -100,6 +100,7 @@ def test_revoked_while_it_waits_for_its_eta(place: Place):
     assert [] == place.items("echo")
 
 
+@pytest.mark.pools("prefork", "threads")
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGKILL"])
 def test_terminate_ends_that_request_and_never_its_neighbours(place: Place, signal: str):
     """A running request ends as REVOKED at once; its batch goes on, and so does the process."""

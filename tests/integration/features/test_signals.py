@@ -6,10 +6,10 @@ import pytest
 
 from tests.services.place import Place, eventually
 
-EVERY_POOL = ("prefork", "solo", "threads")
+BOTH_WAYS = ("prefork", "solo")
 
 
-@pytest.mark.pools(*EVERY_POOL)
+@pytest.mark.pools(*BOTH_WAYS)
 @pytest.mark.parametrize("word", ["good", "fail", "ignore", "reject", "retry"])
 def test_an_item_has_an_ordinary_tasks_signals_and_hooks(place: Place, word: str):
     """Whatever becomes of an item, its signals and hooks are those of an ordinary task."""
@@ -37,7 +37,7 @@ def _story(place: Place, task_id: str, last: list[str]) -> list[str]:
     return [*mine, *sorted(set(names()) & told_by_worker)]
 
 
-@pytest.mark.pools(*EVERY_POOL)
+@pytest.mark.pools(*BOTH_WAYS)
 def test_the_model_runs_between_prerun_and_postrun_of_every_item(place: Place):
     """All items of a batch have begun when the model runs, and none has ended."""
     results = [place.hooked.delay(place.unique("good")) for _ in range(4)]

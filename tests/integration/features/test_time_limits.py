@@ -41,6 +41,12 @@ def test_a_limit_of_one_call_is_kept(place: Place, option: str, error: type[Exce
     assert 0 == place.nap.delay(0).get(timeout=30)
 
 
+@pytest.mark.pools("solo", "threads")
+def test_pools_without_limits_ignore_them(place: Place):
+    """The solo and threads pools cannot interrupt a model, as in Celery; it ends by itself."""
+    assert 1.2 == place.nap_soft.delay(1.2).get(timeout=30)
+
+
 def test_the_workers_own_limits_are_kept(place: Place):
     """``task_soft_time_limit`` and ``task_time_limit`` hold for tasks without their own."""
     queue = place.unique("limited")

@@ -1,0 +1,63 @@
+"""
+A span for each batch, where OpenTelemetry is in use.
+
+OpenTelemetry's own instrumentation of Celery makes a span for each item.  They
+belong to different traces, and the model's work for all of them to none: it gets
+a span of its own, with a link to each item's span and one back from each.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["BatchSpan"]
+
+
+class BatchSpan:
+    """
+    The span of one batch; nothing at all in a process that has not imported OpenTelemetry.
+
+    Args:
+        task_name: The batch task.
+    """
+
+    def __init__(self, task_name: str) -> None:
+        self._task_name = task_name
+        # Whoever has set up tracing has imported it; nobody else pays for the import.
+        self._trace: Any = sys.modules.get("opentelemetry.trace")
+        self._items: list[Any] = []
+
+    def join(self) -> None:
+        """Take in the item whose span is current now."""
+        if self._trace is not None:
+            span = self._trace.get_current_span()
+            if span.get_span_context().is_valid:
+                self._items.append(span)
+
+    @contextmanager
+    def around_model(self, size: int) -> Iterator[None]:
+        """
+        Be the current span, and the parent of whatever the model's libraries trace.
+
+        Args:
+            size: Items in the batch.
+        """
+        if self._trace is None:
+            yield
+            return
+        span = self._trace.get_tracer("celery_batch").start_span(
+            f"batch/{self._task_name}",
+            context=self._trace.set_span_in_context(self._trace.INVALID_SPAN),  # in no item's trace
+            links=[self._trace.Link(item.get_span_context()) for item in self._items],
+            attributes={
+                "celery.task_name": self._task_name,
+                "messaging.batch.message_count": size,
+            },
+        )
+        for item in self._items:
+            item.add_link(span.get_span_context())
+        with self._trace.use_span(span, end_on_exit=True):
+            yield

@@ -1,0 +1,50 @@
+"""The table of Celery's features names tests that exist, and forgets none of their modules."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TABLE = (ROOT / "docs" / "celery-features.md").read_text()
+NAMED = re.findall(r"`([\w/]+\.py)::(test_\w+)`", TABLE)
+
+
+def _tests_of(path: Path) -> set[str]:
+    if not path.is_file():
+        return set()
+    tree = ast.parse(path.read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_test_in_the_table_exists():
+    """A feature is not said to work by a test that is gone."""
+    missing = [
+        f"{path}::{test}" for path, test in NAMED if test not in _tests_of(ROOT / "tests" / path)
+    ]
+
+    assert [] == missing
+
+
+def test_every_test_of_a_feature_is_in_the_table():
+    """A test of a feature that nobody reads about is a promise that nobody knows of."""
+    folder = ROOT / "tests" / "integration" / "features"
+    written = {
+        (str(path.relative_to(ROOT / "tests")), test)
+        for path in folder.glob("test_*.py")
+        for test in _tests_of(path)
+        if test.startswith("test_")
+    }
+
+    assert set() == written - set(NAMED)
+
+
+def test_every_row_has_a_verdict_and_a_test():
+    """Each row says what holds (works, works differently, refused, ignored) and names its proof."""
+    rows = [line.split(" | ") for line in TABLE.splitlines() if re.match(r"\| (?!feature)", line)]
+    verdicts = ("works", "refused with `", "ignored")
+
+    assert len(rows) > 50
+    assert [] == [row[0] for row in rows if not row[1].startswith(verdicts)]
+    assert [] == [row[0] for row in rows if "::test_" not in row[2]]

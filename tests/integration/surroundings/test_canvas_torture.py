@@ -1,0 +1,128 @@
+"""
+Random canvases, sent to a real worker all at once, against a sequential evaluation.
+
+``CANVAS_TORTURE=2000`` draws that many, and other ones each time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import pytest
+from celery.result import ResultBase
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from celery_batch.cli.child import wait_until
+from tests.canvases import Broke, Evaluation, canvases, labelled, sign, steps
+from tests.services.stage import Stage
+
+_WANTED = os.environ.get("CANVAS_TORTURE")
+
+#: Steps of a canvas; a few drawn ones are larger and only cost time.
+_LARGEST = 30
+
+
+@dataclass
+class Sent:
+    """A canvas on its way, and what ought to become of it."""
+
+    shape: Any
+    wanted: Any
+    result: ResultBase
+
+    def complaint(self, deadline: float) -> str:
+        """Wait for the result; say what is wrong with it, if anything is."""
+        try:
+            got = self.result.get(timeout=max(deadline - monotonic(), 0.1))
+        except Exception as error:  # noqa: BLE001 (whatever it is, it is compared)
+            got = error
+        if isinstance(self.wanted, Broke):
+            right = isinstance(got, Exception) and any(tag in str(got) for tag in self.wanted.tags)
+        else:
+            right = got == self.wanted
+        return "" if right else f"{self.shape}\n  wanted {self.wanted}\n  got {got!r}"
+
+
+def _drawn(number: int) -> list[tuple[Any, int | None]]:
+    found: list[tuple[Any, int | None]] = []
+
+    @settings(
+        max_examples=2 * number,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(canvases())
+    def draw(canvas):
+        if canvas not in found and sum(1 for _ in steps(canvas[0])) <= _LARGEST:
+            found.append(canvas)
+
+    seed(int.from_bytes(os.urandom(4)) if _WANTED else 7)(draw)()
+    assert len(found) >= number
+    return found[:number]
+
+
+def _torture(stage: Stage, number: int, *, batches: bool) -> None:
+    """Send many canvases at once; compare results, runs, callbacks and errbacks."""
+    app = stage.client()
+    stage.redis.delete("stage:ran", "stage:noted", "stage:mourned")
+    evaluation = Evaluation()
+    sent = []
+    for index, (shape, fault) in enumerate(_drawn(number)):
+        canvas = labelled(shape, f"c{index}", fault)
+        wanted = evaluation.whole(canvas)
+        result = sign(canvas, app, batches=batches).apply_async()
+        sent.append(Sent(canvas, wanted, result))
+    deadline = monotonic() + 30 + number / 4
+    complaints = [complaint for each in sent if (complaint := each.complaint(deadline))]
+
+    assert not complaints, "\n".join(complaints)
+    for kind in ("ran", "noted", "mourned"):
+        wanted = Counter(map(str, getattr(evaluation, kind)))
+        stage.await_facts(kind, wanted.total())
+    _await_silence(stage)
+    for kind in ("ran", "noted", "mourned"):
+        wanted = Counter(map(str, getattr(evaluation, kind)))
+        assert wanted == Counter(map(str, stage.facts(kind))), kind
+
+
+def _await_silence(stage: Stage) -> None:
+    """Return when no worker holds anything, so that nothing runs twice unseen."""
+    inspect = stage.client().control.inspect(timeout=2.0)
+
+    def busy() -> str:
+        held = [inspect.active(), inspect.reserved()]
+        return "" if all(reply and not any(reply.values()) for reply in held) else f"{held}"
+
+    wait_until(busy, [], what="silence", timeout=30)
+
+
+pytestmark = pytest.mark.timeout(600 if _WANTED else 120)
+
+
+@pytest.fixture(scope="module")
+def redis_worker(stage: Stage) -> Stage:
+    """A worker that reads from Redis."""
+    stage.worker("tests.services.canvas", "-c", "2")
+    return stage
+
+
+def test_canvases_give_what_a_sequential_evaluation_gives(redis_worker: Stage):
+    """Chains, groups and chords of batch and ordinary tasks give what plain calls give."""
+    _torture(redis_worker, int(_WANTED or 100), batches=True)
+
+
+def test_evaluation_follows_celery(redis_worker: Stage):
+    """The same holds for ordinary tasks alone: the evaluation knows Celery's rules."""
+    _torture(redis_worker, int(_WANTED or 25), batches=False)
+
+
+def test_canvases_on_rabbitmq(rabbit_stage: Stage):
+    """The same holds where RabbitMQ carries the messages."""
+    rabbit_stage.worker("tests.services.canvas", "-c", "2")
+    _torture(rabbit_stage, int(_WANTED or 30), batches=True)

@@ -1,0 +1,168 @@
+"""Batch tasks with the task classes of frameworks and applications."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_batch import BatchTask
+from tests.making import refusal
+from tests.services.stage import Stage
+
+ITEMS = ("a", "bad", "flaky", "b")
+
+#: A Django view, in short: tasks are sent when the transaction is through, or not at all.
+VIEW = """
+import json, django
+from tests.services.django_tasks import count
+django.setup()
+from django.db import transaction
+sent = []
+count.delay = lambda *args: sent.append(args)
+with transaction.atomic():
+    count.delay_on_commit(1)
+    before = list(sent)
+try:
+    with transaction.atomic():
+        count.delay_on_commit(2)
+        raise RuntimeError
+except RuntimeError:
+    pass
+print(json.dumps([before, sent, count.max_batch_size, count.app.conf.batch_max_size]))
+"""
+
+MIGRATE = """
+import os
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.services.django_site"
+from django.core.management import execute_from_command_line
+execute_from_command_line(["manage.py", "migrate", "-v", "0"])
+"""
+
+READ = """
+import json, sys, django
+from tests.services.django_tasks import app
+django.setup()
+from django_celery_results.models import TaskResult
+found = {row.task_id: [row.status, row.as_dict()["result"]] for row in TaskResult.objects.all()}
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def flask(stage: Stage) -> Celery:
+    """Return a client of the Flask site's worker."""
+    conf = {"task_default_queue": "flask"}
+    stage.worker("tests.services.flask_site", "-c", "1", conf=conf)
+    return stage.client(**conf)
+
+
+@pytest.fixture(scope="module")
+def hooked(stage: Stage) -> Celery:
+    """Return a client of the worker whose tasks have hooks."""
+    conf = {"task_default_queue": "hooked"}
+    stage.worker("tests.services.hooked", "-c", "1", conf=conf)
+    return stage.client(**conf)
+
+
+def test_flask_tasks_have_the_sites_context(stage: Stage, flask: Celery):
+    """With Flask's own task class beside ours, a batch function finds the site."""
+    results = [flask.send_task("site.greet", (name,)) for name in ("Ada", "Bob", "Cy")]
+
+    assert ["hello Ada", "hello Bob", "hello Cy"] == [result.get(timeout=30) for result in results]
+    assert "hello" == flask.send_task("site.plain").get(timeout=30)
+    # One context for each item and the plain task; the function saw the last item's.
+    assert ["nobody"] * 3 + [["Ada", "Bob", "Cy"]] == sorted(
+        stage.await_facts("goodbye", 4), key=str, reverse=True
+    )
+
+
+def test_base_replaces_the_apps_task_class(flask: Celery):
+    """As in Celery, base=BatchTask alone takes the place of the app's own class."""
+    result = flask.send_task("site.bare", (1,))
+
+    assert result.get(timeout=30) is False
+
+
+@pytest.mark.parametrize("name", ["hooked.batch", "hooked.plain"])
+def test_hooks_are_called_for_each_item(stage: Stage, hooked: Celery, name: str):
+    """Each item's hooks come in order with its own request, as in an ordinary task."""
+    stage.redis.delete("stage:hooks")
+    results = [hooked.send_task(name, (item,)) for item in ITEMS]
+    for result in results:
+        result.get(timeout=30, propagate=False)
+    hooks = defaultdict(list)
+    for task_id, *facts, current in stage.await_facts("hooks", 14):
+        assert task_id == current
+        hooks[task_id].append(facts)
+
+    assert {
+        results[0].id: worked("a"),
+        results[1].id: [
+            ["before_start", "bad"],
+            ["on_failure", "a bad item"],
+            ["after_return", "FAILURE"],
+        ],
+        results[2].id: [
+            ["before_start", "flaky"],
+            ["on_retry", "not yet"],
+            *worked("flaky"),
+        ],
+        results[3].id: worked("b"),
+    } == hooks
+
+
+def test_call_of_a_base_class_wraps_each_item(stage: Stage, hooked: Celery):
+    """A base class that wraps ``__call__`` and calls the one above it does so for each item."""
+    stage.redis.delete("stage:called")
+    results = [hooked.send_task("hooked.batch", (n,)) for n in range(3)]
+
+    assert [0, 2, 4] == [result.get(timeout=30) for result in results]
+    assert sorted(result.id for result in results) == sorted(stage.facts("called"))
+
+
+def worked(item: str) -> list[list[Any]]:
+    """Return the hooks of an item that went well."""
+    return [["before_start", item], ["on_success", item * 2], ["after_return", "SUCCESS"]]
+
+
+def test_batch_task_cannot_be_every_task():
+    """An app whose every task would be a batch task is told what to do instead."""
+    app = Celery("all", task_cls=BatchTask, set_as_current=False)
+
+    assert "name it as base= of the tasks that take batches" in refusal(app.finalize)
+
+
+def test_django_sends_after_the_transaction(in_python: Callable[..., str]):
+    """Django's delay_on_commit works on batch tasks; settings are read from Django's."""
+    before, sent, own, setting = json.loads(in_python(VIEW, STAGE_MEMORY="unused"))
+
+    assert [] == before
+    assert [[1]] == sent
+    assert own is None
+    assert 8 == setting
+
+
+def test_django_closes_connections_and_keeps_results(stage: Stage, in_python: Callable[..., str]):
+    """Celery's care for Django's database reaches batches, and django-db keeps their results."""
+    database = str(stage.folder / "site.sqlite")
+    in_python(MIGRATE, STAGE_DATABASE=database)
+    conf = {"task_default_queue": "django", "result_backend": "django-db"}
+    module = "tests.services.django_tasks"
+    worker = stage.worker(module, "-c", "1", conf=conf, STAGE_DATABASE=database)
+    app = stage.client(task_default_queue="django")
+    sent = [app.send_task("djangosite.count", (item,)) for item in (0, "bad", 2)]
+    stage.await_facts("open", 1)
+    sent.append(app.send_task("djangosite.count", (3,)))
+    was_open = stage.await_facts("open", 2)
+    worker.stop()
+    found = json.loads(in_python(READ, STAGE_DATABASE=database, STAGE_MEMORY="unused"))
+    states = [found[result.id][0] for result in sent]
+
+    assert [False, False] == was_open
+    assert ["SUCCESS", "FAILURE", "SUCCESS", "SUCCESS"] == states
+    assert ["42", "44", "45"] == [found[sent[n].id][1] for n in (0, 2, 3)]

@@ -1,0 +1,30 @@
+"""The Celery app of the Django site, and its tasks."""
+
+from __future__ import annotations
+
+import os
+
+from celery import shared_task
+from celery.contrib.django.task import DjangoTask
+
+from celery_batch import BatchTask
+from tests.services.props import remember, stage_app
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.services.django_site")
+app = stage_app("djangosite", config="django.conf:settings")
+
+
+class DjangoBatchTask(DjangoTask, BatchTask):
+    """A batch task with ``delay_on_commit``."""
+
+
+@shared_task(base=DjangoBatchTask, name="djangosite.count")
+def count(x):
+    """Ask the database, and remember whether its connection was closed before."""
+    from django.db import connection  # noqa: PLC0415 (after Django has been set up)
+
+    remember("open", connection.connection is not None)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 42")
+        (number,) = cursor.fetchone()
+    return [ValueError("bad") if one == "bad" else number + one for one in x]

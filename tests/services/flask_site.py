@@ -1,0 +1,55 @@
+"""A Flask site whose tasks have the app's context, as Flask's documentation has it."""
+
+from __future__ import annotations
+
+from celery import Task, shared_task
+from flask import Flask, current_app, g
+
+from celery_batch import BatchTask
+from tests.services.props import remember, stage_app
+
+site = Flask("site")
+site.config["GREETING"] = "hello"
+
+
+class FlaskTask(Task):
+    """Runs each task inside the site's context; from Flask's documentation."""
+
+    def __call__(self, *args, **kwargs):
+        """Run the task."""
+        with site.app_context():
+            return self.run(*args, **kwargs)
+
+
+class FlaskBatchTask(FlaskTask, BatchTask):
+    """The same for batches."""
+
+
+@site.teardown_appcontext
+def goodbye(_error):
+    """Remember for whom a context ended."""
+    remember("goodbye", g.get("asked", "nobody"))
+
+
+app = stage_app("site", task_cls=FlaskTask)
+app.set_default()
+site.extensions["celery"] = app
+
+
+@shared_task(base=FlaskBatchTask, name="site.greet", max_batch_size=8, max_wait=1, linger=0.3)
+def greet(name):
+    """Greet everybody in the words of the site's configuration."""
+    g.asked = name
+    return [f"{current_app.config['GREETING']} {one}" for one in name]
+
+
+@shared_task(base=BatchTask, name="site.bare", max_batch_size=8)
+def bare(x):
+    """Say whether there is a context, without Flask's task class."""
+    return [bool(current_app)] * len(x)
+
+
+@shared_task(name="site.plain")
+def plain():
+    """Greet nobody in particular, as an ordinary task of the site."""
+    return current_app.config["GREETING"]

@@ -1,0 +1,29 @@
+"""What the small apps of the tests share: their settings and their memory."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import redis
+from celery import Celery
+
+
+def stage_app(name: str, *, config: str = "", **options: Any) -> Celery:
+    """Return an app with the broker, backend and settings of the environment."""
+    app = Celery(name, **options)
+    if config:
+        app.config_from_object(config, namespace="CELERY")
+    app.conf.update(
+        broker_connection_retry_on_startup=True,
+        result_expires=600,
+        **json.loads(os.environ.get("STAGE_CONF", "{}")),
+    )
+    return app
+
+
+def remember(kind: str, *facts: Any) -> None:
+    """Keep facts for the tests to read."""
+    with redis.Redis(unix_socket_path=os.environ["STAGE_MEMORY"]) as client:
+        client.rpush(f"stage:{kind}", *map(json.dumps, facts))

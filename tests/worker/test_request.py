@@ -1,0 +1,112 @@
+"""Celery's request, for a task that shares its process with others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.worker.request import create_request_cls
+
+from celery_batch import BatchTask
+from celery_batch.worker.request import BatchRequest
+
+
+class Message:
+    """A message as kombu delivers it, which notes what becomes of it."""
+
+    def __init__(self, **headers: Any) -> None:
+        self.heard: list[Any] = []
+        self.headers = {"id": "a", "task": "shop.task", **headers}
+        self.properties: dict[str, Any] = {}
+        self.delivery_info = {"redelivered": bool(headers.get("redelivered"))}
+        self.body, self.content_type, self.content_encoding = b"[]", "application/json", "utf-8"
+        self.payload = ((), {}, {})
+
+    def ack_log_error(self, *_: Any) -> None:
+        """It is done with."""
+        self.heard.append("acknowledged")
+
+    def reject_log_error(self, _logger: Any, _errors: Any, requeue: Any) -> None:
+        """It goes back, or away."""
+        self.heard.append(("rejected", requeue))
+
+
+@pytest.fixture
+def make() -> Any:
+    """Make requests as Celery's strategy does."""
+    app = Celery("shop", set_as_current=False, broker="memory://", backend="cache+memory://")
+
+    @app.task(base=BatchTask, name="shop.task")
+    def task(x):
+        return x
+
+    kind = create_request_cls(BatchRequest, task, _Pool(), "here", None, app=app)
+
+    def made(message: Message) -> Any:
+        return kind(
+            message,
+            on_ack=message.ack_log_error,
+            on_reject=message.reject_log_error,
+            app=app,
+            task=task,
+            headers=message.headers,
+            body=message.body,
+        )
+
+    return made
+
+
+class _Pool:
+    """Takes nothing; Celery looks at its method when it makes the class."""
+
+    apply_async = None
+
+
+@pytest.mark.parametrize(
+    ("header", "losses"), [(None, 0), (1, 1), (7, 7), (-1, 0), ("2", 0), ([1], 0), (True, 1)]
+)
+def test_losses_come_with_the_message(make: Any, header: Any, losses: int):
+    """What anybody may write into a header counts only where it is a count."""
+    assert losses == make(Message(batch_losses=header)).losses
+
+
+def test_broker_hears_last(make: Any):
+    """A handler that fails after it has acknowledged has acknowledged nothing."""
+    message = Message()
+    request = make(message)
+    with pytest.raises(ConnectionError):
+        fail_after_acknowledging(request)
+
+    assert [] == message.heard
+    assert not request.acknowledged
+
+    with request.acknowledging_last():
+        request.reject(requeue=True)
+        assert [] == message.heard
+
+    assert [("rejected", True)] == message.heard
+
+
+def fail_after_acknowledging(request: Any) -> None:
+    """Do as Celery's handler of failures does when the result backend is away."""
+    with request.acknowledging_last():
+        request.acknowledge()
+        raise ConnectionError
+
+
+def test_retries_are_told_apart(make: Any):
+    """Two tries of one task have one id, and are not taken for each other."""
+    assert make(Message()).key != make(Message(retries=1)).key
+
+
+def test_terminating_announces_the_end_once(make: Any):
+    """A request is revoked at once, and its message is done with."""
+    message = Message()
+    request = make(message)
+    request.terminate(pool=None)
+    request.terminate(pool=None)
+
+    assert ["acknowledged"] == message.heard
+    assert request.is_done
+    assert "REVOKED" == request.task.AsyncResult("a").state
