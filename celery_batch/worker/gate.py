@@ -39,6 +39,7 @@ from celery_batch.worker.wellformed import (
     check_payload,
     check_size,
     check_vital,
+    is_small,
 )
 
 __all__ = ["Gate"]
@@ -102,7 +103,7 @@ class Gate:
             return None
         try:
             envelope = loads(bytes_to_str(raw))
-            check_envelope(envelope, self._channel.codecs)
+            check_envelope(envelope, self._channel.codecs, small=is_small(raw))
         except Exception as error:  # noqa: BLE001 (whatever a decoder does with garbage)
             self._refuse_envelope(raw, _reason(error))
             return None

@@ -18,6 +18,7 @@ from celery_batch.worker.wellformed import (
     check_headers,
     check_payload,
     check_size,
+    is_small,
 )
 from tests.services.hostile import HOSTILE, encoded, nested, valid
 
@@ -113,6 +114,19 @@ def test_large_or_deep_headers_are_refused(value: object):
     """Levels, values and characters are all bounded."""
     with pytest.raises(Malformed, match=r"too large|too deeply"):
         check_size(value)
+
+
+def test_small_is_a_promise():
+    """What is called small passes the count, whatever it is; what is not may be anything."""
+    dense = json.dumps([0] * 3000).encode()
+    deep = json.dumps(nested(49)).encode()
+
+    assert is_small(dense)
+    assert is_small(deep)
+    check_size(json.loads(dense))
+    check_size(json.loads(deep))
+    assert not is_small(json.dumps(nested(51)).encode())
+    assert not is_small(b" " * 10_001)
 
 
 def test_no_depth_is_too_deep_to_be_counted():
