@@ -19,6 +19,7 @@ from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.ledger import NoLedger
 from celery_batch.worker.loading import load_models
 from celery_batch.worker.pool_words import listen_before_flush
+from celery_batch.worker.reconnect import reconnect_soon
 from celery_batch.worker.warmup import WarmUp
 
 __all__ = ["BatchConsumer", "BatchWorker"]
@@ -124,6 +125,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         self.lanes = consumer.batch_lanes = Lanes(consumer)
         consumer.batch_ledger = NoLedger()
         self.bulk = BulkPath(consumer)
+        reconnect_soon(consumer)
         control.register()
 
     def start(self, consumer: Any) -> None:
