@@ -46,7 +46,7 @@ _UNDECLARED = {
 
 #: Items of a batch are settled inside one another, each with its place on the stack;
 #: Python 3.12 and 3.13 count some of those places, and the first 3.12 counted few.
-LARGEST_BATCH = 200 if (3, 12) <= sys.version_info < (3, 12, 4) else 1024
+LARGEST_BATCH = 200 if (3, 12) <= sys.version_info < (3, 12, 10) else 1024
 
 #: Every setting of ours with its default.
 SETTINGS: dict[str, Any] = {

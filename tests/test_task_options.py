@@ -169,8 +169,17 @@ class TestFunctions:
 
     def test_pydantic(self, app: Celery):
         """Celery's argument models check one call, not a batch of them."""
-        pytest.importorskip("pydantic")
         message = refusal(lambda: make(app, double, name="shop.t", pydantic=True))
 
         assert message.startswith("shop.t: pydantic=True checks one call at a time")
         assert message.endswith("validate inside the function instead")
+
+    def test_async_function(self, app: Celery):
+        """Celery's pools run plain functions; a coroutine would never be awaited."""
+
+        async def later(x):
+            return x
+
+        message = refusal(lambda: make(app, later, name="shop.later"))
+
+        assert "shop.later: an async function cannot run in Celery's pool" in message

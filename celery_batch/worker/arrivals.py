@@ -44,7 +44,8 @@ class Arrivals:
             return False
         if isinstance(known, BatchJob):
             known.adopt(request)
-            self._returns.still_run(known)
+            if known.accepted:
+                self._consumer.batch_ledger.started([request])
             return False
         lane.add(
             request,

@@ -15,7 +15,7 @@ from celery.worker.state import task_ready
 from celery_batch.batching.batch import Batch
 from celery_batch.errors import BatchError
 from celery_batch.worker.ending import Ending, after_answer, after_failure
-from celery_batch.worker.news import News, disown
+from celery_batch.worker.news import News
 from celery_batch.worker.settle import BatchEnd, Delivery, error_info, run_batch
 
 __all__ = ["BatchJob", "JobListener"]
@@ -74,6 +74,11 @@ class BatchJob:
         """Whether a pool process has taken it."""
         return self.began is not None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has left its slot."""
+        return self._ended
+
     def execute_using_pool(self, pool: Any, **_: Any) -> Any:
         """
         Submit the batch, less what was revoked or has expired meanwhile.
@@ -124,7 +129,7 @@ class BatchJob:
     def disown(self) -> None:
         """Let the batch finish, but never acknowledge on a connection that is gone."""
         for request in self.requests:
-            disown(request)
+            request.disown()
 
     def adopt(self, task_request: Any) -> None:
         """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from typing import Any
 
 from celery.worker.state import task_ready, task_reserved
@@ -146,7 +145,6 @@ class Lanes:
         self._hub.call_soon(self._next_then_settle)
 
     def _learn(self, job: BatchJob, ending: Ending) -> None:
-        self._returns.answered(job, again=[*ending.alone, *ending.again])
         self.lane(job.task).learn(job.answer)
         for request in ending.poison:
             if (queue := rescue_of(job.task).dead_letter_queue) is not None:
@@ -156,23 +154,16 @@ class Lanes:
 
     def _run_again(self, task: Any, ending: Ending) -> list[News]:
         """Put requests back in line; return what is left to tell those that cannot run again."""
-        if not self._open:
-            return self._give_back([*ending.alone, *ending.again])
-        lane = self.lane(task)
-        for request in ending.alone:
-            lane.add(request, alone=True)
-        for request in ending.again:
-            lane.add(request, urgency=self._arrivals.urgency(request))
-        return []
-
-    def _give_back(self, requests: Iterable[Any]) -> list[News]:
-        """Leave messages to the broker, unacknowledged; the rest will not run again."""
-        news = []
-        for request in requests:
-            if request.acknowledged:
+        lane, news = self.lane(task), []
+        for request in (*ending.alone, *ending.again):
+            if self._open and not request.is_disowned:
+                alone = request in ending.alone
+                lane.add(request, urgency=self._arrivals.urgency(request), alone=alone)
+            elif request.acknowledged:
                 news += not_run(request).news
-            else:
+            else:  # its message is the broker's again, or will be
                 task_ready(request)
+                self._returns.never_ran([request])
         return news
 
     def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
@@ -187,8 +178,10 @@ class Lanes:
                     self._tell(news)
 
     def _tell(self, news: News) -> None:
-        if not news.deliver() and self._open:
-            request = news.request
+        request = news.request
+        if news.deliver():
+            self._returns.ended(request)
+        elif self._open and not request.is_disowned:
             task_reserved(request)
             self.lane(request.task).add(request, urgency=self._arrivals.urgency(request))
 
@@ -206,8 +199,8 @@ class Lanes:
         while self._unsettled:
             news = self._unsettled.popleft()
             if restarting:
-                news.disown()
-            news.deliver()
+                news.request.disown()
+            self._tell(news)
 
     def _leave(self, job: BatchJob) -> None:
         with self._slots.lock:

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from celery.utils.functional import noop
-
-__all__ = ["News", "disown"]
+__all__ = ["News"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +45,6 @@ class News:
             return self.request.acknowledged or self._fail(error)
         return True
 
-    def disown(self) -> None:
-        """Keep the handler from acknowledging on a connection that is gone."""
-        disown(self.request)
-
     def _fail(self, error: Exception) -> bool:
         request = self.request
         try:
@@ -60,8 +54,3 @@ class News:
             logger.warning("%s[%s] runs again: %s", request.name, request.id, failure)
             return False
         return True
-
-
-def disown(request: Any) -> None:
-    """Let a request acknowledge nothing any more: the connection of its message is gone."""
-    request._on_ack = request._on_reject = noop  # noqa: SLF001

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from celery.utils.functional import noop
 from celery.worker.request import Request
 
 __all__ = ["LOSSES", "BatchRequest"]
@@ -35,6 +36,12 @@ class BatchRequest(Request):  # type: ignore[misc]
         counted = self._request_dict.get(LOSSES)
         if isinstance(counted, int) and counted > 0:  # from the wire: anything may be there
             self.losses = counted
+
+    #: Whether the connection of its message is gone, so that it acknowledges nothing.
+    is_disowned = False
+
+    #: Whether its message was rejected, and may be meant to come again.
+    was_rejected = False
 
     #: What is to be said to the broker once a handler has done everything else.
     _last_words: Callable[[], None] | None = None
@@ -67,9 +74,15 @@ class BatchRequest(Request):  # type: ignore[misc]
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's; last of all, while a handler is held to that."""
         if self._holds_back:
-            self._last_words = partial(super().reject, requeue=requeue)
+            self._last_words = partial(self.reject, requeue=requeue)
         else:
             super().reject(requeue=requeue)
+            self.was_rejected = True
+
+    def disown(self) -> None:
+        """Acknowledge nothing any more: the connection of the message is gone."""
+        self.is_disowned = True
+        self._on_ack = self._on_reject = noop
 
     @property
     def is_redelivered(self) -> bool:

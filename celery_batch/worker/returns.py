@@ -1,9 +1,10 @@
 """
-What a worker remembers of messages that it held when a connection was lost.
+What a worker remembers of messages, should they be delivered to it again.
 
-The broker delivers them again, as a rule to this very worker.  What runs here is
-not run a second time; what has been answered is only acknowledged; and what had
-not been started is no suspect.
+Brokers deliver again what they have not heard to be done with: after a lost
+connection, and after a crash of their own also what was acknowledged just
+before.  What runs here is not run a second time; what has been answered is only
+acknowledged; and what had not been started is no suspect.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from celery_batch.worker.job import BatchJob
 __all__ = ["Known", "Returns"]
 
 #: Enough for everything a worker can hold; older ones have long come back, or went elsewhere.
-_LONGEST_MEMORY = 20_000
+_LONGEST_MEMORY = 10_000
 
 
 class Known(Enum):
@@ -30,7 +31,7 @@ class Known(Enum):
 
 
 class Returns:
-    """The fate of each request whose message went back to the broker."""
+    """The fate of each request whose message may come again."""
 
     def __init__(self) -> None:
         self._fates: OrderedDict[tuple[str, int], Known | BatchJob] = OrderedDict()
@@ -54,20 +55,15 @@ class Returns:
             for request in job.requests:
                 self._keep(request.key, job)
 
-    def answered(self, job: BatchJob, *, again: Iterable[Any]) -> None:
+    def ended(self, request: Any) -> None:
         """
-        Take note that a job has ended whose requests may have been given back.
+        Take note that a request has heard how it ended.
 
         Args:
-            job: Which has ended.
-            again: Those of its requests that have no answer.
+            request: Celery's request; one that was rejected may be meant to come again.
         """
-        unanswered = {request.key for request in again}
         with self._lock:
-            for request in job.requests:
-                if self._fates.get(request.key) is job:
-                    fate = Known.NEVER_RAN if request.key in unanswered else Known.ANSWERED
-                    self._keep(request.key, fate)
+            self._keep(request.key, Known.NEVER_RAN if request.was_rejected else Known.ANSWERED)
 
     def recognise(self, request: Any) -> Known | BatchJob | None:
         """
@@ -76,11 +72,14 @@ class Returns:
         Args:
             request: Celery's request; its count of losses is filled in.
         """
-        if not self._fates or not request.is_redelivered:
+        if not request.is_redelivered:
             return None
         with self._lock:
             request.losses = max(request.losses, self._losses.pop(request.key, 0))
-            return self._fates.pop(request.key, None)
+            fate = self._fates.pop(request.key, None)
+        if isinstance(fate, BatchJob) and fate.has_ended:
+            return Known.ANSWERED  # and is about to hear it
+        return fate
 
     def _keep(self, key: tuple[str, int], fate: Known | BatchJob) -> None:
         self._fates[key] = fate

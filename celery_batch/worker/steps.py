@@ -20,6 +20,7 @@ from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.ledger import NoLedger
 from celery_batch.worker.loading import load_models
 from celery_batch.worker.pool_words import listen_before_flush
+from celery_batch.worker.reconnect import reconnect_soon
 from celery_batch.worker.warmup import WarmUp
 
 __all__ = ["BatchConsumer", "BatchWorker"]
@@ -126,6 +127,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         self.gate = consumer.batch_gate = Gate(consumer)
         consumer.batch_ledger = NoLedger()
         self.bulk = BulkPath(consumer)
+        reconnect_soon(consumer)
         control.register()
 
     def start(self, consumer: Any) -> None:

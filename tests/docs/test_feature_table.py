@@ -29,10 +29,10 @@ def test_every_test_in_the_table_exists():
 
 def test_every_test_of_a_feature_is_in_the_table():
     """A test of a feature that nobody reads about is a promise that nobody knows of."""
-    folder = ROOT / "tests" / "integration" / "features"
+    folder = ROOT / "tests" / "integration"
     written = {
         (str(path.relative_to(ROOT / "tests")), test)
-        for path in folder.glob("test_*.py")
+        for path in (*folder.glob("features/test_*.py"), *folder.glob("surroundings/test_*.py"))
         for test in _tests_of(path)
         if test.startswith("test_")
     }

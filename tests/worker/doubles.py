@@ -30,6 +30,7 @@ class Call:
         self.delivery_info: dict[str, Any] = {}
         self.losses, self.deadline, self.limit = 0, None, None
         self.is_done = self.has_succeeded = self.is_redelivered = self.acknowledged = False
+        self.is_disowned = self.was_rejected = False
         self.key = (task_id, 0)
         self.unwanted = False
         self.heard = heard
@@ -59,6 +60,11 @@ class Call:
         """Its message is done with."""
         self.acknowledged = True
         self._on_ack()
+
+    def disown(self) -> None:
+        """The connection of its message is gone."""
+        self.is_disowned = True
+        self._on_ack = lambda: None
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (Celery's signature)
         """Its message goes back."""

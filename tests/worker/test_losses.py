@@ -242,3 +242,39 @@ def test_urgent_requests_overtake(worker: Worker, pool: Pool, transport: str, fi
     pool.finish(0)
 
     assert first == pool.batches[2]
+
+
+def test_lately_answered_message_is_only_acknowledged(worker: Worker, pool: Pool):
+    """A broker that crashed forgets its last acknowledgements; the worker does not."""
+    worker.send("pairs", "a", "b")
+    pool.finish(0)
+    redeliver(worker, "a", "b")
+
+    assert [["a", "b"]] == pool.batches
+    assert ["a", "b", "a", "b"] == worker.told("acknowledged")
+
+
+def test_rejected_message_that_comes_again_runs_again(worker: Worker, pool: Pool):
+    """Whoever asked for another delivery gets another run."""
+    calls = worker.send("pairs", "a", "b")
+    for call in calls:
+        call.was_rejected = True
+    pool.finish(0)
+    redeliver(worker, "a", "b")
+
+    assert [["a", "b"], ["a", "b"]] == pool.batches
+
+
+def test_disowned_batch_that_dies_waits_for_its_messages(worker: Worker, pool: Pool):
+    """Its messages are the broker's; what was lost is remembered until they come again."""
+    worker.send("pairs", "a", "b")
+    pool.sent[0].accept_callback(1, time.monotonic())
+    worker.lanes.close(restarting=True)
+    worker.lanes.open()
+    pool.sent[0].error_callback(LOST)
+
+    assert 1 == len(pool.batches)
+
+    redeliver(worker, "a", "b")
+
+    assert [["a"], ["b"]] == pool.batches[1:]
