@@ -59,6 +59,7 @@ SETTINGS: dict[str, Any] = {
     "batch_isolate": True,
     "batch_max_worker_losses": 2,
     "batch_dead_letter_queue": None,
+    "batch_lease": 15.0,
 }
 
 
@@ -71,10 +72,13 @@ class Settings:
         devices: Where models may live, such as ``("cuda:0", "cuda:1")`` or
             ``("cpu",)``; None to use every GPU that can be seen.
         load_timeout: Seconds a model may take to load and warm up.
+        lease: Seconds without a sign of life after which others take the messages
+            that a worker holds (Redis).
     """
 
     devices: tuple[str, ...] | None = None
     load_timeout: float = 600.0
+    lease: float = 15.0
 
     @classmethod
     def of(cls, app: Any) -> Settings:
@@ -89,15 +93,10 @@ class Settings:
             if name.startswith("batch_") and name not in SETTINGS:
                 raise ConfigurationError(f"{key}: no such setting{did_you_mean(name, SETTINGS)}")
         devices = _setting(app, "batch_devices")
-        timeout = _setting(app, "batch_load_timeout")
-        is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-        if not is_number or not 0 < timeout < math.inf:
-            raise ConfigurationError(
-                f"batch_load_timeout: must be seconds above 0, got {timeout!r}"
-            )
+        timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
-        return cls(tuple(devices) if devices else None, float(timeout))
+        return cls(tuple(devices) if devices else None, timeout, lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,3 +243,11 @@ def _without_namespace(key: str, namespace: str | None) -> str:
 
 def _setting(app: Any, name: str) -> Any:
     return app.conf.get(name, SETTINGS[name])
+
+
+def _seconds(app: Any, name: str) -> float:
+    seconds = _setting(app, name)
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds < math.inf:
+        raise ConfigurationError(f"{name}: must be seconds above 0, got {seconds!r}")
+    return float(seconds)

@@ -5,16 +5,27 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from redis.exceptions import NoPermissionError
+
+from celery_batch.config import Settings
+from celery_batch.worker.ledger import Ledger
 from celery_batch.worker.redis_acks import BulkAcks
 from celery_batch.worker.redis_fetch import BulkFetch
+from celery_batch.worker.redis_lease import Lease
 
 __all__ = ["BulkPath"]
 
 logger = logging.getLogger(__name__)
 
 #: What we rely on in kombu's Redis channel and its QoS.
-_CHANNEL = ("_brpop_read", "_queue_cycle", "_q_for_pri", "active_queues", "global_keyprefix")
-_QOS = ("ack", "append", "pipe_or_acquire", "restore_by_tag", "unacked_key", "unacked_index_key")
+_CHANNEL = (
+    *("_brpop_start", "_brpop_read", "_in_poll", "_flush_brpop_reauth", "_queue_cycle"),
+    *("_q_for_pri", "_lookup", "_get_message_priority", "active_queues", "global_keyprefix"),
+)
+_QOS = (
+    *("ack", "append", "reject", "restore_by_tag", "restore_unacked", "restore_visible"),
+    *("unacked_key", "unacked_index_key", "visibility_timeout", "_delivered", "_dirty"),
+)
 
 
 class BulkPath:
@@ -23,21 +34,63 @@ class BulkPath:
 
     Args:
         consumer: Celery's consumer.
+        ledger: Opened for each connection that can keep it.
     """
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: Any, ledger: Ledger) -> None:
         self._consumer = consumer
+        self._ledger = ledger
+        self._unsent: list[str] = []
         self._acks: BulkAcks | None = None
+        self._fetch: BulkFetch | None = None
+        self._lease: Lease | None = None
+        self._last_owner: str | None = None
 
     def open(self) -> None:
         """Make the new connection's channel bulk, if it is one that we know."""
+        channel = self._known_channel()
+        if channel is None:
+            return
+        try:
+            lease = self._take_lease(channel)
+        except NoPermissionError as error:
+            logger.warning("Redis runs no scripts for us (%s): no bulk, no lease", error)
+            return
+        self._acks = BulkAcks(channel, self._consumer, lease, self._unsent)
+        # First what is done, so that it is not given back; then what the last
+        # connection held, where it could not give that back itself.
+        self._acks.flush()
+        if self._last_owner is not None:
+            lease.returns.resign(self._last_owner)
+        self._last_owner = lease.keys.owner
+        room = self._consumer.batch_lanes.room
+        self._fetch = BulkFetch(channel, self._consumer.hub, lease, room)
+        self._ledger.open(channel, lease, self._acks)
+
+    def close(self) -> None:
+        """Let go of a connection that is gone."""
+        self._ledger.close()
+        if self._fetch is not None:
+            self._fetch.close()
+        if self._acks is not None:
+            self._acks.end()
+        if self._lease is not None:
+            self._lease.end()
+        self._fetch = self._acks = self._lease = None
+
+    def flush(self) -> None:
+        """Send what is still to be acknowledged, and wait for nothing more."""
+        if self._fetch is not None:
+            self._fetch.close()
+        if self._acks is not None:
+            self._acks.flush()
+
+    def _known_channel(self) -> Any:
         consumer = self._consumer
-        unsent = self._acks.unsent if self._acks else []
-        self._acks = None
         if consumer.hub is None or not consumer.app.conf.get("batch_bulk", True):
-            return
+            return None
         if consumer.connection.transport.driver_type != "redis":
-            return
+            return None
         channel = consumer.task_consumer.channel
         missing = [name for name in _CHANNEL if not hasattr(channel, name)]
         missing += [name for name in _QOS if not hasattr(channel.qos, name)]
@@ -46,11 +99,16 @@ class BulkPath:
                 "this kombu has no %s: messages are read and acknowledged singly",
                 ", ".join(missing) or "acknowledgements",
             )
-            return
-        self._acks = BulkAcks(channel, consumer, unsent)
-        BulkFetch(channel, consumer.batch_lanes.room)
+            return None
+        return channel
 
-    def flush(self) -> None:
-        """Send what is still to be acknowledged."""
-        if self._acks is not None:
-            self._acks.flush()
+    def _take_lease(self, channel: Any) -> Lease:
+        consumer, ledger = self._consumer, self._ledger
+
+        def in_doubt() -> None:
+            consumer.hub.call_soon(ledger.drop_lost)
+
+        seconds = Settings.of(consumer.app).lease
+        lease = self._lease = Lease(channel, consumer.hostname, seconds, in_doubt)
+        lease.open()
+        return lease

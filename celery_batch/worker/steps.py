@@ -136,7 +136,10 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def stop(self, consumer: Any) -> None:
         """Give back what has not been sent to the pool."""
-        self.lanes.close(restarting=consumer.blueprint.state == bootsteps.RUN)
+        restarting = consumer.blueprint.state == bootsteps.RUN
+        self.lanes.close(restarting=restarting)
+        if restarting:
+            self.bulk.close()  # at a shutdown what runs is still ours until the channel closes
 
     def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 (Celery's signature)
         """Send the last acknowledgements, while the connection is still there."""
