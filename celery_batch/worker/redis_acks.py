@@ -50,6 +50,7 @@ class BulkAcks:
         qos = self._qos
         qos.ack, qos.reject = self.ack, self._reject
         qos.restore_by_tag, qos.restore_unacked = self._restore_by_tag, self._restore_all
+        qos.restore_unacked_once = self._restore_all
         qos.restore_visible = self._restore_visible
 
     def ack(self, tag: str) -> None:
@@ -121,8 +122,9 @@ class BulkAcks:
         terms = Terms(self._lease.keys.owner, command=command)
         self._lease.returns.give_back({tag: "0"}, terms)
 
-    def _restore_all(self, client: Any = None) -> None:  # noqa: ARG002 (kombu's signature)
+    def _restore_all(self, *_: Any, **__: Any) -> None:
         """Give everything back, as the channel closes; nothing here may keep it from closing."""
+        self._qos._on_collect.cancel()  # noqa: SLF001 (kombu's own last try, at the exit)
         try:
             self.flush()
         except (RedisError, OSError) as error:
@@ -130,6 +132,7 @@ class BulkAcks:
         self.end()
         self._lease.end()
         self._qos._delivered.clear()  # noqa: SLF001
+        self._qos._delivered.restored = True  # noqa: SLF001
 
     def _restore_visible(self, start: int = 0, num: int | None = None, interval: int = 10) -> None:  # noqa: ARG002 (kombu's signature)
         """As kombu's own, by Redis' clock, and sparing what a living worker holds."""
