@@ -11,6 +11,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from celery_batch.worker.redis_lease import Lease
 from celery_batch.worker.redis_returns import Terms
+from celery_batch.worker.redis_scripts import DONE
 
 __all__ = ["BulkAcks"]
 
@@ -41,7 +42,8 @@ class BulkAcks:
         self._qos = channel.qos
         self._consumer = consumer
         self._lease = lease
-        self._client = Redis(connection_pool=channel.pool)
+        # Past kombu's own client, which puts the key prefix before some keys only.
+        self._done = Redis(connection_pool=channel.pool).register_script(DONE)
         self._tags = tags
         self._marks: list[str] = []
         self._is_flushing_soon = False
@@ -62,9 +64,11 @@ class BulkAcks:
 
     def mark(self, tags: Iterable[str]) -> None:
         """Note that the batch of these messages runs, soon and before they are acknowledged."""
+        if self.has_ended:
+            return
         held, done = self._qos._delivered, self._qos._dirty  # noqa: SLF001
         self._marks += [tag for tag in tags if tag in held and tag not in done]
-        if self._marks and not self.has_ended:
+        if self._marks:
             self._flush_soon()
 
     def flush(self) -> None:
@@ -77,10 +81,14 @@ class BulkAcks:
         self._is_flushing_soon = False
         if self.has_ended or not (self._tags or self._marks):
             return
+        keys = self._lease.keys
         tags, marks = list(self._tags), self._marks
         self._marks = []
         try:
-            self._send(tags, marks)
+            self._done(
+                keys=[keys.index, keys.unacked, keys.owner_of, keys.held],
+                args=[len(tags), *tags, *marks],
+            )
         except ResponseError as error:
             logger.warning("Redis refuses acknowledgements (%s): sent again soon", error)
             self._consumer.hub.call_later(_AGAIN, self._flush_soon)
@@ -97,18 +105,6 @@ class BulkAcks:
         elif not self._is_flushing_soon:
             self._is_flushing_soon = True
             self._consumer.hub.call_soon(self.flush)
-
-    def _send(self, tags: list[str], marks: list[str]) -> None:
-        keys = self._lease.keys
-        with self._client.pipeline() as pipe:
-            if marks:
-                pipe.hset(keys.held, mapping=dict.fromkeys(marks, "1"))
-            if tags:
-                pipe.zrem(keys.index, *tags)
-                pipe.hdel(keys.unacked, *tags)
-                pipe.hdel(keys.owner_of, *tags)
-                pipe.hdel(keys.held, *tags)
-            pipe.execute()
 
     def _reject(self, tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (kombu's signature)
         if not requeue:

@@ -11,7 +11,7 @@ allows then; what follows in the same script is allowed too.
 
 from __future__ import annotations
 
-__all__ = ["KEEP", "MISSING", "POP", "RENEW", "RETURN", "SWEEP"]
+__all__ = ["DONE", "KEEP", "MISSING", "POP", "RENEW", "RETURN", "SWEEP"]
 
 _NOW = """
 local clock = redis.call('TIME')
@@ -80,6 +80,24 @@ redis.call('HSET', KEYS[4], ARGV[2], '0')
 redis.call('SADD', KEYS[5], ARGV[1])
 """
 )
+
+#: Cross off what is acknowledged, then mark what runs.
+#: KEYS: index, unacked, owner of, held.  ARGV: how many are acknowledged, their tags, the
+#: tags of what runs.
+DONE = """
+local done = tonumber(ARGV[1])
+redis.call('HDEL', KEYS[4], '')
+for first = 2, done + 1, 1000 do
+  local last = math.min(first + 999, done + 1)
+  redis.call('ZREM', KEYS[1], unpack(ARGV, first, last))
+  for i = 2, 4 do redis.call('HDEL', KEYS[i], unpack(ARGV, first, last)) end
+end
+for i = done + 2, #ARGV do
+  if redis.call('HEXISTS', KEYS[4], ARGV[i]) == 1 then
+    redis.call('HSET', KEYS[4], ARGV[i], '1')
+  end
+end
+"""
 
 #: Say that a worker lives; with "1" also that its messages are looked after.
 #: KEYS: alive, owners, held, index.  ARGV: what alive says, milliseconds, owner, "1".
