@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from celery.utils.functional import noop
 from redis.exceptions import NoPermissionError
 
 from celery_batch.config import Settings
@@ -45,6 +46,8 @@ class BulkPath:
         self._fetch: BulkFetch | None = None
         self._lease: Lease | None = None
         self._last_owner: str | None = None
+        self._connect = consumer.connection_for_read
+        consumer.connection_for_read = self._connect_without_sweep
 
     def open(self) -> None:
         """Make the new connection's channel bulk, if it is one that we know."""
@@ -85,13 +88,25 @@ class BulkPath:
         if self._acks is not None:
             self._acks.flush()
 
+    def _connect_without_sweep(self, *args: Any, **kwargs: Any) -> Any:
+        """Connect, and keep kombu from a sweep by this host's clock before ours is in place."""
+        connection = self._connect(*args, **kwargs)
+        if self._consumer.controller.batch_tasks and self._is_wanted(connection):
+            for channel in connection.transport.cycle._channels:  # noqa: SLF001
+                channel.qos.restore_visible = noop
+        return connection
+
+    def _is_wanted(self, connection: Any) -> bool:
+        consumer = self._consumer
+        is_redis = connection.transport.driver_type == "redis"
+        return bool(is_redis and consumer.hub and consumer.app.conf.get("batch_bulk", True))
+
     def _known_channel(self) -> Any:
         consumer = self._consumer
-        if consumer.hub is None or not consumer.app.conf.get("batch_bulk", True):
-            return None
-        if consumer.connection.transport.driver_type != "redis":
+        if not self._is_wanted(consumer.connection):
             return None
         channel = consumer.task_consumer.channel
+        vars(channel.qos).pop("restore_visible", None)
         missing = [name for name in _CHANNEL if not hasattr(channel, name)]
         missing += [name for name in _QOS if not hasattr(channel.qos, name)]
         if missing or not channel.ack_emulation:

@@ -136,12 +136,12 @@ class Lane:
         """Drop those in line whose messages have gone to another worker."""
         with self._lock:
             waiting = self._batcher.clear()
-            lost = [each for each in waiting if each.item.message.delivery_tag in tags]
             for request in waiting:
-                if request not in lost:
+                if request.item.message.delivery_tag not in tags:
                     self._batcher.add(request)
-        for request in lost:
-            task_ready(request.item)
+        for request in waiting:
+            if request.item.message.delivery_tag in tags:
+                task_ready(request.item)
 
     def report(self) -> dict[str, Any]:
         """Return what an operator wants to know, as plain data."""

@@ -98,6 +98,10 @@ class BulkAcks:
     def end(self) -> None:
         """Send nothing more on this connection; what is still to be sent is the next one's."""
         self.has_ended = True
+        qos = self._qos
+        qos._on_collect.cancel()  # noqa: SLF001 (kombu's own last try, at the exit, keeps it alive)
+        qos._delivered.clear()  # noqa: SLF001
+        qos._delivered.restored = True  # noqa: SLF001
 
     def _flush_soon(self) -> None:
         if not self._consumer.batch_lanes.is_open:
@@ -120,15 +124,12 @@ class BulkAcks:
 
     def _restore_all(self, *_: Any, **__: Any) -> None:
         """Give everything back, as the channel closes; nothing here may keep it from closing."""
-        self._qos._on_collect.cancel()  # noqa: SLF001 (kombu's own last try, at the exit)
         try:
             self.flush()
         except (RedisError, OSError) as error:
             logger.warning("Could not acknowledge (%s): sent on the next connection", error)
         self.end()
         self._lease.end()
-        self._qos._delivered.clear()  # noqa: SLF001
-        self._qos._delivered.restored = True  # noqa: SLF001
 
     def _restore_visible(self, start: int = 0, num: int | None = None, interval: int = 10) -> None:  # noqa: ARG002 (kombu's signature)
         """As kombu's own, by Redis' clock, and sparing what a living worker holds."""

@@ -220,3 +220,25 @@ def test_every_connection_cut_under_load_loses_nothing(shop: Shop):
     assert "Unrecoverable" not in worker.log
     assert 0 == worker.stop()
     assert set() == books(shop)
+
+
+def test_a_redis_without_blmove_is_read_as_by_stock_celery(shop: Shop):
+    """Messages are then read singly; the lease on them stays."""
+    client = shop.memory()
+    client.execute_command("ACL", "SETUSER", "default", "-blmove")
+    try:
+        worker = shop.worker("-c", "1")
+        results = [shop.nap.delay(n) for n in range(6)]
+        await_runs(shop, "nap", 1)
+        held = {key.partition(".")[0] for key in books(shop)}
+        values = answers(results)
+        exit_code = worker.stop()
+    finally:
+        client.execute_command("ACL", "SETUSER", "default", "+@all")
+        client.close()
+
+    assert list(range(6)) == values
+    assert "messages are read singly" in worker.log
+    assert {"unacked_held", "unacked_alive", "unacked_owner", "unacked_owners"} <= held
+    assert 0 == exit_code
+    assert set() == books(shop)
