@@ -9,10 +9,11 @@ from celery.utils.functional import noop
 from redis.exceptions import NoPermissionError
 
 from celery_batch.config import Settings
-from celery_batch.worker.ledger import Ledger
+from celery_batch.worker.ledger import NoLedger
 from celery_batch.worker.redis_acks import BulkAcks
 from celery_batch.worker.redis_fetch import BulkFetch
 from celery_batch.worker.redis_lease import Lease
+from celery_batch.worker.redis_ledger import RedisLedger
 
 __all__ = ["BulkPath"]
 
@@ -35,12 +36,11 @@ class BulkPath:
 
     Args:
         consumer: Celery's consumer.
-        ledger: Opened for each connection that can keep it.
     """
 
-    def __init__(self, consumer: Any, ledger: Ledger) -> None:
+    def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self._ledger = ledger
+        consumer.batch_ledger = NoLedger()
         self._unsent: list[str] = []
         self._acks: BulkAcks | None = None
         self._fetch: BulkFetch | None = None
@@ -66,13 +66,13 @@ class BulkPath:
         if self._last_owner is not None:
             lease.returns.resign(self._last_owner)
         self._last_owner = lease.keys.owner
-        room = self._consumer.batch_lanes.room
-        self._fetch = BulkFetch(channel, self._consumer.hub, lease, room)
-        self._ledger.open(channel, lease, self._acks)
+        consumer, lanes = self._consumer, self._consumer.batch_lanes
+        self._fetch = BulkFetch(channel, consumer.hub, lease, lanes.room)
+        consumer.batch_ledger = RedisLedger(consumer.pool, lease, self._acks, lanes.drop)
 
     def close(self) -> None:
         """Let go of a connection that is gone."""
-        self._ledger.close()
+        self._consumer.batch_ledger = NoLedger()
         if self._fetch is not None:
             self._fetch.close()
         if self._acks is not None:
@@ -118,10 +118,10 @@ class BulkPath:
         return channel
 
     def _take_lease(self, channel: Any) -> Lease:
-        consumer, ledger = self._consumer, self._ledger
+        consumer = self._consumer
 
         def in_doubt() -> None:
-            consumer.hub.call_soon(ledger.drop_lost)
+            consumer.hub.call_soon(consumer.batch_ledger.drop_lost)
 
         seconds = Settings.of(consumer.app).lease
         lease = self._lease = Lease(channel, consumer.hostname, seconds, in_doubt)

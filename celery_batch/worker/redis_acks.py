@@ -66,10 +66,20 @@ class BulkAcks:
         """Note that the batch of these messages runs, soon and before they are acknowledged."""
         if self.has_ended:
             return
-        held, done = self._qos._delivered, self._qos._dirty  # noqa: SLF001
-        self._marks += [tag for tag in tags if tag in held and tag not in done]
+        held = self.held_here()
+        self._marks += [tag for tag in tags if tag in held]
         if self._marks:
             self._flush_soon()
+
+    def held_here(self) -> set[str]:
+        """Return the delivery tags of what was delivered here and is not acknowledged."""
+        delivered, done = self._qos._delivered, self._qos._dirty  # noqa: SLF001
+        return {tag for tag in delivered if tag not in done}
+
+    def let_go(self, tags: Iterable[str]) -> None:
+        """Hold these messages no longer, and tell nobody: they are others' now."""
+        for tag in tags:
+            self._qos._quick_ack(tag)  # noqa: SLF001 (frees its place in the prefetch window)
 
     def flush(self) -> None:
         """

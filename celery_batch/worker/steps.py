@@ -16,7 +16,6 @@ from celery_batch.serving import residents
 from celery_batch.worker import capacity, control
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.lanes import Lanes
-from celery_batch.worker.ledger import NoLedger
 from celery_batch.worker.loading import load_models
 from celery_batch.worker.pool_words import listen_before_flush
 from celery_batch.worker.warmup import WarmUp
@@ -122,7 +121,6 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.lanes = consumer.batch_lanes = Lanes(consumer)
-        consumer.batch_ledger = NoLedger()
         self.bulk = BulkPath(consumer)
         control.register()
 
