@@ -60,6 +60,7 @@ SETTINGS: dict[str, Any] = {
     "batch_max_worker_losses": 2,
     "batch_dead_letter_queue": None,
     "batch_max_message_size": 16 << 20,
+    "batch_lease": 15.0,
 }
 
 
@@ -74,11 +75,14 @@ class Settings:
         load_timeout: Seconds a model may take to load and warm up.
         max_message_size: Most bytes of a message as it comes, and of its body when
             decompressed; None for any.
+        lease: Seconds without a sign of life after which others take the messages
+            that a worker holds (Redis).
     """
 
     devices: tuple[str, ...] | None = None
     load_timeout: float = 600.0
     max_message_size: int | None = 16 << 20
+    lease: float = 15.0
 
     @classmethod
     def of(cls, app: Any) -> Settings:
@@ -93,15 +97,11 @@ class Settings:
             if name.startswith("batch_") and name not in SETTINGS:
                 raise ConfigurationError(f"{key}: no such setting{did_you_mean(name, SETTINGS)}")
         devices = _setting(app, "batch_devices")
-        timeout = _setting(app, "batch_load_timeout")
-        is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-        if not is_number or not 0 < timeout < math.inf:
-            raise ConfigurationError(
-                f"batch_load_timeout: must be seconds above 0, got {timeout!r}"
-            )
+        timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
-        return cls(tuple(devices) if devices else None, float(timeout), _message_size(app))
+        named = tuple(devices) if devices else None
+        return cls(named, timeout, _message_size(app), lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,3 +257,11 @@ def _message_size(app: Any) -> int | None:
 
 def _setting(app: Any, name: str) -> Any:
     return app.conf.get(name, SETTINGS[name])
+
+
+def _seconds(app: Any, name: str) -> float:
+    seconds = _setting(app, name)
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds < math.inf:
+        raise ConfigurationError(f"{name}: must be seconds above 0, got {seconds!r}")
+    return float(seconds)

@@ -33,7 +33,7 @@ def task(app: Celery, **options: Any) -> Any:
 
 def test_nothing_set_is_fine(app: Celery):
     """Every setting has a default, and every option a setting."""
-    assert Settings(devices=None, load_timeout=600.0) == Settings.of(app)
+    assert Settings(devices=None, load_timeout=600.0, lease=15.0) == Settings.of(app)
     assert BatchPolicy(32, 0.01, None) == policy_of(task(app))
     assert set(OPTIONS.values()) <= set(SETTINGS)
 
@@ -65,14 +65,15 @@ def test_load_timeout_is_seconds(app: Celery):
     assert (30.0, float) == (timeout, type(timeout))
 
 
-@pytest.mark.parametrize("timeout", [0, -1.0, "600", None, -math.inf], ids=repr)
-def test_load_timeout_that_makes_no_sense_is_refused(app: Celery, timeout: object):
+@pytest.mark.parametrize("setting", ["batch_load_timeout", "batch_lease"])
+@pytest.mark.parametrize("seconds", [0, -1.0, "600", None, -math.inf], ids=repr)
+def test_seconds_that_make_no_sense_are_refused(app: Celery, setting: str, seconds: object):
     """The message names the setting, what it must be and what it was."""
-    app.conf.batch_load_timeout = timeout
+    app.conf[setting] = seconds
     with pytest.raises(ConfigurationError) as refusal:
         Settings.of(app)
 
-    assert f"batch_load_timeout: must be seconds above 0, got {timeout!r}" == str(refusal.value)
+    assert f"{setting}: must be seconds above 0, got {seconds!r}" == str(refusal.value)
 
 
 @pytest.mark.parametrize(

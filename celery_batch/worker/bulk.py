@@ -5,16 +5,29 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from celery.utils.functional import noop
+from redis.exceptions import NoPermissionError
+
+from celery_batch.config import Settings
+from celery_batch.worker.ledger import NoLedger
 from celery_batch.worker.redis_acks import BulkAcks
 from celery_batch.worker.redis_fetch import BulkFetch
+from celery_batch.worker.redis_lease import Lease
+from celery_batch.worker.redis_ledger import RedisLedger
 
 __all__ = ["BulkPath"]
 
 logger = logging.getLogger(__name__)
 
 #: What we rely on in kombu's Redis channel and its QoS.
-_CHANNEL = ("_brpop_read", "_queue_cycle", "_q_for_pri", "active_queues", "global_keyprefix")
-_QOS = ("ack", "append", "pipe_or_acquire", "restore_by_tag", "unacked_key", "unacked_index_key")
+_CHANNEL = (
+    *("_brpop_start", "_brpop_read", "_in_poll", "_flush_brpop_reauth", "_queue_cycle"),
+    *("_q_for_pri", "_lookup", "_get_message_priority", "active_queues", "global_keyprefix"),
+)
+_QOS = (
+    *("ack", "append", "reject", "restore_by_tag", "restore_unacked", "restore_visible"),
+    *("unacked_key", "unacked_index_key", "visibility_timeout", "_delivered", "_dirty"),
+)
 
 
 class BulkPath:
@@ -27,18 +40,74 @@ class BulkPath:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
+        consumer.batch_ledger = NoLedger()
+        self._unsent: list[str] = []
         self._acks: BulkAcks | None = None
+        self._fetch: BulkFetch | None = None
+        self._lease: Lease | None = None
+        self._last_owner: str | None = None
+        self._connect = consumer.connection_for_read
+        consumer.connection_for_read = self._connect_without_sweep
 
     def open(self) -> None:
         """Make the new connection's channel bulk, if it is one that we know."""
+        channel = self._known_channel()
+        if channel is None:
+            return
+        try:
+            lease = self._take_lease(channel)
+        except NoPermissionError as error:
+            logger.warning("Redis runs no scripts for us (%s): no bulk, no lease", error)
+            return
+        self._acks = BulkAcks(channel, self._consumer, lease, self._unsent)
+        # First what is done, so that it is not given back; then what the last
+        # connection held, where it could not give that back itself.
+        self._acks.flush()
+        if self._last_owner is not None:
+            lease.returns.resign(self._last_owner)
+        self._last_owner = lease.keys.owner
+        consumer, lanes = self._consumer, self._consumer.batch_lanes
+        read = consumer.batch_gate.read
+        self._fetch = BulkFetch(channel, consumer.hub, lease, lanes.room, read)
+        consumer.batch_ledger = RedisLedger(consumer.pool, lease, self._acks, lanes.drop)
+
+    def close(self) -> None:
+        """Let go of a connection that is gone."""
+        self._consumer.batch_ledger = NoLedger()
+        if self._fetch is not None:
+            self._fetch.close()
+        if self._acks is not None:
+            self._acks.end()
+        if self._lease is not None:
+            self._lease.end()
+        self._fetch = self._acks = self._lease = None
+
+    def flush(self) -> None:
+        """Send what is still to be acknowledged, and wait for nothing more."""
+        if self._fetch is not None:
+            self._fetch.close()
+        if self._acks is not None:
+            self._acks.flush()
+
+    def _connect_without_sweep(self, *args: Any, **kwargs: Any) -> Any:
+        """Connect, and keep kombu from a sweep by this host's clock before ours is in place."""
+        connection = self._connect(*args, **kwargs)
+        if self._consumer.controller.batch_tasks and self._is_wanted(connection):
+            for channel in connection.transport.cycle._channels:  # noqa: SLF001
+                channel.qos.restore_visible = noop
+        return connection
+
+    def _is_wanted(self, connection: Any) -> bool:
         consumer = self._consumer
-        unsent = self._acks.unsent if self._acks else []
-        self._acks = None
-        if consumer.hub is None or not consumer.app.conf.get("batch_bulk", True):
-            return
-        if consumer.connection.transport.driver_type != "redis":
-            return
+        is_redis = connection.transport.driver_type == "redis"
+        return bool(is_redis and consumer.hub and consumer.app.conf.get("batch_bulk", True))
+
+    def _known_channel(self) -> Any:
+        consumer = self._consumer
+        if not self._is_wanted(consumer.connection):
+            return None
         channel = consumer.task_consumer.channel
+        vars(channel.qos).pop("restore_visible", None)
         missing = [name for name in _CHANNEL if not hasattr(channel, name)]
         missing += [name for name in _QOS if not hasattr(channel.qos, name)]
         if missing or not channel.ack_emulation:
@@ -46,11 +115,16 @@ class BulkPath:
                 "this kombu has no %s: messages are read and acknowledged singly",
                 ", ".join(missing) or "acknowledgements",
             )
-            return
-        self._acks = BulkAcks(channel, consumer, unsent)
-        BulkFetch(channel, consumer.batch_lanes.room, consumer.batch_gate.read)
+            return None
+        return channel
 
-    def flush(self) -> None:
-        """Send what is still to be acknowledged."""
-        if self._acks is not None:
-            self._acks.flush()
+    def _take_lease(self, channel: Any) -> Lease:
+        consumer = self._consumer
+
+        def in_doubt() -> None:
+            consumer.hub.call_soon(consumer.batch_ledger.drop_lost)
+
+        seconds = Settings.of(consumer.app).lease
+        lease = self._lease = Lease(channel, consumer.hostname, seconds, in_doubt)
+        lease.open()
+        return lease

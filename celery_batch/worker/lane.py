@@ -132,6 +132,17 @@ class Lane:
             self.calls += answer.calls
             self.safe_size = answer.safe_size
 
+    def drop(self, tags: set[str]) -> None:
+        """Drop those in line whose messages have gone to another worker."""
+        with self._lock:
+            waiting = self._batcher.clear()
+            for request in waiting:
+                if request.item.message.delivery_tag not in tags:
+                    self._batcher.add(request)
+        for request in waiting:
+            if request.item.message.delivery_tag in tags:
+                task_ready(request.item)
+
     def report(self) -> dict[str, Any]:
         """Return what an operator wants to know, as plain data."""
         return {

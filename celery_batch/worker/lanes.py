@@ -96,6 +96,11 @@ class Lanes:
                 job.disown()
                 self._returns.still_run(job)
 
+    def drop(self, tags: set[str]) -> None:
+        """Drop who waits in line with one of these delivery tags: others run them."""
+        for lane in self._lanes.values():
+            lane.drop(tags)
+
     def add(self, lane: Lane, task_request: Any) -> None:
         """Put Celery's request in its lane, and send off what may leave."""
         if self._arrivals.admit(lane, task_request):
@@ -103,6 +108,7 @@ class Lanes:
 
     def pump(self) -> None:
         """Send off every batch that may leave now; arm the alarm for the next that may."""
+        self._consumer.batch_ledger.drop_lost()
         while self._open:
             self._give_up_late_ones()
             soonest = [lane.next_deadline for lane in self._lanes.values()]

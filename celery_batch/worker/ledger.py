@@ -13,3 +13,6 @@ class NoLedger:
 
     def started(self, task_requests: Sequence[Any]) -> None:
         """Take note that a pool process runs these requests of Celery's."""
+
+    def drop_lost(self) -> None:
+        """Let go of requests that have gone to another worker; called before batches leave."""

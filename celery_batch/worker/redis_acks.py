@@ -2,70 +2,147 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import logging
+from collections.abc import Iterable
 from typing import Any
 
+from redis import Redis
+from redis.exceptions import RedisError, ResponseError
+
+from celery_batch.worker.redis_lease import Lease
+from celery_batch.worker.redis_returns import Terms
+from celery_batch.worker.redis_scripts import DONE
+
 __all__ = ["BulkAcks"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds until a Redis that refused is asked again.
+_AGAIN = 1.0
 
 
 class BulkAcks:
     """
     Collects acknowledgements and sends them once in a pass of the event loop.
 
-    They are late by less than a pass, so delivery stays at least once.
+    They are late by less than a pass, so delivery stays at least once.  What is said
+    of a message on a connection that is gone is kept for the next one: the tags are
+    the messages' own and stay good.
 
     Args:
         channel: Kombu's Redis channel.
         consumer: Celery's consumer, with an event loop.
-        tags: What could not be sent on an earlier connection; the tags are the
-            messages' own and stay good.
+        lease: What is acknowledged is crossed off its list.
+        tags: What could not be sent on earlier connections; more is put there when
+            this one has ended.
     """
 
-    def __init__(self, channel: Any, consumer: Any, tags: list[str]) -> None:
+    def __init__(self, channel: Any, consumer: Any, lease: Lease, tags: list[str]) -> None:
+        self._channel = channel
         self._qos = channel.qos
         self._consumer = consumer
+        self._lease = lease
+        # Past kombu's own client, which puts the key prefix before some keys only.
+        self._done = Redis(connection_pool=channel.pool).register_script(DONE)
         self._tags = tags
-        self._reject_one = self._qos.reject
-        self._restore = self._qos.restore_unacked_once
-        self._qos.ack = self.ack
-        self._qos.reject = self._reject
-        self._qos.restore_unacked_once = self._restore_after_flush
-        if tags:
-            consumer.hub.call_soon(self.flush)
-
-    @property
-    def unsent(self) -> list[str]:
-        """What has not reached Redis yet."""
-        return self._tags
+        self._marks: list[str] = []
+        self._is_flushing_soon = False
+        self._sweeps = 0
+        self.has_ended = False
+        qos = self._qos
+        qos.ack, qos.reject = self.ack, self._reject
+        qos.restore_by_tag, qos.restore_unacked = self._restore_by_tag, self._restore_all
+        qos.restore_unacked_once = self._restore_all
+        qos.restore_visible = self._restore_visible
 
     def ack(self, tag: str) -> None:
         """Acknowledge one message, soon."""
         self._qos._quick_ack(tag)  # noqa: SLF001 (frees its place in the prefetch window)
         self._tags.append(tag)
-        if not self._consumer.batch_lanes.is_open:
-            self.flush()  # nobody will come by later
-        elif len(self._tags) == 1:
-            self._consumer.hub.call_soon(self.flush)
+        if not self.has_ended:
+            self._flush_soon()
+
+    def mark(self, tags: Iterable[str]) -> None:
+        """Note that the batch of these messages runs, soon and before they are acknowledged."""
+        if self.has_ended:
+            return
+        held = self.held_here()
+        self._marks += [tag for tag in tags if tag in held]
+        if self._marks:
+            self._flush_soon()
+
+    def held_here(self) -> set[str]:
+        """Return the delivery tags of what was delivered here and is not acknowledged."""
+        delivered, done = self._qos._delivered, self._qos._dirty  # noqa: SLF001
+        return {tag for tag in delivered if tag not in done}
+
+    def let_go(self, tags: Iterable[str]) -> None:
+        """Hold these messages no longer, and tell nobody: they are others' now."""
+        for tag in tags:
+            self._qos._quick_ack(tag)  # noqa: SLF001 (frees its place in the prefetch window)
 
     def flush(self) -> None:
-        """Send what has been collected; what cannot be sent is kept for the next connection."""
-        tags, self._tags = self._tags, []
-        if not tags:
+        """
+        Send what has been collected; what cannot be sent is kept.
+
+        Raises:
+            redis.ConnectionError: Redis is gone; Celery then makes a new connection.
+        """
+        self._is_flushing_soon = False
+        if self.has_ended or not (self._tags or self._marks):
             return
+        keys = self._lease.keys
+        tags, marks = list(self._tags), self._marks
+        self._marks = []
         try:
-            with self._qos.pipe_or_acquire() as pipe:
-                pipe.zrem(self._qos.unacked_index_key, *tags)
-                pipe.hdel(self._qos.unacked_key, *tags)
-                pipe.execute()
-        except Exception:
-            self._tags = tags + self._tags
-            raise
+            self._done(
+                keys=[keys.index, keys.unacked, keys.owner_of, keys.held],
+                args=[len(tags), *tags, *marks],
+            )
+        except ResponseError as error:
+            logger.warning("Redis refuses acknowledgements (%s): sent again soon", error)
+            self._consumer.hub.call_later(_AGAIN, self._flush_soon)
+        else:
+            del self._tags[: len(tags)]
+
+    def end(self) -> None:
+        """Send nothing more on this connection; what is still to be sent is the next one's."""
+        self.has_ended = True
+        qos = self._qos
+        qos._on_collect.cancel()  # noqa: SLF001 (kombu's own last try, at the exit, keeps it alive)
+        qos._delivered.clear()  # noqa: SLF001
+        qos._delivered.restored = True  # noqa: SLF001
+
+    def _flush_soon(self) -> None:
+        if not self._consumer.batch_lanes.is_open:
+            self.flush()  # nobody will come by later
+        elif not self._is_flushing_soon:
+            self._is_flushing_soon = True
+            self._consumer.hub.call_soon(self.flush)
 
     def _reject(self, tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (kombu's signature)
-        self.flush()
-        self._reject_one(tag, requeue=requeue)
+        if not requeue:
+            self.ack(tag)
+        elif not self.has_ended:  # else it has gone back with all the others
+            self._restore_by_tag(tag, leftmost=True)
+            self._qos._quick_ack(tag)  # noqa: SLF001
 
-    def _restore_after_flush(self, *args: Any, **kwargs: Any) -> Any:
-        with suppress(Exception):  # where Redis is gone, what was acknowledged waits with us
+    def _restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 (kombu's signature)
+        command = "LPUSH" if leftmost else "RPUSH"
+        terms = Terms(self._lease.keys.owner, command=command)
+        self._lease.returns.give_back({tag: "0"}, terms)
+
+    def _restore_all(self, *_: Any, **__: Any) -> None:
+        """Give everything back, as the channel closes; nothing here may keep it from closing."""
+        try:
             self.flush()
-        return self._restore(*args, **kwargs)
+        except (RedisError, OSError) as error:
+            logger.warning("Could not acknowledge (%s): sent on the next connection", error)
+        self.end()
+        self._lease.end()
+
+    def _restore_visible(self, start: int = 0, num: int | None = None, interval: int = 10) -> None:  # noqa: ARG002 (kombu's signature)
+        """As kombu's own, by Redis' clock, and sparing what a living worker holds."""
+        self._sweeps += 1
+        if (self._sweeps - 1) % (interval or 1) == 0 and not self.has_ended:
+            self._lease.returns.sweep(self._qos.visibility_timeout, num)

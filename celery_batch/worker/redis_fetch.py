@@ -1,11 +1,10 @@
 """
-Many messages in one round trip, where kombu reads one.
+Many messages in one round trip, where kombu reads one; and none lost on the way.
 
-A blocking BRPOP brings the first message, as ever.  One script then pops as many
-more as there is room for, in kombu's order of priorities and queues, and writes
-them down as unacknowledged in the same atomic step, byte for byte as kombu does:
-any other worker can give them back.  (Kombu pops and writes down in two steps; a
-worker killed in between loses the message.)
+One script pops as many messages as there is room for, in kombu's order of priorities
+and queues, and in the same atomic step writes down who has them, as kombu does and for
+the lease: at no moment is a message neither in its queue nor written down.  When there
+is nothing to pop, bells tell of the next message.
 """
 
 from __future__ import annotations
@@ -13,12 +12,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from queue import Empty
 from typing import Any
 
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
-from redis import Redis
-from redis.exceptions import ResponseError
+from kombu.utils.json import dumps
+from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
+
+from celery_batch.worker.redis_bells import Bells
+from celery_batch.worker.redis_lease import Lease
+from celery_batch.worker.redis_scripts import KEEP, POP
 
 __all__ = ["BulkFetch"]
 
@@ -28,37 +32,9 @@ logger = logging.getLogger(__name__)
 #: in which no finished batch is noticed and no ready one is sent off.
 _SLICE = 32
 
-# KEYS: the queues' lists in order, the index of the unacknowledged, the hash of them.
-# ARGV: the time, how many. A message is decoded only to be read; encoding it again
-# would turn an empty list into an empty object. Nothing here may fail on what anybody
-# can send: a script that fails half way has popped messages that nobody then has.
-_POP = """
-local found, wanted = {}, tonumber(ARGV[2])
-for i = 1, #KEYS - 2 do
-  while wanted > 0 do
-    local message = redis.call('RPOP', KEYS[i])
-    if not message then break end
-    local tag = ''
-    local readable, decoded = pcall(cjson.decode, message)
-    local properties = readable and type(decoded) == 'table' and decoded.properties
-    local claimed = type(properties) == 'table' and properties.delivery_tag
-    if type(claimed) == 'string' and claimed ~= '' and #claimed <= 255
-        and not string.find(claimed, '[^ -~]') then
-      tag = claimed
-      local info = properties.delivery_info
-      if type(info) ~= 'table' then info = {} end
-      local exchange = type(info.exchange) == 'string' and info.exchange or ''
-      local key = type(info.routing_key) == 'string' and info.routing_key or ''
-      redis.call('ZADD', KEYS[#KEYS - 1], ARGV[1], tag)
-      redis.call('HSET', KEYS[#KEYS], tag, '[' .. message .. ', '
-        .. cjson.encode(exchange) .. ', ' .. cjson.encode(key) .. ']')
-    end
-    found[#found + 1] = {i, tag, message}
-    wanted = wanted - 1
-  end
-end
-return found
-"""
+#: Seconds after which an idle worker looks for itself, as kombu's own BRPOP does; and
+#: after which a Redis that refused is asked again.
+_LOOK_EVERY = 1.0
 
 
 class BulkFetch:
@@ -67,50 +43,136 @@ class BulkFetch:
 
     Args:
         channel: Kombu's Redis channel, which consumes with acknowledgements.
+        hub: Celery's event loop.
+        lease: What is read belongs to it.
         room: How many more messages the worker can put to use.
         read: Decodes a message; None if it refuses it.
     """
 
-    def __init__(self, channel: Any, room: Callable[[], int], read: Callable[[bytes], Any]) -> None:
+    def __init__(
+        self,
+        channel: Any,
+        hub: Any,
+        lease: Lease,
+        room: Callable[[], int],
+        read: Callable[[bytes], Any],
+    ) -> None:
         self._channel = channel
         self._qos = channel.qos
+        self._lease = lease
         self._room = room
         self._decode = read
+        self._places: list[str] = []
+        self._asked_at = 0.0
+        self._is_quiet = False
+        self._is_asked = False
+        self._is_single = False
+        self._is_refused = False
         self._written_down: set[str] = set()
-        # Past kombu's own client, which puts the key prefix before some keys only.
-        self._script = Redis(connection_pool=channel.pool).register_script(_POP)
-        self._read_one = channel._brpop_read  # noqa: SLF001
-        self._append_one = channel.qos.append
+        self._bells = Bells(channel, hub, self._wake, self._read_singly)
+        self._keep = lease.client.register_script(KEEP)
+        self._pop = lease.client.script_load(POP)
+        self._start_one, self._read_one = channel._brpop_start, channel._brpop_read  # noqa: SLF001
+        channel._brpop_start = self._ask  # noqa: SLF001
         channel._brpop_read = channel.handlers["BRPOP"] = self._read  # noqa: SLF001
         channel.qos.append = self._append
 
-    def stop(self) -> None:
-        """Go back to one message at a time."""
+    def close(self) -> None:
+        """Wait for nothing more; an answer that is on its way can still be read."""
+        self._bells.close()
+
+    def _wake(self) -> None:
+        self._is_quiet = False
+
+    def _read_singly(self, error: ResponseError) -> None:
+        if not self._is_single:
+            self._is_single = True
+            self._bells.close()
+            logger.warning("this Redis knows no BLMOVE (%s): messages are read singly", error)
+
+    def _ask(self, timeout: float | None = None) -> None:
+        """Take the place of sending BRPOP: called in each pass in which we may consume."""
+        if self._is_single:
+            self._start_one(timeout)
+            return
+        now = time.monotonic()
+        if self._is_quiet and now - self._asked_at < _LOOK_EVERY:
+            return
+        channel, keys, lease = self._channel, self._lease.keys, self._lease
+        lists = self._lists()
+        if not lists:
+            return
+        self._is_quiet, self._asked_at = False, now
+        connection = channel.client.connection
+        channel._in_poll = connection  # noqa: SLF001
+        channel._brpop_sent_at = now  # noqa: SLF001
+        names = [keys.index, keys.unacked, keys.owner_of, keys.held, keys.owners, keys.alive]
+        self._is_asked = True
+        connection.send_command(
+            *("EVALSHA", self._pop, len(names) + len(lists), *names, *lists),
+            *(self._wanted(), keys.owner, lease.description, lease.milliseconds),
+        )
+
+    def _lists(self) -> list[str]:
         channel = self._channel
-        channel._brpop_read = channel.handlers["BRPOP"] = self._read_one  # noqa: SLF001
-
-    def _read(self, **options: Any) -> Any:
-        delivered = self._read_one(**options)  # raises Empty if there is nothing
-        credit = self._qos.can_consume_max_estimate()
-        wanted = min(self._room(), _SLICE, _SLICE if credit is None else credit)
-        if delivered and wanted > 0:
-            self._deliver(self._pop(wanted))
-        return delivered
-
-    def _pop(self, wanted: int) -> list[tuple[str, str, bytes]]:
-        """Return queue, delivery tag (empty if not written down) and message of each."""
-        channel, prefix = self._channel, self._channel.global_keyprefix
         queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
-        places = [(step, queue) for step in channel.priority_steps for queue in queues]
-        keys = [channel._q_for_pri(queue, step) for step, queue in places]  # noqa: SLF001
-        keys += [self._qos.unacked_index_key, self._qos.unacked_key]
+        self._places = [queue for _ in channel.priority_steps for queue in queues]
+        return [
+            channel.global_keyprefix + channel._q_for_pri(queue, step)  # noqa: SLF001
+            for step in channel.priority_steps
+            for queue in queues
+        ]
+
+    def _wanted(self) -> int:
+        credit = self._qos.can_consume_max_estimate()
+        return min(max(self._room(), 1), _SLICE, _SLICE if credit is None else max(credit, 1))
+
+    def _read(self, **options: Any) -> bool:
+        """
+        Read the answer and deliver what it brings.
+
+        Raises:
+            Empty: Nothing was there.
+        """
+        if not self._is_asked:
+            return bool(self._read_one(**options))
+        found = self._answer()
+        if not found:
+            self._is_quiet = True
+            if not self._channel._closing:  # noqa: SLF001
+                self._bells.arm(self._lists())
+            raise Empty
+        self._channel._queue_cycle.rotate(found[0][0])  # noqa: SLF001
+        self._deliver(found)
+        return True
+
+    def _answer(self) -> list[tuple[str, str, bytes]]:
+        """Return queue, delivery tag (empty if not written down) and message of each."""
+        channel = self._channel
         try:
-            found = self._script(keys=[prefix + key for key in keys], args=[time.time(), wanted])
+            found = channel.client.parse_response(channel.client.connection, "EVALSHA")
+        except channel.connection_errors:
+            channel.client.connection.disconnect()
+            raise
         except ResponseError as error:
-            logger.warning("Redis runs no scripts for us (%s): messages are read singly", error)
-            self.stop()
-            return []
-        return [(places[at - 1][1], bytes_to_str(tag), message) for at, tag, message in found]
+            self._is_quiet = True  # not again in this very pass
+            self._explain(error)
+            raise Empty from error
+        finally:
+            self._is_asked = False
+            channel._in_poll = None  # noqa: SLF001
+            channel._flush_brpop_reauth()  # noqa: SLF001
+        self._is_refused = False
+        return [(self._places[at - 1], bytes_to_str(tag), message) for at, tag, message in found]
+
+    def _explain(self, error: ResponseError) -> None:
+        if isinstance(error, NoScriptError):
+            self._pop = self._lease.client.script_load(POP)
+        elif isinstance(error, NoPermissionError):
+            self._read_singly(error)
+        elif not self._is_refused:
+            self._is_refused = True
+            logger.warning("Redis refuses to hand out messages (%s): asked again soon", error)
 
     def _deliver(self, found: list[tuple[str, str, bytes]]) -> None:
         self._written_down.update(tag for _, tag, _ in found if tag)
@@ -136,8 +198,13 @@ class BulkFetch:
         self._qos.ack(tag)
 
     def _append(self, message: Any, tag: str) -> None:
-        if tag not in self._written_down:
-            self._append_one(message, tag)
-            return
-        self._written_down.discard(tag)
+        if tag in self._written_down:
+            self._written_down.discard(tag)
+        else:
+            info, keys = message.delivery_info, self._lease.keys
+            entry = dumps([message._raw, info["exchange"], info["routing_key"]])  # noqa: SLF001
+            self._keep(
+                keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.owners],
+                args=[keys.owner, tag, entry],
+            )
         virtual.QoS.append(self._qos, message, tag)

@@ -17,7 +17,6 @@ from celery_batch.worker import capacity, control
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.gate import Gate
 from celery_batch.worker.lanes import Lanes
-from celery_batch.worker.ledger import NoLedger
 from celery_batch.worker.loading import load_models
 from celery_batch.worker.pool_words import listen_before_flush
 from celery_batch.worker.reconnect import reconnect_soon
@@ -125,7 +124,6 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(consumer, **kwargs)
         self.lanes = consumer.batch_lanes = Lanes(consumer)
         self.gate = consumer.batch_gate = Gate(consumer)
-        consumer.batch_ledger = NoLedger()
         self.bulk = BulkPath(consumer)
         reconnect_soon(consumer)
         control.register()
@@ -141,7 +139,10 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def stop(self, consumer: Any) -> None:
         """Give back what has not been sent to the pool."""
-        self.lanes.close(restarting=consumer.blueprint.state == bootsteps.RUN)
+        restarting = consumer.blueprint.state == bootsteps.RUN
+        self.lanes.close(restarting=restarting)
+        if restarting:
+            self.bulk.close()  # at a shutdown what runs is still ours until the channel closes
 
     def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 (Celery's signature)
         """Send the last acknowledgements, while the connection is still there."""

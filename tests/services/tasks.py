@@ -219,3 +219,11 @@ def once(x):
     if "bad" in x:
         raise ValueError("cannot digest it")
     return x
+
+
+@app.task(base=BatchTask, name="shop.nap", max_batch_size=4, max_wait=0.2, linger=0.02)
+def nap(x):
+    """Take longer over each batch than a short visibility timeout."""
+    remember("nap", items=x)
+    time.sleep(float(os.environ.get("SHOP_NAP_SECONDS", "1.3")))
+    return x

@@ -1,0 +1,120 @@
+"""
+Being told that a queue is no longer empty, without taking anything out of it.
+
+BRPOP takes a message out of Redis and sends it: a worker that is killed before it has
+written the message down loses it, and so does one whose process is gone while a pool
+process still keeps its socket open.  BLMOVE from a list's end back to the same end
+waits as BRPOP does, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from celery_batch.worker.redis_owner import awake_seconds, own_pool
+
+__all__ = ["Bells"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds for which Redis waits before it answers that nothing came; a network that
+#: forgets silent connections hears from us in time.
+_WAIT = 30
+
+#: Seconds without any answer after which a connection counts as lost.
+_LOST_AFTER = 2 * _WAIT
+
+_TIMEOUT = 5.0
+
+
+@dataclass(slots=True)
+class _Bell:
+    """One connection that waits at one list."""
+
+    connection: Any
+    socket: int
+    armed_at: float | None = None
+
+
+class Bells:
+    """
+    One connection for each list, because a BLMOVE waits at one list only.
+
+    Args:
+        channel: Kombu's Redis channel.
+        hub: Celery's event loop.
+        on_ring: Called on the loop when some list has a message.
+        on_broken: Called when this Redis cannot do it, with its error.
+    """
+
+    def __init__(
+        self,
+        channel: Any,
+        hub: Any,
+        on_ring: Callable[[], object],
+        on_broken: Callable[[ResponseError], object],
+    ) -> None:
+        self._pool = own_pool(channel, _TIMEOUT)
+        self._hub = hub
+        self._on_ring = on_ring
+        self._on_broken = on_broken
+        self._bells: dict[str, _Bell] = {}
+
+    def arm(self, keys: Iterable[str]) -> None:
+        """
+        Wait at each of these lists, unless we do.
+
+        Args:
+            keys: The lists, key prefix included.
+        """
+        wanted, now = set(keys), awake_seconds()
+        for key, bell in list(self._bells.items()):
+            if key not in wanted or (bell.armed_at and now - bell.armed_at > _LOST_AFTER):
+                self._drop(key)
+        for key in wanted:
+            bell = self._bells.get(key) or self._connect(key)
+            if bell.armed_at is None:
+                try:
+                    bell.connection.send_command("BLMOVE", key, key, "RIGHT", "RIGHT", _WAIT)
+                except (RedisError, OSError):
+                    self._drop(key)
+                    raise
+                bell.armed_at = now
+
+    def close(self) -> None:
+        """Wait no more."""
+        for key in list(self._bells):
+            self._drop(key)
+
+    def _connect(self, key: str) -> _Bell:
+        connection = self._pool.connection_class(**self._pool.connection_kwargs)
+        connection.connect()
+        bell = self._bells[key] = _Bell(connection, connection._sock.fileno())  # noqa: SLF001
+        self._hub.add_reader(bell.socket, self._hear, key)
+        return bell
+
+    def _drop(self, key: str) -> None:
+        bell = self._bells.pop(key)
+        self._hub.remove_reader(bell.socket)
+        bell.connection.disconnect()
+
+    def _hear(self, key: str) -> None:
+        bell = self._bells.get(key)
+        if bell is None:
+            return
+        try:
+            bell.connection.read_response(disconnect_on_error=False)
+        except ResponseError as error:
+            self._drop(key)
+            self._on_broken(error)
+        except (RedisError, OSError):
+            self._drop(key)
+            self._on_ring()  # if Redis is gone, the next command meets it
+        else:
+            bell.armed_at = None
+            self._on_ring()

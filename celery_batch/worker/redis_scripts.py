@@ -1,0 +1,199 @@
+"""
+What has to happen in Redis in one step, as scripts.
+
+Kombu's own keys, `unacked` and `unacked_index`, keep kombu's form byte for byte.
+Beside them lie ours: who holds a message (`owner of`), what a worker holds (`held`,
+with "1" for what is running and "0" for what waits), whether it lives (`alive`, which
+expires) and who there is (`owners`).  Times are Redis' own, so that no host's clock
+can do harm.  Scripts that must work on a full Redis begin with a command that Redis
+allows then; what follows in the same script is allowed too.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DONE", "KEEP", "MISSING", "POP", "RENEW", "RETURN", "SWEEP"]
+
+_NOW = """
+local clock = redis.call('TIME')
+local now = clock[1] .. '.' .. string.format('%06d', clock[2])
+"""
+
+#: Pop messages and write down who has them.
+#: KEYS: index, unacked, owner of, held, owners, alive, then the queues' lists in order.
+#: ARGV: how many, owner, what alive says, its milliseconds.
+#: A message is decoded only to be read; encoding it again would turn an empty list
+#: into an empty object.  Nothing here may fail on what anybody can send: a script that
+#: fails half way has popped messages that nobody then has.
+POP = (
+    _NOW
+    + """
+local found, wanted = {}, tonumber(ARGV[1])
+local index, entries, owners, flags = {}, {}, {}, {}
+for i = 7, #KEYS do
+  while wanted > 0 do
+    local message = redis.call('RPOP', KEYS[i])
+    if not message then break end
+    local tag = ''
+    local readable, decoded = pcall(cjson.decode, message)
+    local properties = readable and type(decoded) == 'table' and decoded.properties
+    local claimed = type(properties) == 'table' and properties.delivery_tag
+    if type(claimed) == 'string' and claimed ~= '' and #claimed <= 255
+        and not string.find(claimed, '[^ -~]') then
+      tag = claimed
+      local info = properties.delivery_info
+      if type(info) ~= 'table' then info = {} end
+      local exchange = type(info.exchange) == 'string' and info.exchange or ''
+      local key = type(info.routing_key) == 'string' and info.routing_key or ''
+      index[#index + 1] = now
+      index[#index + 1] = tag
+      entries[#entries + 1] = tag
+      entries[#entries + 1] = '[' .. message .. ', ' .. cjson.encode(exchange)
+        .. ', ' .. cjson.encode(key) .. ']'
+      owners[#owners + 1] = tag
+      owners[#owners + 1] = ARGV[2]
+      flags[#flags + 1] = tag
+      flags[#flags + 1] = '0'
+    end
+    found[#found + 1] = {i - 6, tag, message}
+    wanted = wanted - 1
+  end
+end
+if #index > 0 then
+  redis.call('ZADD', KEYS[1], unpack(index))
+  redis.call('HSET', KEYS[2], unpack(entries))
+  redis.call('HSET', KEYS[3], unpack(owners))
+  redis.call('HSET', KEYS[4], unpack(flags))
+  redis.call('SADD', KEYS[5], ARGV[2])
+  if redis.call('PEXPIRE', KEYS[6], ARGV[4]) == 0 then
+    redis.call('SET', KEYS[6], ARGV[3], 'PX', ARGV[4])
+  end
+end
+return found
+"""
+)
+
+#: Write down a message that was read by itself.
+#: KEYS: index, unacked, owner of, held, owners.  ARGV: owner, tag, entry.
+KEEP = (
+    _NOW
+    + """
+redis.call('ZREM', KEYS[1], ARGV[2])
+redis.call('ZADD', KEYS[1], now, ARGV[2])
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+redis.call('HSET', KEYS[3], ARGV[2], ARGV[1])
+redis.call('HSET', KEYS[4], ARGV[2], '0')
+redis.call('SADD', KEYS[5], ARGV[1])
+"""
+)
+
+#: Cross off what is acknowledged, then mark what runs.
+#: KEYS: index, unacked, owner of, held.  ARGV: how many are acknowledged, their tags, the
+#: tags of what runs.
+DONE = """
+local done = tonumber(ARGV[1])
+redis.call('HDEL', KEYS[4], '')
+for first = 2, done + 1, 1000 do
+  local last = math.min(first + 999, done + 1)
+  redis.call('ZREM', KEYS[1], unpack(ARGV, first, last))
+  for i = 2, 4 do redis.call('HDEL', KEYS[i], unpack(ARGV, first, last)) end
+end
+for i = done + 2, #ARGV do
+  if redis.call('HEXISTS', KEYS[4], ARGV[i]) == 1 then
+    redis.call('HSET', KEYS[4], ARGV[i], '1')
+  end
+end
+"""
+
+#: Say that a worker lives; with "1" also that its messages are looked after.
+#: KEYS: alive, owners, held, index.  ARGV: what alive says, milliseconds, owner, "1".
+#: Returns 1 where the worker had been taken for dead.
+RENEW = (
+    _NOW
+    + """
+local lapsed = 0
+if redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+  redis.call('SADD', KEYS[2], ARGV[3])
+  lapsed = 1
+end
+if ARGV[4] == '1' then
+  local tags = redis.call('HKEYS', KEYS[3])
+  for first = 1, #tags, 1000 do
+    local index = {}
+    for i = first, math.min(first + 999, #tags) do
+      index[#index + 1] = now
+      index[#index + 1] = tags[i]
+    end
+    redis.call('ZADD', KEYS[4], 'XX', unpack(index))
+  end
+end
+return lapsed
+"""
+)
+
+#: Who may have died: owners without a sign of life, and those of one machine.
+#: KEYS: owners.  ARGV: how alive keys begin, the machine ("" for none).
+MISSING = """
+local found = {}
+for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local alive = redis.call('GET', ARGV[1] .. owner)
+  if not alive or (ARGV[2] ~= '' and string.find(alive, ARGV[2], 1, true)) then
+    found[#found + 1] = {owner, alive or ''}
+  end
+end
+return found
+"""
+
+#: Put messages back into their queues, each once whoever asks, and forget who had them.
+#: KEYS: unacked, index, owner of, owners, held, alive, then lists.
+#: ARGV: owner ("" for nobody of ours), what alive must say ("*": anything), the latest
+#: time a message may have been looked after ("" for any), the command, "1" to forget the
+#: owner once it holds nothing; then for each message its tag, its number of copies (-1:
+#: only cross it off the list), and for each copy the number of its list and its text.
+RETURN = """
+local owner = ARGV[1]
+if ARGV[2] ~= '*' and (redis.call('GET', KEYS[6]) or '') ~= ARGV[2] then return -1 end
+local given, at = 0, 6
+while at <= #ARGV do
+  local tag, copies = ARGV[at], tonumber(ARGV[at + 1])
+  local score = redis.call('ZSCORE', KEYS[2], tag)
+  local due = ARGV[3] == '' or (score and tonumber(score) <= tonumber(ARGV[3]))
+  if due then
+    if (redis.call('HGET', KEYS[3], tag) or '') == owner then
+      if copies >= 0 and redis.call('HDEL', KEYS[1], tag) == 1 then
+        for copy = 1, copies do
+          local place = at + 2 * copy
+          redis.call(ARGV[4], KEYS[6 + ARGV[place]], ARGV[place + 1])
+        end
+        given = given + 1
+      end
+      if copies >= 0 then redis.call('ZREM', KEYS[2], tag) end
+      redis.call('HDEL', KEYS[3], tag)
+    end
+    redis.call('HDEL', KEYS[5], tag)
+  end
+  at = at + 2 + 2 * math.max(copies, 0)
+end
+if ARGV[5] == '1' and redis.call('HLEN', KEYS[5]) == 0 then
+  redis.call('SREM', KEYS[4], owner)
+  redis.call('DEL', KEYS[6])
+end
+return given
+"""
+
+#: What nobody has looked after for too long, latest first.
+#: KEYS: index, owner of.  ARGV: seconds, how alive and held keys begin, how many.
+#: Returns the time before which, then tag, owner and flag of each.
+SWEEP = """
+local clock = redis.call('TIME')
+local latest = string.format('%.6f', clock[1] + clock[2] / 1000000 - ARGV[1])
+local found = {latest}
+for _, tag in ipairs(redis.call('ZREVRANGEBYSCORE', KEYS[1], latest, 0, 'LIMIT', 0, ARGV[4])) do
+  local owner = redis.call('HGET', KEYS[2], tag) or ''
+  if owner == '' or redis.call('EXISTS', ARGV[2] .. owner) == 0 then
+    local flag = owner ~= '' and redis.call('HGET', ARGV[3] .. owner, tag) or '0'
+    found[#found + 1] = {tag, owner, flag}
+  end
+end
+return found
+"""
