@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from random import Random
 
-from kombu import Connection
-
+from tests.faults.neighbour import Neighbour
 from tests.faults.stage import Needs, Stage
 
 __all__ = ["FAULTS", "Fault"]
@@ -205,23 +203,16 @@ class VisibilityShort(Fault):
     lasts = 4.0
     size = 150
 
+    def __init__(self) -> None:
+        self._neighbour = Neighbour(visibility_timeout=1)
+
     def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
-        """Be the neighbour who gives back what looks forgotten, as every worker does."""
-        self._over = threading.Event()
-        self._neighbour = threading.Thread(target=self._sweep, args=(stage.broker.url(),))
-        self._neighbour.start()
+        """Let a neighbour sweep."""
+        self._neighbour.enter(stage.broker.url())
 
     def clear(self, stage: Stage) -> None:  # noqa: ARG002
-        """Leave."""
-        self._over.set()
-        self._neighbour.join()
-
-    def _sweep(self, url: str) -> None:
-        options = {"visibility_timeout": 1}
-        with Connection(url, transport_options=options) as connection:
-            channel = connection.default_channel
-            while not self._over.wait(0.2):
-                channel.qos.restore_visible(interval=1)
+        """Let it go."""
+        self._neighbour.leave()
 
 
 class OutOfMemory(Fault):
@@ -246,15 +237,24 @@ class OutOfMemory(Fault):
 
 
 class ClockStepped(Fault):
-    """The worker's wall clock steps by an hour, forth or back."""
+    """The worker's wall clock steps by two hours, forth or back; its neighbours' do not."""
 
     name = "clock-stepped"
     brokers = ("redis",)
     needs = Needs(stepping_clock=True)
+    lasts = 1.0
+
+    def __init__(self) -> None:
+        self._neighbour = Neighbour(visibility_timeout=3600)
 
     def inject(self, stage: Stage, chance: Random) -> None:
-        """Step, once; the clock stays wrong."""
-        stage.step_clock(chance.choice([3600.0, -3600.0]))
+        """Step, once: the clock stays wrong."""
+        stage.step_clock(chance.choice([7200.0, -7200.0]))
+        self._neighbour.enter(stage.broker.url())
+
+    def clear(self, stage: Stage) -> None:  # noqa: ARG002
+        """Let the neighbour go."""
+        self._neighbour.leave()
 
 
 class ItemsRaise(Fault):

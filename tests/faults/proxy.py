@@ -108,6 +108,8 @@ class _Server:
         self._server.close()
         for link in list(self._links):
             link.close()
+        while self._links:
+            await asyncio.sleep(0.01)
 
     async def cut(self, seed: str) -> None:
         chance = random.Random(seed)
