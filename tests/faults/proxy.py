@@ -108,8 +108,6 @@ class _Server:
         self._server.close()
         for link in list(self._links):
             link.close()
-        while self._links:
-            await asyncio.sleep(0.01)
 
     async def cut(self, seed: str) -> None:
         chance = random.Random(seed)
@@ -128,13 +126,12 @@ class _Server:
             return
         link = _Link(writer, back_writer)
         self._links.add(link)
-        try:
+        with contextlib.suppress(asyncio.CancelledError):  # the proxy ends
             await asyncio.gather(
                 link.pump(reader, back_writer, replies=False),
                 link.pump(back_reader, writer, replies=True),
             )
-        finally:
-            self._links.discard(link)
+        self._links.discard(link)
 
 
 async def _main() -> None:
