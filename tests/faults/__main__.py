@@ -12,7 +12,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tests.faults.faults import FAULTS, Fault
+from tests.faults.fault import Fault
+from tests.faults.faults import FAULTS
 from tests.faults.report import table, write_json
 from tests.faults.trial import try_fault
 from tests.faults.verdict import Verdict

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.faults import FAULTS, Fault
+from tests.faults.fault import Fault
+from tests.faults.faults import FAULTS
 from tests.faults.trial import try_fault
 from tests.services.rabbitmq import RabbitMQServer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.faults.answers import Answer
 from tests.faults.clients import Item
-from tests.faults.faults import Fault
+from tests.faults.fault import Fault
 from tests.faults.ledger import Run
 from tests.faults.verdict import Evidence, Verdict, judge
 

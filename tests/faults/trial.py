@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tests.faults.clients import Item
-from tests.faults.faults import Fault
+from tests.faults.fault import Fault
 from tests.faults.stage import Stage
 from tests.faults.verdict import Evidence, Verdict, judge
 from tests.services.rabbitmq import RabbitMQServer

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tests.faults.answers import Answer
 from tests.faults.clients import Item
-from tests.faults.faults import Fault
+from tests.faults.fault import Fault
 from tests.faults.ledger import Run
 
 __all__ = ["Evidence", "Verdict", "judge"]
