@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -142,7 +143,8 @@ class RabbitMQBroker:
 
 def _kill_server(child: Child) -> None:
     for process in psutil.Process(child.pid).children(recursive=True):
-        os.kill(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended with the one before
+            os.kill(process.pid, signal.SIGKILL)
 
 
 def _free_port() -> int:

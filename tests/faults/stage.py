@@ -79,8 +79,8 @@ class Stage:
             raise
         return self
 
-    def __exit__(self, *_exception: object) -> None:
-        self._stack.close()
+    def __exit__(self, *exception: object) -> None:
+        self._stack.__exit__(*exception)
 
     def pool(self) -> list[int]:
         """Return the ids of all pool processes."""
