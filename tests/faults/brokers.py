@@ -39,6 +39,9 @@ class Broker(Protocol):
     def left(self) -> int:
         """Return how many messages it still holds, delivered ones included where it knows."""
 
+    def halt(self) -> None:
+        """Have the server stop, as an operator would."""
+
     def kill(self) -> None:
         """Kill the server, unasked and at once."""
 
@@ -81,13 +84,17 @@ class RedisBroker:
             queued = sum(client.llen(key) for key in client.scan_iter("celery*", _type="list"))
             return queued + client.hlen("unacked")
 
+    def halt(self) -> None:
+        """Ask the server to stop; return when it has."""
+        self.server.stop()
+
     def kill(self) -> None:
         """Kill the server with SIGKILL."""
         _kill_server(self.server.child)
-        self.server.stop()
 
     def revive(self) -> None:
         """Start it and have it write every command down before it answers."""
+        self.server.stop()
         self.server.start()
         with self.connect() as client:
             client.config_set("appendfsync", "always")
@@ -126,13 +133,17 @@ class RabbitMQBroker:
         with Connection(self.server.url) as connection, connection.channel() as channel:
             return int(channel.queue_declare(self.queue, passive=True).message_count)
 
+    def halt(self) -> None:
+        """Ask the server to stop; return when it has."""
+        self.server.stop()
+
     def kill(self) -> None:
         """Kill the server with SIGKILL."""
         _kill_server(self.server.child)
-        self.server.stop()
 
     def revive(self) -> None:
         """Start the server again."""
+        self.server.stop()
         self.server.start()
 
     def close(self) -> None:

@@ -31,6 +31,8 @@ class Fault:
     ends: tuple[str, ...] = ()
     #: A fault of the broker's connection: what was being sent may have been sent twice.
     breaks_sending = False
+    #: It does harm until it is cleared, not only at the moment it strikes.
+    keeps_striking = False
     #: Items in all; a slow model gets fewer.
     size = 300
 

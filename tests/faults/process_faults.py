@@ -68,6 +68,7 @@ class WorkerQuit(Fault):
     """SIGQUIT with a soft shutdown of two seconds, and a new worker."""
 
     name = "worker-quit"
+    keeps_striking = True
     brokers = ("redis",)
     needs = Needs(conf={"worker_soft_shutdown_timeout": 2.0})
 

@@ -13,20 +13,36 @@ __all__ = ["SERVER_FAULTS"]
 
 
 class BrokerRestarted(Fault):
-    """SIGKILL to the broker, which comes back a second later with what it wrote down."""
+    """The broker is stopped, as for an update, and comes back a second later."""
 
     name = "broker-restarted"
     lasts = 1.0
     breaks_sending = True
 
     def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
-        """Kill the server."""
+        """Stop the server."""
         stage.victims = set(stage.pool())
-        stage.broker.kill()
+        stage.broker.halt()
 
     def clear(self, stage: Stage) -> None:
         """Start it on the same port and data."""
         stage.broker.revive()
+
+
+class BrokerKilled(BrokerRestarted):
+    """
+    SIGKILL to Redis, which comes back a second later with what it wrote down.
+
+    Not for RabbitMQ, which writes acknowledgements down some time after it got them.
+    """
+
+    name = "broker-killed"
+    brokers = ("redis",)
+
+    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+        """Kill the server."""
+        stage.victims = set(stage.pool())
+        stage.broker.kill()
 
 
 class BrokerCut(Fault):
@@ -61,6 +77,7 @@ class BrokerFull(Fault):
     """Redis refuses every write for three seconds: maxmemory reached, noeviction."""
 
     name = "broker-full"
+    keeps_striking = True
     brokers = ("redis",)
     lasts = 3.0
     breaks_sending = True
@@ -79,6 +96,7 @@ class ResultsUnreachable(Fault):
     """The result backend, a Redis of its own, refuses connections for five seconds."""
 
     name = "results-unreachable"
+    keeps_striking = True
     brokers = ("redis",)
     needs = Needs(proxy="results")
     lasts = 5.0
@@ -97,6 +115,7 @@ class ResultsFull(Fault):
     """The result backend, a Redis of its own, refuses every write for three seconds."""
 
     name = "results-full"
+    keeps_striking = True
     brokers = ("redis",)
     needs = Needs(proxy="results")
     lasts = 3.0
@@ -164,6 +183,7 @@ def _limit_memory(server: RedisBroker, limit: int) -> None:
 
 SERVER_FAULTS: tuple[Fault, ...] = (
     BrokerRestarted(),
+    BrokerKilled(),
     BrokerCut(),
     ClientsKilled(),
     BrokerFull(),

@@ -16,6 +16,11 @@ class _Cut(Fault):
     breaks_sending = True
 
 
+class _Lasting(Fault):
+    name = "lasting"
+    keeps_striking = True
+
+
 def _judged(fault: Fault | None = None, **changes: object) -> Verdict:
     item = Item(3, id="a", accepted=True, tries=[(8.0, 8.1)])
     right = Answer("SUCCESS", 6, seen=9.0)
@@ -26,6 +31,7 @@ def _judged(fault: Fault | None = None, **changes: object) -> Verdict:
         "last": {"a": right},
         "left": 0,
         "injected": STRUCK,
+        "struck": STRUCK + 0.1,
         "cleared": OVER,
         "victims": {1},
         "veterans": {1, 2},
@@ -94,6 +100,14 @@ def test_item_that_ran_in_another_process_is_not_excused():
     runs = [Run(2, [3], 9.9, 10.2), Run(1, [3], 11.1, 11.2)]
 
     assert _judged(runs={3: runs}).repeated == 1
+
+
+def test_item_that_began_after_the_strike_is_not_excused():
+    """A fault that has struck is no excuse for what begins later, unless it keeps striking."""
+    runs = [Run(1, [3], 10.5, 10.6), Run(1, [3], 11.1, 11.2)]
+
+    assert _judged(runs={3: runs}).repeated == 1
+    assert _judged(_Lasting(), runs={3: runs}).excused == 1
 
 
 def test_third_run_needs_an_excuse_of_its_own():

@@ -67,6 +67,7 @@ def _play(
     veterans = set(stage.pool())
     injected = time.monotonic()
     fault.inject(stage, chance)
+    struck = time.monotonic()
     time.sleep(fault.lasts)
     fault.clear(stage)
     cleared = time.monotonic()
@@ -82,6 +83,7 @@ def _play(
         last=stage.answers.look(item.id for item in items),
         left=stage.broker.left(),
         injected=injected,
+        struck=struck,
         cleared=cleared,
         victims=stage.victims,
         veterans=veterans,

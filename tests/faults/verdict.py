@@ -28,6 +28,7 @@ class Evidence:
         last: What the result backend holds at the end.
         left: Messages that the broker still holds when all workers have stopped.
         injected: When the fault began to strike.
+        struck: When it had struck.
         cleared: When it was over.
         victims: Processes that the fault harmed.
         veterans: Processes that were there when it struck.
@@ -39,6 +40,7 @@ class Evidence:
     last: dict[str, Answer]
     left: int
     injected: float
+    struck: float
     cleared: float
     victims: set[int]
     veterans: set[int]
@@ -134,23 +136,25 @@ def _count_repetitions(fault: Fault, item: Item, evidence: Evidence, verdict: Ve
     verdict.uncertain += uncertain
     if len(runs) < 2 or item.mood != "good":
         return  # an item that does harm is tried again, to see that it was the one
-    excuses = [run for run in runs if _is_excused(run, evidence)]
+    until = evidence.cleared if fault.keeps_striking else evidence.struck
+    excuses = [run for run in runs if _is_excused(run, evidence, until)]
     if len(runs) - len(excuses) - uncertain > 1:
         verdict.repeated += 1
         verdict.notes.append(f"{_shown(item)} was run again; {_history(item, evidence)}")
         return
     verdict.excused += 1
-    strict = [run for run in excuses if not run.was_on(evidence.injected, evidence.cleared)]
-    verdict.settling += bool(strict) and not any(run.failed for run in strict)
+    verdict.settling += any(
+        not run.failed and not run.was_on(evidence.injected, until) for run in excuses
+    )
 
 
-def _is_excused(run: Run, evidence: Evidence) -> bool:
+def _is_excused(run: Run, evidence: Evidence, until: float) -> bool:
     if run.failed:
         return True  # the model said no to the batch, which is then run in parts
     if run.ended is None and _harmful(evidence) & set(run.items):
         return True
     since = evidence.injected - SETTLING
-    return run.pid in evidence.victims and run.was_on(since, evidence.cleared)
+    return run.pid in evidence.victims and run.was_on(since, until)
 
 
 def _harmful(evidence: Evidence) -> set[int]:
