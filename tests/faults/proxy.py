@@ -18,6 +18,7 @@ import contextlib
 import random
 import subprocess
 import sys
+from pathlib import Path
 from typing import Self
 
 __all__ = ["Proxy"]
@@ -43,6 +44,7 @@ class Proxy:
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
+            cwd=Path(__file__).parents[2],
         )
         self.port = int(self._answer())
 
