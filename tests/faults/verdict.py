@@ -15,6 +15,10 @@ __all__ = ["Evidence", "Verdict", "judge"]
 #: with room for a slow machine: a process that dies meanwhile had not finished the batch.
 SETTLING = 0.5
 
+#: Seconds that a worker may need to notice that its connection is gone: a batch that is
+#: in a process' pipe by then begins all the same.
+NOTICING = 0.1
+
 
 @dataclass
 class Evidence:
@@ -136,7 +140,7 @@ def _count_repetitions(fault: Fault, item: Item, evidence: Evidence, verdict: Ve
     verdict.uncertain += uncertain
     if len(runs) < 2 or item.mood != "good":
         return  # an item that does harm is tried again, to see that it was the one
-    until = evidence.cleared if fault.keeps_striking else evidence.struck
+    until = evidence.cleared if fault.keeps_striking else evidence.struck + NOTICING
     excuses = [run for run in runs if _is_excused(run, evidence, until)]
     if len(runs) - len(excuses) - uncertain > 1:
         verdict.repeated += 1
