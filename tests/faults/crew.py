@@ -38,6 +38,7 @@ class Crew:
 
     def launch(self) -> None:
         """Start it, or start it again, without waiting for it."""
+        self.stop()
         self._starts += 1
         self.child = Child(
             [_CELERY, "-A", "tests.faults.tasks", "worker", "-n", f"{self.name}@here", *_OPTIONS],
