@@ -1,4 +1,4 @@
-.PHONY: help demo up test fuzz check bench format clean
+.PHONY: help demo up test faults fuzz check bench format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -19,6 +19,9 @@ test: $(STAMP) ## Run the whole test suite with real servers
 
 fuzz: $(STAMP) ## Send hostile messages to real workers, a minute for each broker
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} $(BIN)/python -m pytest -q tests/fuzz
+
+faults: $(STAMP) ## Strike under load with every fault (SEEDS=20, FAULT=name), and show what became of the items
+	@$(BIN)/python -m tests.faults $(FAULT) --seeds $(or $(SEEDS),20) $(if $(JSON),--json $(JSON))
 
 check: $(STAMP) ## Lint, types, import rules, sizes, documented examples
 	@$(BIN)/ruff check .

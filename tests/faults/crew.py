@@ -1,0 +1,85 @@
+"""One worker as its supervisor sees it: a main process, its pool processes, a restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from celery_batch.cli.child import Child, wait_until
+
+__all__ = ["Crew"]
+
+_CELERY = str(Path(sys.executable).with_name("celery"))
+#: Without the second that a worker spends looking for neighbours when it starts.
+_OPTIONS = ("-l", "INFO", "-c", "2", "--without-mingle")
+
+
+class Crew:
+    """
+    A worker with two pool processes.
+
+    Args:
+        name: Its node name, the same after a restart.
+        folder: For its logs, one for each start.
+        env: Its environment.
+    """
+
+    def __init__(self, name: str, folder: Path, env: Mapping[str, str]) -> None:
+        self.name = name
+        self._folder = folder
+        self._env = env
+        self._starts = 0
+        self.child: Child | None = None
+
+    def launch(self) -> None:
+        """Start it, or start it again, without waiting for it."""
+        self.stop()
+        self._starts += 1
+        self.child = Child(
+            [_CELERY, "-A", "tests.faults.tasks", "worker", "-n", f"{self.name}@here", *_OPTIONS],
+            self._folder / f"{self.name}-{self._starts}.log",
+            env=self._env,
+        )
+
+    def wait(self) -> None:
+        """Return when it takes tasks."""
+        wait_until(self._why_not_ready, [self.child], what=self.name, timeout=90)
+
+    def main(self) -> int:
+        """Return the main process's id."""
+        (main,) = psutil.Process(self.child.pid).children()
+        return int(main.pid)
+
+    def pool(self) -> list[int]:
+        """Return the pool processes' ids."""
+        return [process.pid for process in psutil.Process(self.main()).children()]
+
+    def everybody(self) -> list[int]:
+        """Return the ids of main process and pool processes."""
+        main = self.main()
+        return [main, *(process.pid for process in psutil.Process(main).children())]
+
+    def signal(self, number: signal.Signals) -> list[int]:
+        """Send a signal to all its processes at once; return their ids."""
+        everybody = self.everybody()
+        for pid in everybody:
+            os.kill(pid, number)
+        return everybody
+
+    def ended(self, timeout: float) -> bool:
+        """Wait for its end, by itself; say whether it came in time."""
+        return self.child.wait(timeout)
+
+    def stop(self) -> None:
+        """Have it end as a supervisor would, if it still runs."""
+        if self.child is not None:
+            self.child.stop(grace=20)
+
+    def _why_not_ready(self) -> str:
+        said = self.child.log.read_text(errors="replace")
+        return "" if f"{self.name}@here ready." in said else "has not said that it is ready"

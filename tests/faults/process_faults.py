@@ -1,0 +1,116 @@
+"""Faults of processes: they are killed, stopped, or asked to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from random import Random
+
+from tests.faults.fault import Fault
+from tests.faults.stage import Needs, Stage
+
+__all__ = ["PROCESS_FAULTS"]
+
+
+class ChildKilled(Fault):
+    """SIGKILL to one pool process: the kernel's out-of-memory killer, a segfault."""
+
+    name = "child-killed"
+
+    def inject(self, stage: Stage, chance: Random) -> None:
+        """Kill one of the pool processes."""
+        victim = chance.choice(stage.pool())
+        stage.victims = {victim}
+        os.kill(victim, signal.SIGKILL)
+
+
+class WorkerKilled(Fault):
+    """SIGKILL to all of a worker, which a supervisor then restarts."""
+
+    name = "worker-killed"
+
+    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+        """Kill the worker with all its processes."""
+        stage.victims = set(stage.crews[0].signal(signal.SIGKILL))
+
+    def clear(self, stage: Stage) -> None:
+        """Start it again."""
+        _restart(stage)
+
+
+class OneOfTwoKilled(Fault):
+    """SIGKILL to one of two workers, which nobody restarts."""
+
+    name = "one-of-two-killed"
+    needs = Needs(workers=2)
+
+    def inject(self, stage: Stage, chance: Random) -> None:
+        """Kill one worker with all its processes."""
+        crew = chance.choice(stage.crews)
+        stage.victims = set(crew.signal(signal.SIGKILL))
+
+
+class WorkerTerminated(Fault):
+    """SIGTERM, as at every deployment: a warm shutdown, and a new worker."""
+
+    name = "worker-terminated"
+
+    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+        """Ask the main process to end."""
+        os.kill(stage.crews[0].main(), signal.SIGTERM)
+
+    def clear(self, stage: Stage) -> None:
+        """Start it again when it has ended."""
+        _restart(stage)
+
+
+class WorkerQuit(Fault):
+    """SIGQUIT with a soft shutdown of two seconds, and a new worker."""
+
+    name = "worker-quit"
+    keeps_striking = True
+    brokers = ("redis",)
+    needs = Needs(conf={"worker_soft_shutdown_timeout": 2.0})
+
+    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+        """Ask the main process to end soon."""
+        stage.victims = set(stage.pool())
+        os.kill(stage.crews[0].main(), signal.SIGQUIT)
+
+    def clear(self, stage: Stage) -> None:
+        """Start it again when it has ended."""
+        _restart(stage)
+
+
+class WorkerStopped(Fault):
+    """SIGSTOP for ten seconds: a machine that swaps, a paused virtual machine."""
+
+    name = "worker-stopped"
+    brokers = ("redis",)
+    lasts = 10.0
+
+    def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
+        """Stop all its processes."""
+        stage.crews[0].signal(signal.SIGSTOP)
+
+    def clear(self, stage: Stage) -> None:
+        """Let them go on."""
+        stage.crews[0].signal(signal.SIGCONT)
+
+
+def _restart(stage: Stage) -> None:
+    crew = stage.crews[0]
+    if not crew.ended(timeout=30):
+        raise TimeoutError(f"{crew.name} has not ended\n{crew.child.tail()}")
+    crew.launch()
+    crew.wait()
+
+
+PROCESS_FAULTS: tuple[Fault, ...] = (
+    ChildKilled(),
+    WorkerKilled(),
+    OneOfTwoKilled(),
+    WorkerTerminated(),
+    WorkerQuit(),
+    WorkerStopped(),
+)

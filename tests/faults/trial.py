@@ -1,0 +1,90 @@
+"""One fault, once: send under load, strike, send on, wait, judge."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+from random import Random
+
+from tests.faults.clients import Item
+from tests.faults.fault import Fault
+from tests.faults.stage import Stage
+from tests.faults.verdict import Evidence, Verdict, judge
+from tests.services.rabbitmq import RabbitMQServer
+
+__all__ = ["try_fault"]
+
+#: Items that harm their batch, where the fault is theirs.
+_HARMFUL = 4
+
+
+def try_fault(
+    fault: Fault,
+    seed: int,
+    *,
+    rabbitmq: RabbitMQServer | None = None,
+    patience: float = 25.0,
+    keep: Path | None = None,
+) -> Verdict:
+    """
+    Try one fault on a fresh stage.
+
+    Args:
+        fault: What goes wrong.
+        seed: Of the moment, the victim and everything else left to chance.
+        rabbitmq: The broker, running; a Redis of the trial's own if None.
+        patience: Seconds after the fault until an item without an answer counts as lost.
+        keep: Where logs and ledger are left; by default they are removed.
+    """
+    chance = Random(f"{fault.name} {seed}")
+    items = _items(fault, chance)
+    verdict = Verdict(fault.name, "rabbitmq" if rabbitmq else "redis", seed)
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        place = keep or Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        with Stage(fault.needs, place, rabbitmq, patience) as stage:
+            evidence = _play(fault, stage, items, chance, patience)
+    return judge(fault, evidence, verdict)
+
+
+def _items(fault: Fault, chance: Random) -> list[Item]:
+    harmful = chance.sample(range(fault.size), _HARMFUL) if fault.mood else ()
+    return [
+        Item(number, mood=fault.mood if number in harmful else "good")
+        for number in range(fault.size)
+    ]
+
+
+def _play(
+    fault: Fault, stage: Stage, items: list[Item], chance: Random, patience: float
+) -> Evidence:
+    stage.answers.expect(item.id for item in items)
+    early = len(items) * 2 // 3
+    stage.clients.send(items[:early])
+    stage.ledger.wait_for(chance.randint(early // 20, early // 2), timeout=60)
+    time.sleep(chance.uniform(0.0, 0.03))  # anywhere in a batch
+    veterans = set(stage.pool())
+    injected = time.monotonic()
+    fault.inject(stage, chance)
+    struck = time.monotonic()
+    time.sleep(fault.lasts)
+    fault.clear(stage)
+    cleared = time.monotonic()
+    stage.clients.send(items[early:])
+    stage.clients.join()
+    stage.answers.wait((item.id for item in items if item.accepted), patience)
+    stage.settle(timeout=3.0)
+    stage.stop_workers()
+    return Evidence(
+        items=items,
+        runs=stage.ledger.by_item(),
+        first=dict(stage.answers.first),
+        last=stage.answers.look(item.id for item in items),
+        left=stage.broker.left(),
+        injected=injected,
+        struck=struck,
+        cleared=cleared,
+        victims=stage.victims,
+        veterans=veterans,
+    )
