@@ -97,14 +97,22 @@ class Place:
         eventually(waiting, f"somebody at {gate}")
 
     def open_gate(self, gate: str) -> None:
-        """Let the model at a gate, or the next that comes, go on."""
+        """Let the model at a gate, and all that come later, go on."""
         with self.memory() as client:
-            client.rpush(f"shop:open:{gate}", "open")
+            client.set(f"shop:open:{gate}", "open")
 
     def wait_for_buffered(self, task: str, number: int) -> None:
         """Return when so many requests of a task wait in the worker for a batch."""
         waiting = lambda: number <= self.worker.status()[task].get("waiting", 0)  # noqa: E731
         eventually(waiting, f"{number} requests of {task} in line")
+
+    def wait_for_nobody(self) -> None:
+        """Return when the worker holds no request, not even a revoked one that waits its time."""
+        inspect = self.app.control.inspect([self.worker.name], timeout=5.0, limit=1)
+        nobody = {self.worker.name: []}
+        eventually(
+            lambda: inspect.scheduled() == inspect.reserved() == nobody, "a worker that is idle"
+        )
 
     def get(self, results: Iterable[Any]) -> list[Any]:
         """Return the values or errors of results, in order, when all are there."""

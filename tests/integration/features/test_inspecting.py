@@ -73,7 +73,7 @@ def test_scheduled_shows_who_waits_for_its_time(place: Place):
     assert result.id == scheduled["request"]["id"]
     assert eta == datetime.fromisoformat(scheduled["eta"])
     assert result.id in ask(place, "revoked")
-    result.get(timeout=30, propagate=False)
+    place.wait_for_nobody()
 
 
 @pytest.mark.pools("prefork", "solo", "threads")

@@ -97,6 +97,7 @@ def test_revoked_while_it_waits_for_its_eta(place: Place):
 
     with pytest.raises(TaskRevokedError):
         later.get(timeout=30)
+    place.wait_for_nobody()
     assert [] == place.items("echo")
 
 
