@@ -8,7 +8,6 @@ options win over them.
 
 from __future__ import annotations
 
-import inspect
 import math
 import sys
 from dataclasses import dataclass
@@ -23,9 +22,8 @@ __all__ = [
     "SETTINGS",
     "Rescue",
     "Settings",
-    "listable_signature",
+    "did_you_mean",
     "policy_of",
-    "refuse_unknown_options",
     "rescue_of",
 ]
 
@@ -34,14 +32,6 @@ OPTIONS = {
     "max_batch_size": "batch_max_size",
     "max_wait": "batch_max_wait",
     "linger": "batch_linger",
-}
-
-#: Options that Celery's own decorator understands without declaring them on Task.
-_UNDECLARED = {
-    *("autoretry_for", "dont_autoretry_for", "override_max_retries", "retry_backoff"),
-    *("retry_backoff_max", "retry_jitter", "retry_kwargs"),
-    *("queue", "routing_key", "exchange", "delivery_mode", "compression"),
-    *("immediate", "mandatory"),
 }
 
 #: Items of a batch are settled inside one another, each with its place on the stack;
@@ -77,12 +67,15 @@ class Settings:
             decompressed; None for any.
         lease: Seconds without a sign of life after which others take the messages
             that a worker holds (Redis).
+        dead_letter_queue: Where messages are kept that nobody may run again; None to
+            keep none.
     """
 
     devices: tuple[str, ...] | None = None
     load_timeout: float = 600.0
     max_message_size: int | None = 16 << 20
     lease: float = 15.0
+    dead_letter_queue: str | None = None
 
     @classmethod
     def of(cls, app: Any) -> Settings:
@@ -101,7 +94,7 @@ class Settings:
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
         named = tuple(devices) if devices else None
-        return cls(named, timeout, _message_size(app), lease)
+        return cls(named, timeout, _message_size(app), lease, _queue_name(app))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +105,10 @@ class Rescue:
     Args:
         isolate: Call the model again with parts of a batch that failed.
         max_worker_losses: How often an item may take its process down, at least 1.
-        dead_letter_queue: Where the messages of such items are kept; None to keep none.
     """
 
     isolate: bool = True
     max_worker_losses: int = 2
-    dead_letter_queue: str | None = None
 
 
 def rescue_of(task: Any) -> Rescue:
@@ -132,18 +123,13 @@ def rescue_of(task: Any) -> Rescue:
         for option in ("isolate", "max_worker_losses")
         for own in [getattr(task, option)]
     )
-    queue = _setting(task.app, "batch_dead_letter_queue")
     if not isinstance(isolate, bool):
         raise ConfigurationError(f"{task.name}.isolate: must be True or False, got {isolate!r}")
     if not isinstance(losses, int) or isinstance(losses, bool) or losses < 1:
         raise ConfigurationError(
             f"{task.name}.max_worker_losses: must be a whole number of at least 1, got {losses!r}"
         )
-    if queue is not None and (not isinstance(queue, str) or not queue):
-        raise ConfigurationError(
-            f"batch_dead_letter_queue: must be the name of a queue, got {queue!r}"
-        )
-    return Rescue(isolate, losses, queue)
+    return Rescue(isolate, losses)
 
 
 def policy_of(task: Any) -> BatchPolicy:
@@ -170,68 +156,6 @@ def policy_of(task: Any) -> BatchPolicy:
     return policy
 
 
-def refuse_unknown_options(cls: Any, known: set[str]) -> None:
-    """
-    Refuse an option that the task decorator was given by mistake.
-
-    Args:
-        cls: The task class that the decorator made.
-        known: Names that mean something to a task.
-
-    Raises:
-        ConfigurationError: With the nearest name that is known.
-    """
-    known = known | _UNDECLARED
-    # Only what the decorator put there: a class written by hand may hold anything.
-    if not cls.__dict__.get("_decorated"):
-        return
-    base = cls.__mro__[1]
-    for name in vars(cls):
-        if name not in known and not name.startswith("_") and not hasattr(base, name):
-            raise ConfigurationError(
-                f"{cls.name}.{name}: no such task option{did_you_mean(name, known)}"
-                f" (declare attributes of your own on a base class)"
-            )
-
-
-def listable_signature(cls: Any) -> inspect.Signature:
-    """
-    Return the signature of a batch function, whose every parameter becomes a list.
-
-    Args:
-        cls: The task class, its ``run`` as the user wrote it.
-
-    Raises:
-        ConfigurationError: The function cannot be called with lists.
-    """
-    if cls.name and cls.name.startswith("celery."):
-        raise ConfigurationError(
-            f"{cls.name}: Celery's own tasks cannot be batch tasks, so BatchTask cannot be the"
-            f" task_cls of an app; name it as base= of the tasks that take batches"
-        )
-    if vars(cls).get("_dump_pydantic_arguments") is not None:
-        raise ConfigurationError(
-            f"{cls.name}: pydantic=True checks one call at a time and cannot see lists;"
-            f" validate inside the function instead"
-        )
-    if inspect.iscoroutinefunction(cls.run):
-        raise ConfigurationError(
-            f"{cls.name}: an async function cannot run in Celery's pool; write it with def"
-        )
-    parameters = list(inspect.signature(cls.run).parameters.values())
-    if not isinstance(inspect.getattr_static(cls, "run"), staticmethod):
-        parameters = parameters[1:]
-    if not parameters:
-        raise ConfigurationError(f"{cls.name}: must take at least one parameter, the batch")
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ConfigurationError(
-                f"{cls.name}: *{parameter.name} cannot become a list per parameter;"
-                f" name the parameters"
-            )
-    return inspect.Signature(parameters)
-
-
 def did_you_mean(name: str, known: Any) -> str:
     """Return a hint at the nearest known name, or nothing."""
     public = sorted(each for each in known if not each.startswith("_"))
@@ -253,6 +177,13 @@ def _message_size(app: Any) -> int | None:
     raise ConfigurationError(
         f"batch_max_message_size: must be a whole number of bytes above 0, or None, got {size!r}"
     )
+
+
+def _queue_name(app: Any) -> str | None:
+    name = _setting(app, "batch_dead_letter_queue")
+    if name is None or (isinstance(name, str) and name):
+        return name
+    raise ConfigurationError(f"batch_dead_letter_queue: must be the name of a queue, got {name!r}")
 
 
 def _setting(app: Any, name: str) -> Any:

@@ -16,14 +16,9 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Task, signals
 from celery.exceptions import Retry, TaskPredicate
 
-from celery_batch.config import (
-    Settings,
-    listable_signature,
-    policy_of,
-    refuse_unknown_options,
-    rescue_of,
-)
+from celery_batch.config import Settings, policy_of, rescue_of
 from celery_batch.errors import ConfigurationError
+from celery_batch.options import listable_signature, refuse_unknown_options
 from celery_batch.seat import RetryItem, RunAgain, retry_options, seat
 from celery_batch.serving.model import Model
 from celery_batch.serving.residents import resident

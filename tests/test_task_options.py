@@ -178,6 +178,7 @@ class TestFunctions:
         """Celery's pools run plain functions; a coroutine would never be awaited."""
 
         async def later(x):
+            """Come back later."""
             return x
 
         message = refusal(lambda: make(app, later, name="shop.later"))

@@ -41,13 +41,13 @@ class Ending:
         news: What is left to tell its requests.
         alone: Requests to run again, each by itself.
         again: Requests to run again like any other: the batch never began.
-        poison: Requests that take processes down; their news says so.
+        poison: Requests that take processes down, with the error that their news tells.
     """
 
     news: list[News] = field(default_factory=list)
     alone: list[Any] = field(default_factory=list)
     again: list[Any] = field(default_factory=list)
-    poison: list[Any] = field(default_factory=list)
+    poison: list[tuple[Any, PoisonItem]] = field(default_factory=list)
 
 
 def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Ending:
@@ -107,6 +107,8 @@ def not_run(request: Any) -> Ending:
 
 
 def _after_loss(task: Any, request: Any, einfo: Any, ending: Ending, *, was_alone: bool) -> None:
+    if request.is_cancelled:
+        return  # not lost but stopped, and its message goes back
     if request.is_done or request.has_succeeded:
         ending.news.append(News(request, request.on_failure, (einfo,)))
         return
@@ -115,13 +117,13 @@ def _after_loss(task: Any, request: Any, einfo: Any, ending: Ending, *, was_alon
     if after_loss(request.losses, was_alone=was_alone, max_losses=limit) is Verdict.ALONE:
         ending.alone.append(request)
         return
-    poison = PoisonItem(
+    error = PoisonItem(
         f"{request.name}[{request.id}]: took down the process that ran it {request.losses} times;"
         f" the last time: {_unwrap(einfo)}"
     )
-    logger.error("%s", poison)
-    ending.poison.append(request)
-    ending.news.append(News(request, request.on_failure, (error_info(poison),)))
+    logger.error("%s", error)
+    ending.poison.append((request, error))
+    ending.news.append(News(request, request.on_failure, (error_info(error),)))
 
 
 def _after_limit(requests: Sequence[Any], einfo: Any, error: Any, *, began: float | None) -> Ending:

@@ -8,7 +8,6 @@ from typing import Any
 from celery.worker.state import task_ready, task_reserved
 
 from celery_batch.batching.batch import Batch
-from celery_batch.config import rescue_of
 from celery_batch.worker.alarm import alarm_for
 from celery_batch.worker.arrivals import Arrivals
 from celery_batch.worker.dead_letters import keep_dead_letter
@@ -140,10 +139,11 @@ class Lanes:
         if job.accepted:
             self._learn(job, ending)
         ending.news += self._run_again(job.task, ending)
-        if self._hub is None or not self._open:
+        if self._slots.run_inline or self._hub is None or not self._open:
             for each in ending.news:
                 self._tell(each)
-            self.pump()
+            if not self._slots.run_inline:  # else it was pump that ran the batch, and goes on
+                self.pump()
             return
         # Bookkeeping comes last: a batch that is ready now, or can be read now,
         # must not wait for the one that is done.
@@ -152,9 +152,8 @@ class Lanes:
 
     def _learn(self, job: BatchJob, ending: Ending) -> None:
         self.lane(job.task).learn(job.answer)
-        for request in ending.poison:
-            if (queue := rescue_of(job.task).dead_letter_queue) is not None:
-                keep_dead_letter(request, queue)
+        for request, error in ending.poison:
+            keep_dead_letter(request, error)
         if job.answer is not None and job.answer.broken:
             self._slots.recycle(job.pid, job.answer.broken)
 

@@ -92,7 +92,12 @@ class BatchRequest(Request):  # type: ignore[misc]
     @property
     def is_done(self) -> bool:
         """Whether its end has been announced already: it was revoked while it ran."""
-        return bool(self._already_revoked or self._already_cancelled)
+        return bool(self._already_revoked)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether Celery has stopped it, for its message to be delivered again."""
+        return bool(self._already_cancelled)
 
     @property
     def has_succeeded(self) -> bool:

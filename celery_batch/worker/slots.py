@@ -30,8 +30,9 @@ class Slots:
 
     def __init__(self, pool: Any) -> None:
         self._pool = pool
-        # The solo pool runs a batch inside the very call that submits it.
-        self._depth = 1 if isinstance(pool, SoloPool) else 2
+        #: Whether a batch runs inside the very call that submits it.
+        self.run_inline = isinstance(pool, SoloPool)
+        self._depth = 1 if self.run_inline else 2
         self.in_flight = 0
         #: Guards `in_flight` and every decision that rests on it.
         self.lock = threading.Lock()

@@ -47,7 +47,8 @@ class _ConsumerProxy:
     def apply_eta_task(self, request: Any) -> None:
         """As the consumer's own, which would hand the request to the pool."""
         task_reserved(request)
-        self.on_task_request(request)
+        if not request.revoked():  # meanwhile, or its time is over
+            self.on_task_request(request)
         self._consumer.qos.decrement_eventually()
 
     # The consumer's own code, bound to this proxy so that it finds our last step.

@@ -29,6 +29,9 @@ class Call:
         self.time_limits: tuple[float | None, float | None] = (None, None)
         self.delivery_info: dict[str, Any] = {}
         self.losses, self.deadline, self.limit = 0, None, None
+        self.is_cancelled = False
+        self.correlation_id = self.reply_to = None
+        self.app = Celery(set_as_current=False)
         self.is_done = self.has_succeeded = self.is_redelivered = self.acknowledged = False
         self.is_disowned = self.was_rejected = False
         self.key = (task_id, 0)
