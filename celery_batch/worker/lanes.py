@@ -160,9 +160,10 @@ class Lanes:
     def _run_again(self, task: Any, ending: Ending) -> list[News]:
         """Put requests back in line; return what is left to tell those that cannot run again."""
         lane, news = self.lane(task), []
-        for request in (*ending.alone, *ending.again):
+        again = [(request, True) for request in ending.alone]
+        again += [(request, False) for request in ending.again]
+        for request, alone in again:
             if self._open and not request.is_disowned:
-                alone = request in ending.alone
                 lane.add(request, urgency=self._arrivals.urgency(request), alone=alone)
             elif request.acknowledged:
                 news += not_run(request).news
