@@ -38,7 +38,7 @@ class Arrivals:
             Whether it is in line now.
         """
         known = self._returns.recognise(request)
-        if known is Known.ANSWERED:
+        if known is Known.ANSWERED and request.has_result:
             task_ready(request)
             request.acknowledge()
             return False

@@ -186,7 +186,8 @@ class Lanes:
     def _tell(self, news: News) -> None:
         request = news.request
         if news.deliver():
-            self._returns.ended(request)
+            if request.acknowledged:  # one that Celery has stopped is to come again, and run
+                self._returns.ended(request)
         elif self._open and not request.is_disowned:
             task_reserved(request)
             self.lane(request.task).add(request, urgency=self._arrivals.urgency(request))

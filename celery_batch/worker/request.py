@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from celery.states import READY_STATES
 from celery.utils.functional import noop
 from celery.worker.request import Request
 
@@ -104,6 +105,18 @@ class BatchRequest(Request):  # type: ignore[misc]
         """Whether its success was stored, whatever happened to the process afterwards."""
         try:
             return bool(self._success_was_stored())
+        except Exception as error:  # noqa: BLE001 (if it cannot be known, it is run again)
+            logger.warning("Could not look up %s[%s]: %s", self.name, self.id, error)
+            return False
+
+    @property
+    def has_result(self) -> bool:
+        """Whether its caller finds an answer, as far as the result backend can tell."""
+        backend = self.task.backend
+        if self.ignore_result or backend.as_uri().startswith(("rpc", "disabled")):
+            return True
+        try:
+            return backend.get_task_meta(self.id)["status"] in READY_STATES
         except Exception as error:  # noqa: BLE001 (if it cannot be known, it is run again)
             logger.warning("Could not look up %s[%s]: %s", self.name, self.id, error)
             return False

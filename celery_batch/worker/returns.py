@@ -78,7 +78,7 @@ class Returns:
             request.losses = max(request.losses, self._losses.pop(request.key, 0))
             fate = self._fates.pop(request.key, None)
         if isinstance(fate, BatchJob) and fate.has_ended:
-            return Known.ANSWERED  # and is about to hear it
+            return None  # stopped before it had an answer, or just about to be told
         return fate
 
     def _keep(self, key: tuple[str, int], fate: Known | BatchJob) -> None:

@@ -30,6 +30,7 @@ class Call:
         self.delivery_info: dict[str, Any] = {}
         self.losses, self.deadline, self.limit = 0, None, None
         self.is_cancelled = False
+        self.has_result = True
         self.correlation_id = self.reply_to = None
         self.app = Celery(set_as_current=False)
         self.is_done = self.has_succeeded = self.is_redelivered = self.acknowledged = False
@@ -84,7 +85,7 @@ class Call:
         if settled == "explode":
             raise RuntimeError("the handler broke")
         self.heard.append((self.id, "settled", settled))
-        self._on_ack()
+        self.acknowledge()
 
     def on_failure(self, einfo: Any) -> None:
         """It has failed."""

@@ -278,3 +278,30 @@ def test_disowned_batch_that_dies_waits_for_its_messages(worker: Worker, pool: P
     redeliver(worker, "a", "b")
 
     assert [["a"], ["b"]] == pool.batches[1:]
+
+
+def test_answer_that_nobody_finds_is_computed_again(worker: Worker, pool: Pool):
+    """Where the result is gone, the message is no leftover: somebody has sent it again."""
+    worker.send("pairs", "a", "b")
+    pool.finish(0)
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    for task_id in "ab":
+        call = Call(task_id, worker.heard)
+        call.is_redelivered, call.has_result = True, False
+        worker.lanes.add(lane, call)
+
+    assert [["a", "b"], ["a", "b"]] == pool.batches
+
+
+def test_stopped_batch_runs_when_its_messages_come_again(worker: Worker, pool: Pool):
+    """What Celery cancels with a lost connection has no answer, and is not taken for answered."""
+    calls = worker.send("pairs", "a", "b")
+    pool.sent[0].accept_callback(1, time.monotonic())
+    for call in calls:
+        call.is_cancelled = True
+    worker.lanes.close(restarting=True)
+    pool.sent[0].error_callback(LOST)
+    worker.lanes.open()
+    redeliver(worker, "a", "b")
+
+    assert [["a", "b"], ["a"], ["b"]] == pool.batches
