@@ -53,6 +53,7 @@ def test_a_number_that_was_given_again_is_not_the_old_process():
 @pytest.mark.parametrize(
     "description",
     [told(machine="elsewhere", pid=2**22 + 1), told(machine=""), "", "{", "[]", "7", told(pid="?")],
+    ids=["elsewhere", "nowhere", "nothing", "broken", "list", "number", "no number"],
 )
 def test_what_cannot_be_known_is_no_death(description: str):
     """A process of another machine, and nonsense, are left to the lease."""
