@@ -42,19 +42,26 @@ class Arrivals:
             task_ready(request)
             request.acknowledge()
             return False
-        if isinstance(known, BatchJob):
-            known.adopt(request)
+        if isinstance(known, BatchJob) and known.adopt(request):
             if known.accepted:
                 self._consumer.batch_ledger.started([request])
             return False
-        lane.add(
-            request,
-            urgency=self.urgency(request),
-            alone=request.losses > 0 or (known is None and self._is_suspect(request)),
-        )
+        self.line_up(lane, request, alone=known is None and self._is_suspect(request))
         return True
 
-    def urgency(self, request: Any) -> int:
+    def line_up(self, lane: Lane, request: Any, *, alone: bool = False) -> None:
+        """
+        Put a request in its lane, at the place that it has a right to.
+
+        Args:
+            lane: Of its task.
+            request: Celery's request.
+            alone: It is a suspect, also if it has not been lost yet.
+        """
+        alone = alone or request.losses > 0 or request.deadline is not None
+        lane.add(request, urgency=self._urgency(request), alone=alone)
+
+    def _urgency(self, request: Any) -> int:
         """Return what a request's priority means: 9 comes first on AMQP, 0 on Redis."""
         priority = (request.delivery_info or {}).get("priority")
         if not isinstance(priority, int):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
@@ -22,7 +23,7 @@ from celery_batch.batching.recovery import Verdict, after_loss
 from celery_batch.config import rescue_of
 from celery_batch.errors import PoisonItem
 from celery_batch.worker.news import News
-from celery_batch.worker.settle import BatchEnd, error_info
+from celery_batch.worker.settle import BatchEnd, Fate, error_info
 
 __all__ = ["Ending", "after_answer", "after_failure", "give_up", "not_run"]
 
@@ -63,12 +64,19 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> End
     for request, settled in zip(requests, end.settled, strict=True):
         if settled is not None:
             ending.news.append(News(request, request.on_success, (settled,)))
-        elif end.ran:
+        elif end.fate is not Fate.REFUSED and not request.task.acks_late:
+            ending.news += not_run(request, _explain(end)).news
+        elif end.fate is Fate.BROKE_OFF:
             _set_deadline(request, _soft_limit(request), began)
             ending.alone.append(request)
         else:
             ending.again.append(request)
     return ending
+
+
+def _explain(end: BatchEnd) -> str:
+    what = "its result could not be stored" if end.fate is Fate.NOT_STORED else end.broken
+    return f"{what}; it was acknowledged before it ran, and may not run twice"
 
 
 def after_failure(task: Any, requests: Sequence[Any], einfo: Any, *, began: float | None) -> Ending:
@@ -100,9 +108,15 @@ def give_up(request: Any) -> Ending:
     return _all_fail([request], einfo, TimeLimitExceeded(request.limit))
 
 
-def not_run(request: Any) -> Ending:
-    """Return the end of a request that its worker can run no more, and that has no message left."""
-    error = WorkerLostError("the worker stopped before it could run this again")
+def not_run(request: Any, why: str = "the worker stopped before it could run this again") -> Ending:
+    """
+    Return the end of a request that cannot run again, and that has no message left.
+
+    Args:
+        request: Celery's request.
+        why: What its caller is told.
+    """
+    error = WorkerLostError(why)
     return _all_fail([request], error_info(error), error)
 
 
@@ -144,13 +158,15 @@ def _after_limit(requests: Sequence[Any], einfo: Any, error: Any, *, began: floa
 
 
 def _all_fail(requests: Iterable[Any], einfo: Any, error: Any) -> Ending:
-    ending = Ending()
-    for request in requests:
-        ending.news.append(News(request, request.on_failure, (einfo,)))
-        if isinstance(error, TimeLimitExceeded):  # the pool's own order of these two
-            limit = error.args[0] if error.args else None
-            ending.news.append(News(request, request.on_timeout, (False, limit)))
-    return ending
+    limit = error.args[0] if isinstance(error, TimeLimitExceeded) and error.args else None
+    return Ending([News(request, partial(_fail, request, limit), (einfo,)) for request in requests])
+
+
+def _fail(request: Any, limit: float | None, einfo: Any) -> None:
+    """Tell a request of its failure, and of the hard limit behind it if there was one."""
+    request.on_failure(einfo)
+    if limit is not None:  # the pool's own order of these two
+        request.on_timeout(False, limit)  # noqa: FBT003 (Celery's signature)
 
 
 def _set_deadline(request: Any, limit: float | None, began: float) -> None:

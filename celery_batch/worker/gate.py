@@ -168,18 +168,18 @@ class Gate:
         return any(request.message is message for request in list(requests.values()))
 
     def _on_decode_error(self, message: Any, exc: Exception) -> None:
-        if self._is_celery_s(message):
+        if self._is_for_celery(message):
             self._stock["on_decode_error"](message, exc)
         else:
             self._refuse(message, exc)
 
     def _on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        if self._is_celery_s(message):
+        if self._is_for_celery(message):
             self._stock["on_invalid_task"](body, message, exc)
         else:
             self._refuse(message, exc)
 
-    def _is_celery_s(self, message: Any) -> bool:
+    def _is_for_celery(self, message: Any) -> bool:
         """Say whether a message is for an ordinary task, or for the worker itself."""
         task = self._task(message.headers)
         is_ordinary = task is not None and not isinstance(task, BatchTask)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -19,6 +21,8 @@ from celery_batch.worker.news import News
 from celery_batch.worker.settle import BatchEnd, Delivery, error_info, run_batch
 
 __all__ = ["BatchJob", "JobListener"]
+
+logger = logging.getLogger(__name__)
 
 
 #: Seconds a model has to heed its soft limit where both limits would strike at once.
@@ -60,7 +64,9 @@ class BatchJob:
         #: What the pool process said, once it has.
         self.answer: BatchEnd | None = None
         self._listener = listener
-        self._ended = False
+        self._ended = self._told = False
+        #: Guards the end, and who is there to see it: pools may tell of it on threads.
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "running" if self.accepted else "ready"
@@ -89,12 +95,22 @@ class BatchJob:
         """
         if self._ended:
             raise TaskRevokedError(self.id)
-        self.requests = [request for request in self.requests if not request.revoked()]
+        self.requests = [request for request in self.requests if not _is_unwanted(request)]
         if not self.requests:
             self._end(Ending())
             raise TaskRevokedError(self.id)
+        try:
+            result = self._submit(pool)
+        except Exception as error:
+            logger.exception("Could not hand %r to the pool", self)
+            self._on_failure(error_info(error))
+            raise TaskRevokedError(self.id) from error
+        self._remember(result)
+        return result
+
+    def _submit(self, pool: Any) -> Any:
         soft, hard = _tightest_limits(self.task, self.requests)
-        result = pool.apply_async(
+        return pool.apply_async(
             run_batch,
             (self.task.name, [_delivery(request) for request in self.requests]),
             accept_callback=self._on_accepted,
@@ -105,8 +121,6 @@ class BatchJob:
             timeout=hard,
             correlation_id=self.id,
         )
-        self._remember(result)
-        return result
 
     def _remember(self, result: Any) -> None:
         if result is not None:
@@ -122,7 +136,7 @@ class BatchJob:
 
     def forget(self) -> None:
         """Give up requests that will not run here: their messages went back to the broker."""
-        self._ended = True
+        self._ended = self._told = True
         for request in self.requests:
             task_ready(request)
 
@@ -131,21 +145,30 @@ class BatchJob:
         for request in self.requests:
             request.disown()
 
-    def adopt(self, task_request: Any) -> None:
+    def adopt(self, task_request: Any) -> bool:
         """
         Put a request in the place of its former self, whose connection is gone.
 
         Args:
             task_request: From the message as it was delivered again.
+
+        Returns:
+            Whether it is in this job now; a job that has ended takes nobody in.
         """
-        for index, former in enumerate(self.requests):
-            if former.key == task_request.key:
-                self.requests[index] = task_request
-                task_ready(former)
-                if self.began is not None:
-                    News(task_request, task_request.on_accepted, (self.pid, self.began)).deliver()
+        with self._lock:
+            keys = [former.key for former in self.requests]
+            if self._ended or task_request.key not in keys:
+                return False
+            index = keys.index(task_request.key)
+            former, self.requests[index] = self.requests[index], task_request
+        task_ready(former)
+        if self.began is not None:
+            News(task_request, task_request.on_accepted, (self.pid, self.began)).deliver()
+        return True
 
     def _on_accepted(self, pid: int, time_accepted: float) -> None:
+        if self._ended:
+            return
         self.pid, self.began = pid, time_accepted
         self._listener.on_start(self)
         for request in self.requests:
@@ -155,26 +178,44 @@ class BatchJob:
         if isinstance(answer, ExceptionInfo):  # how solo and threads report an exit of the model's
             self._on_failure(answer)
             return
-        if len(answer.settled) != len(self.requests):  # never; but then nobody may be left waiting
-            settled, asked = len(answer.settled), len(self.requests)
+        requests = self._close()
+        if len(answer.settled) != len(requests):  # never; but then nobody may be left waiting
+            settled, asked = len(answer.settled), len(requests)
             what = f"the pool process settled {settled} of {asked} requests"
-            self._on_failure(error_info(BatchError(what)))
+            einfo = error_info(BatchError(what))
+            self._end(after_failure(self.task, requests, einfo, began=self.began))
             return
         self.answer = answer
-        self._end(after_answer(self.requests, answer, began=self.began or time.monotonic()))
+        self._end(after_answer(requests, answer, began=self.began or time.monotonic()))
 
     def _on_failure(self, einfo: Any, **_: Any) -> None:
-        self._end(after_failure(self.task, self.requests, einfo, began=self.began))
+        self._end(after_failure(self.task, self._close(), einfo, began=self.began))
 
     def _on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 (the pool's signature)
         if soft:  # a hard one has been told as the failure that it is
             for request in self.requests:
                 News(request, request.on_timeout, (soft, timeout)).deliver()
 
+    def _close(self) -> list[Any]:
+        """Take nobody in any more, and return who is there; nobody if that was done before."""
+        with self._lock:
+            requests, self._ended = [] if self._ended else list(self.requests), True
+        return requests
+
     def _end(self, ending: Ending) -> None:
-        if not self._ended:
-            self._ended = True
+        self._ended = True
+        if not self._told:
+            self._told = True
             self._listener.on_end(self, ending)
+
+
+def _is_unwanted(request: Any) -> bool:
+    """Say whether nobody wants its answer any more; its end is then announced."""
+    try:
+        return bool(request.revoked())
+    except Exception:
+        logger.exception("Could not revoke %s[%s], which runs", request.name, request.id)
+        return False
 
 
 def _delivery(request: Any) -> Delivery:

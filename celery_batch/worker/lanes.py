@@ -83,13 +83,15 @@ class Lanes:
         self._alarm.cancel()
         self._settle_all(restarting=restarting)
         for lane in self._lanes.values():
-            self._returns.never_ran(lane.forget())
+            self._give_back(lane.forget())
         for job in list(self._jobs):
             # On a restart the pool has thrown away what no process had accepted,
-            # without a word; at shutdown it still runs what it was given.
-            if not job.submitted or (restarting and not job.accepted):
+            # without a word, if it is one that does; at shutdown it still runs what
+            # it was given.
+            is_flushed = restarting and self._slots.are_flushed and not job.accepted
+            if not job.submitted or is_flushed:
                 job.forget()
-                self._returns.never_ran(job.requests)
+                self._give_back(job.requests)
                 self._leave(job)
             elif restarting:
                 job.disown()
@@ -164,13 +166,21 @@ class Lanes:
         again += [(request, False) for request in ending.again]
         for request, alone in again:
             if self._open and not request.is_disowned:
-                lane.add(request, urgency=self._arrivals.urgency(request), alone=alone)
+                self._arrivals.line_up(lane, request, alone=alone)
             elif request.acknowledged:
                 news += not_run(request).news
             else:  # its message is the broker's again, or will be
                 task_ready(request)
                 self._returns.never_ran([request])
         return news
+
+    def _give_back(self, requests: list[Any]) -> None:
+        """Leave who has not run to the broker, if it still has their messages."""
+        self._returns.never_ran(each for each in requests if not each.acknowledged)
+        for request in requests:
+            if request.acknowledged:
+                for news in not_run(request).news:
+                    self._tell(news)
 
     def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
         job = BatchJob(lane.task, batch, self)
@@ -190,7 +200,8 @@ class Lanes:
                 self._returns.ended(request)
         elif self._open and not request.is_disowned:
             task_reserved(request)
-            self.lane(request.task).add(request, urgency=self._arrivals.urgency(request))
+            request.deadline = None  # what is left is to tell it, and that takes its time
+            self._arrivals.line_up(self.lane(request.task), request)
 
     def _next_then_settle(self) -> None:
         self.pump()

@@ -48,6 +48,9 @@ class News:
     def _fail(self, error: Exception) -> bool:
         request = self.request
         try:
+            if request.has_succeeded:  # and heard of it; only what came after went wrong
+                request.acknowledge()
+                return True
             request.task.backend.mark_as_failure(request.id, error, request=request._context)  # noqa: SLF001
             request.acknowledge()
         except Exception as failure:  # noqa: BLE001 (what cannot be stored is computed again)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,7 +47,8 @@ class BulkAcks:
         self._done = Redis(connection_pool=channel.pool).register_script(DONE)
         self._tags = tags
         self._marks: list[str] = []
-        self._is_flushing_soon = False
+        self._is_flushing_soon = self._is_trying_again = False
+        self._lock = threading.Lock()  # pools may acknowledge on threads
         self._sweeps = 0
         self.has_ended = False
         qos = self._qos
@@ -89,11 +91,13 @@ class BulkAcks:
             redis.ConnectionError: Redis is gone; Celery then makes a new connection.
         """
         self._is_flushing_soon = False
-        if self.has_ended or not (self._tags or self._marks):
-            return
+        with self._lock:
+            if not self.has_ended and (self._tags or self._marks):
+                self._send()
+
+    def _send(self) -> None:
         keys = self._lease.keys
-        tags, marks = list(self._tags), self._marks
-        self._marks = []
+        tags, marks = list(self._tags), list(self._marks)
         try:
             self._done(
                 keys=[keys.index, keys.unacked, keys.owner_of, keys.held],
@@ -101,9 +105,16 @@ class BulkAcks:
             )
         except ResponseError as error:
             logger.warning("Redis refuses acknowledgements (%s): sent again soon", error)
-            self._consumer.hub.call_later(_AGAIN, self._flush_soon)
+            if not self._is_trying_again:
+                self._is_trying_again = True
+                self._consumer.hub.call_later(_AGAIN, self._try_again)
         else:
             del self._tags[: len(tags)]
+            del self._marks[: len(marks)]
+
+    def _try_again(self) -> None:
+        self._is_trying_again = False
+        self._flush_soon()
 
     def end(self) -> None:
         """Send nothing more on this connection; what is still to be sent is the next one's."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from celery_batch.worker.redis_owner import awake_seconds, own_pool
 
@@ -111,7 +111,9 @@ class Bells:
             bell.connection.read_response(disconnect_on_error=False)
         except ResponseError as error:
             self._drop(key)
-            self._on_broken(error)
+            if isinstance(error, NoPermissionError) or "unknown command" in str(error).lower():
+                self._on_broken(error)
+            # Else Redis is full, say, or the list is none: asked again before long.
         except (RedisError, OSError):
             self._drop(key)
             self._on_ring()  # if Redis is gone, the next command meets it

@@ -18,6 +18,7 @@ from typing import Any
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from celery_batch.worker.redis_bells import Bells
@@ -95,6 +96,10 @@ class BulkFetch:
         if self._is_single:
             self._start_one(timeout)
             return
+        if self._is_asked:
+            # Kombu has closed the socket on which an answer was due.  What Redis may have
+            # handed out is held by this connection's owner, and comes back with its end.
+            raise RedisConnectionError("an answer of Redis has been lost")
         now = time.monotonic()
         if self._is_quiet and now - self._asked_at < _LOOK_EVERY:
             return
@@ -187,8 +192,11 @@ class BulkFetch:
                     self._forget(tag)
             except Exception:
                 # What is left has been popped and met nobody: it goes back at once.
-                for _, tag, _ in found:
-                    self._qos.restore_by_tag(tag)
+                for queue, tag, message in found:
+                    if tag:
+                        self._qos.restore_by_tag(tag)
+                    else:
+                        self._channel.client.rpush(queue, message)
                 raise
 
     def _forget(self, tag: str) -> None:

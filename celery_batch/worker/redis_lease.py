@@ -89,7 +89,7 @@ class Lease:
         if self._stopped.is_set():
             return
         self._stopped.set()
-        if self._thread is not threading.current_thread():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_LOOK_EVERY)
         try:
             self.returns.resign(self.keys.owner)
@@ -132,9 +132,9 @@ class Lease:
         if refresh:
             self._refreshed_at = now
         is_new_doubt = (lapsed or self.is_late) and not self.in_doubt
+        self.in_doubt = self.in_doubt or is_new_doubt  # before anybody takes the lease for good
         self._renewed_at = now
         if is_new_doubt:
-            self.in_doubt = True
             self._on_doubt()
 
     def _renewal(self, *, refresh: bool) -> tuple[list[str], list[Any]]:

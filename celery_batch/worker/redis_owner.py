@@ -107,7 +107,11 @@ def is_dead(description: str) -> bool:
         told = json.loads(description)
         if not machine() or told["machine"] != machine():
             return False
-        return bool(_started(int(told["pid"])) != told["started"])
+        pid = int(told["pid"])
+        started = _started(pid)
+        if started is None and _may_live(pid):
+            return False  # others' processes can be hidden from us
+        return bool(started != told["started"])
     except (ValueError, KeyError, TypeError):
         return False
 
@@ -120,6 +124,19 @@ def _started(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else fields[19]
+
+
+def _may_live(pid: int) -> bool:
+    """Say whether there is a process of this number that we are not shown."""
+    if (_PROC / str(pid) / "stat").exists():
+        return False  # it is shown, as one that has ended
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def awake_seconds() -> float:

@@ -18,13 +18,11 @@ from kombu.utils.json import dumps, loads
 
 from celery_batch.worker.redis_owner import Keys
 from celery_batch.worker.redis_scripts import RETURN, SWEEP
+from celery_batch.worker.request import LOSSES
 
-__all__ = ["LOSSES", "Returns", "Terms"]
+__all__ = ["Returns", "Terms"]
 
 logger = logging.getLogger(__name__)
-
-#: The header that counts how often a message was running in a worker that died.
-LOSSES = "batch_losses"
 
 #: Messages in one script; Redis serves nobody else meanwhile.
 _CHUNK = 100

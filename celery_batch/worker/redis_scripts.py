@@ -31,8 +31,8 @@ local found, wanted = {}, tonumber(ARGV[1])
 local index, entries, owners, flags = {}, {}, {}, {}
 for i = 7, #KEYS do
   while wanted > 0 do
-    local message = redis.call('RPOP', KEYS[i])
-    if not message then break end
+    local message = redis.pcall('RPOP', KEYS[i])
+    if type(message) ~= 'string' then break end
     local tag = ''
     local readable, decoded = pcall(cjson.decode, message)
     local properties = readable and type(decoded) == 'table' and decoded.properties

@@ -19,9 +19,11 @@ import logging
 import sys
 from contextvars import copy_context
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
+from billiard.exceptions import SoftTimeLimitExceeded
 from celery import current_app
 from celery.app.task import Context
 from celery.app.trace import trace_task
@@ -35,7 +37,7 @@ from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.worker.redis_results import ResultBuffer, buffered_results, passing_errors
 from celery_batch.worker.softlimit import SoftLimit
 
-__all__ = ["BatchEnd", "Delivery", "Settled", "error_info", "run_batch"]
+__all__ = ["BatchEnd", "Delivery", "Fate", "Settled", "error_info", "run_batch"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +78,14 @@ class Delivery:
         return args, kwargs, embed or {}
 
 
+class Fate(Enum):
+    """What kept requests from having an answer."""
+
+    BROKE_OFF = auto()  # the run ended early, and one of them may be to blame
+    NOT_STORED = auto()  # they ran, and their results could not be stored
+    REFUSED = auto()  # the process was of no use, and ran nothing
+
+
 @dataclass(frozen=True, slots=True)
 class BatchEnd:
     """
@@ -87,14 +97,14 @@ class BatchEnd:
         calls: How often the model was called.
         safe_size: Most items that fit into memory; None if nothing ran out of it.
         broken: Why this process is of no more use, if it is.
-        ran: Whether the batch was begun at all.
+        fate: What kept those that have no answer from it.
     """
 
     settled: list[Settled | None]
     calls: int = 1
     safe_size: int | None = None
     broken: str | None = None
-    ran: bool = True
+    fate: Fate = Fate.BROKE_OFF
 
 
 #: Why this process is of no more use: its device fails whatever it is asked.
@@ -109,19 +119,27 @@ def error_info(error: Exception) -> ExceptionInfo:
         return ExceptionInfo()
 
 
-def run_batch(task_name: str, deliveries: list[Delivery]) -> BatchEnd:
+def run_batch(task_name: str, deliveries: list[Delivery]) -> BatchEnd | ExceptionInfo:
     """
     Run one batch in this process.
 
     Args:
         task_name: Of a batch task that this process has registered.
         deliveries: The batch's requests, oldest first.
+
+    Returns:
+        What became of each request, or the error that kept us from finding out.
     """
     global _broken  # noqa: PLW0603 (one device a process)
     if _broken is not None:
-        return BatchEnd([None] * len(deliveries), calls=0, broken=_broken, ran=False)
+        return BatchEnd([None] * len(deliveries), calls=0, broken=_broken, fate=Fate.REFUSED)
     app = current_app._get_current_object()  # noqa: SLF001 (Celery's own way to leave the proxy)
-    end = _Run(app.tasks[task_name], deliveries).settle_all()
+    try:
+        end = _Run(app.tasks[task_name], deliveries).settle_all()
+    except Exception:
+        # Two of Celery's pools drop what a job raises, and with it everybody in it.
+        logger.exception("Could not settle a batch of %s", task_name)
+        return ExceptionInfo()
     _broken = end.broken
     return end
 
@@ -152,7 +170,7 @@ class _Run:
         except passing_errors(self._task.backend) as error:
             count = len(self._deliveries)
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
-            return BatchEnd([None] * len(self._deliveries), ran=False)
+            return BatchEnd([None] * count, fate=Fate.NOT_STORED)
         except Exception as error:
             logger.exception("Could not store the results of a batch")
             self._settled = [self._fail(delivery, error) for delivery in self._deliveries]
@@ -218,6 +236,9 @@ class _Run:
                 seat.running_batch(),
             ):
                 outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
+        except SoftTimeLimitExceeded as error:  # it struck before the model was called
+            again = self._task.acks_late and len(self._rows) > 1
+            outcomes = [Outcome(again=True) if again else Outcome(error=error)] * len(self._rows)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(self._rows)
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))

@@ -9,6 +9,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
+from celery.concurrency.base import BasePool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
@@ -32,6 +33,9 @@ class Slots:
         self._pool = pool
         #: Whether a batch runs inside the very call that submits it.
         self.run_inline = isinstance(pool, SoloPool)
+        #: Whether a lost connection empties the pool of what no process has accepted.
+        flush = getattr(pool, "flush", None)
+        self.are_flushed = bool(flush) and getattr(flush, "__func__", None) is not BasePool.flush
         self._depth = 1 if self.run_inline else 2
         self.in_flight = 0
         #: Guards `in_flight` and every decision that rests on it.

@@ -45,6 +45,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(worker, **kwargs)
         self.tasks = worker.batch_tasks = capacity.served_tasks(worker.app)
         self._warm_up: WarmUp | None = None
+        self._listens = False
         if self.tasks:
             self._hold_enough(worker)
 
@@ -86,7 +87,9 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._warm_up is not None:
             self._warm_up.watch(hub)
             hub.call_repeatedly(_LOOK_AFTER_DEAD, worker.pool.maintain_pool)
-            listen_before_flush(worker.pool, hub)
+            if not self._listens:  # once: this is called for each connection
+                self._listens = True
+                listen_before_flush(worker.pool, hub)
 
     @property
     def _names(self) -> list[str]:

@@ -43,7 +43,9 @@ class Call:
         #: Whether the result backend can be reached.
         self.storable = True
         self.task = SimpleNamespace(
-            backend=SimpleNamespace(mark_as_failure=self._mark_as_failure), soft_time_limit=None
+            backend=SimpleNamespace(mark_as_failure=self._mark_as_failure),
+            soft_time_limit=None,
+            acks_late=True,
         )
         state.task_reserved(self)
 
@@ -117,6 +119,9 @@ class Pool:
             )
         )
         return result
+
+    def flush(self) -> None:
+        """Forget what has not been accepted, as the prefork pool does."""
 
     def finish(self, index: int = -1) -> None:
         """Run one of the batches it was given, with success."""

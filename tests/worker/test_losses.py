@@ -10,7 +10,7 @@ import pytest
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 
 from celery_batch.errors import PoisonItem
-from celery_batch.worker.settle import BatchEnd, error_info
+from celery_batch.worker.settle import BatchEnd, Fate, error_info
 from tests.worker.doubles import Call, Pool, Worker
 
 LOST = error_info(WorkerLostError("signal 9 (SIGKILL)"))
@@ -153,7 +153,7 @@ def test_batch_that_broke_off_is_run_again_in_part(worker: Worker, pool: Pool):
 def test_batch_that_never_began_is_no_suspect(worker: Worker, pool: Pool):
     """A process that refused a batch leaves its requests as they were, together."""
     worker.send("pairs", "a", "b")
-    pool.sent[0].callback(BatchEnd([None, None], ran=False))
+    pool.sent[0].callback(BatchEnd([None, None], fate=Fate.REFUSED))
 
     assert [["a", "b"], ["a", "b"]] == pool.batches
 
@@ -305,3 +305,72 @@ def test_stopped_batch_runs_when_its_messages_come_again(worker: Worker, pool: P
     redeliver(worker, "a", "b")
 
     assert [["a", "b"], ["a"], ["b"]] == pool.batches
+
+
+def test_batch_that_cannot_be_submitted_fails(worker: Worker, pool: Pool):
+    """A pool that raises takes neither the place nor the requests with it."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TypeError("cannot pickle it")
+
+    pool.apply_async = refuse
+    worker.send("pairs", "a", "b")
+
+    assert ["a", "b"] == worker.told("failed")
+    assert (0, 1) == (worker.in_flight, worker.released)
+
+
+def test_request_that_cannot_be_revoked_runs(worker: Worker, pool: Pool):
+    """Where its end cannot be announced, a request is run rather than left to hang."""
+    (call,) = worker.send("pairs", "a")
+
+    def fail() -> bool:
+        raise ConnectionError("the backend is gone")
+
+    call.revoked = fail
+    worker.send("pairs", "b")
+
+    assert [["a", "b"]] == pool.batches
+
+
+def test_early_acknowledged_requests_end_with_the_worker(worker: Worker, pool: Pool):
+    """Who waits to run again and has no message left is told when the lanes close."""
+    calls = worker.send("pairs", "a", "b", "c", "d", "e", "f")
+    calls[4].acknowledged = True
+    worker.lanes.close(restarting=False)
+
+    assert ["e"] == worker.told("failed")
+
+
+@pytest.mark.parametrize("fate", [Fate.NOT_STORED, Fate.BROKE_OFF])
+def test_early_acknowledged_requests_never_run_twice(worker: Worker, pool: Pool, fate: Fate):
+    """Whatever kept them from their answer, they fail with it."""
+    for call in worker.send("pairs", "a", "b"):
+        call.task.acks_late = False
+    pool.sent[0].callback(BatchEnd([None, None], fate=fate))
+
+    assert ["a", "b"] == worker.told("failed")
+    assert 1 == len(pool.batches)
+
+
+def test_job_that_has_ended_takes_nobody_in(worker: Worker, pool: Pool):
+    """A message that comes again just then gets a place in line, not in a job that is over."""
+    (call, _) = worker.send("pairs", "a", "b")
+    (job,) = worker.lanes._jobs
+    pool.finish(0)
+
+    assert not job.adopt(call)
+
+
+def test_pool_that_is_not_flushed_keeps_what_it_was_given(start: Callable[..., Worker], pool: Pool):
+    """The threads pool runs what it has taken in, connection or not; so nobody else may."""
+    pool.flush = None
+    worker = start(pool)
+    worker.send("pairs", "a", "b")
+    worker.lanes.close(restarting=True)
+    worker.lanes.open()
+    redeliver(worker, "a", "b")
+    pool.finish(0)
+
+    assert [["a", "b"]] == pool.batches
+    assert ["a", "b"] == worker.told("acknowledged")

@@ -188,3 +188,21 @@ def test_runtime_covers_the_model(app: Celery):
         return x
 
     assert all(runtime >= 0.05 for _, _, runtime in deliver(sleepy, 1, 2, 3))
+
+
+def test_what_cannot_be_settled_is_reported(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is raised out of a batch: two of the pools would keep it to themselves."""
+
+    @app.task(base=BatchTask)
+    def fine(x):
+        return x
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise PermissionError("no right to write")
+
+    monkeypatch.setattr(type(fine.backend), "_store_result", broken)
+    monkeypatch.setattr(type(fine.backend), "mark_as_failure", broken)
+    delivery = Delivery("id", _headers(fine, "id"), (["a"], {}, {}), None, None)
+    end = run_batch(fine.name, [delivery])
+
+    assert "no right to write" in str(_error(end))
