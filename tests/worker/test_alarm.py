@@ -199,3 +199,16 @@ def test_what_is_put_off_to_the_next_pass_does_not_wait_for_events(hub: Hub):
 
     # Without help each step waits a second, or for the next timer.
     assert steps[-1] - steps[0] < 1
+
+
+def test_many_timers_at_once_do_not_put_the_loop_to_sleep():
+    """Ten timers that are due leave the loop awake for the next, as rate limits want it."""
+    hub = Hub()
+    alarm_for(hub, lambda _: None)
+    rung: list[int] = []
+    for number in range(25):
+        hub.timer.call_after(0, rung.append, (number,))
+    delays = [hub.fire_timers() for _ in range(3)]
+
+    assert 25 == len(rung)
+    assert [0.0, 0.0] == delays[:2]

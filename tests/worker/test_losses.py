@@ -333,7 +333,7 @@ def test_request_that_cannot_be_revoked_runs(worker: Worker, pool: Pool):
     assert [["a", "b"]] == pool.batches
 
 
-def test_early_acknowledged_requests_end_with_the_worker(worker: Worker, pool: Pool):
+def test_early_acknowledged_requests_end_with_the_worker(worker: Worker):
     """Who waits to run again and has no message left is told when the lanes close."""
     calls = worker.send("pairs", "a", "b", "c", "d", "e", "f")
     calls[4].acknowledged = True
