@@ -15,7 +15,7 @@ up: $(STAMP) ## Start Redis, worker, web app and Flower, and keep them until Ctr
 	@$(BIN)/python -m deploy.local.up
 
 test: $(STAMP) ## Run the whole test suite with real servers
-	@$(BIN)/python -m pytest -n 3 --dist loadfile
+	@$(BIN)/python tests/side_by_side.py
 
 fuzz: $(STAMP) ## Send hostile messages to real workers, a minute for each broker
 	@FUZZ_SECONDS=$${FUZZ_SECONDS:-60} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)} $(BIN)/python -m pytest -q tests/fuzz

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker.state import task_ready
 
 from celery_batch.worker.job import BatchJob
@@ -81,6 +82,11 @@ class Arrivals:
         """
         Say whether its last holder may have died of a request.
 
-        On Redis that is counted in the message, wherever it was held.
+        On Redis that is counted in the message, wherever it was held.  Elsewhere a
+        worker with pool processes outlives them, and knows what they died of; if it
+        went down all the same, it was hardly for one item's sake, unless it happens
+        again and again.
         """
-        return bool(request.is_redelivered) and self._transport != "redis"
+        if not request.is_redelivered or self._transport == "redis":
+            return False
+        return not isinstance(self._consumer.pool, PreforkPool) or request.deliveries > 1

@@ -91,6 +91,12 @@ class BatchRequest(Request):  # type: ignore[misc]
         return bool((self.delivery_info or {}).get("redelivered"))
 
     @property
+    def deliveries(self) -> int:
+        """How often its message came back, where the broker counts that (quorum queues)."""
+        count = self._request_dict.get("x-delivery-count")
+        return count if isinstance(count, int) else 0
+
+    @property
     def is_done(self) -> bool:
         """Whether its end has been announced already: it was revoked while it ran."""
         return bool(self._already_revoked)

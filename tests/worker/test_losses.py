@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from celery_batch.errors import PoisonItem
 from celery_batch.worker.settle import BatchEnd, Fate, error_info
@@ -214,6 +215,28 @@ def test_redelivered_message_is_a_suspect_where_nobody_counts(
     """On AMQP its last holder may have died of it; on Redis a message tells of its losses."""
     worker.connection.transport.driver_type = transport
     redeliver(worker, "a", "b")
+
+    assert batches == pool.batches
+
+
+@pytest.mark.parametrize(("deliveries", "batches"), [(1, [["a", "b"]]), (2, [["a"], ["b"]])])
+def test_worker_with_pool_processes_suspects_later(
+    start: Callable[..., Worker], deliveries: int, batches: list[list[str]]
+):
+    """It would have outlived a process; only who comes back again and again goes alone."""
+
+    class Prefork(Pool, PreforkPool):
+        num_processes = 1
+        __init__ = Pool.__init__
+
+    pool = Prefork()
+    worker = start(pool)
+    worker.connection.transport.driver_type = "amqp"
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    for task_id in "ab":
+        call = Call(task_id, worker.heard)
+        call.is_redelivered, call.deliveries = True, deliveries
+        worker.lanes.add(lane, call)
 
     assert batches == pool.batches
 

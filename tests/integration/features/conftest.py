@@ -102,6 +102,8 @@ def place(where: tuple[str, str], request: pytest.FixtureRequest) -> Iterator[Pl
     before = _state._tls.current_app
     with surroundings(place.environment):
         place.app.set_current()
+        if place.app.amqp.producer_pool._closed:  # another test's client has closed all of them
+            place.app._after_fork()
         with place.memory() as client:
             if facts := client.keys("shop:*"):
                 client.delete(*facts)

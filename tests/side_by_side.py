@@ -1,0 +1,42 @@
+"""
+The whole suite, in processes of its own side by side: ``python tests/side_by_side.py``.
+
+Most tests wait for real servers, and little for the processor.  What shares
+workers among many tests has a process to itself; the rest is dealt out file by file.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+#: Each has a process to itself, one after the other.
+APART = ("tests/integration/features", "tests/integration/surroundings", "tests/faults")
+
+_PYTEST = [sys.executable, "-m", "pytest", "-q"]
+
+
+def run(*options: str) -> int:
+    """Run pytest; print what it has to say in one piece; return its exit code."""
+    with tempfile.TemporaryFile("w+") as output:
+        code = subprocess.call([*_PYTEST, *options], stdout=output, stderr=subprocess.STDOUT)
+        output.seek(0)
+        print(f"== pytest {' '.join(options)}\n{output.read()}", flush=True)  # noqa: T201
+    return code
+
+
+def codes() -> Iterator[int]:
+    """Run everything, and return how each part went."""
+    with ThreadPoolExecutor() as threads:
+        apart = [threads.submit(lambda: [run(folder) for folder in APART])]
+        ignored = [f"--ignore={folder}" for folder in APART]
+        yield run("-n", "2", "--dist", "loadfile", *ignored)
+        for each in apart:
+            yield from each.result()
+
+
+if __name__ == "__main__":
+    sys.exit(max(codes()))
