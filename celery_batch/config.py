@@ -89,6 +89,9 @@ class Settings:
             name = _without_namespace(key, app.conf.prefix)
             if name.startswith("batch_") and name not in SETTINGS:
                 raise ConfigurationError(f"{key}: no such setting{did_you_mean(name, SETTINGS)}")
+        bulk = _setting(app, "batch_bulk")
+        if not isinstance(bulk, bool):
+            raise ConfigurationError(f"batch_bulk: must be True or False, got {bulk!r}")
         devices = _setting(app, "batch_devices")
         timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
         if isinstance(devices, str):

@@ -93,6 +93,13 @@ def test_misspelt_setting_is_refused(app: Celery, setting: str, hint: str):
     assert f"{setting}: no such setting{hint}" == str(refusal.value)
 
 
+def test_switch_is_a_switch(app: Celery):
+    """A word for False would be true."""
+    app.conf.batch_bulk = "False"
+    with pytest.raises(ConfigurationError, match="batch_bulk: must be True or False, got 'False'"):
+        Settings.of(app)
+
+
 def test_settings_of_others_are_none_of_our_business(app: Celery):
     """Celery's own settings, and those of other extensions, pass."""
     app.conf.update(task_always_eager=True, redbeat_redis_url="redis://", minibatch_size=3)

@@ -155,7 +155,8 @@ class Lease:
             gone = not alive and self._is_long_gone(owner, now)
             if not self._stopped.is_set() and (gone or (alive and is_dead(alive))):
                 given = self.returns.rescue(owner, alive)
-                logger.warning("Gave back %d messages of a worker that is gone", given)
+                if given:
+                    logger.warning("Gave back %d messages of a worker that is gone", given)
 
     def _is_long_gone(self, owner: str, now: float) -> bool:
         doubt = min(_BENEFIT_OF_DOUBT, self._seconds / 2)
