@@ -33,13 +33,16 @@ class Slots:
         self._pool = pool
         #: Whether a batch runs inside the very call that submits it.
         self.run_inline = isinstance(pool, SoloPool)
-        #: Whether a lost connection empties the pool of what no process has accepted.
-        flush = getattr(pool, "flush", None)
-        self.are_flushed = bool(flush) and getattr(flush, "__func__", None) is not BasePool.flush
         self._depth = 1 if self.run_inline else 2
         self.in_flight = 0
         #: Guards `in_flight` and every decision that rests on it.
         self.lock = threading.Lock()
+
+    @property
+    def are_flushed(self) -> bool:
+        """Whether a lost connection empties the pool of what no process has accepted."""
+        flush = getattr(self._pool, "flush", None)  # the prefork pool has one once it runs
+        return bool(flush) and getattr(flush, "__func__", None) is not BasePool.flush
 
     @property
     def processes(self) -> int:
