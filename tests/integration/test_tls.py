@@ -148,14 +148,16 @@ def test_rabbitmq_with_tls(
     redis_server: RedisServer,
     papers: Papers,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ):
     """Tasks are batched and answered over AMQP with TLS."""
     server, port = tls_rabbit
     url = f"amqps://guest:guest@localhost:{port}//"
     conf = {"broker_use_ssl": over_tls(papers, papers.authority)}
-    with open_shop(server.url, tmp_path, backend=redis_server.url) as shop:
-        monkeypatch.setenv("CELERY_BROKER_URL", url)
+    with (
+        open_shop(server.url, tmp_path, backend=redis_server.url) as shop,
+        pytest.MonkeyPatch.context() as patch,  # undone before the shop's own surroundings are
+    ):
+        patch.setenv("CELERY_BROKER_URL", url)
         shop.app.conf.update(**conf)
         worker = shop.worker("-c", "1", conf=conf, CELERY_BROKER_URL=url)
         answers = group(shop.double.s(n) for n in range(50)).delay().get(timeout=30)
