@@ -3,6 +3,9 @@ The whole suite, in processes of its own side by side: ``python tests/side_by_si
 
 Most tests wait for real servers, and little for the processor.  What shares
 workers among many tests has a process to itself; the rest is dealt out file by file.
+
+On a machine that does so much at once a test may fail for want of time; it gets a
+second try, and the output says that it needed one.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 #: Each has a process to itself, one after the other.
 APART = ("tests/integration/features", "tests/integration/surroundings", "tests/faults")
 
-_PYTEST = [sys.executable, "-m", "pytest", "-q"]
+_PYTEST = [sys.executable, "-m", "pytest", "-q", "--reruns", "1", "-r", "fER"]
 
 
 def run(*options: str) -> int:
