@@ -55,7 +55,7 @@ class RedisLedger(NoLedger):
         if not (self._lease.in_doubt or self._lease.is_late):
             return set()
         try:
-            return self._acks.held_here() - self._lease.held()
+            return self._acks.held_here() - self._lease.renew()
         except (RedisError, OSError):
             return set()  # the connection is about to be found lost, and all with it
 
