@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from celery_batch.errors import ConfigurationError as ConfigurationError
     from celery_batch.errors import LoadFailed as LoadFailed
     from celery_batch.errors import MessageRefused as MessageRefused
+    from celery_batch.errors import MessageTooLarge as MessageTooLarge
     from celery_batch.errors import ModelError as ModelError
     from celery_batch.errors import OutOfMemory as OutOfMemory
     from celery_batch.errors import PoisonItem as PoisonItem
@@ -32,6 +33,7 @@ _HOME = {
     "ConfigurationError": "celery_batch.errors",
     "LoadFailed": "celery_batch.errors",
     "MessageRefused": "celery_batch.errors",
+    "MessageTooLarge": "celery_batch.errors",
     "Model": "celery_batch.serving.model",
     "ModelError": "celery_batch.errors",
     "OutOfMemory": "celery_batch.errors",

@@ -13,6 +13,7 @@ __all__ = [
     "ConfigurationError",
     "LoadFailed",
     "MessageRefused",
+    "MessageTooLarge",
     "ModelError",
     "OutOfMemory",
     "PoisonItem",
@@ -35,7 +36,13 @@ class ConfigurationError(BatchError, ValueError):
 
 
 class MessageRefused(BatchError, ValueError):
-    """The worker could not take the message: it is too large, or not what it has to be."""
+    """The worker could not take the message: it is not what it has to be."""
+
+    http = 400
+
+
+class MessageTooLarge(MessageRefused):
+    """The worker did not take the message: it is too large."""
 
     http = 413
 

@@ -26,13 +26,14 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
 from celery_batch.config import Settings
-from celery_batch.errors import MessageRefused
+from celery_batch.errors import MessageRefused, MessageTooLarge
 from celery_batch.task import BatchTask
 from celery_batch.worker.dead_letters import keep_refused
 from celery_batch.worker.doors import Deliveries, FirstReads, bear_unreadable_properties
 from celery_batch.worker.inflate import limit_decompression
 from celery_batch.worker.wellformed import (
     Malformed,
+    TooLarge,
     check_content,
     check_envelope,
     check_headers,
@@ -97,9 +98,9 @@ class Gate:
             raw: As it lay in the list.
         """
         if self._limit is not None and len(raw) > self._limit:
-            reason = f"it has {len(raw)} bytes, more than batch_max_message_size"
-            self._tell(_glimpse(raw), reason)
-            self._refuse_envelope(raw, reason)
+            excess = TooLarge(f"it has {len(raw)} bytes, more than batch_max_message_size")
+            self._tell(_glimpse(raw), excess)
+            self._refuse_envelope(raw, str(excess))
             return None
         try:
             envelope = loads(bytes_to_str(raw))
@@ -131,7 +132,7 @@ class Gate:
     def _check(self, message: Any) -> None:
         """Raise what is wrong with a message, other than what Celery itself says of it."""
         if self._limit is not None and len(message.body or b"") > self._limit:
-            raise Malformed(
+            raise TooLarge(
                 f"its body has {len(message.body)} bytes, more than batch_max_message_size"
             )
         check_content(message)
@@ -190,27 +191,28 @@ class Gate:
         body = body if isinstance(body, bytes) else str(body).encode(errors="replace")
         reason = _reason(error)
         _log(body, reason)
-        self._tell({**message.properties, **headers}, reason)
+        self._tell({**message.properties, **headers}, error)
         about = {name: str(headers[name])[:_REASON] for name in ("id", "task") if name in headers}
         keep_refused(self._app, body, reason, **about)
         if not message.acknowledged:
             message.reject_log_error(logger, self._consumer.connection_errors)
         signals.task_rejected.send(sender=self._consumer, message=message, exc=error)
 
-    def _tell(self, fields: dict[str, Any], reason: str) -> None:
+    def _tell(self, fields: dict[str, Any], error: Exception) -> None:
         """Store a failure where somebody may be waiting: the message says who, and for what."""
         task = self._task(fields)
+        refusal = MessageTooLarge if isinstance(error, TooLarge) else MessageRefused
         try:
             if isinstance(task, BatchTask):
                 check_headers({"id": fields.get("id"), "task": task.name}, fields)
                 named = {name: fields.get(name) for name in ("id", "reply_to", "correlation_id")}
                 task.backend.mark_as_failure(
-                    fields["id"], MessageRefused(reason), request=Context(**named)
+                    fields["id"], refusal(_reason(error)), request=Context(**named)
                 )
         except Malformed:
             return
-        except Exception as error:  # noqa: BLE001 (nobody is told; the worker goes on)
-            logger.warning("Could not say that a message was refused: %.200r", error)
+        except Exception as failure:  # noqa: BLE001 (nobody is told; the worker goes on)
+            logger.warning("Could not say that a message was refused: %.200r", failure)
 
 
 def _reason(error: Exception) -> str:

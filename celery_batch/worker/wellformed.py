@@ -26,6 +26,7 @@ from celery_batch.worker.shapes import (
 
 __all__ = [
     "Malformed",
+    "TooLarge",
     "check_content",
     "check_envelope",
     "check_headers",
@@ -44,6 +45,10 @@ LONGEST_TEXT = 256 * 1024
 
 class Malformed(ValueError):
     """A message is not what it has to be."""
+
+
+class TooLarge(Malformed):
+    """A message, or a part of it, has more bytes or values than it may have."""
 
 
 def is_small(raw: bytes) -> bool:
@@ -170,7 +175,7 @@ def check_size(value: Any) -> None:
                 text += len(each)
         values += len(below)
         if values > MOST_VALUES or text > LONGEST_TEXT:
-            raise Malformed("its headers and properties are too large")
+            raise TooLarge("its headers and properties are too large")
         if not below:
             return
         level = below
