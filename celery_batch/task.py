@@ -18,7 +18,7 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.config import Settings, policy_of, rescue_of
 from celery_batch.errors import ConfigurationError
-from celery_batch.options import listable_signature, refuse_unknown_options
+from celery_batch.options import NO_PYDANTIC, listable_signature, refuse_unknown_options
 from celery_batch.seat import RetryItem, RunAgain, retry_options, seat
 from celery_batch.serving.model import Model
 from celery_batch.serving.residents import resident
@@ -200,16 +200,19 @@ class BatchTask(Task):  # type: ignore[misc]
         return tuple(bound.arguments.values())
 
 
-def model_task(app: Any, model: type[Model], *, name: str, **options: Any) -> Any:
+def model_task(app: Any, model: type[Model], *, name: str | None = None, **options: Any) -> Any:
     """
     Make a task of a model; see `Model.as_task`.
 
     Args:
         app: The Celery app.
         model: Loaded once in each pool process.
-        name: The task's name.
+        name: The task's name; unless given, Celery's for a class of this name and module.
         options: Options of the task, Celery's and ours.
     """
+    name = name or app.gen_task_name(model.__name__, model.__module__)
+    if options.get("pydantic"):  # before Celery asks for the library
+        raise ConfigurationError(f"{name}: {NO_PYDANTIC}")
     if model.predict is Model.predict:
         raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
 
