@@ -12,12 +12,18 @@ from celery.states import READY_STATES
 from celery.utils.functional import noop
 from celery.worker.request import Request
 
+from celery_batch.worker.shapes import are_limits
+
 __all__ = ["LOSSES", "BatchRequest"]
 
 logger = logging.getLogger(__name__)
 
 #: The message header that counts how often a request's process died under it.
 LOSSES = "batch_losses"
+
+#: Seconds.  A message may not ask for less: every batch would miss that, at the price of
+#: two pool processes, each with a model to load.
+_SHORTEST_LIMIT = 0.1
 
 
 class BatchRequest(Request):  # type: ignore[misc]
@@ -37,6 +43,9 @@ class BatchRequest(Request):  # type: ignore[misc]
         counted = self._request_dict.get(LOSSES)
         if isinstance(counted, int) and counted > 0:  # from the wire: anything may be there
             self.losses = counted
+        limits = self._request_dict.get("timelimit")
+        if limits and limits != [None, None] and are_limits(limits):
+            self.time_limits = tuple(each and max(each, _SHORTEST_LIMIT) for each in limits)
 
     #: Whether the connection of its message is gone, so that it acknowledges nothing.
     is_disowned = False
