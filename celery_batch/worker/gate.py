@@ -27,6 +27,7 @@ from kombu.utils.json import loads
 
 from celery_batch.config import Settings
 from celery_batch.errors import MessageRefused, MessageTooLarge
+from celery_batch.replies import REPLY_HEADER
 from celery_batch.task import BatchTask
 from celery_batch.worker.dead_letters import keep_refused
 from celery_batch.worker.doors import Deliveries, FirstReads, bear_unreadable_properties
@@ -49,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 #: Bytes of a refused message that the log shows, and characters of the reason.
 _SHOWN, _REASON = 120, 200
+
+#: Headers and properties by which the caller of a refused message is told.
+_WHO_ASKED = ("id", "reply_to", "correlation_id", REPLY_HEADER)
 
 #: What is put aside of the consumer, for messages that are Celery's.
 _STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
@@ -205,7 +209,7 @@ class Gate:
         try:
             if isinstance(task, BatchTask):
                 check_headers({"id": fields.get("id"), "task": task.name}, fields)
-                named = {name: fields.get(name) for name in ("id", "reply_to", "correlation_id")}
+                named = {name: fields.get(name) for name in _WHO_ASKED}
                 task.backend.mark_as_failure(
                     fields["id"], refusal(_reason(error)), request=Context(**named)
                 )

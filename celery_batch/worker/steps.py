@@ -21,6 +21,7 @@ from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.loading import load_models
 from celery_batch.worker.pool_words import listen_before_flush
 from celery_batch.worker.reconnect import reconnect_soon
+from celery_batch.worker.redis_results import tell_clients
 from celery_batch.worker.warmup import WarmUp
 
 __all__ = ["BatchConsumer", "BatchWorker"]
@@ -52,6 +53,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         self._listens = False
         if self.tasks:
             self._hold_enough(worker)
+            tell_clients(worker.app, self.tasks)
 
     def include_if(self, worker: Any) -> bool:  # noqa: ARG002 (Celery's signature)
         """Stay out of workers that import batch tasks but serve none of their queues."""
