@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from celery_batch.batching.policy import BatchPolicy as BatchPolicy
+    from celery_batch.client.many import PartlySent as PartlySent
     from celery_batch.errors import BatchError as BatchError
     from celery_batch.errors import ConfigurationError as ConfigurationError
     from celery_batch.errors import LoadFailed as LoadFailed
@@ -37,6 +38,7 @@ _HOME = {
     "Model": "celery_batch.serving.model",
     "ModelError": "celery_batch.errors",
     "OutOfMemory": "celery_batch.errors",
+    "PartlySent": "celery_batch.client.many",
     "PoisonItem": "celery_batch.errors",
     "WrongResultCount": "celery_batch.errors",
 }

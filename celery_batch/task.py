@@ -16,6 +16,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Task, signals
 from celery.exceptions import Retry, TaskPredicate
 
+from celery_batch.asking import Asking
 from celery_batch.config import Settings, policy_of, rescue_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.options import NO_PYDANTIC, listable_signature, refuse_unknown_options
@@ -27,7 +28,7 @@ from celery_batch.serving.runner import Manners, Runner
 __all__ = ["BatchTask", "model_task"]
 
 
-class BatchTask(Task):  # type: ignore[misc]
+class BatchTask(Asking):
     """
     A task that is called with one item and runs with many.
 

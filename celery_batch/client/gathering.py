@@ -1,0 +1,78 @@
+"""Calls that are written together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from celery_batch.client.outbox import PIECE, Letter, Outbox
+
+__all__ = ["Gathering", "gathered", "gathering"]
+
+_current: ContextVar[Gathering | None] = ContextVar("celery_batch_gathering", default=None)
+
+
+class Gathering:
+    """
+    Letters on their way, 1,000 in one write.
+
+    Args:
+        app: Whose canvas this is, if it is one's.
+    """
+
+    def __init__(self, app: Any = None) -> None:
+        self.app = app
+        #: Results of what is surely sent.
+        self.sent: list[Any] = []
+        self._kept: list[tuple[Letter, Any]] = []
+        self._outbox: Outbox | None = None
+
+    def add(self, letter: Letter, result: Any, outbox: Outbox) -> None:
+        """
+        Keep a letter, and write when there is a piece of them.
+
+        Args:
+            letter: To be sent.
+            result: Of the call.
+            outbox: Of the app that sends it.
+        """
+        if outbox is not self._outbox:
+            self.flush()
+            self._outbox = outbox
+        self._kept.append((letter, result))
+        if len(self._kept) >= PIECE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is kept."""
+        kept, self._kept = self._kept, []
+        if not kept or self._outbox is None:
+            return
+        try:
+            self._outbox.send([letter for letter, _ in kept])
+        finally:
+            self.sent += [result for letter, result in kept if letter.sent]
+
+
+@contextmanager
+def gathering(app: Any = None) -> Iterator[Gathering]:
+    """
+    Write together what this thread or coroutine sends meanwhile on the short road.
+
+    Args:
+        app: Whose canvas this is, if it is one's.
+    """
+    gathering = Gathering(app)
+    token = _current.set(gathering)
+    try:
+        yield gathering
+    finally:
+        _current.reset(token)
+    gathering.flush()
+
+
+def gathered() -> Gathering | None:
+    """Return where letters are to be kept, if they are."""
+    return _current.get()

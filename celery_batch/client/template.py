@@ -1,0 +1,149 @@
+"""
+A message that Celery made, with blanks where calls differ.
+
+Celery makes one message of each kind, with words of ours in the places that
+change from call to call; filled in, it is byte for byte what Celery would send.
+What a message looks like is therefore known to Celery alone.
+"""
+
+from __future__ import annotations
+
+import os
+from json.encoder import encode_basestring_ascii as quoted
+from typing import Any, NamedTuple
+
+from kombu import messaging
+from kombu.serialization import dumps as serialized
+from kombu.utils.json import dumps
+
+__all__ = ["Template", "json_text"]
+
+_Producer: Any = messaging.Producer
+
+#: Never part of a message that is not ours, as nobody can foresee it.
+_MARK = f"blank-{os.urandom(12).hex()}-"
+
+#: Arguments of `Celery.send_task` that become blanks.
+_BLANK_OPTIONS = (
+    *("task_id", "root_id", "parent_id", "group_id", "group_index"),
+    *("reply_to", "eta", "shadow"),
+)
+#: Blanks that are put into the message once it is made.
+_BLANK_PARTS = ("body", "argsrepr", "kwargsrepr", "tag", "reply")
+
+
+class Template(NamedTuple):
+    """
+    What is the same in all messages of one kind.
+
+    Args:
+        key: The Redis list that they go to, with its prefix.
+        text: The message with blanks for %-formatting.
+        embed: The third part of a body: callbacks and what comes after.
+        serializer: Name of the body's serializer.
+        codec: Makes a serialized body fit for JSON.
+    """
+
+    key: str
+    text: str
+    embed: dict[str, Any]
+    serializer: str
+    codec: Any
+
+    @classmethod
+    def learn(cls, task: Any, options: dict[str, Any], *, reply: bool) -> Template | None:
+        """
+        Have Celery make a message, and look at it; None if it has no such form.
+
+        Args:
+            task: The task that is called.
+            options: The options of all the calls, the task's own among them.
+            reply: Whether the messages say where their answers are told.
+        """
+        blanks = {option: _MARK + option for option in _BLANK_OPTIONS}
+        if reply:
+            options = {**options, "headers": {"batch_reply": _MARK + "reply"}}
+        app = task.app
+        with app.producer_or_acquire() as producer, _library_errors(producer):
+            learner = _Learner(producer.channel, auto_declare=False)
+            learner.serializer = producer.serializer
+            app.send_task(
+                task.name,
+                (),
+                {},
+                producer=learner,
+                task_type=task,
+                result_cls=_NoResult,
+                add_to_parent=False,
+                **blanks,
+                **options,
+            )
+            return learner.template()
+
+    def fill(self, body: tuple[Any, ...], values: dict[str, str]) -> str:
+        """
+        Return one call's message.
+
+        Args:
+            body: Its arguments, keyword arguments and what comes after.
+            values: For each blank but the body a JSON text.
+        """
+        _, _, payload = serialized(body, serializer=self.serializer)
+        values["body"] = f'"{self.codec.encode(payload)}"'
+        return self.text % values
+
+
+def _library_errors(producer: Any) -> Any:
+    return producer.connection._reraise_as_library_errors()  # noqa: SLF001
+
+
+class _NoResult:
+    def __init__(self, _task_id: str) -> None:
+        self.ignored = True
+
+
+class _Learner(_Producer):  # type: ignore[misc]
+    """A producer that keeps a message as it would go to Redis, and sends nothing."""
+
+    message: dict[str, Any] | None = None
+
+    def publish(self, body: Any, serializer: Any = None, **options: Any) -> Any:
+        self.embed = body[2]
+        self.body_serializer = serializer or self.serializer or "json"
+        return super().publish(body, serializer=serializer, **{**options, "retry": False})
+
+    def _publish(self, body: Any, *details: Any) -> None:
+        priority, content_type, encoding, headers, properties, routing_key = details[:6]
+        exchange = details[8]
+        channel = self.channel
+        message = channel.prepare_message(
+            body, priority, content_type, encoding, headers, properties
+        )
+        channel._inplace_augment_message(message, exchange, routing_key)  # noqa: SLF001
+        if not exchange and not headers.get("compression"):
+            self.message, self.queue = message, routing_key
+
+    def template(self) -> Template | None:
+        message, channel = self.message, self.channel
+        if message is None or self.queue in getattr(channel, "_expires", ()):
+            return None
+        codec = channel.codecs.get(message["properties"]["body_encoding"])
+        if codec is None:
+            return None
+        message["body"] = _MARK + "body"
+        for part in ("argsrepr", "kwargsrepr"):
+            message["headers"][part] = _MARK + part
+        message["properties"]["delivery_tag"] = _MARK + "tag"
+        text = dumps(message).replace("%", "%%")
+        for blank in (*_BLANK_OPTIONS, *_BLANK_PARTS):
+            text = text.replace(f'"{_MARK}{blank}"', f"%({blank})s")
+        if _MARK in text:
+            return None
+        priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
+        key = channel.global_keyprefix + channel._q_for_pri(self.queue, priority)  # noqa: SLF001
+        return Template(key, text, self.embed, self.body_serializer, codec)
+
+
+def json_text(value: str | None) -> str:
+    """Return a text or nothing as JSON."""
+    return "null" if value is None else quoted(value)
