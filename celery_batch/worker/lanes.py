@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery.worker.state import task_ready, task_reserved
@@ -17,12 +18,9 @@ from celery_batch.worker.lane import Lane
 from celery_batch.worker.news import News
 from celery_batch.worker.returns import Returns
 from celery_batch.worker.slots import Slots
+from celery_batch.worker.untold import Untold
 
 __all__ = ["Lanes"]
-
-#: Requests settled in one pass of the event loop; each costs a fraction of a
-#: millisecond in which no message is read and no batch is sent off.
-_SETTLED_PER_PASS = 16
 
 
 class Lanes:
@@ -39,11 +37,12 @@ class Lanes:
         self._slots = Slots(consumer.pool)
         self._lanes: dict[str, Lane] = {}
         self._jobs: set[BatchJob] = set()
-        self._unsettled: deque[News] = deque()
         self._returns = Returns()
+        self._untold = Untold(self._tell, self._returns)
         self._arrivals = Arrivals(consumer, self._returns)
         self._alarm = alarm_for(consumer.hub, self._ring)
         self._open = False
+        self._is_gathering = False
 
     def __repr__(self) -> str:
         return f"<Lanes {list(self._lanes.values())}, {self._slots.in_flight} in flight>"
@@ -81,7 +80,7 @@ class Lanes:
         """
         self._open = False
         self._alarm.cancel()
-        self._settle_all(restarting=restarting)
+        self._untold.tell_all(disowned=restarting)
         for lane in self._lanes.values():
             self._give_back(lane.forget())
         for job in list(self._jobs):
@@ -104,8 +103,18 @@ class Lanes:
 
     def add(self, lane: Lane, task_request: Any) -> None:
         """Put Celery's request in its lane, and send off what may leave."""
-        if self._arrivals.admit(lane, task_request):
+        if self._arrivals.admit(lane, task_request) and not self._is_gathering:
             self.pump()
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Let several come in before it is asked once what may leave."""
+        self._is_gathering = True
+        try:
+            yield
+        finally:
+            self._is_gathering = False
+        self.pump()
 
     def pump(self) -> None:
         """Send off every batch that may leave now; arm the alarm for the next that may."""
@@ -142,14 +151,15 @@ class Lanes:
             self._learn(job, ending)
         ending.news += self._run_again(job.task, ending)
         if self._slots.run_inline or self._hub is None or not self._open:
-            for each in ending.news:
-                self._tell(each)
+            now = Untold(self._tell, self._returns)  # one of its own: this may be a pool's thread
+            now.add(ending)
+            now.tell_all()
             if not self._slots.run_inline:  # else it was pump that ran the batch, and goes on
                 self.pump()
             return
         # Bookkeeping comes last: a batch that is ready now, or can be read now,
         # must not wait for the one that is done.
-        self._unsettled.extend(ending.news)
+        self._untold.add(ending)
         self._hub.call_soon(self._next_then_settle)
 
     def _learn(self, job: BatchJob, ending: Ending) -> None:
@@ -208,17 +218,9 @@ class Lanes:
         self._hub.call_soon(self._settle_some)
 
     def _settle_some(self) -> None:
-        for _ in range(min(_SETTLED_PER_PASS, len(self._unsettled))):
-            self._tell(self._unsettled.popleft())
-        if self._unsettled:
+        self._untold.tell_some()
+        if self._untold:
             self._hub.call_soon(self._settle_some)
-
-    def _settle_all(self, *, restarting: bool) -> None:
-        while self._unsettled:
-            news = self._unsettled.popleft()
-            if restarting:
-                news.request.disown()
-            self._tell(news)
 
     def _leave(self, job: BatchJob) -> None:
         with self._slots.lock:
