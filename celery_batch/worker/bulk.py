@@ -68,7 +68,7 @@ class BulkPath:
         self._last_owner = lease.keys.owner
         consumer, lanes = self._consumer, self._consumer.batch_lanes
         read = consumer.batch_gate.read
-        self._fetch = BulkFetch(channel, consumer.hub, lease, lanes.room, read)
+        self._fetch = BulkFetch(channel, consumer.hub, lease, lanes, read)
         consumer.batch_ledger = RedisLedger(consumer.pool, lease, self._acks, lanes.drop)
 
     def close(self) -> None:

@@ -23,13 +23,13 @@ from celery.app.task import Context
 from celery.worker.state import requests
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import loads
 
 from celery_batch.config import Settings
 from celery_batch.errors import MessageRefused, MessageTooLarge
 from celery_batch.replies import REPLY_HEADER
 from celery_batch.task import BatchTask
 from celery_batch.worker.dead_letters import keep_refused
+from celery_batch.worker.decoding import decode_json, payload_of
 from celery_batch.worker.doors import Deliveries, FirstReads, bear_unreadable_properties
 from celery_batch.worker.inflate import limit_decompression
 from celery_batch.worker.wellformed import (
@@ -72,6 +72,7 @@ class Gate:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._app = consumer.app
+        self._tasks = consumer.app.tasks
         self._limit: int | None = None
         self._channel: Any = None
         self._stock = {name: getattr(consumer, name) for name in _STOCK}
@@ -107,7 +108,7 @@ class Gate:
             self._refuse_envelope(raw, str(excess))
             return None
         try:
-            envelope = loads(bytes_to_str(raw))
+            envelope = decode_json(bytes_to_str(raw))
             check_envelope(envelope, self._channel.codecs, small=is_small(raw))
         except Exception as error:  # noqa: BLE001 (whatever a decoder does with garbage)
             self._refuse_envelope(raw, _reason(error))
@@ -124,8 +125,8 @@ class Gate:
 
         def on_task_received(message: Any) -> Any:
             try:
-                self._check(message)
-                return handle(message)
+                admit = self._check(message)
+                return (admit is not None and admit(message)) or handle(message)
             except Exception as error:
                 if self._is_not_of(message, error):
                     raise
@@ -133,8 +134,13 @@ class Gate:
 
         return on_task_received
 
-    def _check(self, message: Any) -> None:
-        """Raise what is wrong with a message, other than what Celery itself says of it."""
+    def _check(self, message: Any) -> Callable[[Any], bool] | None:
+        """
+        Raise what is wrong with a message, other than what Celery itself says of it.
+
+        Returns:
+            The short way in, if there is one for its task.
+        """
         if self._limit is not None and len(message.body or b"") > self._limit:
             raise TooLarge(
                 f"its body has {len(message.body)} bytes, more than batch_max_message_size"
@@ -149,10 +155,13 @@ class Gate:
         task = self._task(fields)
         if isinstance(task, BatchTask):
             check_headers(fields, message.properties)
-            check_payload(message.payload)
+            check_payload(payload_of(message))
+            if fields is message.headers:
+                return getattr(self._consumer.strategies.get(task.name), "admit", None)
         elif task is not None:
             check_vital(fields)
             self._check_ordinary(message)
+        return None
 
     def _check_ordinary(self, message: Any) -> None:
         try:
@@ -163,7 +172,7 @@ class Gate:
 
     def _task(self, fields: Any) -> Any:
         name = fields.get("task")
-        return self._app.tasks.get(name) if isinstance(name, str) else None
+        return self._tasks.get(name) if isinstance(name, str) else None
 
     def _is_not_of(self, message: Any, error: Exception) -> bool:
         """Say whether an error is not the message's: the connection's, or one from later."""

@@ -18,6 +18,7 @@ from celery_batch.batching.batch import Batch
 from celery_batch.errors import BatchError
 from celery_batch.worker.ending import Ending, after_answer, after_failure
 from celery_batch.worker.news import News
+from celery_batch.worker.routine import accept
 from celery_batch.worker.settle import BatchEnd, Delivery, error_info, run_batch
 
 __all__ = ["BatchJob", "JobListener"]
@@ -171,7 +172,7 @@ class BatchJob:
             return
         self.pid, self.began = pid, time_accepted
         self._listener.on_start(self)
-        for request in self.requests:
+        for request in accept(self.requests, pid, time_accepted):
             News(request, request.on_accepted, (pid, time_accepted)).deliver()
 
     def _on_success(self, answer: BatchEnd | ExceptionInfo, **_: Any) -> None:

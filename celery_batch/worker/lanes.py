@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery.worker.state import task_ready, task_reserved
@@ -40,6 +42,7 @@ class Lanes:
         self._arrivals = Arrivals(consumer, self._returns)
         self._alarm = alarm_for(consumer.hub, self._ring)
         self._open = False
+        self._is_gathering = False
 
     def __repr__(self) -> str:
         return f"<Lanes {list(self._lanes.values())}, {self._slots.in_flight} in flight>"
@@ -100,8 +103,18 @@ class Lanes:
 
     def add(self, lane: Lane, task_request: Any) -> None:
         """Put Celery's request in its lane, and send off what may leave."""
-        if self._arrivals.admit(lane, task_request):
+        if self._arrivals.admit(lane, task_request) and not self._is_gathering:
             self.pump()
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Let several come in before it is asked once what may leave."""
+        self._is_gathering = True
+        try:
+            yield
+        finally:
+            self._is_gathering = False
+        self.pump()
 
     def pump(self) -> None:
         """Send off every batch that may leave now; arm the alarm for the next that may."""
@@ -138,13 +151,13 @@ class Lanes:
             self._learn(job, ending)
         ending.news += self._run_again(job.task, ending)
         if self._slots.run_inline or self._hub is None or not self._open:
-            self._telling.tell(ending.news)
+            self._telling.tell_at_once(ending)
             if not self._slots.run_inline:  # else it was pump that ran the batch, and goes on
                 self.pump()
             return
         # Bookkeeping comes last: a batch that is ready now, or can be read now,
         # must not wait for the one that is done.
-        self._telling.tell_after(self.pump, ending.news)
+        self._telling.tell_after(self.pump, ending)
 
     def _learn(self, job: BatchJob, ending: Ending) -> None:
         self.lane(job.task).learn(job.answer)

@@ -26,6 +26,8 @@ class RedisLedger(NoLedger):
         drop: Told the delivery tags of messages that others have taken.
     """
 
+    collects = True
+
     def __init__(
         self, pool: Any, lease: Lease, acks: BulkAcks, drop: Callable[[set[str]], object]
     ) -> None:

@@ -14,9 +14,23 @@ from celery.worker.request import Request
 
 from celery_batch.worker.shapes import are_limits
 
-__all__ = ["LOSSES", "BatchRequest"]
+__all__ = ["LOSSES", "BatchRequest", "wants_events"]
 
 logger = logging.getLogger(__name__)
+
+
+def wants_events(eventer: Any, task: Any) -> bool:
+    """
+    Say whether anybody is sent the events of a task's requests.
+
+    Args:
+        eventer: Celery's event dispatcher, which may be missing.
+        task: Of the requests.
+    """
+    if not eventer or not eventer.enabled or not task.send_events:
+        return False
+    return not eventer.groups or "task" in eventer.groups
+
 
 #: The message header that counts how often a request's process died under it.
 LOSSES = "batch_losses"
@@ -88,6 +102,18 @@ class BatchRequest(Request):  # type: ignore[misc]
         else:
             super().reject(requeue=requeue)
             self.was_rejected = True
+
+    @property
+    def is_routine(self) -> bool:
+        """Whether its start and its success go into Celery's books, and nowhere else."""
+        cls = type(self)
+        return (
+            self._task.acks_late
+            and cls.on_accepted is Request.on_accepted
+            and cls.acknowledge is BatchRequest.acknowledge
+            and self._terminate_on_ack is None
+            and not wants_events(self._eventer, self._task)
+        )
 
     def disown(self) -> None:
         """Acknowledge nothing any more: the connection of the message is gone."""

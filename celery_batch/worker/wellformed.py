@@ -36,6 +36,11 @@ __all__ = [
     "is_small",
 ]
 
+_Checks = dict[str, Callable[[Any], bool]]
+
+#: What is embedded beside arguments that nothing is embedded with.
+_NOTHING_EMBEDDED = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
+
 #: Values in the headers and properties of one message, and levels of nesting.
 MOST_VALUES, DEEPEST = 10_000, 50
 
@@ -122,12 +127,17 @@ def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> N
     Raises:
         Malformed: A value is of a type or size that it cannot be.
     """
-    for name, is_fine in _FIELDS.items():
-        if not is_fine(fields.get(name)):
+    for name in ("id", "task"):
+        if not is_name(fields.get(name)):
             raise Malformed(f"{name} cannot be {_short(fields.get(name))}")
-    for name, is_fine in _PROPERTIES.items():
-        if not is_fine(properties.get(name)):
-            raise Malformed(f"property {name} cannot be {_short(properties.get(name))}")
+    _check_known(fields, _FIELDS, "")
+    _check_known(properties, _PROPERTIES, "property ")
+
+
+def _check_known(values: Mapping[str, Any], known: _Checks, kind: str) -> None:
+    for name, value in values.items():
+        if value is not None and name in known and not known[name](value):
+            raise Malformed(f"{kind}{name} cannot be {_short(value)}")
 
 
 def check_payload(payload: Any) -> None:
@@ -145,6 +155,8 @@ def check_payload(payload: Any) -> None:
         raise Malformed("its body is not arguments, keyword arguments and options")
     if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
         raise Malformed("its arguments are not a list and an object")
+    if embed == _NOTHING_EMBEDDED:
+        return
     if embed is not None and not isinstance(embed, dict):
         raise Malformed("what is embedded beside its arguments is no object")
     for name in ("callbacks", "errbacks", "chain"):
@@ -206,9 +218,8 @@ def _short(value: Any) -> str:
 
 _PLACE = ("exchange", "routing_key")
 
-_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "id": is_name,
-    "task": is_name,
+#: Beside id and task, which may not be missing; the others may all be left out, or null.
+_FIELDS: _Checks = {
     **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), is_name_or_none),
     **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), is_text_or_none),
     **dict.fromkeys(
@@ -220,7 +231,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "stamps": are_stamps,
 }
 
-_PROPERTIES: dict[str, Callable[[Any], bool]] = {
+_PROPERTIES: _Checks = {
     **dict.fromkeys(("reply_to", "correlation_id"), is_name_or_none),
     "priority": is_count_or_none,
 }
