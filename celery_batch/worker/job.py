@@ -77,6 +77,11 @@ class BatchJob:
         return len(self.requests)
 
     @property
+    def rows(self) -> int:
+        """How many rows its requests have."""
+        return sum(request.rows for request in self.requests)
+
+    @property
     def accepted(self) -> bool:
         """Whether a pool process has taken it."""
         return self.began is not None

@@ -59,12 +59,12 @@ class Lanes:
         return self._open
 
     def room(self) -> int:
-        """Return how many more requests could be put to use, running, ready or gathering."""
+        """Return how many more rows could be put to use, running, ready or gathering."""
         batches = self._slots.capacity + self._slots.processes
-        held = sum(len(job) for job in list(self._jobs))
+        held = sum(job.rows for job in list(self._jobs))
         lanes = list(self._lanes.values())
         wanted = batches * sum(lane.policy.max_batch_size for lane in lanes)
-        return max(wanted - held - sum(lane.waiting for lane in lanes), 0)
+        return max(wanted - held - sum(lane.waiting_rows for lane in lanes), 0)
 
     def open(self) -> None:
         """Let batches leave; called for each new connection."""

@@ -12,6 +12,7 @@ from celery.states import READY_STATES
 from celery.utils.functional import noop
 from celery.worker.request import Request
 
+from celery_batch.chunks import ROWS
 from celery_batch.worker.shapes import are_limits
 
 __all__ = ["LOSSES", "BatchRequest", "wants_events"]
@@ -46,6 +47,9 @@ class BatchRequest(Request):  # type: ignore[misc]
     #: How often a process died while it ran this request, here or elsewhere.
     losses = 0
 
+    #: How many rows it has: many if it is a chunk.
+    rows = 1
+
     #: When the time is up that its batch's time limit left it, on the monotonic clock.
     deadline: float | None = None
 
@@ -60,6 +64,9 @@ class BatchRequest(Request):  # type: ignore[misc]
         limits = self._request_dict.get("timelimit")
         if limits and limits != [None, None] and are_limits(limits):
             self.time_limits = tuple(each and max(each, _SHORTEST_LIMIT) for each in limits)
+        rows = self._request_dict.get(ROWS)
+        if isinstance(rows, int) and rows > 0:
+            self.rows = rows
 
     #: Whether the connection of its message is gone, so that it acknowledges nothing.
     is_disowned = False

@@ -20,6 +20,7 @@ from celery_batch.worker.shapes import (
     is_flag_or_none,
     is_name,
     is_name_or_none,
+    is_rows_or_none,
     is_signature,
     is_text_or_none,
 )
@@ -225,6 +226,7 @@ _FIELDS: _Checks = {
     **dict.fromkeys(
         ("retries", "group_index", "replaced_task_nesting", "batch_losses"), is_count_or_none
     ),
+    "batch_rows": is_rows_or_none,
     "ignore_result": is_flag_or_none,
     "timelimit": are_limits,
     "stamped_headers": are_stamped,
