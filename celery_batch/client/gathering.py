@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -26,6 +26,10 @@ class Gathering:
         self.app = app
         #: Results of what is surely sent.
         self.sent: list[Any] = []
+        #: Results of what may not have been.
+        self.unsent: list[Any] = []
+        #: Why.
+        self.failure: Exception | None = None
         self._kept: list[tuple[Letter, Any]] = []
         self._outbox: Outbox | None = None
 
@@ -46,14 +50,23 @@ class Gathering:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is kept."""
+        """
+        Write what is kept.
+
+        Raises:
+            OperationalError: Not all of it could be sent.
+        """
         kept, self._kept = self._kept, []
         if not kept or self._outbox is None:
             return
         try:
             self._outbox.send([letter for letter, _ in kept])
+        except Exception as error:
+            self.failure = error
+            raise
         finally:
             self.sent += [result for letter, result in kept if letter.sent]
+            self.unsent += [result for letter, result in kept if not letter.sent]
 
 
 @contextmanager
@@ -76,3 +89,18 @@ def gathering(app: Any = None) -> Iterator[Gathering]:
 def gathered() -> Gathering | None:
     """Return where letters are to be kept, if they are."""
     return _current.get()
+
+
+def gathered_by(gathering: Gathering, call: Callable[[], Any]) -> Any:
+    """
+    Call with letters kept, and return what the call does.
+
+    Args:
+        gathering: Keeps them.
+        call: Sends some.
+    """
+    token = _current.set(gathering)
+    try:
+        return call()
+    finally:
+        _current.reset(token)
