@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, NamedTuple
@@ -114,10 +114,10 @@ def _send(calls: list[_Call]) -> list[Any]:
             outcomes.append(call.context.run(gathered_by, gathering, call.apply))
         except Exception as error:  # noqa: BLE001 (it is raised where the call was made)
             outcomes.append(error)
-    with suppress(Exception):  # the same
+    with closing(gathering), suppress(Exception):  # the same
         gathering.flush()
-    unsent = {id(result) for result in gathering.unsent}
-    return [gathering.failure if id(each) in unsent else each for each in outcomes]
+    unsent = {result.id for result in gathering.unsent}
+    return [gathering.failure if getattr(each, "id", None) in unsent else each for each in outcomes]
 
 
 def _tell(calls: list[_Call], outcomes: list[Any]) -> None:
