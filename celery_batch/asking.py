@@ -20,6 +20,12 @@ class Asking(Task):  # type: ignore[misc]
 
     abstract = True
 
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Have groups write their batch tasks at once."""
+        super().on_bound(app)
+        _client("groups").gather_groups()
+
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """
         Send a call, as in any task.
@@ -42,6 +48,27 @@ class Asking(Task):  # type: ignore[misc]
             own = super().apply_async
             result = publisher.send_as_celery_does(self, own, args, kwargs, options)
         return result
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> Any:
+        """Send a call from a coroutine; see `aapply_async`."""
+        return await self.aapply_async(args, kwargs)
+
+    async def aapply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """
+        Send a call from a coroutine, and return its result when the broker has it.
+
+        The loop goes on meanwhile, and calls that come together are written together.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            options: As for `apply_async`.
+
+        Raises:
+            TypeError: The arguments do not fit the task's function.
+            OperationalError: The broker could not be reached, or refused the message.
+        """
+        return await _client("aio").apply_async(self, args, kwargs, options)
 
     def delay_many(self, items: Iterable[Any]) -> list[Any]:
         """

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 from celery_batch.client.outbox import PIECE, Letter, Outbox
 
 __all__ = ["Gathering", "gathered", "gathering"]
 
 _current: ContextVar[Gathering | None] = ContextVar("celery_batch_gathering", default=None)
+
+
+class Burst(Protocol):
+    """Calls that go another way than by letters, also together."""
+
+    def send(self, apply: Callable[..., Any], options: Any) -> Any:
+        """Send one call by Celery's `apply_async` with some options."""
+
+    def flush(self) -> None:
+        """Return when all is sent."""
+
+    def close(self) -> None:
+        """Let go of what is held."""
 
 
 class Gathering:
@@ -26,6 +39,12 @@ class Gathering:
         self.app = app
         #: Results of what is surely sent.
         self.sent: list[Any] = []
+        #: Results of what may not have been.
+        self.unsent: list[Any] = []
+        #: Why.
+        self.failure: Exception | None = None
+        #: RabbitMQ's way, if that is the broker.
+        self.burst: Burst | None = None
         self._kept: list[tuple[Letter, Any]] = []
         self._outbox: Outbox | None = None
 
@@ -46,14 +65,30 @@ class Gathering:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is kept."""
+        """
+        Write what is kept.
+
+        Raises:
+            OperationalError: Not all of it could be sent.
+        """
+        if self.burst is not None:
+            self.burst.flush()
         kept, self._kept = self._kept, []
         if not kept or self._outbox is None:
             return
         try:
             self._outbox.send([letter for letter, _ in kept])
+        except Exception as error:
+            self.failure = error
+            raise
         finally:
             self.sent += [result for letter, result in kept if letter.sent]
+            self.unsent += [result for letter, result in kept if not letter.sent]
+
+    def close(self) -> None:
+        """Let go of what is held for further writes."""
+        if self.burst is not None:
+            self.burst.close()
 
 
 @contextmanager
@@ -68,11 +103,27 @@ def gathering(app: Any = None) -> Iterator[Gathering]:
     token = _current.set(gathering)
     try:
         yield gathering
+        gathering.flush()
     finally:
         _current.reset(token)
-    gathering.flush()
+        gathering.close()
 
 
 def gathered() -> Gathering | None:
     """Return where letters are to be kept, if they are."""
     return _current.get()
+
+
+def gathered_by(gathering: Gathering, call: Callable[[], Any]) -> Any:
+    """
+    Call with letters kept, and return what the call does.
+
+    Args:
+        gathering: Keeps them.
+        call: Sends some.
+    """
+    token = _current.set(gathering)
+    try:
+        return call()
+    finally:
+        _current.reset(token)

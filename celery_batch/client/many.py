@@ -46,15 +46,16 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
     """
     if "task_id" in options:
         raise ConfigurationError(f"{task.name}: many calls cannot have one task_id")
+    results: list[Any] = []
     with gathering() as gathered:
         try:
-            results = [task.apply_async(args, kwargs, **options) for args, kwargs in rows]
+            for args, kwargs in rows:
+                results.append(task.apply_async(args, kwargs, **options))
             gathered.flush()
         except Exception as error:
             if not gathered.sent:
                 raise
-            count = len(gathered.sent)
-            raise PartlySent(
-                f"only {count} calls were surely sent: {error}", gathered.sent
-            ) from error
+            known = {result.id: result for result in results}
+            sent = [known.get(each.id, each) for each in gathered.sent]
+            raise PartlySent(f"only {len(sent)} calls were surely sent: {error}", sent) from error
     return results

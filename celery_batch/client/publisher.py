@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery._state import task_join_will_block
@@ -20,6 +21,7 @@ from celery_batch.client.call import Call
 from celery_batch.client.gathering import Gathering, gathered
 from celery_batch.client.kinds import Kinds, is_plain_celery
 from celery_batch.client.outbox import Letter, Outbox
+from celery_batch.client.own_road import OwnRoad
 from celery_batch.client.redis_road import RedisRoad
 from celery_batch.client.terms import Terms
 
@@ -40,6 +42,7 @@ class Publisher:
         self._terms = Terms(app)
         self._kinds = Kinds(app)
         self._outbox = Outbox(RedisRoad(app).write)
+        self._own_road = OwnRoad(app, self._outbox)
 
     @classmethod
     def of(cls, app: Any) -> Publisher:
@@ -104,21 +107,23 @@ class Publisher:
             options: As `apply_async` takes them.
         """
         gathering = gathered()
-        if gathering is not None:
-            gathering.flush()  # first come, first served
+        own = partial(apply, args, kwargs)
+        if not self._settled().bulk or self._app.conf.task_always_eager:
+            result = own(**options)
+            if gathering is not None:
+                gathering.sent.append(result)
+            return result
         headers = options.get("headers") or {}
         listener = self._listener(task, options, gathering)
-        if listener is None or "batch_reply" in headers or self._app.conf.task_always_eager:
-            result = apply(args, kwargs, **options)
-        else:
-            task_id = options.get("task_id") or uuid()
-            result = expected(task, task_id, listener)
-            headers = {**headers, "batch_reply": listener.channel}
-            with denied_join_result():  # nor does the backend subscribe to each
-                done = apply(args, kwargs, **{**options, "task_id": task_id, "headers": headers})
-            result.ignored = done.ignored
-        if gathering is not None:
-            gathering.sent.append(result)
+        if listener is None or "batch_reply" in headers:
+            return self._own_road.send(own, options, gathering)
+        task_id = options.get("task_id") or uuid()
+        result = expected(task, task_id, listener)
+        headers = {**headers, "batch_reply": listener.channel}
+        with denied_join_result():  # nor does the backend subscribe to each
+            options = {**options, "task_id": task_id, "headers": headers}
+            done = self._own_road.send(own, options, gathering)
+        result.ignored = done.ignored
         return result
 
     def _settled(self) -> Terms:
@@ -130,7 +135,7 @@ class Publisher:
 
     def _listener(self, task: Any, options: dict[str, Any], gathering: Gathering | None) -> Any:
         """Return who hears of the call's answer, if somebody may wait for it here."""
-        if options.get("ignore_result", task.ignore_result) or not self._settled().bulk:
+        if options.get("ignore_result", task.ignore_result):
             return None
         if task_join_will_block() or self._app.current_worker_task:
             return None

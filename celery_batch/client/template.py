@@ -16,7 +16,7 @@ from kombu import messaging
 from kombu.serialization import dumps as serialized
 from kombu.utils.json import dumps
 
-__all__ = ["Template", "json_text"]
+__all__ = ["MessageMaker", "Template", "json_text"]
 
 _Producer: Any = messaging.Producer
 
@@ -102,8 +102,49 @@ class _NoResult:
         self.ignored = True
 
 
-class _Learner(_Producer):  # type: ignore[misc]
-    """A producer that keeps a message as it would go to Redis, and sends nothing."""
+class MessageMaker(_Producer):  # type: ignore[misc]
+    """A producer that makes messages for Redis, and leaves it to others to put them there."""
+
+    def take(self, key: str, message: dict[str, Any]) -> None:
+        """
+        Do with a message what is to be done.
+
+        Args:
+            key: The list that it goes to, with its prefix.
+            message: As kombu would write it.
+        """
+        raise NotImplementedError
+
+    def pass_on(self, body: Any, details: tuple[Any, ...]) -> None:
+        """
+        Send a message that is not simply put into one list, as kombu does.
+
+        Args:
+            body: Serialized.
+            details: The other parameters of kombu's method.
+        """
+        super()._publish(body, *details)
+
+    def _publish(self, body: Any, *details: Any) -> None:
+        priority, content_type, encoding, headers, properties, queue = details[:6]
+        exchange, declare = details[8:10]
+        channel = self.channel
+        for entity in declare:
+            self.maybe_declare(entity)
+        if exchange or queue in channel._expires:  # noqa: SLF001
+            self.pass_on(body, details)
+            return
+        message = channel.prepare_message(
+            body, priority, content_type, encoding, headers, properties
+        )
+        channel._inplace_augment_message(message, exchange, queue)  # noqa: SLF001
+        priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
+        key = channel.global_keyprefix + channel._q_for_pri(queue, priority)  # noqa: SLF001
+        self.take(key, message)
+
+
+class _Learner(MessageMaker):
+    """A producer that keeps a message, and sends nothing."""
 
     message: dict[str, Any] | None = None
 
@@ -112,22 +153,18 @@ class _Learner(_Producer):  # type: ignore[misc]
         self.body_serializer = serializer or self.serializer or "json"
         return super().publish(body, serializer=serializer, **{**options, "retry": False})
 
-    def _publish(self, body: Any, *details: Any) -> None:
-        priority, content_type, encoding, headers, properties, routing_key = details[:6]
-        exchange = details[8]
-        channel = self.channel
-        message = channel.prepare_message(
-            body, priority, content_type, encoding, headers, properties
-        )
-        channel._inplace_augment_message(message, exchange, routing_key)  # noqa: SLF001
-        if not exchange and not headers.get("compression"):
-            self.message, self.queue = message, routing_key
+    def take(self, key: str, message: dict[str, Any]) -> None:
+        if not message["headers"].get("compression"):
+            self.key, self.message = key, message
+
+    def pass_on(self, body: Any, details: tuple[Any, ...]) -> None:
+        pass
 
     def template(self) -> Template | None:
-        message, channel = self.message, self.channel
-        if message is None or self.queue in getattr(channel, "_expires", ()):
+        message = self.message
+        if message is None:
             return None
-        codec = channel.codecs.get(message["properties"]["body_encoding"])
+        codec = self.channel.codecs.get(message["properties"]["body_encoding"])
         if codec is None:
             return None
         message["body"] = _MARK + "body"
@@ -139,9 +176,7 @@ class _Learner(_Producer):  # type: ignore[misc]
             text = text.replace(f'"{_MARK}{blank}"', f"%({blank})s")
         if _MARK in text:
             return None
-        priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
-        key = channel.global_keyprefix + channel._q_for_pri(self.queue, priority)  # noqa: SLF001
-        return Template(key, text, self.embed, self.body_serializer, codec)
+        return Template(self.key, text, self.embed, self.body_serializer, codec)
 
 
 def json_text(value: str | None) -> str:
