@@ -47,7 +47,9 @@ class Job:
 
     def __init__(self, name: str, worker: Worker, *, acks_late: bool = True) -> None:
         self.name, self.worker = name, worker
-        self.accepted = False
+        self.accepted = self.is_suspect = False
+        self.neighbours: set[Job] = set()
+        self.answer: Any = None
 
         @worker.app.task(base=BatchTask, name=f"ahead.{name}", acks_late=acks_late)
         def task(x):
@@ -175,3 +177,52 @@ def test_others_stand_in_line(conf: dict[str, Any], options: dict[str, Any]):
     ahead.left(second)
 
     assert ["a", "b"] == worker.sent
+
+
+def test_suspect_has_the_process_to_itself():
+    """It is not written behind another, and nothing is written behind it."""
+    worker = Worker()
+    ahead, (first,) = start(worker, "a")
+    first.accepted = True
+    suspect, last = Job("suspect", worker), Job("b", worker)
+    suspect.is_suspect = True
+    ahead.submit(suspect)
+    ahead.submit(last)
+
+    assert ["a"] == worker.sent
+
+    worker.semaphore.release()
+    ahead.left(first)
+    suspect.accepted = True
+    ahead.accepted(suspect)
+
+    assert ["a", "suspect"] == worker.sent
+
+
+def test_pool_that_grows_gets_what_is_held():
+    """With a second process the batch that waits is for whichever is idle."""
+    worker = Worker()
+    ahead, (first, _) = start(worker, "a", "b")
+    worker.pool._pool._processes = 2
+    worker.semaphore.grow()
+    first.accepted = True
+    ahead.accepted(first)
+
+    assert ["a", "b"] == worker.sent
+    assert {INBOX} == worker.pool._pool._busy_workers
+
+
+def test_neighbours_know_each_other_until_one_has_an_answer():
+    """Whoever dies with company is not convicted for it."""
+    worker = Worker()
+    ahead, (first, second) = start(worker, "a", "b")
+    for job in (first, second):
+        job.accepted = True
+        ahead.accepted(job)
+
+    assert ({second}, {first}) == (first.neighbours, second.neighbours)
+
+    first.answer = "fine"
+    ahead.left(first)
+
+    assert set() == second.neighbours
