@@ -145,7 +145,7 @@ class Lanes:
     def on_start(self, job: BatchJob) -> None:
         """A pool process has taken a batch."""
         self._consumer.batch_ledger.started(job.requests)
-        self._ahead.go_on()
+        self._ahead.accepted(job)
 
     def on_end(self, job: BatchJob, ending: Ending) -> None:
         """A batch has ended: its slot is free, and its requests have something to hear."""
