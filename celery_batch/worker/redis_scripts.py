@@ -21,13 +21,15 @@ local now = clock[1] .. '.' .. string.format('%06d', clock[2])
 #: Pop messages and write down who has them.
 #: KEYS: index, unacked, owner of, held, owners, alive, then the queues' lists in order.
 #: ARGV: how many, owner, what alive says, its milliseconds.
+#: Returns nothing, or three numbers for each message (its list, the lengths of its tag and
+#: of itself), and then all tags and messages in one: a reply of two parts is soon read.
 #: A message is decoded only to be read; encoding it again would turn an empty list
 #: into an empty object.  Nothing here may fail on what anybody can send: a script that
 #: fails half way has popped messages that nobody then has.
 POP = (
     _NOW
     + """
-local found, wanted = {}, tonumber(ARGV[1])
+local found, about, wanted = {}, {}, tonumber(ARGV[1])
 local index, entries, owners, flags = {}, {}, {}, {}
 for i = 7, #KEYS do
   while wanted > 0 do
@@ -54,7 +56,11 @@ for i = 7, #KEYS do
       flags[#flags + 1] = tag
       flags[#flags + 1] = '0'
     end
-    found[#found + 1] = {i - 6, tag, message}
+    about[#about + 1] = i - 6
+    about[#about + 1] = #tag
+    about[#about + 1] = #message
+    found[#found + 1] = tag
+    found[#found + 1] = message
     wanted = wanted - 1
   end
 end
@@ -68,7 +74,8 @@ if #index > 0 then
     redis.call('SET', KEYS[6], ARGV[3], 'PX', ARGV[4])
   end
 end
-return found
+if #found == 0 then return {} end
+return {table.concat(about, ' '), table.concat(found)}
 """
 )
 
