@@ -56,8 +56,8 @@ class Lanes:
             self._lanes[task.name] = Lane(task, self._slots)
         return self._lanes[task.name]
 
-    def __contains__(self, name: Any) -> bool:
-        return isinstance(name, str) and name in self._lanes
+    def __contains__(self, name: str) -> bool:
+        return name in self._lanes
 
     @property
     def is_open(self) -> bool:

@@ -140,7 +140,7 @@ class BulkFetch:
         return min(_SLICE, *rooms, _SLICE if credit is None else max(credit, 1))
 
     def _room(self, queue: str) -> int:
-        """Return how many more of a queue's messages could be put to use, by what it has brought."""
+        """Return how many more messages of a queue could be put to use, by what it has brought."""
         return self._lanes.room(self._seen.get(queue))
 
     def _read(self, **options: Any) -> bool:
@@ -222,7 +222,7 @@ class BulkFetch:
 
     def _note(self, queue: str, headers: Any) -> None:
         task = (headers or {}).get("task")
-        if task in self._lanes:
+        if isinstance(task, str) and task in self._lanes:
             self._seen[queue].add(task)
 
     def _forget(self, tag: str) -> None:
