@@ -30,9 +30,9 @@ __all__ = ["BulkFetch"]
 
 logger = logging.getLogger(__name__)
 
-#: Messages in one pass of the event loop; each costs a quarter of a millisecond
+#: Messages in one pass of the event loop; each costs a twentieth of a millisecond
 #: in which no finished batch is noticed and no ready one is sent off.
-_SLICE = 32
+_SLICE = 64
 
 #: Seconds after which an idle worker looks for itself, as kombu's own BRPOP does; and
 #: after which a Redis that refused is asked again.

@@ -94,19 +94,24 @@ redis.call('SADD', KEYS[5], ARGV[1])
 )
 
 #: Cross off what is acknowledged, then mark what runs.
-#: KEYS: index, unacked, owner of, held.  ARGV: how many are acknowledged, their tags, the
-#: tags of what runs.
+#: KEYS: index, unacked, owner of, held.  ARGV: the tags of what is acknowledged, those of
+#: what runs, each on a line of its own: one argument is soon written.
 DONE = """
-local done = tonumber(ARGV[1])
-redis.call('HDEL', KEYS[4], '')
-for first = 2, done + 1, 1000 do
-  local last = math.min(first + 999, done + 1)
-  redis.call('ZREM', KEYS[1], unpack(ARGV, first, last))
-  for i = 2, 4 do redis.call('HDEL', KEYS[i], unpack(ARGV, first, last)) end
+local function split(text)
+  local tags = {}
+  for tag in string.gmatch(text, '[^\\n]+') do tags[#tags + 1] = tag end
+  return tags
 end
-for i = done + 2, #ARGV do
-  if redis.call('HEXISTS', KEYS[4], ARGV[i]) == 1 then
-    redis.call('HSET', KEYS[4], ARGV[i], '1')
+local done = split(ARGV[1])
+redis.call('HDEL', KEYS[4], '')
+for first = 1, #done, 1000 do
+  local last = math.min(first + 999, #done)
+  redis.call('ZREM', KEYS[1], unpack(done, first, last))
+  for i = 2, 4 do redis.call('HDEL', KEYS[i], unpack(done, first, last)) end
+end
+for _, tag in ipairs(split(ARGV[2])) do
+  if redis.call('HEXISTS', KEYS[4], tag) == 1 then
+    redis.call('HSET', KEYS[4], tag, '1')
   end
 end
 """
