@@ -17,6 +17,7 @@ from celery.worker.state import task_ready
 from celery_batch.batching.batch import Batch, Reason
 from celery_batch.errors import BatchError
 from celery_batch.worker.batch_end import BatchEnd, error_info
+from celery_batch.worker.cargo import Cargo
 from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.ending import Ending, after_answer, after_failure
 from celery_batch.worker.news import News
@@ -131,7 +132,7 @@ class BatchJob:
         soft, hard = _tightest_limits(self.task, self.requests)
         return pool.apply_async(
             run_batch,
-            (self.task.name, [_delivery(request) for request in self.requests], soft),
+            (self.task.name, Cargo(map(_delivery, self.requests)), soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
             error_callback=self._on_failure,

@@ -21,13 +21,15 @@ local now = clock[1] .. '.' .. string.format('%06d', clock[2])
 #: Pop messages and write down who has them.
 #: KEYS: index, unacked, owner of, held, owners, alive, then the queues' lists in order.
 #: ARGV: how many, owner, what alive says, its milliseconds.
+#: Returns nothing, or three numbers for each message (its list, the lengths of its tag and
+#: of itself), and then all tags and messages in one: a reply of two parts is soon read.
 #: A message is decoded only to be read; encoding it again would turn an empty list
 #: into an empty object.  Nothing here may fail on what anybody can send: a script that
 #: fails half way has popped messages that nobody then has.
 POP = (
     _NOW
     + """
-local found, wanted = {}, tonumber(ARGV[1])
+local found, about, wanted = {}, {}, tonumber(ARGV[1])
 local index, entries, owners, flags = {}, {}, {}, {}
 for i = 7, #KEYS do
   while wanted > 0 do
@@ -54,7 +56,11 @@ for i = 7, #KEYS do
       flags[#flags + 1] = tag
       flags[#flags + 1] = '0'
     end
-    found[#found + 1] = {i - 6, tag, message}
+    about[#about + 1] = i - 6
+    about[#about + 1] = #tag
+    about[#about + 1] = #message
+    found[#found + 1] = tag
+    found[#found + 1] = message
     wanted = wanted - 1
   end
 end
@@ -68,7 +74,8 @@ if #index > 0 then
     redis.call('SET', KEYS[6], ARGV[3], 'PX', ARGV[4])
   end
 end
-return found
+if #found == 0 then return {} end
+return {table.concat(about, ' '), table.concat(found)}
 """
 )
 
@@ -87,19 +94,24 @@ redis.call('SADD', KEYS[5], ARGV[1])
 )
 
 #: Cross off what is acknowledged, then mark what runs.
-#: KEYS: index, unacked, owner of, held.  ARGV: how many are acknowledged, their tags, the
-#: tags of what runs.
+#: KEYS: index, unacked, owner of, held.  ARGV: the tags of what is acknowledged, those of
+#: what runs, each on a line of its own: one argument is soon written.
 DONE = """
-local done = tonumber(ARGV[1])
-redis.call('HDEL', KEYS[4], '')
-for first = 2, done + 1, 1000 do
-  local last = math.min(first + 999, done + 1)
-  redis.call('ZREM', KEYS[1], unpack(ARGV, first, last))
-  for i = 2, 4 do redis.call('HDEL', KEYS[i], unpack(ARGV, first, last)) end
+local function split(text)
+  local tags = {}
+  for tag in string.gmatch(text, '[^\\n]+') do tags[#tags + 1] = tag end
+  return tags
 end
-for i = done + 2, #ARGV do
-  if redis.call('HEXISTS', KEYS[4], ARGV[i]) == 1 then
-    redis.call('HSET', KEYS[4], ARGV[i], '1')
+local done = split(ARGV[1])
+redis.call('HDEL', KEYS[4], '')
+for first = 1, #done, 1000 do
+  local last = math.min(first + 999, #done)
+  redis.call('ZREM', KEYS[1], unpack(done, first, last))
+  for i = 2, 4 do redis.call('HDEL', KEYS[i], unpack(done, first, last)) end
+end
+for _, tag in ipairs(split(ARGV[2])) do
+  if redis.call('HEXISTS', KEYS[4], tag) == 1 then
+    redis.call('HSET', KEYS[4], tag, '1')
   end
 end
 """
