@@ -23,7 +23,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
-from celery_batch.replies import REPLY_HEADER
+from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER
 from celery_batch.worker.redis_store import Entry, RedisStore
 
 __all__ = [
@@ -78,7 +78,8 @@ def reply_channel(task_id: str, state: str, request: Any) -> str:
 
 def named_channel(name: Any) -> str:
     """Return the channel that a header names; empty for what is no name of one."""
-    return name if isinstance(name, str) and len(name) <= _LONGEST_CHANNEL else ""
+    named = isinstance(name, str) and REPLY_CHANNEL in name and len(name) <= _LONGEST_CHANNEL
+    return name if named else ""
 
 
 class ResultBuffer:

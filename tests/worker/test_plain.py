@@ -19,12 +19,14 @@ from celery.loaders.app import AppLoader
 
 from celery_batch import BatchTask
 from celery_batch.cli.redis_server import RedisServer
-from celery_batch.replies import REPLY_HEADER
+from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER
 from celery_batch.worker import plain
 from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.plain import PlainWay, is_plain
 from celery_batch.worker.settle import run_batch
 from tests.services.shop import emptied
+
+HERE = f"{REPLY_CHANNEL}here"
 
 NOTHING = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
@@ -153,8 +155,8 @@ def _outcome(
         "settled": [each and (each[0], str(each[1])) for each in settled],
         "timed": [each is not None and each[2] is not None for each in settled],
         "stored": {key: (client.get(key), client.ttl(key)) for key in client.scan_iter()},
-        "told": sorted(pair for pair in told if pair[0] != b"here"),
-        "replies": sorted(pair[1] for pair in told if pair[0] == b"here"),
+        "told": sorted(pair for pair in told if pair[0] != HERE.encode()),
+        "replies": sorted(pair[1] for pair in told if pair[0] == HERE.encode()),
         "logged": sorted(
             (record.levelname, record.name, record.msg, without_runtime(record.data))
             for record in caplog.records
@@ -186,7 +188,7 @@ def test_message_leaves_the_same_traces(
 
     task = ready(add)
     bodies = [[[1], {}, NOTHING], [[1], {"y": 5}, NOTHING], [[1, 2], {}, NOTHING]]
-    calls = [(f"id{n}", {**fields, REPLY_HEADER: "here"}, body) for n, body in enumerate(bodies)]
+    calls = [(f"id{n}", {**fields, REPLY_HEADER: HERE}, body) for n, body in enumerate(bodies)]
     with every_item_traced(monkeypatch):
         expected = outcome(task, deliver(task, *calls))
     with counted(monkeypatch) as short:
