@@ -211,9 +211,10 @@ return found
 """
 
 #: Store results, notify who subscribed to their keys, and tell each client all of its own.
-#: KEYS: where they are stored.  ARGV: most bytes of a value that is told, then for each what
-#: to do ("look" whether what is stored stands, "write", "leave" it), its seconds to live ("0"
-#: for ever), its value, the task's id, and the channel to tell ("" for none).
+#: KEYS: where they are stored.  ARGV: most bytes of a value that is told; characters of a
+#: key before the task's id; for each result an order: "l" to look whether what is stored
+#: stands, "w" to write or "k" to keep it, seconds to live (0: for ever), ":" and the number
+#: of the channel to tell (0 for none), " "; the values; the channels.
 #: Returns the numbers of those that only Python can judge, and why a client was not told.
 #: Told is what is stored in the end, by whomever: a former answer may have been missed.
 STORE = """
@@ -234,30 +235,29 @@ local function write(key, seconds, value)
   done = redis.pcall('PUBLISH', key, value)
   return type(done) == 'table' and done
 end
-local unsure, channels, news = {}, {}, {}
-for i, key in ipairs(KEYS) do
-  local at = 5 * i - 3
-  local what, value, id, channel = ARGV[at], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
-  local stored = what ~= 'write' and redis.pcall('GET', key)
+local most, prefix = tonumber(ARGV[1]), tonumber(ARGV[2])
+local unsure, news, i = {}, {}, 0
+for what, seconds, channel in string.gmatch(ARGV[3], '(%a)(%-?%d+):(%d+) ') do
+  i = i + 1
+  local key, value = KEYS[i], ARGV[3 + i]
+  local stored = what ~= 'w' and redis.pcall('GET', key)
   if type(stored) ~= 'string' or stored == '' then stored = false end
-  local kept = stored and (what == 'leave' or stands(stored))
+  local kept = stored and (what == 'k' or stands(stored))
   if kept == nil then
     unsure[#unsure + 1] = i
   else
     if kept then
       value = stored
-    elseif what ~= 'leave' then
-      local failed = write(key, ARGV[at + 1], value)
+    elseif what ~= 'k' then
+      local failed = write(key, seconds, value)
       if failed then return failed end
     end
-    if channel ~= '' then
-      if #value > tonumber(ARGV[1]) then value = '' end
-      local parts = news[channel]
-      if not parts then
-        parts = {}
-        news[channel] = parts
-        channels[#channels + 1] = channel
-      end
+    channel = tonumber(channel)
+    if channel > 0 then
+      local id = string.sub(key, prefix + 1)
+      if #value > most then value = '' end
+      local parts = news[channel] or {}
+      news[channel] = parts
       parts[#parts + 1] = #id .. ':' .. id .. ',' .. #value .. ':'
       parts[#parts + 1] = value
       parts[#parts + 1] = ','
@@ -265,9 +265,11 @@ for i, key in ipairs(KEYS) do
   end
 end
 local untold = ''
-for _, channel in ipairs(channels) do
-  local told = redis.pcall('PUBLISH', channel, table.concat(news[channel]))
-  if type(told) == 'table' then untold = told.err end
+for channel = 1, #ARGV - 3 - #KEYS do
+  if news[channel] then
+    local told = redis.pcall('PUBLISH', ARGV[3 + #KEYS + channel], table.concat(news[channel]))
+    if type(told) == 'table' then untold = told.err end
+  end
 end
 return {unsure, untold}
 """
