@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
+from billiard.reduction import ForkingPickler
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ def delivery(task_id: str, **request: Any) -> Delivery:
 
 def crossed(cargo: Cargo) -> Any:
     """Return what arrives at the other end."""
-    return pickle.loads(pickle.dumps(cargo))
+    return ForkingPickler.loads(bytes(ForkingPickler.dumps(cargo)))
 
 
 def told_apart(value: Any) -> str:
@@ -70,7 +70,7 @@ def test_what_is_alike_crosses_once():
     """Sixty-four alike take little more than the parts in which they differ."""
     request = dict.fromkeys((f"header-{n}" for n in range(30)), "the same for all of them")
     one, many = (
-        len(pickle.dumps(Cargo(delivery(f"{n:036}", **request) for n in range(count))))
+        len(ForkingPickler.dumps(Cargo(delivery(f"{n:036}", **request) for n in range(count))))
         for count in (1, 64)
     )
 
