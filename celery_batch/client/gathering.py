@@ -37,6 +37,8 @@ class Gathering:
 
     def __init__(self, app: Any = None) -> None:
         self.app = app
+        #: Results that exist already, by their tasks' ids.
+        self.frozen: dict[str, Any] = {}
         #: Results of what is surely sent.
         self.sent: list[Any] = []
         #: Results of what may not have been.

@@ -157,7 +157,6 @@ class Kinds:
         return (
             transport.driver_type == "redis"
             and type(app.amqp) is amqp.AMQP
-            and app.conf.task_protocol == 2  # noqa: PLR2004
             and all(isinstance(route, MapRoute) for route in routes)
         )
 

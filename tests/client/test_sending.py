@@ -17,6 +17,8 @@ from kombu.exceptions import OperationalError
 
 from celery_batch import PartlySent
 from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client.listener import listener_for
+from celery_batch.client.result import BatchResult
 from tests.client.conftest import Sender
 
 
@@ -163,6 +165,7 @@ def test_coroutines_of_one_pass_share_a_write(sender: Callable[..., Sender]) -> 
     here = warmed(sender())
 
     async def ask() -> list[Any]:
+        """Make many calls in one pass."""
         return await asyncio.gather(*(here.task.adelay(number) for number in range(200)))
 
     with counted(here) as calls:
@@ -178,6 +181,7 @@ def test_coroutines_hear_of_their_own_errors_only(sender: Callable[..., Sender])
     here = warmed(sender(task_publish_retry=False))
 
     async def ask() -> list[Any]:
+        """Make a wrong call among right ones."""
         calls = [here.task.adelay("a"), here.task.adelay(), here.task.aapply_async(("b",))]
         return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -283,3 +287,16 @@ def test_a_changed_setting_holds_from_the_next_call(sender: Callable[..., Sender
         here.task.delay("a")
 
     assert ["first"] == list(here.taken())
+
+
+def test_a_groups_members_are_told_to_us(sender: Callable[..., Sender]) -> None:
+    """A group's messages name our channel, and its results are those that hear of it."""
+    here = warmed(sender())
+    for _ in range(2):
+        result = group(here.task.s(str(number)) for number in range(3)).apply_async()
+        messages = here.taken()["celery"]
+
+        assert [listener_for(here.app).channel] * 3 == [
+            message["headers"]["batch_reply"] for message in messages
+        ]
+        assert all(isinstance(each, BatchResult) and each.is_heard for each in result)

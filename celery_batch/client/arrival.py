@@ -1,0 +1,71 @@
+"""How a coroutine waits for a result."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from celery.backends.rpc import RPCBackend
+
+from celery_batch.client.listener import is_listening, listener_for
+from celery_batch.client.loops import Doorbell
+
+__all__ = ["arrived"]
+
+#: Seconds between two looks at the tasks before this one in its chain.
+PARENTS = 1.0
+
+#: Seconds before the first and most seconds between two looks where nobody tells us.
+SOON, SELDOM = 0.01, 0.5
+
+
+async def arrived(result: Any) -> None:
+    """
+    Return when a result's task has ended, leaving the event loop to others.
+
+    Args:
+        result: A `BatchResult`.
+
+    Raises:
+        Exception: Whatever a task before it in a chain has failed with.
+    """
+    if not is_listening(result.app):  # the first one waits for Redis, so not in the loop
+        await asyncio.to_thread(listener_for, result.app)
+    if is_listening(result.app):
+        await _heard(result)
+    if not result.reply.value:
+        await _looked_for(result)
+
+
+async def _heard(result: Any) -> None:
+    bell = Doorbell.here()
+    future = bell.future()
+    watcher = partial(bell.ring, future)
+    reply = result.own_reply()
+    if not reply.inbox.watch(reply, watcher):
+        return
+    try:
+        while result.parent and not future.done():
+            await _off_loop(result, result._maybe_reraise_parent_error)  # noqa: SLF001
+            await asyncio.wait((future,), timeout=PARENTS)
+        await future
+    finally:
+        reply.inbox.leave(reply, watcher)
+
+
+async def _looked_for(result: Any) -> None:
+    pause = SOON
+    while True:
+        if result.parent:
+            await _off_loop(result, result._maybe_reraise_parent_error)  # noqa: SLF001
+        if await _off_loop(result, result.ready):
+            return
+        await asyncio.sleep(pause)
+        pause = min(1.5 * pause, SELDOM)
+
+
+async def _off_loop(result: Any, ask: Any) -> Any:
+    if isinstance(result.backend, RPCBackend):
+        return ask()  # its messages come to the thread that has sent the task
+    return await asyncio.to_thread(ask)

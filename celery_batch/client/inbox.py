@@ -1,0 +1,269 @@
+"""
+Replies to what this process has asked, and who waits for which.
+
+Every result holds its reply, and the inbox knows replies only weakly: one that
+nobody holds any more leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from celery.utils.functional import noop
+
+from celery_batch.client.rounds import Round
+
+__all__ = ["Inbox", "Reply", "Watcher", "inbox_of", "is_delivering"]
+
+logger = logging.getLogger(__name__)
+
+#: Called once, without arguments, by the thread that heard of the reply.
+Watcher = Callable[[], object]
+
+#: Seconds between two looks at what a missed notification would have told of.
+SWEEP = 0.9
+
+#: Seconds between two looks at what nobody tells us of.
+STRAY = 0.2
+
+#: Seconds after which a result may well be there without our having heard of it.
+STALE = 1.0
+
+
+class Reply:
+    """
+    What will be heard of one task.
+
+    Args:
+        inbox: Whose it is.
+        task_id: The task's id.
+    """
+
+    __slots__ = (
+        *("__weakref__", "inbox", "is_asked", "is_told", "since", "task_id", "value", "watchers"),
+    )
+
+    def __init__(self, inbox: Inbox, task_id: str) -> None:
+        self.inbox = inbox
+        self.task_id = task_id
+        #: Whether this process, or the one it was forked from, has asked for it.
+        self.is_asked = False
+        #: Whether the message that asked names our channel.
+        self.is_told = False
+        #: When somebody last looked for it, or asked for it.
+        self.since = 0.0
+        #: The stored value, still encoded; empty if it is too large to be sent along.
+        self.value: bytes | None = None
+        self.watchers: list[Watcher] | None = None
+
+
+class Inbox:
+    """All replies of one app in this process; safe for threads."""
+
+    def __init__(self) -> None:
+        self._known: WeakValueDictionary[str, Reply] = WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._told = Round(SWEEP)
+        self._strays = Round(STRAY)
+        self._restored = 0.0
+        self._unready: dict[Any, None] = {}
+        #: False in a process that was forked from the one it belongs to.
+        self.is_here = True
+        #: Called when a look is due sooner than was foreseen.
+        self.hurry: Callable[[], object] = noop
+
+    def __len__(self) -> int:
+        """Return how many replies are known."""
+        return len(self._known)
+
+    def reply(self, task_id: str) -> Reply:
+        """Return the reply to a task, one for all who hold its result."""
+        with self._lock:
+            found = self._known.get(task_id)
+            if found is None:
+                found = self._known[task_id] = Reply(self, task_id)
+            return found
+
+    def expect(self, replies: Iterable[Reply]) -> list[Reply]:
+        """
+        Note that messages which name our channel are about to be sent.
+
+        Args:
+            replies: Those to the messages; another stands for one that is there from an
+                earlier run.
+        """
+        now = time.monotonic()
+        expected = []
+        with self._lock:
+            for reply in replies:
+                if reply.value is not None:
+                    reply = Reply(self, reply.task_id)  # noqa: PLW2901
+                    self._known[reply.task_id] = reply
+                reply.is_asked = reply.is_told = True
+                reply.since = now
+                expected.append(reply)
+        return expected
+
+    def is_stale(self, reply: Reply) -> bool:
+        """Return whether a look might find what we have not heard of; then one should follow."""
+        now = time.monotonic()
+        is_stale = now - reply.since > STALE or reply.since <= self._restored
+        if is_stale:
+            reply.since = now
+        return is_stale
+
+    def watch(self, reply: Reply, watcher: Watcher) -> bool:
+        """
+        Have a function called when a reply is there, and look for the reply meanwhile.
+
+        Returns:
+            False if it is there already; the function will not be called.
+        """
+        is_urgent = not reply.is_told or self.is_stale(reply)
+        with self._lock:
+            if not _add(reply, watcher):
+                return False
+            if is_urgent:
+                self._strays.add(reply, 0.0)
+            else:
+                self._told.add(reply, time.monotonic() + SWEEP)
+        if is_urgent:
+            self.hurry()
+        return True
+
+    def listen(self, reply: Reply, watcher: Watcher) -> bool:
+        """Have a function called when a reply is heard of, as `watch`, but do not look for it."""
+        with self._lock:
+            return _add(reply, watcher)
+
+    def leave(self, reply: Reply, watcher: Watcher) -> bool:
+        """Return whether a function was still to be called; it will not be any more."""
+        with self._lock:
+            watchers = reply.watchers
+            if not watchers or watcher not in watchers:
+                return False
+            watchers.remove(watcher)
+            if not watchers:
+                self._drop(reply)
+            return True
+
+    def deliver(self, heard: Iterable[tuple[str, bytes]]) -> None:
+        """
+        Take values in, and tell those who wait.
+
+        Args:
+            heard: Ids and stored values, in final states.
+        """
+        watchers: list[Watcher] = []
+        with self._lock:
+            for task_id, value in heard:
+                reply = self._known.get(task_id)
+                if reply is None or reply.value is not None:
+                    continue
+                reply.value = value
+                if reply.watchers:
+                    watchers += reply.watchers
+                    self._drop(reply)
+                reply.watchers = None
+        _local.is_delivering = True
+        for watcher in watchers:
+            try:
+                watcher()
+            except Exception:
+                logger.exception("A callback of a result has failed")
+        _local.is_delivering = False
+
+    def count(self, barrier: Any) -> None:
+        """
+        Count one for a barrier, which is still being built perhaps.
+
+        Args:
+            barrier: Celery's, of a group. If all its members come while it is built, it
+                never looks whether they have; then `close_barriers` does.
+        """
+        barrier()
+        if not barrier.finalized:
+            self._unready[barrier] = None
+
+    def close_barriers(self) -> bool:
+        """Tell the barriers that were built meanwhile; return whether some are still not."""
+        for barrier in list(self._unready):
+            if barrier.finalized:
+                del self._unready[barrier]
+                if barrier._value >= barrier.size and not barrier.ready:  # noqa: SLF001
+                    barrier.ready = True
+                    barrier.p()
+        return bool(self._unready)
+
+    def take(self, most: int) -> list[str]:
+        """Return ids that should be looked for now, those first that waited longest."""
+        now = time.monotonic()
+        with self._lock:
+            due = self._strays.take(now, most)
+            due += self._told.take(now, most - len(due))
+            for reply in due:
+                (self._told if reply.is_told else self._strays).put_off(reply, now)
+            return [reply.task_id for reply in due]
+
+    def next_look(self) -> float:
+        """Return when a look is due, by the monotonic clock."""
+        with self._lock:
+            return min(self._strays.next_due(), self._told.next_due())
+
+    def look_again(self) -> None:
+        """Look for everything soon: we may have missed what was told meanwhile."""
+        with self._lock:
+            self._restored = time.monotonic()
+            self._told.all_due()
+            self._strays.all_due()
+        self.hurry()
+
+    def _drop(self, reply: Reply) -> None:
+        self._told.drop(reply)
+        self._strays.drop(reply)
+
+
+def _add(reply: Reply, watcher: Watcher) -> bool:
+    if reply.value is not None:
+        return False
+    if reply.watchers is None:
+        reply.watchers = [watcher]
+    else:
+        reply.watchers.append(watcher)
+    return True
+
+
+_local = threading.local()
+_inboxes: WeakKeyDictionary[Any, Inbox] = WeakKeyDictionary()
+
+
+def inbox_of(app: Any) -> Inbox:
+    """
+    Return the app's inbox in this process; a fork has its own.
+
+    Args:
+        app: The Celery app.
+    """
+    found = _inboxes.get(app)
+    return found if found is not None else _inboxes.setdefault(app, Inbox())
+
+
+def is_delivering() -> bool:
+    """Return whether this thread is the one that others wait for."""
+    return getattr(_local, "is_delivering", False)
+
+
+def _begin_anew() -> None:
+    global _inboxes  # noqa: PLW0603 (the lock of the old ones may be held for ever)
+    for inbox in list(_inboxes.values()):
+        inbox.is_here = False
+    _inboxes = WeakKeyDictionary()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
