@@ -23,6 +23,7 @@ from celery_batch.batching.recovery import Verdict, after_loss
 from celery_batch.config import rescue_of
 from celery_batch.errors import PoisonItem
 from celery_batch.worker.news import News
+from celery_batch.worker.routine import is_routine
 from celery_batch.worker.settle import BatchEnd, Fate, error_info
 
 __all__ = ["Ending", "after_answer", "after_failure", "give_up", "not_run"]
@@ -40,6 +41,7 @@ class Ending:
 
     Args:
         news: What is left to tell its requests.
+        done: Requests whose success is told as a matter of routine.
         alone: Requests to run again, each by itself.
         again: Requests to run again like any other: the batch never began.
         poison: Requests that take processes down, with the error that their news tells.
@@ -49,6 +51,7 @@ class Ending:
     alone: list[Any] = field(default_factory=list)
     again: list[Any] = field(default_factory=list)
     poison: list[tuple[Any, PoisonItem]] = field(default_factory=list)
+    done: list[Any] = field(default_factory=list)
 
 
 def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Ending:
@@ -62,7 +65,9 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> End
     """
     ending = Ending()
     for request, settled in zip(requests, end.settled, strict=True):
-        if settled is not None:
+        if settled is not None and not settled[0] and is_routine(request):
+            ending.done.append(request)
+        elif settled is not None:
             ending.news.append(News(request, request.on_success, (settled,)))
         elif end.fate is not Fate.REFUSED and not request.task.acks_late:
             ending.news += not_run(request, _explain(end)).news

@@ -18,6 +18,7 @@ from celery_batch.batching.batch import Batch
 from celery_batch.errors import BatchError
 from celery_batch.worker.ending import Ending, after_answer, after_failure
 from celery_batch.worker.news import News
+from celery_batch.worker.routine import accept
 from celery_batch.worker.settle import BatchEnd, Delivery, error_info, run_batch
 
 __all__ = ["BatchJob", "JobListener"]
@@ -74,6 +75,11 @@ class BatchJob:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    @property
+    def rows(self) -> int:
+        """How many rows its requests have."""
+        return sum(request.rows for request in self.requests)
 
     @property
     def accepted(self) -> bool:
@@ -171,7 +177,7 @@ class BatchJob:
             return
         self.pid, self.began = pid, time_accepted
         self._listener.on_start(self)
-        for request in self.requests:
+        for request in accept(self.requests, pid, time_accepted):
             News(request, request.on_accepted, (pid, time_accepted)).deliver()
 
     def _on_success(self, answer: BatchEnd | ExceptionInfo, **_: Any) -> None:

@@ -37,6 +37,7 @@ class Lane:
         self.policy = policy_of(task)
         self.reasons: Counter[str] = Counter()
         self.requests = 0
+        self.rows = 0
         self.calls = 0
         self.safe_size: int | None = None
         self.losses = 0
@@ -63,7 +64,12 @@ class Lane:
             alone: It is to run without company.
         """
         request = Request(
-            task_request, time.monotonic(), urgency, alone=alone, deadline=task_request.deadline
+            task_request,
+            time.monotonic(),
+            urgency,
+            alone=alone,
+            deadline=task_request.deadline,
+            rows=task_request.rows,
         )
         with self._lock:
             self._batcher.add(request)
@@ -86,9 +92,9 @@ class Lane:
             self._batcher.looked_away(time.monotonic())
 
     @property
-    def waiting(self) -> int:
-        """How many requests are in line."""
-        return len(self._batcher)
+    def waiting_rows(self) -> int:
+        """How many rows are in line."""
+        return self._batcher.rows
 
     @property
     def is_full(self) -> bool:
@@ -114,6 +120,7 @@ class Lane:
             self._slots.in_flight += 1
             self.reasons[decision.reason] += 1
             self.requests += len(decision)
+            self.rows += decision.rows
             return decision
 
     def forget(self) -> list[Any]:
@@ -152,6 +159,7 @@ class Lane:
             "waiting": len(self._batcher),
             "batches": sum(self.reasons.values()),
             "requests": self.requests,
+            "rows": self.rows,
             "reasons": dict(self.reasons),
             "model_calls": self.calls,
             "safe_size": self.safe_size,

@@ -21,6 +21,7 @@ from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
+from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.redis_bells import Bells
 from celery_batch.worker.redis_lease import Lease
 from celery_batch.worker.redis_scripts import KEEP, POP
@@ -46,7 +47,7 @@ class BulkFetch:
         channel: Kombu's Redis channel, which consumes with acknowledgements.
         hub: Celery's event loop.
         lease: What is read belongs to it.
-        room: How many more messages the worker can put to use.
+        lanes: Where what is read goes, and how much more they can put to use.
         read: Decodes a message; None if it refuses it.
     """
 
@@ -55,13 +56,13 @@ class BulkFetch:
         channel: Any,
         hub: Any,
         lease: Lease,
-        room: Callable[[], int],
+        lanes: Lanes,
         read: Callable[[bytes], Any],
     ) -> None:
         self._channel = channel
         self._qos = channel.qos
         self._lease = lease
-        self._room = room
+        self._lanes = lanes
         self._decode = read
         self._places: list[str] = []
         self._asked_at = 0.0
@@ -130,7 +131,7 @@ class BulkFetch:
 
     def _wanted(self) -> int:
         credit = self._qos.can_consume_max_estimate()
-        return min(max(self._room(), 1), _SLICE, _SLICE if credit is None else max(credit, 1))
+        return min(max(self._lanes.room(), 1), _SLICE, _SLICE if credit is None else max(credit, 1))
 
     def _read(self, **options: Any) -> bool:
         """
@@ -148,7 +149,8 @@ class BulkFetch:
                 self._bells.arm(self._lists())
             raise Empty
         self._channel._queue_cycle.rotate(found[0][0])  # noqa: SLF001
-        self._deliver(found)
+        with self._lanes.gathering():
+            self._deliver(found)
         return True
 
     def _answer(self) -> list[tuple[str, str, bytes]]:

@@ -11,7 +11,7 @@ allows then; what follows in the same script is allowed too.
 
 from __future__ import annotations
 
-__all__ = ["DONE", "KEEP", "MISSING", "POP", "RENEW", "RETURN", "SWEEP"]
+__all__ = ["DONE", "KEEP", "MISSING", "POP", "RENEW", "RETURN", "STORE", "SWEEP"]
 
 _NOW = """
 local clock = redis.call('TIME')
@@ -196,4 +196,66 @@ for _, tag in ipairs(redis.call('ZREVRANGEBYSCORE', KEYS[1], latest, 0, 'LIMIT',
   end
 end
 return found
+"""
+
+#: Store results, notify who subscribed to their keys, and tell each client all of its own.
+#: KEYS: where they are stored.  ARGV: most bytes of a value that is told, then for each what
+#: to do ("look" whether what is stored stands, "write", "leave" it), its seconds to live ("0"
+#: for ever), its value, the task's id, and the channel to tell ("" for none).
+#: Returns the numbers of those that only Python can judge, and why a client was not told.
+#: Told is what is stored in the end, by whomever: a former answer may have been missed.
+STORE = """
+local function stands(stored)
+  local state = string.match(stored, '^{"status": "([^"\\\\]*)"')
+  if not state and #stored < 65536 and string.byte(stored) == 123 then
+    local readable, meta = pcall(cjson.decode, stored)
+    state = readable and type(meta) == 'table' and meta.status
+  end
+  if type(state) ~= 'string' then return nil end
+  return state == 'SUCCESS' or state == 'REVOKED'
+end
+local function write(key, seconds, value)
+  local done
+  if seconds == '0' then done = redis.pcall('SET', key, value)
+  else done = redis.pcall('SETEX', key, seconds, value) end
+  if done.err then return done end
+  done = redis.pcall('PUBLISH', key, value)
+  return type(done) == 'table' and done
+end
+local unsure, channels, news = {}, {}, {}
+for i, key in ipairs(KEYS) do
+  local at = 5 * i - 3
+  local what, value, id, channel = ARGV[at], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
+  local stored = what ~= 'write' and redis.pcall('GET', key)
+  if type(stored) ~= 'string' or stored == '' then stored = false end
+  local kept = stored and (what == 'leave' or stands(stored))
+  if kept == nil then
+    unsure[#unsure + 1] = i
+  else
+    if kept then
+      value = stored
+    elseif what ~= 'leave' then
+      local failed = write(key, ARGV[at + 1], value)
+      if failed then return failed end
+    end
+    if channel ~= '' then
+      if #value > tonumber(ARGV[1]) then value = '' end
+      local parts = news[channel]
+      if not parts then
+        parts = {}
+        news[channel] = parts
+        channels[#channels + 1] = channel
+      end
+      parts[#parts + 1] = #id .. ':' .. id .. ',' .. #value .. ':'
+      parts[#parts + 1] = value
+      parts[#parts + 1] = ','
+    end
+  end
+end
+local untold = ''
+for _, channel in ipairs(channels) do
+  local told = redis.pcall('PUBLISH', channel, table.concat(news[channel]))
+  if type(told) == 'table' then untold = told.err end
+end
+return {unsure, untold}
 """

@@ -30,6 +30,7 @@ from celery.app.trace import trace_task
 from celery.exceptions import Reject
 from kombu.serialization import loads, prepare_accept_content
 
+from celery_batch.folding import Asked, answer_all, rows_in
 from celery_batch.seat import Answer, seat
 from celery_batch.serving.runner import Outcome
 from celery_batch.task import BatchTask
@@ -152,7 +153,7 @@ class _Run:
         self._deliveries = deliveries
         self._accept = prepare_accept_content(task.app.conf.accept_content)
         self._settled: list[Settled | None] = [None] * len(deliveries)
-        self._rows: dict[int, tuple[Any, ...]] = {}
+        self._asked: dict[int, Asked] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._buffer: ResultBuffer | None = None
         self._soft_limit = SoftLimit()
@@ -188,8 +189,8 @@ class _Run:
             return
         went_on = [False]
 
-        def answer(row: tuple[Any, ...]) -> Outcome:
-            self._rows[index] = row
+        def answer(asked: Asked) -> Outcome:
+            self._asked[index] = asked
             self._span.join()
             went_on[0] = True
             self._enter(index + 1)
@@ -225,24 +226,21 @@ class _Run:
         return 1, error_info(error), 0.0
 
     def _run_model(self) -> None:
-        if not self._rows:
+        asked = list(self._asked.values())
+        if not asked:
             return
         try:
             if self._buffer is not None:
                 self._buffer.announce()  # STARTED is no news once the model has answered
             with (
-                self._span.around_model(len(self._rows)),
+                self._span.around_model(rows_in(asked)),
                 self._soft_limit.in_model(),
                 seat.running_batch(),
             ):
-                outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
+                outcomes = answer_all(self._task, asked)
         except SoftTimeLimitExceeded as error:  # it struck before the model was called
-            again = self._task.acks_late and len(self._rows) > 1
-            outcomes = [Outcome(again=True) if again else Outcome(error=error)] * len(self._rows)
+            again = self._task.acks_late and len(asked) > 1
+            outcomes = [Outcome(again=True) if again else Outcome(error=error)] * len(asked)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
-            outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(self._rows)
-        self._outcomes = dict(zip(self._rows, outcomes, strict=True))
-
-
-def _columns(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
+            outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(asked)
+        self._outcomes = dict(zip(self._asked, outcomes, strict=True))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from celery_batch.chunks import MOST_ROWS
+
 __all__ = [
     "are_limits",
     "are_signatures",
@@ -15,6 +17,7 @@ __all__ = [
     "is_limit",
     "is_name",
     "is_name_or_none",
+    "is_rows_or_none",
     "is_signature",
     "is_stamp",
     "is_text_or_none",
@@ -51,6 +54,11 @@ def is_count_or_none(value: Any) -> bool:
     """Say whether a value is a whole number that counts something, or left out."""
     is_whole = isinstance(value, int) and not isinstance(value, bool)
     return value is None or (is_whole and 0 <= value < LARGEST_COUNT)
+
+
+def is_rows_or_none(value: Any) -> bool:
+    """Say whether a value is how many rows a chunk may have, or left out."""
+    return value is None or (is_count_or_none(value) and 1 <= value <= MOST_ROWS)
 
 
 def is_limit(value: Any) -> bool:

@@ -30,7 +30,7 @@ class Call:
         self.delivery_info: dict[str, Any] = {}
         self.losses, self.deadline, self.limit = 0, None, None
         self.is_cancelled = False
-        self.deliveries = 0
+        self.deliveries, self.rows = 0, 1
         self.has_result = True
         self.correlation_id = self.reply_to = None
         self.app = Celery(set_as_current=False)
