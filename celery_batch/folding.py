@@ -21,7 +21,7 @@ from celery_batch.chunks import Chunk
 from celery_batch.errors import ChunkFailed
 from celery_batch.serving.runner import Outcome
 
-__all__ = ["Asked", "answer_all", "chunk_error_of", "rows_in"]
+__all__ = ["Asked", "answer_all", "chunk_error_of", "columns_of", "rows_in"]
 
 #: What one request asks the model: a row of values, or many as columns.
 Asked = tuple[Any, ...] | Chunk
@@ -35,22 +35,36 @@ def rows_in(asked: Sequence[Asked]) -> int:
     return sum(each.rows if isinstance(each, Chunk) else 1 for each in asked)
 
 
-def answer_all(task: Any, asked: Sequence[Asked]) -> list[Outcome]:
+def columns_of(asked: Sequence[Asked]) -> list[list[Any]]:
+    """Return what requests ask as the model wants it: a column for each parameter."""
+    if not any(isinstance(each, Chunk) for each in asked):
+        return [list(column) for column in zip(*asked, strict=True)]
+    if len(asked) == 1 and isinstance(asked[0], Chunk):
+        return list(asked[0].columns)
+    parts = (
+        each.columns if isinstance(each, Chunk) else tuple([value] for value in each)
+        for each in asked
+    )
+    return [list(chain.from_iterable(column)) for column in zip(*parts, strict=True)]
+
+
+def answer_all(task: Any, asked: Sequence[Asked], columns: list[list[Any]]) -> list[Outcome]:
     """
     Run requests through a task's model, in as few calls as their rows need.
 
     Args:
         task: The batch task.
         asked: What each request asks, at least one.
+        columns: The same, as `columns_of` lays it out.
 
     Returns:
         One outcome per request, in order.
     """
     runner = task.runner()
     if not any(isinstance(each, Chunk) for each in asked):
-        outcomes: list[Outcome] = runner.run(*(list(column) for column in zip(*asked, strict=True)))
+        outcomes: list[Outcome] = runner.run(*columns)
         return outcomes
-    answers = runner.answers(*_columns(asked), alone=len(asked) == 1)
+    answers = runner.answers(*columns, alone=len(asked) == 1)
     outcomes, start = [], 0
     for each in asked:
         rows = each.rows if isinstance(each, Chunk) else 1
@@ -69,16 +83,6 @@ def chunk_error_of(error: Any) -> Any:
     """
     whole = getattr(error, "__cause__", None)
     return whole if isinstance(whole, ChunkFailed) else error
-
-
-def _columns(asked: Sequence[Asked]) -> list[list[Any]]:
-    if len(asked) == 1 and isinstance(asked[0], Chunk):
-        return list(asked[0].columns)
-    parts = (
-        each.columns if isinstance(each, Chunk) else tuple([value] for value in each)
-        for each in asked
-    )
-    return [list(chain.from_iterable(column)) for column in zip(*parts, strict=True)]
 
 
 def _outcome(answer: Any) -> Outcome:

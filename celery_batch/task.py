@@ -20,7 +20,7 @@ from celery_batch.asking import Asking
 from celery_batch.chunks import ChunkCalls, chunk_of, rows_of
 from celery_batch.config import Settings, policy_of, rescue_of
 from celery_batch.errors import ConfigurationError
-from celery_batch.folding import Asked, answer_all, chunk_error_of
+from celery_batch.folding import Asked, answer_all, chunk_error_of, columns_of
 from celery_batch.options import NO_PYDANTIC, listable_signature, refuse_unknown_options
 from celery_batch.seat import RetryItem, RunAgain, retry_options, seat
 from celery_batch.serving.model import Model
@@ -117,7 +117,7 @@ class BatchTask(ChunkCalls, Asking):
             outcome = answer(asked)
         else:  # called directly, eagerly or by a worker without our strategy: a batch of one
             with seat.running_batch():
-                (outcome,) = answer_all(self, [asked])
+                (outcome,) = answer_all(self, [asked], columns_of([asked]))
         if outcome.again:
             raise RunAgain
         if isinstance(outcome.error, Retry):

@@ -22,9 +22,9 @@ from celery.worker import state
 from celery_batch.batching.recovery import Verdict, after_loss
 from celery_batch.config import rescue_of
 from celery_batch.errors import PoisonItem
+from celery_batch.worker.batch_end import BatchEnd, Fate, error_info
 from celery_batch.worker.news import News
 from celery_batch.worker.routine import is_routine
-from celery_batch.worker.settle import BatchEnd, Fate, error_info
 
 __all__ = ["Ending", "after_answer", "after_failure", "give_up", "not_run"]
 

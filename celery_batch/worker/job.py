@@ -16,10 +16,12 @@ from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import Batch
 from celery_batch.errors import BatchError
+from celery_batch.worker.batch_end import BatchEnd, error_info
+from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.ending import Ending, after_answer, after_failure
 from celery_batch.worker.news import News
 from celery_batch.worker.routine import accept
-from celery_batch.worker.settle import BatchEnd, Delivery, error_info, run_batch
+from celery_batch.worker.settle import run_batch
 
 __all__ = ["BatchJob", "JobListener"]
 
@@ -59,6 +61,7 @@ class BatchJob:
         self.task = task
         self.requests: list[Any] = batch.items
         self.submitted = False
+        self._result: Any = lambda: None
         #: When a pool process took it, on the monotonic clock, and which.
         self.began: float | None = None
         self.pid: int | None = None
@@ -85,6 +88,12 @@ class BatchJob:
     def accepted(self) -> bool:
         """Whether a pool process has taken it."""
         return self.began is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the pool will still say what becomes of it."""
+        result = self._result()
+        return result is not None and result._job in result._cache  # noqa: SLF001 (no public look)
 
     @property
     def has_ended(self) -> bool:
@@ -118,7 +127,7 @@ class BatchJob:
         soft, hard = _tightest_limits(self.task, self.requests)
         return pool.apply_async(
             run_batch,
-            (self.task.name, [_delivery(request) for request in self.requests]),
+            (self.task.name, [_delivery(request) for request in self.requests], soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
             error_callback=self._on_failure,
@@ -131,6 +140,7 @@ class BatchJob:
     def _remember(self, result: Any) -> None:
         if result is not None:
             self.submitted = True
+            self._result = ref(result)
             for request in self.requests:
                 # What Celery's own cancel() looks at when it wants to stop a request.
                 request._apply_result = ref(result)  # noqa: SLF001

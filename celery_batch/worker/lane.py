@@ -17,7 +17,7 @@ from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
-from celery_batch.worker.settle import BatchEnd
+from celery_batch.worker.batch_end import BatchEnd
 from celery_batch.worker.slots import Slots
 
 __all__ = ["Lane"]

@@ -9,6 +9,7 @@ from typing import Any
 from celery.worker.state import task_ready, task_reserved
 
 from celery_batch.batching.batch import Batch
+from celery_batch.worker.ahead import Ahead
 from celery_batch.worker.alarm import alarm_for
 from celery_batch.worker.arrivals import Arrivals
 from celery_batch.worker.dead_letters import keep_dead_letter
@@ -35,6 +36,7 @@ class Lanes:
         self._consumer = consumer
         self._hub = consumer.hub
         self._slots = Slots(consumer.pool)
+        self._ahead = Ahead(consumer)
         self._lanes: dict[str, Lane] = {}
         self._jobs: set[BatchJob] = set()
         self._returns = Returns()
@@ -88,7 +90,7 @@ class Lanes:
             # without a word, if it is one that does; at shutdown it still runs what
             # it was given.
             is_flushed = restarting and self._slots.are_flushed and not job.accepted
-            if not job.submitted or is_flushed:
+            if not job.submitted or (is_flushed and not job.is_known):
                 job.forget()
                 self._give_back(job.requests)
                 self._leave(job)
@@ -143,10 +145,12 @@ class Lanes:
     def on_start(self, job: BatchJob) -> None:
         """A pool process has taken a batch."""
         self._consumer.batch_ledger.started(job.requests)
+        self._ahead.go_on()
 
     def on_end(self, job: BatchJob, ending: Ending) -> None:
         """A batch has ended: its slot is free, and its requests have something to hear."""
         self._leave(job)
+        self._ahead.go_on()
         if job.accepted:
             self._learn(job, ending)
         ending.news += self._run_again(job.task, ending)
@@ -191,7 +195,7 @@ class Lanes:
     def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
         job = BatchJob(lane.task, batch, self)
         self._jobs.add(job)
-        self._consumer.on_task_request(job)
+        self._ahead.submit(job)
 
     def _give_up_late_ones(self) -> None:
         for lane in self._lanes.values():
@@ -210,6 +214,7 @@ class Lanes:
             if job in self._jobs:
                 self._jobs.remove(job)
                 self._slots.in_flight -= 1
+        self._ahead.left(job)
 
     def _ring(self, late: float) -> None:
         for lane in self._lanes.values():

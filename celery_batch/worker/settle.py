@@ -17,156 +17,106 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
 
 from billiard.einfo import ExceptionInfo
-from billiard.exceptions import SoftTimeLimitExceeded
 from celery import current_app
 from celery.app.task import Context
 from celery.app.trace import trace_task
 from celery.exceptions import Reject
-from kombu.serialization import loads, prepare_accept_content
+from kombu.serialization import prepare_accept_content
 
-from celery_batch.folding import Asked, answer_all, rows_in
+from celery_batch.folding import Asked
 from celery_batch.seat import Answer, seat
 from celery_batch.serving.runner import Outcome
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
+from celery_batch.worker.batch_end import BatchEnd, Fate, Settled, error_info
+from celery_batch.worker.delivery import Delivery
+from celery_batch.worker.model_call import ModelCall, out_of_use
 from celery_batch.worker.redis_results import ResultBuffer, buffered_results, passing_errors
 from celery_batch.worker.softlimit import SoftLimit
 
-__all__ = ["BatchEnd", "Delivery", "Fate", "Settled", "error_info", "run_batch"]
+__all__ = ["Perform", "run_batch", "settle"]
 
 logger = logging.getLogger(__name__)
 
 #: Stack frames one item may need: tracer, autoretry, instrumentation and our own.
 _FRAMES_PER_ITEM = 16
 
-#: What Celery's request handler expects of a finished task: failed, result or error, runtime.
-Settled = tuple[int, Any, float]
+#: Has a model called, and returns the items' outcomes and the seconds it had to wait.
+Perform = Callable[[ModelCall], tuple[Sequence[Outcome], float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+def run_batch(
+    task_name: str,
+    deliveries: list[Delivery],
+    soft_limit: float | None = None,  # noqa: ARG001 (where signals are for one batch, see clerks)
+) -> BatchEnd | ExceptionInfo:
     """
-    One request on its way to the pool process, its body still encoded.
-
-    Args:
-        task_id: The request's id.
-        request: Celery's request dict without arguments.
-        body: The message's body; already decoded if `content_type` is None.
-        content_type: Of the body.
-        content_encoding: Of the body.
-    """
-
-    task_id: str
-    request: dict[str, Any]
-    body: Any
-    content_type: str | None
-    content_encoding: str | None
-
-    def decode(self, accept: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """Return arguments, keyword arguments and what Celery embeds beside them."""
-        if self.content_type is None:
-            args, kwargs, embed = self.body
-        else:
-            args, kwargs, embed = loads(
-                self.body, self.content_type, self.content_encoding, accept=accept
-            )
-        return args, kwargs, embed or {}
-
-
-class Fate(Enum):
-    """What kept requests from having an answer."""
-
-    BROKE_OFF = auto()  # the run ended early, and one of them may be to blame
-    NOT_STORED = auto()  # they ran, and their results could not be stored
-    REFUSED = auto()  # the process was of no use, and ran nothing
-
-
-@dataclass(frozen=True, slots=True)
-class BatchEnd:
-    """
-    What a pool process says of a batch.
-
-    Args:
-        settled: For each request what Celery's tracer made of it, in order; None for
-            one that has no answer and is to run again.
-        calls: How often the model was called.
-        safe_size: Most items that fit into memory; None if nothing ran out of it.
-        broken: Why this process is of no more use, if it is.
-        fate: What kept those that have no answer from it.
-    """
-
-    settled: list[Settled | None]
-    calls: int = 1
-    safe_size: int | None = None
-    broken: str | None = None
-    fate: Fate = Fate.BROKE_OFF
-
-
-#: Why this process is of no more use: its device fails whatever it is asked.
-_broken: str | None = None
-
-
-def error_info(error: Exception) -> ExceptionInfo:
-    """Wrap an error as the pool would."""
-    try:
-        raise error
-    except type(error):
-        return ExceptionInfo()
-
-
-def run_batch(task_name: str, deliveries: list[Delivery]) -> BatchEnd | ExceptionInfo:
-    """
-    Run one batch in this process.
+    Run one batch in this process, from beginning to end.
 
     Args:
         task_name: Of a batch task that this process has registered.
         deliveries: The batch's requests, oldest first.
+        soft_limit: Seconds; the pool says when they are over.
 
     Returns:
         What became of each request, or the error that kept us from finding out.
     """
-    global _broken  # noqa: PLW0603 (one device a process)
-    if _broken is not None:
-        return BatchEnd([None] * len(deliveries), calls=0, broken=_broken, fate=Fate.REFUSED)
+    with SoftLimit() as limit:
+        return settle(task_name, deliveries, lambda call: (call(limit), 0.0))
+
+
+def settle(
+    task_name: str, deliveries: list[Delivery], perform: Perform
+) -> BatchEnd | ExceptionInfo:
+    """
+    Take a batch through its tracers.
+
+    Args:
+        task_name: Of a batch task that this process has registered.
+        deliveries: The batch's requests, oldest first.
+        perform: Has the model called.
+
+    Returns:
+        What became of each request, or the error that kept us from finding out.
+    """
+    broken = out_of_use()
+    if broken is not None:
+        return BatchEnd([None] * len(deliveries), calls=0, broken=broken, fate=Fate.REFUSED)
     app = current_app._get_current_object()  # noqa: SLF001 (Celery's own way to leave the proxy)
     try:
-        end = _Run(app.tasks[task_name], deliveries).settle_all()
+        return _Run(app.tasks[task_name], deliveries, perform).settle_all()
     except Exception:
         # Two of Celery's pools drop what a job raises, and with it everybody in it.
         logger.exception("Could not settle a batch of %s", task_name)
         return ExceptionInfo()
-    _broken = end.broken
-    return end
 
 
 class _Run:
     """A batch in the making: who has entered, what the model said."""
 
-    def __init__(self, task: BatchTask, deliveries: list[Delivery]) -> None:
+    def __init__(self, task: BatchTask, deliveries: list[Delivery], perform: Perform) -> None:
         self._task = task
         self._deliveries = deliveries
+        self._perform = perform
         self._accept = prepare_accept_content(task.app.conf.accept_content)
         self._settled: list[Settled | None] = [None] * len(deliveries)
         self._asked: dict[int, Asked] = {}
         self._outcomes: dict[int, Outcome] = {}
+        self._call: ModelCall | None = None
+        self._waited = 0.0
         self._buffer: ResultBuffer | None = None
-        self._soft_limit = SoftLimit()
         self._context = copy_context()
         self._span = BatchSpan(task.name)
 
     def settle_all(self) -> BatchEnd:
         needed = 1000 + _FRAMES_PER_ITEM * len(self._deliveries)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), needed))
-        runner = self._task.runner()
-        before = runner.calls
         try:
-            with self._soft_limit, buffered_results(self._task) as self._buffer:
+            with buffered_results(self._task) as self._buffer:
                 self._enter(0)
         except passing_errors(self._task.backend) as error:
             count = len(self._deliveries)
@@ -177,9 +127,10 @@ class _Run:
             self._settled = [self._fail(delivery, error) for delivery in self._deliveries]
         return BatchEnd(
             self._settled,
-            calls=runner.calls - before,
-            safe_size=runner.safe_size.largest,
-            broken=runner.broken,
+            calls=self._call.calls if self._call else 0,
+            safe_size=self._task.runner().safe_size.largest,
+            broken=out_of_use(),
+            fate=self._call.fate if self._call else Fate.BROKE_OFF,
         )
 
     def _enter(self, index: int) -> None:
@@ -217,6 +168,8 @@ class _Run:
             return 1, ExceptionInfo(), 0.0
         except Exception as error:  # noqa: BLE001 (a body that cannot be read, memory that ran out)
             return self._fail(delivery, error)
+        if runtime is not None:
+            runtime -= self._waited
         return (1, retval, runtime) if info else (0, shown, runtime)
 
     def _fail(self, delivery: Delivery, error: Exception) -> Settled:
@@ -232,15 +185,8 @@ class _Run:
         try:
             if self._buffer is not None:
                 self._buffer.announce()  # STARTED is no news once the model has answered
-            with (
-                self._span.around_model(rows_in(asked)),
-                self._soft_limit.in_model(),
-                seat.running_batch(),
-            ):
-                outcomes = answer_all(self._task, asked)
-        except SoftTimeLimitExceeded as error:  # it struck before the model was called
-            again = self._task.acks_late and len(asked) > 1
-            outcomes = [Outcome(again=True) if again else Outcome(error=error)] * len(asked)
+            self._call = ModelCall(self._task, asked, self._span)
+            outcomes, self._waited = self._perform(self._call)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(asked)
         self._outcomes = dict(zip(self._asked, outcomes, strict=True))

@@ -10,8 +10,8 @@ from celery.worker import state
 from kombu.asynchronous import Hub
 
 from celery_batch.testing import ManualClock
+from celery_batch.worker.batch_end import BatchEnd
 from celery_batch.worker.job import BatchJob
-from celery_batch.worker.settle import BatchEnd
 from tests.worker.doubles import Pool, Worker
 
 

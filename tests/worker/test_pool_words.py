@@ -19,7 +19,7 @@ class Pool:
     def __init__(self) -> None:
         self.pipe, self.mouth = os.pipe()
         self.alive = True
-        process = SimpleNamespace(outqR_fd=self.pipe, _is_alive=lambda: self.alive)
+        process = SimpleNamespace(outqR_fd=self.pipe, pid=1, _is_alive=lambda: self.alive)
         self.job = SimpleNamespace(_write_to=process, _accepted=False)
         self._pool = SimpleNamespace(_cache={1: self.job}, _active_writers=set())
         self.hub = SimpleNamespace(readers={self.pipe: (self.read, ())})
