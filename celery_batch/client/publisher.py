@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from celery.result import denied_join_result
-from kombu.utils.uuid import uuid
 
 from celery_batch.client.answers import expected
 from celery_batch.client.call import Call
 from celery_batch.client.gathering import Gathering, gathered
+from celery_batch.client.ids import new_id
 from celery_batch.client.kinds import Kinds, is_plain_celery
 from celery_batch.client.listener import listener_for
 from celery_batch.client.outbox import Letter, Outbox
@@ -79,7 +79,7 @@ class Publisher:
         if template is None or not call.is_plain() or (call.parent and terms.inherits_priority):
             return None
         call.check(task)
-        task_id = options.get("task_id") or uuid()
+        task_id = options.get("task_id") or new_id()
         told = {
             "reply_to": self._app.thread_oid,
             "reply": None if listener is None else listener.channel,
@@ -119,7 +119,7 @@ class Publisher:
         listener = self._listener(task, options, gathering, frozen)
         if listener is None or "batch_reply" in headers:
             return self._own_road.send(own, options, gathering)
-        task_id = options.get("task_id") or uuid()
+        task_id = options.get("task_id") or new_id()
         result = expected(task, task_id, listener, frozen)
         headers = {**headers, "batch_reply": listener.channel}
         with denied_join_result():  # nor does the backend subscribe to each
