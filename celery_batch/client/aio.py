@@ -8,7 +8,6 @@ of the loop's executor.
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from contextlib import closing, suppress
 from contextvars import Context, copy_context
@@ -93,16 +92,14 @@ class _Outgoing:
         self._leave(loop)
 
 
-#: Each loop's, from its own thread; the lock is for the dictionary.
+#: Each loop's own, which is used in its thread alone.
 _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Outgoing] = WeakKeyDictionary()
-_lock = threading.Lock()
 
 
 def _outgoing(loop: asyncio.AbstractEventLoop) -> _Outgoing:
     found = _loops.get(loop)
     if found is None:
-        with _lock:
-            found = _loops[loop] = _Outgoing()
+        found = _loops[loop] = _Outgoing()
     return found
 
 

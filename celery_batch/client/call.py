@@ -6,8 +6,8 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NamedTuple
 
 from kombu.utils.functional import maybe_list
-from kombu.utils.uuid import uuid
 
+from celery_batch.client.ids import new_id
 from celery_batch.client.reprs import described
 from celery_batch.client.template import Template, json_text
 from celery_batch.client.terms import Terms
@@ -86,7 +86,7 @@ class Call(NamedTuple):
             "shadow": json_text(options.get("shadow") or None),
             "argsrepr": quoted(described(args, terms.args_limit, terms.repr_levels)),
             "kwargsrepr": quoted(described(kwargs, terms.kwargs_limit, terms.repr_levels)),
-            "tag": f'"{uuid()}"',
+            "tag": f'"{new_id()}"',
             "reply": json_text(told["reply"]),
         }
         return template.fill((args, kwargs, self._embed(template)), values)

@@ -37,6 +37,8 @@ class Gathering:
 
     def __init__(self, app: Any = None) -> None:
         self.app = app
+        #: Results that exist already, by their tasks' ids.
+        self.frozen: dict[str, Any] = {}
         #: Results of what is surely sent.
         self.sent: list[Any] = []
         #: Results of what may not have been.
@@ -61,7 +63,7 @@ class Gathering:
             self.flush()
             self._outbox = outbox
         self._kept.append((letter, result))
-        if len(self._kept) >= PIECE:
+        if len(self._kept) >= PIECE and self.app is None:  # a canvas holds a producer meanwhile
             self.flush()
 
     def flush(self) -> None:
@@ -87,8 +89,9 @@ class Gathering:
 
     def close(self) -> None:
         """Let go of what is held for further writes."""
-        if self.burst is not None:
-            self.burst.close()
+        burst, self.burst = self.burst, None
+        if burst is not None:
+            burst.close()
 
 
 @contextmanager

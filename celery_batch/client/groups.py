@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 from celery import group
@@ -32,10 +33,12 @@ def gather_groups() -> None:
     def _apply_tasks(
         self: Any, tasks: Any, producer: Any = None, app: Any = None, *more: Any, **options: Any
     ) -> Iterator[Any]:
-        if producer is not None:
-            return own(self, tasks, producer, app, *more, **options)  # type: ignore[no-any-return]
         app = app or self.app
-        with gathering(app):
+        if producer is not None or not app.conf.get("batch_bulk", True):
+            return own(self, tasks, producer, app, *more, **options)  # type: ignore[no-any-return]
+        foreseen = import_module("celery_batch.client.answers").foreseen
+        with gathering(app) as gathered:
+            tasks = foreseen(app, tasks, gathered.frozen)
             results = list(own(self, tasks, None, app, *more, **options))
         return iter(results)
 

@@ -131,33 +131,34 @@ class Kinds:
         try:
             return self._known[kind]
         except KeyError:
-            self._learn(kind, task, reply=reply)
+            self._learn(kind, task, options.get("producer"))
             return None
 
-    def _learn(self, kind: Any, task: Any, *, reply: bool) -> None:
+    def _learn(self, kind: Any, task: Any, producer: Any) -> None:
         own = task._get_exec_options()  # noqa: SLF001
-        options = {**own, **{name: value for name, value, _ in kind[3:]}}
+        reply, *of_kind = kind[2:]
+        options = {**own, **{name: value for name, value, _ in of_kind}}
         options.setdefault("ignore_result", task.ignore_result)
-        if not _is_plain(task, options) or not self._is_redis():
+        if not _is_plain(task, options) or not self._is_redis(producer):
             self._known[kind] = None
             return
         try:
-            self._known[kind] = Template.learn(task, options, reply=reply)
+            with self._app.producer_or_acquire(producer) as one:
+                self._known[kind] = Template.learn(task, options, one, reply=reply)
         except (OperationalError, QueueNotFound):
             pass  # Celery's own road meets it too, and says so
         except Exception:
             self._known[kind] = None
             logger.warning("%s: messages are sent singly", task.name, exc_info=True)
 
-    def _is_redis(self) -> bool:
+    def _is_redis(self, producer: Any) -> bool:
         app = self._app
-        with app.producer_or_acquire() as producer:
-            transport = producer.connection.transport
+        with app.producer_or_acquire(producer) as one:
+            transport = one.connection.transport
         routes = app.amqp.router.routes
         return (
             transport.driver_type == "redis"
             and type(app.amqp) is amqp.AMQP
-            and app.conf.task_protocol == 2  # noqa: PLR2004
             and all(isinstance(route, MapRoute) for route in routes)
         )
 

@@ -36,6 +36,11 @@ class Letter:
         self.sent = False
         self.error: BaseException | None = None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it needs to be written no more."""
+        return self.sent or self.error is not None
+
 
 class Outbox:
     """
@@ -50,6 +55,10 @@ class Outbox:
         self._ready: deque[Letter] = deque()
         self._writing = threading.Lock()
 
+    def __len__(self) -> int:
+        """Return how many letters wait for a write."""
+        return len(self._ready)
+
     def send(self, letters: Iterable[Letter]) -> None:
         """
         Return when all of them are sent.
@@ -59,10 +68,15 @@ class Outbox:
         """
         own = list(letters)
         self._ready.extend(own)
-        while not all(letter.sent or letter.error for letter in own):
-            with self._writing:
-                if not (own[-1].sent or own[-1].error):
-                    self._write_ready()
+        try:
+            while not all(letter.is_done for letter in own):
+                with self._writing:
+                    if not all(letter.is_done for letter in own):
+                        self._write_ready()
+        except BaseException as error:
+            for letter in own:  # nobody is to send them later in our stead
+                letter.error = letter.error or error
+            raise
         for letter in own:
             if letter.error is not None:
                 raise letter.error
@@ -70,7 +84,9 @@ class Outbox:
     def _write_ready(self) -> None:
         piece: list[Letter] = []
         while self._ready and len(piece) < PIECE:
-            piece.append(self._ready.popleft())
+            letter = self._ready.popleft()
+            if letter.error is None:
+                piece.append(letter)
         try:
             self._write(piece)
         except Exception as error:  # noqa: BLE001 (each of its senders raises it)

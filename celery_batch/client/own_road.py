@@ -1,8 +1,8 @@
 """
-Celery's own road, with another last step where many messages can be written at once.
+Celery's own road, with another last step where many calls are written together.
 
 Whatever listens to signals, wraps a method or gives an option of its own finds
-everything as ever; only the write is shared with others.
+everything as ever; only the write comes after all of it.
 """
 
 from __future__ import annotations
@@ -46,42 +46,39 @@ class OwnRoad:
             options: The call's options.
             gathering: Where messages are kept, if they are.
         """
-        if gathering is None or gathering.app is not self._app:
-            ways = _OTHER_WAYS
-        else:
-            ways = _OTHER_WAYS - {"producer"}  # Celery's own: this is a group
+        if gathering is None:
+            return apply(**options)
+        is_canvas = gathering.app is self._app
+        ways = _OTHER_WAYS - {"producer"} if is_canvas else _OTHER_WAYS
         if not ways.isdisjoint(options):
             return self._singly(partial(apply, **options), gathering)
-        if gathering is not None and gathering.burst is not None:
+        if gathering.burst is not None:
             return gathering.burst.send(apply, options)
         with self._app.producer_or_acquire(options.get("producer")) as producer:
             connection = producer.connection
-            if connection.transport.driver_type == "redis":
-                return self._by_letter(producer, apply, options, gathering)
-            if gathering is None or gathering.app is not None or not _confirms(connection):
-                return self._singly(partial(apply, **{**options, "producer": producer}), gathering)
-        gathering.burst = ConfirmedBurst(self._app, gathering)
-        return gathering.burst.send(apply, options)
-
-    def _singly(self, apply: Callable[[], Any], gathering: Gathering | None) -> Any:
-        if gathering is None:
-            return apply()
-        gathering.flush()  # first come, first served
-        result = apply()
-        gathering.sent.append(result)
+            is_redis = connection.transport.driver_type == "redis"
+            if is_redis:
+                letters: list[Letter] = []
+                writer = _Writer(producer, letters)
+                result = apply(**{**options, "producer": writer})
+            confirms = not is_canvas and _confirms(connection)
+        # With no producer in hand: whoever writes needs one, and there may be no other.
+        if is_redis and letters:
+            gathering.add(letters[0], result, self._outbox)
+        elif is_redis:
+            gathering.sent.append(result)
+        elif confirms:
+            gathering.burst = ConfirmedBurst(self._app, gathering)
+            result = gathering.burst.send(apply, options)
+        else:
+            result = self._singly(partial(apply, **options), gathering)
         return result
 
-    def _by_letter(
-        self, producer: Any, apply: Callable[..., Any], options: Any, gathering: Gathering | None
-    ) -> Any:
-        if gathering is None:
-            return apply(**{**options, "producer": _Writer(producer, self._outbox.send)})
-        letters: list[Letter] = []
-        result = apply(**{**options, "producer": _Writer(producer, letters.extend)})
-        if letters:
-            gathering.add(letters[0], result, self._outbox)
-        else:
-            gathering.sent.append(result)
+    def _singly(self, apply: Callable[[], Any], gathering: Gathering) -> Any:
+        gathering.flush()  # first come, first served
+        gathering.close()
+        result = apply()
+        gathering.sent.append(result)
         return result
 
 
@@ -92,16 +89,16 @@ def _confirms(connection: Any) -> bool:
 
 class _Writer(MessageMaker):
     """
-    A producer whose messages to Redis are written with others.
+    A producer whose messages to Redis are written with others, later.
 
     Args:
         producer: Celery's.
-        send: Takes letters.
+        letters: Where they are left.
     """
 
-    def __init__(self, producer: Any, send: Callable[[list[Letter]], None]) -> None:
+    def __init__(self, producer: Any, letters: list[Letter]) -> None:
         super().__init__(producer.channel, auto_declare=False)
-        self.serializer, self._send = producer.serializer, send
+        self.serializer, self._letters = producer.serializer, letters
 
     def take(self, key: str, message: dict[str, Any]) -> None:
-        self._send([Letter(key, dumps(message))])
+        self._letters.append(Letter(key, dumps(message)))

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery._state import task_join_will_block
 from celery.result import denied_join_result
-from kombu.utils.uuid import uuid
 
-from celery_batch.client.answers import expected, listener_for
+from celery_batch.client.answers import expected
 from celery_batch.client.call import Call
 from celery_batch.client.gathering import Gathering, gathered
+from celery_batch.client.ids import new_id
 from celery_batch.client.kinds import Kinds, is_plain_celery
+from celery_batch.client.listener import listener_for
 from celery_batch.client.outbox import Letter, Outbox
 from celery_batch.client.own_road import OwnRoad
 from celery_batch.client.redis_road import RedisRoad
@@ -73,18 +73,19 @@ class Publisher:
         if "producer" in options and (gathering is None or gathering.app is not self._app):
             return None  # not Celery's own, for all we know
         call = Call(args, kwargs, options, self._app.current_worker_task)
-        listener = self._listener(task, options, gathering)
+        frozen = gathering and gathering.frozen.get(options.get("task_id", ""))
+        listener = self._listener(task, options, gathering, frozen)
         template = self._kinds.template(task, options, reply=listener is not None)
         if template is None or not call.is_plain() or (call.parent and terms.inherits_priority):
             return None
         call.check(task)
-        task_id = options.get("task_id") or uuid()
+        task_id = options.get("task_id") or new_id()
         told = {
             "reply_to": self._app.thread_oid,
             "reply": None if listener is None else listener.channel,
         }
         letter = Letter(template.key, call.text(template, terms, task_id, **told))
-        result = expected(task, task_id, listener)
+        result = expected(task, task_id, listener, frozen)
         result.ignored = options.get("ignore_result", task.ignore_result)
         if gathering is None:
             self._outbox.send((letter,))
@@ -114,11 +115,12 @@ class Publisher:
                 gathering.sent.append(result)
             return result
         headers = options.get("headers") or {}
-        listener = self._listener(task, options, gathering)
+        frozen = gathering and gathering.frozen.get(options.get("task_id", ""))
+        listener = self._listener(task, options, gathering, frozen)
         if listener is None or "batch_reply" in headers:
             return self._own_road.send(own, options, gathering)
-        task_id = options.get("task_id") or uuid()
-        result = expected(task, task_id, listener)
+        task_id = options.get("task_id") or new_id()
+        result = expected(task, task_id, listener, frozen)
         headers = {**headers, "batch_reply": listener.channel}
         with denied_join_result():  # nor does the backend subscribe to each
             options = {**options, "task_id": task_id, "headers": headers}
@@ -133,12 +135,14 @@ class Publisher:
             self._kinds = Kinds(self._app)
         return terms
 
-    def _listener(self, task: Any, options: dict[str, Any], gathering: Gathering | None) -> Any:
+    def _listener(
+        self, task: Any, options: dict[str, Any], gathering: Gathering | None, frozen: Any
+    ) -> Any:
         """Return who hears of the call's answer, if somebody may wait for it here."""
         if options.get("ignore_result", task.ignore_result):
             return None
-        if task_join_will_block() or self._app.current_worker_task:
+        if not self._terms.has_headers or self._app.current_worker_task:
             return None
-        if gathering is not None and gathering.app is not None:
+        if gathering is not None and gathering.app is not None and frozen is None:
             return None  # a canvas has results of its own
         return listener_for(self._app)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
 from celery_batch.client.outbox import Letter, by_key
@@ -37,8 +38,9 @@ class RedisRoad:
         if channel is not None and not channel.closed:
             try:
                 _push(channel, letters)
-            except RedisError:
-                pass  # perhaps the broker is back in a moment: as Celery's settings say
+            except RedisError as error:
+                if not self._app.conf.task_publish_retry:
+                    raise OperationalError(str(error)) from error
             else:
                 return
         self._write_as_celery_does(letters)

@@ -51,23 +51,25 @@ class Template(NamedTuple):
     codec: Any
 
     @classmethod
-    def learn(cls, task: Any, options: dict[str, Any], *, reply: bool) -> Template | None:
+    def learn(
+        cls, task: Any, options: dict[str, Any], producer: Any, *, reply: bool
+    ) -> Template | None:
         """
         Have Celery make a message, and look at it; None if it has no such form.
 
         Args:
             task: The task that is called.
             options: The options of all the calls, the task's own among them.
+            producer: Celery's, to the broker that they go to.
             reply: Whether the messages say where their answers are told.
         """
         blanks = {option: _MARK + option for option in _BLANK_OPTIONS}
         if reply:
             options = {**options, "headers": {"batch_reply": _MARK + "reply"}}
-        app = task.app
-        with app.producer_or_acquire() as producer, _library_errors(producer):
+        with producer.connection._reraise_as_library_errors():  # noqa: SLF001
             learner = _Learner(producer.channel, auto_declare=False)
             learner.serializer = producer.serializer
-            app.send_task(
+            task.app.send_task(
                 task.name,
                 (),
                 {},
@@ -91,10 +93,6 @@ class Template(NamedTuple):
         _, _, payload = serialized(body, serializer=self.serializer)
         values["body"] = f'"{self.codec.encode(payload)}"'
         return self.text % values
-
-
-def _library_errors(producer: Any) -> Any:
-    return producer.connection._reraise_as_library_errors()  # noqa: SLF001
 
 
 class _NoResult:

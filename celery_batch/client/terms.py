@@ -6,6 +6,9 @@ from typing import Any
 
 __all__ = ["Terms"]
 
+#: Celery's message protocol that has headers.
+_WITH_HEADERS = 2
+
 
 class Terms:
     """
@@ -25,6 +28,7 @@ class Terms:
         self.bulk = bool(conf.get("batch_bulk", True))
         self.is_plain = not (conf.task_always_eager or conf.task_send_sent_event)
         self.inherits_priority = conf.task_inherit_parent_priority
+        self.has_headers = conf.task_protocol == _WITH_HEADERS
         self.repr_levels = conf.task_repr_maxlevels
         self.args_limit = app.amqp.argsrepr_maxsize
         self.kwargs_limit = app.amqp.kwargsrepr_maxsize

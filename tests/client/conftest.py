@@ -12,6 +12,7 @@ from celery import Celery, Task
 from kombu import pools
 
 from celery_batch import BatchTask
+from celery_batch.client.listener import close_listener
 
 
 class Sender:
@@ -54,6 +55,7 @@ class Sender:
 
     def close(self) -> None:
         """Let go of all connections."""
+        close_listener(self.app)
         self.app.backend.result_consumer.stop()
         self.app.close()
         pools.reset()

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 from celery import chord, group
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import PartlySent
 from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client.listener import listener_for
+from celery_batch.client.result import BatchResult
 from tests.client.conftest import Sender
 
 
@@ -163,6 +165,7 @@ def test_coroutines_of_one_pass_share_a_write(sender: Callable[..., Sender]) -> 
     here = warmed(sender())
 
     async def ask() -> list[Any]:
+        """Make many calls in one pass."""
         return await asyncio.gather(*(here.task.adelay(number) for number in range(200)))
 
     with counted(here) as calls:
@@ -178,6 +181,7 @@ def test_coroutines_hear_of_their_own_errors_only(sender: Callable[..., Sender])
     here = warmed(sender(task_publish_retry=False))
 
     async def ask() -> list[Any]:
+        """Make a wrong call among right ones."""
         calls = [here.task.adelay("a"), here.task.adelay(), here.task.aapply_async(("b",))]
         return await asyncio.gather(*calls, return_exceptions=True)
 
@@ -283,3 +287,45 @@ def test_a_changed_setting_holds_from_the_next_call(sender: Callable[..., Sender
         here.task.delay("a")
 
     assert ["first"] == list(here.taken())
+
+
+def test_a_groups_members_are_told_to_us(sender: Callable[..., Sender]) -> None:
+    """A group's messages name our channel, and its results are those that hear of it."""
+    here = warmed(sender())
+    for _ in range(2):
+        result = group(here.task.s(str(number)) for number in range(3)).apply_async()
+        messages = here.taken()["celery"]
+
+        assert [listener_for(here.app).channel] * 3 == [
+            message["headers"]["batch_reply"] for message in messages
+        ]
+        assert all(isinstance(each, BatchResult) and each.is_heard for each in result)
+
+
+@pytest.mark.parametrize("limit", [None, 0, 1])
+def test_any_limit_of_connections_will_do(sender: Callable[..., Sender], limit: int | None) -> None:
+    """Calls are sent whatever `broker_pool_limit` says, 0 for no pool among it."""
+    here = warmed(sender(broker_pool_limit=limit))
+    here.task.delay_many(["a", "b"])
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(here.task.delay, "cdef"))
+        list(threads.map(here.task.delay_many, ["gh", "ij", "kl"]))
+    group(here.task.s(text) for text in "mnop").apply_async(countdown=0)
+    group(here.task.s(text) for text in "q" * 1500).apply_async(priority=0)
+    here.task.apply_many([((text,), None) for text in "rs"], countdown=1)
+
+    found = sorted(text[2:3] for text in texts(here.taken()))
+
+    assert [*"abcdefghijklmnop", *["q"] * 1500, "r", "s"] == found
+
+
+def test_what_cannot_be_encoded_fails_as_celerys_does(sender: Callable[..., Sender]) -> None:
+    """Arguments that no serializer takes raise kombu's error, and nothing is sent."""
+    here = warmed(sender())
+    with pytest.raises(EncodeError) as theirs:
+        here.stock((object(),))
+    with pytest.raises(EncodeError) as ours:
+        here.task.delay(object())
+
+    assert type(theirs.value) is type(ours.value)
+    assert {} == here.taken()
