@@ -12,6 +12,7 @@ from typing import Any
 import celery
 import psutil
 
+from bench.plot import draw
 from bench.sheet import Case, goals_sheet
 from celery_batch import __version__
 
@@ -51,6 +52,7 @@ def write(measured: dict[str, Any], cases: dict[str, Case]) -> None:
     known = before["cases"] | stamped
     known = {name: known[name] for name in cases if name in known}
     _DATA.write_text(json.dumps({"cases": known}, indent=1) + "\n")
+    draw(known, _DOCS / "img")
     head, _, rest = _PAGE.read_text().partition(_BEGIN)
     _, _, tail = rest.partition(_END)
     _PAGE.write_text(f"{head}{_BEGIN}\n{_body(known, cases)}\n{_END}{tail}")
@@ -59,6 +61,8 @@ def write(measured: dict[str, Any], cases: dict[str, Case]) -> None:
 def _body(known: dict[str, Any], cases: dict[str, Case]) -> str:
     goals = [goal for name, data in known.items() for goal in cases[name].goals(data)]
     parts = [goals_sheet(goals).markdown()] if goals else []
+    if (_DOCS / "img" / "benchmarks.svg").exists():
+        parts.append("![Items a second, ours and the peers'](img/benchmarks.svg)")
     for name, data in known.items():
         parts += [f"### {name}", *(sheet.markdown() for sheet in cases[name].sheets(data))]
         parts.append(_where(data["about"]))

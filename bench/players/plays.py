@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.model import expected
+from bench.players.clients import closed_loop
 from bench.players.player import TIMEOUT, Player
 
 __all__ = ["PLAYS"]
@@ -80,6 +81,7 @@ def _check(answers: list[int], right: list[int]) -> None:
 PLAYS: dict[str, Callable[..., dict[str, Any]]] = {
     "able": able,
     "chunk": chunk,
+    "closed_loop": closed_loop,
     "drain": drain,
     "lone": lone,
     "submit": submit,
