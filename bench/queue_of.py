@@ -52,6 +52,15 @@ class Copies:
         queued, held = self._client.pipeline().llen(self._queue).hlen("unacked").execute()
         return int(queued + held)
 
+    def withdraw(self) -> int:
+        """Take away what no worker has read; return how many those were."""
+        gone = f"{self._mould}.gone"
+        if self._client.exists(self._queue):
+            self._client.rename(self._queue, gone)
+        withdrawn = self._client.llen(gone)
+        self._client.unlink(gone)
+        return int(withdrawn)
+
     def check(self, count: int, series: int) -> None:
         """
         Hold every answer against the right one, and forget it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from statistics import median
 from typing import Any
@@ -13,10 +14,13 @@ from bench.sheet import Case, Effort, Sheet
 from bench.stack import broker, running
 from bench.stage import cpu_of
 
-__all__ = ["CASE"]
+__all__ = ["CASES"]
 
 #: Queued tasks, and how often: what is short is measured more often.
 _DEPTHS = {1_000: 9, 10_000: 3, 100_000: 1, 1_000_000: 1}
+
+#: Of what is queued, at most so much is drained, since a task costs what it costs there.
+_DRAINED = 100_000
 
 #: Seconds between two looks at the queue, and between two at the memory.
 _LOOK, _WEIGH = 0.02, 1.0
@@ -42,49 +46,62 @@ class _Weights:
 
 
 def _measure(effort: Effort) -> dict[str, Any]:
+    depths = [depth for depth in _DEPTHS if depth <= effort.items(max(_DEPTHS))]
+    return _measure_at(depths, effort, _DRAINED)
+
+
+def _measure_all(effort: Effort) -> dict[str, Any]:
+    return _measure_at([effort.items(max(_DEPTHS))], effort, max(_DEPTHS))
+
+
+def _measure_at(depths: list[int], effort: Effort, most: int) -> dict[str, Any]:
     rows = []
     with broker() as redis, running("--concurrency=1") as stack:
         copies = Copies(stack.app.tasks["bench.noop"])
-        _drain(copies, effort.items(10_000), 0, _Weights(redis, stack.worker))
-        series = 0
-        for depth, times in _DEPTHS.items():
-            if depth > effort.items(max(_DEPTHS)):
-                break
-            rounds = []
-            for _ in range(min(times, 3 * effort.rounds)):
-                series += 1
-                rounds.append(_drain(copies, depth, series, _Weights(redis, stack.worker)))
-            rows.append(_middle(depth, rounds))
+        series = itertools.count()
+
+        def drain(depth: int) -> dict[str, Any]:
+            weights = _Weights(redis, stack.worker)
+            return _drain(copies, depth, min(depth, most), next(series), weights)
+
+        drain(effort.items(10_000))
+        for depth in depths:
+            times = min(_DEPTHS.get(depth, 1), 3 * effort.rounds)
+            rows.append(_middle(depth, [drain(depth) for _ in range(times)]))
     return {"rows": rows}
 
 
-def _drain(copies: Copies, depth: int, series: int, weights: _Weights) -> dict[str, Any]:
+def _drain(
+    copies: Copies, depth: int, wanted: int, series: int, weights: _Weights
+) -> dict[str, Any]:
     copies.lay(depth, series)
     before, first_sizes = weights.cpu(), weights.sizes()
     started = weighed = time.perf_counter()
     copies.release()
-    looks = [(0.0, depth)]
+    looks, withdrawn = [(0.0, 0)], 0
     while left := copies.left():
-        looks.append((time.perf_counter() - started, left))
+        looks.append((time.perf_counter() - started, depth - left - withdrawn))
+        if depth - left >= wanted and not withdrawn:
+            withdrawn = copies.withdraw()
         if time.perf_counter() - weighed > _WEIGH:
             weights.weigh()
             weighed = time.perf_counter()
         time.sleep(_LOOK)
-    seconds = time.perf_counter() - started
-    looks.append((seconds, 0))
+    seconds, done = time.perf_counter() - started, depth - withdrawn
     weights.weigh()
-    used = [(after - first) / depth for first, after in zip(before, weights.cpu(), strict=True)]
-    copies.check(depth, series)
-    ends = _ends(looks, depth)
+    used = [(after - first) / done for first, after in zip(before, weights.cpu(), strict=True)]
+    copies.check(done, series)
+    ends = _ends([*looks, (seconds, done)])
     sizes = {"before": first_sizes, "most": weights.most, "after": weights.sizes()}
-    return {"rate": depth / seconds, "cpu": used, "sizes": sizes, "ends": ends}
+    return {"rate": done / seconds, "cpu": used, "sizes": sizes, "ends": ends, "drained": done}
 
 
-def _ends(looks: list[tuple[float, int]], depth: int) -> list[float]:
+def _ends(looks: list[tuple[float, int]]) -> list[float]:
     """Return the rates over the first tenth and over the last."""
-    early = next(look for look in looks if look[1] <= 0.9 * depth)
-    late = next(look for look in reversed(looks) if look[1] >= 0.1 * depth)
-    return [(depth - early[1]) / early[0], late[1] / (looks[-1][0] - late[0])]
+    seconds, done = looks[-1]
+    early = next(look for look in looks if look[1] >= 0.1 * done)
+    late = next(look for look in reversed(looks) if look[1] <= 0.9 * done)
+    return [early[1] / early[0], (done - late[1]) / (seconds - late[0])]
 
 
 def _middle(depth: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -94,6 +111,7 @@ def _middle(depth: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "queued": depth,
         "rounds": len(rounds),
+        "drained": rounds[-1]["drained"],
         "rate": median(one["rate"] for one in rounds),
         "cpu": over("cpu"),
         "ends": over("ends"),
@@ -111,9 +129,10 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
             f"{sizes['before'][part] / 2**20:.0f} / {sizes['most'][part] / 2**20:.0f}"
             for part in (0, 1)
         ]
-        rows.append((f"{row['queued']:,}", f"{row['rate']:,.0f}", *ends, *cpu, *mib))
+        counts = [f"{row[name]:,}" for name in ("queued", "drained")]
+        rows.append((*counts, f"{row['rate']:,.0f}", *ends, *cpu, *mib))
     headings = (
-        *("queued", "tasks/s", "first tenth", "last tenth"),
+        *("queued", "drained", "tasks/s", "first tenth", "last tenth"),
         *("consumer ms", "pool ms", "Redis ms", "consumer MiB", "pool MiB"),
     )
     notes = (
@@ -123,4 +142,9 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
     return [Sheet("One worker drains what is queued", headings, rows, notes)]
 
 
-CASE = Case("scale", "drain rate, CPU and memory with 10^3 to 10^6 queued", _measure, _sheets)
+CASES = [
+    Case("scale", "drain rate, CPU and memory with 10^3 to 10^6 queued", _measure, _sheets),
+    Case(
+        "million", "a million tasks drained, to the last", _measure_all, _sheets, by_default=False
+    ),
+]
