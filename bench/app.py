@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import cache
 from typing import Any
 
 from celery import Celery
@@ -55,8 +56,13 @@ def plain(item: int) -> int:
 def timed(item: list[int]) -> list[int]:
     """Run the "cost" model, and note when it began and ended."""
     began = time.monotonic()
-    outputs = MODELS["cost"](item)
+    for _ in range(int(os.environ["BENCH_CALLS"])):
+        outputs = MODELS["cost"](item)
     ended = time.monotonic()
-    with open(os.environ["BENCH_TIMES"], "a", encoding="ascii") as times:  # noqa: PTH123 (quick)
-        times.write(f"{began} {ended} {len(item)}\n")
+    os.write(_times(), f"{began} {ended} {len(item)}\n".encode())
     return outputs
+
+
+@cache
+def _times() -> int:
+    return os.open(os.environ["BENCH_TIMES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)

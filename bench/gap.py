@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,20 +32,25 @@ class Gap:
     What one drain of the queue has shown.
 
     Args:
+        calls: Of the reference model for each batch; with one the consumer process is
+            at its limit, with several the next batch is always there in time.
         overlap: Whether batches were settled while the next one's model ran.
         p50: Median of the idle gaps in seconds.
         p99: Their 99th percentile in seconds.
         share: Of the time, how much the model ran.
         rate: Tasks per second.
-        cpu: CPU seconds a task: the consumer process, and the pool process.
+        consumer: CPU seconds a task in the consumer process.
+        child: The same in the pool process.
     """
 
+    calls: int
     overlap: bool
     p50: float
     p99: float
     share: float
     rate: float
-    cpu: tuple[float, float]
+    consumer: float
+    child: float
 
 
 def measure(tasks: int = 6400) -> list[Gap]:
@@ -57,33 +60,33 @@ def measure(tasks: int = 6400) -> list[Gap]:
     Args:
         tasks: How many tasks are queued for each.
     """
-    return [_drain(tasks, overlap=overlap) for overlap in (False, True)]
+    return [
+        _drain(tasks, calls=calls, overlap=overlap) for calls in (1, 4) for overlap in (False, True)
+    ]
 
 
-def _drain(tasks: int, *, overlap: bool) -> Gap:
-    with _recorded() as times, _setting(overlap=overlap):
+def _drain(tasks: int, *, calls: int, overlap: bool) -> Gap:
+    with tempfile.TemporaryDirectory() as folder:
+        times = Path(folder) / "times"
+        os.environ.update(
+            BENCH_TIMES=str(times), BENCH_CALLS=str(calls), BENCH_OVERLAP="1" if overlap else ""
+        )
         results = group(app.tasks["bench.timed"].s(n) for n in range(tasks)).apply_async()
         with running("--concurrency=1", "-Q", "timed") as stack:
-            results[-1].get(timeout=300)
             results.get(timeout=300)
-            cpu = _cpu(stack.worker.pid, tasks)
+            consumer, child = _cpu(stack.worker.pid, tasks)
         results.forget()
         spans = sorted(tuple(map(float, line.split())) for line in times.read_text().splitlines())
-    return _gap(spans[_EDGE:-_EDGE], overlap, cpu)
+    p50, p99, share, rate = _look_at(spans[_EDGE:-_EDGE])
+    return Gap(calls, overlap, p50, p99, share, rate, consumer, child)
 
 
-def _gap(spans: list[tuple[float, ...]], overlap: bool, cpu: tuple[float, float]) -> Gap:  # noqa: FBT001
+def _look_at(spans: list[tuple[float, ...]]) -> tuple[float, float, float, float]:
     gaps = [later[0] - earlier[1] for earlier, later in pairwise(spans)]
     total = spans[-1][1] - spans[0][0]
     busy = sum(end - begin for begin, end, _ in spans)
-    return Gap(
-        overlap=overlap,
-        p50=statistics.median(gaps),
-        p99=statistics.quantiles(gaps, n=100)[98],
-        share=busy / total,
-        rate=sum(size for _, _, size in spans) / total,
-        cpu=cpu,
-    )
+    rate = sum(size for _, _, size in spans) / total
+    return statistics.median(gaps), statistics.quantiles(gaps, n=100)[98], busy / total, rate
 
 
 def _cpu(pid: int, tasks: int) -> tuple[float, float]:
@@ -91,17 +94,3 @@ def _cpu(pid: int, tasks: int) -> tuple[float, float]:
     (child,) = server.children()
     used = [sum(process.cpu_times()[:2]) / tasks for process in (server, child)]
     return used[0], used[1]
-
-
-@contextmanager
-def _recorded() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["BENCH_TIMES"] = str(Path(folder) / "times")
-        yield Path(folder) / "times"
-
-
-@contextmanager
-def _setting(*, overlap: bool) -> Iterator[None]:
-    os.environ["BENCH_OVERLAP"] = "1" if overlap else ""
-    yield
-    del os.environ["BENCH_OVERLAP"]

@@ -13,15 +13,17 @@ Rule 4: what the pool was told is running gets its end before this process exits
 from __future__ import annotations
 
 import logging
+import pickle
 import sys
 import threading
 from collections import deque
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import billiard
 from billiard.common import terminate_handler_fired
-from billiard.pool import READY, TASK, MaybeEncodingError
+from billiard.pool import ACK, READY, TASK, MaybeEncodingError
 
 from celery_batch.worker.batch_end import error_info
 from celery_batch.worker.overlap import may_overlap
@@ -39,7 +41,7 @@ _STACK = 64 << 20
 
 #: Seconds after which a thread that computes lets the other one go on.  With Python's
 #: 5 ms a model would stand still for that long whenever it comes back to Python.
-_SWITCH = 0.0005
+_SWITCH = 0.0001
 
 #: Seconds that batches get to be settled in a process that was told to terminate.
 _LAST_MOMENT = 1.0
@@ -90,6 +92,8 @@ class _Clerks:
         self._to_read: int | None = worker.maxtasks
         self._ordinary: _Ordinary | None = None
         self._unsettled: deque[Turn] = deque()
+        #: Whose model ran last; its clerk may still have to hear of the answer.
+        self._last: Turn | None = None
         self._started = False
 
     def take_over(self) -> None:
@@ -108,15 +112,16 @@ class _Clerks:
         self._tidy_up()
         if not self._started:
             self._start()
-        found = self._read.get()
+        found = self._next_read()
         if isinstance(found, BaseException):
             raise found
         if isinstance(found, Turn):
-            while self._unsettled and self._unsettled[0].await_end(0):
+            last, self._last = self._last, found
+            while self._unsettled and self._unsettled[0].has_ended:
                 self._unsettled.popleft()
             self._unsettled.append(found)
             found.limit = self._signals.aim(found.soft_limit)
-            return TASK, (*found.job, found.run, (), {})
+            return TASK, (*found.job, found.run, (last,), {})
         self._await_ends(None)
         self._signals.leave_alone()
         self._ordinary = found
@@ -127,7 +132,10 @@ class _Clerks:
         if message[0] == READY and isinstance(message[1][2][1], Turn):
             return
         with self._writing:
-            self._put(message)
+            if message[0] == ACK:  # between two models; plain numbers need no pickler of billiard's
+                self._worker.outq.send_payload(pickle.dumps(message))
+            else:
+                self._put(message)
 
     def ensure_messages_consumed(self, completed: int) -> Any:
         """Return when the pool has heard everything, before this process ends."""
@@ -142,7 +150,19 @@ class _Clerks:
                 django.close_database()
                 django.close_cache()
 
+    def _next_read(self) -> Turn | _Ordinary | BaseException:
+        with suppress(Empty):
+            return self._read.get_nowait()
+        self._tell_last()
+        return self._read.get()
+
+    def _tell_last(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            last.tell()
+
     def _await_ends(self, timeout: float | None) -> None:
+        self._tell_last()
         while self._unsettled and self._unsettled[0].await_end(timeout):
             self._unsettled.popleft()
 

@@ -83,6 +83,8 @@ class LimitSignals:
     def __init__(self) -> None:
         self._limit = SoftLimit()
         self._due = float("inf")
+        #: Whether signals are for batches now.
+        self._ours = False
 
     def aim(self, seconds: float | None) -> SoftLimit:
         """
@@ -93,11 +95,14 @@ class LimitSignals:
         """
         self._due = float("inf") if seconds is None else time.monotonic() + seconds
         self._limit = SoftLimit()
-        signal.signal(SIG_SOFT_TIMEOUT, self._strike)
+        if not self._ours:
+            self._ours = True
+            signal.signal(SIG_SOFT_TIMEOUT, self._strike)
         return self._limit
 
     def leave_alone(self) -> None:
         """Let signals be what they are in any pool: an ordinary task is taken up now."""
+        self._ours = False
         signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
 
     def _strike(self, _number: int, _frame: FrameType | None) -> None:

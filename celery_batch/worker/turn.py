@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from celery._state import _task_stack
@@ -19,6 +19,9 @@ from celery_batch.worker.softlimit import SoftLimit
 
 __all__ = ["Turn"]
 
+
+#: Outcomes, and the seconds that the model call had to wait.
+_Answer = tuple[Sequence[Outcome], float]
 
 #: Seconds that a batch's tracers have to hear of what ends the process.
 _LAST_MOMENT = 5.0
@@ -63,30 +66,50 @@ class Turn:
         self._taken = threading.Event()
         self._settled = threading.Event()
         self._offers: SimpleQueue[_Offer | None] = SimpleQueue()
-        self._answers: SimpleQueue[tuple[Sequence[Outcome], float] | BaseException] = SimpleQueue()
+        self._answers: SimpleQueue[_Answer | BaseException] = SimpleQueue()
+        self._kept: _Answer | None = None
 
-    def run(self) -> Turn:
+    def run(self, last: Turn | None) -> Turn:
         """
         Run the model as soon as the batch is ready for it; on the main thread.
+
+        Args:
+            last: The turn before, whose clerk need not hear of its answer before the
+                device has work again: the clerk would want the interpreter to itself.
 
         Raises:
             BaseException: Whatever ends a process, from the model.
         """
         self._taken.set()
         try:
-            offer = self._offers.get()
+            offer = self._next_offer(last)
+            if last is not None:
+                last.tell()
             if offer is not None:
                 waited = time.monotonic() - offer.since
                 with offer.current():
                     outcomes = offer.context.run(offer.call, self.limit)
-                self._answers.put((outcomes, waited))
+                self._kept = outcomes, waited
         except BaseException as error:
             self._answers.put(error)
             self._settled.wait(_LAST_MOMENT)
             raise
         return self
 
-    def perform(self, call: ModelCall) -> tuple[Sequence[Outcome], float]:
+    def tell(self) -> None:
+        """Tell the clerk what the model has said, if it has not heard."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self._answers.put(kept)
+
+    def _next_offer(self, last: Turn | None) -> _Offer | None:
+        with suppress(Empty):
+            return self._offers.get_nowait()
+        if last is not None:
+            last.tell()
+        return self._offers.get()
+
+    def perform(self, call: ModelCall) -> _Answer:
         """
         Have the main thread call the model, and wait for what it says.
 
@@ -108,6 +131,11 @@ class Turn:
         """Say that the batch's books are closed."""
         self._offers.put(None)
         self._settled.set()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the batch's books are closed."""
+        return self._settled.is_set()
 
     def await_end(self, timeout: float | None = None) -> bool:
         """
