@@ -145,6 +145,6 @@ class Turn:
             timeout: Seconds; None to wait as long as it takes.
 
         Returns:
-            Whether they are.
+            Whether they are, or nobody was told that they had been opened.
         """
-        return self._settled.wait(timeout)
+        return not self._taken.is_set() or self._settled.wait(timeout)
