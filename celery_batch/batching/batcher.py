@@ -81,6 +81,17 @@ class Batcher(Generic[T]):
         """How many rows those in line have."""
         return self._waiting.rows + sum(request.rows for request in self._suspects)
 
+    def before(self, urgency: int) -> tuple[int, int]:
+        """
+        Return behind how many requests a newcomer would wait, and how many rows they have.
+
+        Args:
+            urgency: Of the newcomer, who overtakes those with a greater number.
+        """
+        requests, rows = self._waiting.before(urgency)
+        suspects = self._suspects
+        return requests + len(suspects), rows + sum(request.rows for request in suspects)
+
     @property
     def is_full(self) -> bool:
         """Whether a batch waits that cannot grow any more."""

@@ -41,6 +41,13 @@ class Line(Generic[T]):
         self._length += 1
         self.rows += request.rows
 
+    def before(self, urgency: int) -> tuple[int, int]:
+        """Return behind how many requests a newcomer of this urgency would wait, and their rows."""
+        if urgency >= max(self._queues, default=urgency):
+            return self._length, self.rows
+        queues = [queue for each, queue in self._queues.items() if each <= urgency]
+        return sum(map(len, queues)), sum(request.rows for queue in queues for request in queue)
+
     def take(self, size: int) -> list[Request[T]]:
         """Remove and return the next requests, for a batch of this many rows at most."""
         count = portion(size, (request.rows for request in self._in_order()))

@@ -13,25 +13,31 @@ Rule 3: an error of the connection is no message's fault, and is passed on.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import signals
-from celery.app.task import Context
+from celery.utils.functional import noop
 from celery.worker.state import requests
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 
 from celery_batch.config import Settings
-from celery_batch.errors import MessageRefused, MessageTooLarge
-from celery_batch.replies import REPLY_HEADER
 from celery_batch.task import BatchTask
 from celery_batch.worker.dead_letters import keep_refused
 from celery_batch.worker.decoding import decode_json, payload_of
 from celery_batch.worker.doors import Deliveries, FirstReads, bear_unreadable_properties
 from celery_batch.worker.inflate import limit_decompression
+from celery_batch.worker.refusal import (
+    LONGEST_REASON,
+    glimpse,
+    log_refusal,
+    reason_of,
+    store_refusal,
+)
+from celery_batch.worker.teller import Teller
 from celery_batch.worker.wellformed import (
     Malformed,
     TooLarge,
@@ -48,17 +54,8 @@ __all__ = ["Gate"]
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of a refused message that the log shows, and characters of the reason.
-_SHOWN, _REASON = 120, 200
-
-#: Headers and properties by which the caller of a refused message is told.
-_WHO_ASKED = ("id", "reply_to", "correlation_id", REPLY_HEADER)
-
 #: What is put aside of the consumer, for messages that are Celery's.
 _STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
-
-#: Bytes at the end of a message that is too large, where its headers are looked for.
-_TAIL = 1 << 16
 
 
 class Gate:
@@ -75,6 +72,7 @@ class Gate:
         self._tasks = consumer.app.tasks
         self._limit: int | None = None
         self._channel: Any = None
+        self._teller = Teller()
         self._stock = {name: getattr(consumer, name) for name in _STOCK}
 
     def open(self) -> None:
@@ -95,6 +93,10 @@ class Gate:
         elif driver == "amqp":
             bear_unreadable_properties()
 
+    def close(self) -> None:
+        """Tell the last callers of refused messages; the worker is shutting down."""
+        self._teller.close()
+
     def read(self, raw: bytes) -> Any:
         """
         Return a message from a Redis list decoded, or None if it is refused.
@@ -104,20 +106,20 @@ class Gate:
         """
         if self._limit is not None and len(raw) > self._limit:
             excess = TooLarge(f"it has {len(raw)} bytes, more than batch_max_message_size")
-            self._tell(_glimpse(raw), excess)
+            self._tell(glimpse(raw), excess, noop)
             self._refuse_envelope(raw, str(excess))
             return None
         try:
             envelope = decode_json(bytes_to_str(raw))
             check_envelope(envelope, self._channel.codecs, small=is_small(raw))
         except Exception as error:  # noqa: BLE001 (whatever a decoder does with garbage)
-            self._refuse_envelope(raw, _reason(error))
+            self._refuse_envelope(raw, reason_of(error))
             return None
         return envelope
 
     def _refuse_envelope(self, raw: bytes, reason: str) -> None:
         """Let go of what is no message, and so can be neither acknowledged nor rejected."""
-        _log(raw, reason)
+        log_refusal(raw, reason)
         keep_refused(self._app, raw, reason)
 
     def _guarded_handler(self) -> Callable[[Any], Any]:
@@ -202,48 +204,37 @@ class Gate:
     def _refuse(self, message: Any, error: Exception) -> None:
         body, headers = message.body, message.headers
         body = body if isinstance(body, bytes) else str(body).encode(errors="replace")
-        reason = _reason(error)
-        _log(body, reason)
-        self._tell({**message.properties, **headers}, error)
-        about = {name: str(headers[name])[:_REASON] for name in ("id", "task") if name in headers}
+        reason = reason_of(error)
+        log_refusal(body, reason)
+        about = {
+            name: str(headers[name])[:LONGEST_REASON] for name in ("id", "task") if name in headers
+        }
         keep_refused(self._app, body, reason, **about)
-        if not message.acknowledged:
-            message.reject_log_error(logger, self._consumer.connection_errors)
+        # Its message is let go of when its caller has been told, so that somebody will.
+        self._tell({**message.properties, **headers}, error, partial(self._let_go, message))
         signals.task_rejected.send(sender=self._consumer, message=message, exc=error)
 
-    def _tell(self, fields: dict[str, Any], error: Exception) -> None:
-        """Store a failure where somebody may be waiting: the message says who, and for what."""
+    def _let_go(self, message: Any) -> None:
+        if not message.acknowledged:
+            message.reject_log_error(logger, self._consumer.connection_errors)
+
+    def _tell(self, fields: dict[str, Any], error: Exception, then: Callable[[], object]) -> None:
+        """
+        Store a failure where somebody may be waiting: the message says who, and for what.
+
+        Args:
+            fields: Of the message.
+            error: What is wrong with it.
+            then: Called on the event loop, later if somebody has to be told.
+        """
         task = self._task(fields)
-        refusal = MessageTooLarge if isinstance(error, TooLarge) else MessageRefused
         try:
             if isinstance(task, BatchTask):
                 check_headers({"id": fields.get("id"), "task": task.name}, fields)
-                named = {name: fields.get(name) for name in _WHO_ASKED}
-                task.backend.mark_as_failure(
-                    fields["id"], refusal(_reason(error)), request=Context(**named)
-                )
         except Malformed:
+            task = None
+        if not isinstance(task, BatchTask):
+            then()
             return
-        except Exception as failure:  # noqa: BLE001 (nobody is told; the worker goes on)
-            logger.warning("Could not say that a message was refused: %.200r", failure)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, Malformed):
-        return str(error)[:_REASON]
-    return ascii(f"{type(error).__name__}: {str(error)[:_REASON]}")[:_REASON]
-
-
-def _log(raw: bytes, reason: str) -> None:
-    logger.error("Refused a message: %s; it begins %r", reason, raw[:_SHOWN])
-
-
-def _glimpse(raw: bytes) -> dict[str, Any]:
-    """Return the headers of a message too large to decode, which kombu writes after its body."""
-    tail = raw[-_TAIL:].decode(errors="replace")
-    _, found, rest = tail.partition('"headers": ')
-    try:
-        headers, _ = json.JSONDecoder().raw_decode(rest if found else "{}")
-    except (ValueError, RecursionError):
-        return {}
-    return headers if isinstance(headers, dict) else {}
+        store = partial(store_refusal, task, fields, error)
+        self._teller.soon(store, partial(self._consumer.call_soon, then))

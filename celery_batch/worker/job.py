@@ -61,6 +61,8 @@ class BatchJob:
         self.id = str(uuid4())
         self.task = task
         self.requests: list[Any] = batch.items
+        #: How many rows they have.
+        self.rows = batch.rows
         #: Whether its one request may be what takes processes down.
         self.is_suspect = batch.reason is Reason.ALONE
         #: The jobs that are in its process with it, or were when that died.
@@ -83,11 +85,6 @@ class BatchJob:
 
     def __len__(self) -> int:
         return len(self.requests)
-
-    @property
-    def rows(self) -> int:
-        """How many rows its requests have."""
-        return sum(request.rows for request in self.requests)
 
     @property
     def accepted(self) -> bool:
@@ -116,6 +113,7 @@ class BatchJob:
         if self._ended:
             raise TaskRevokedError(self.id)
         self.requests = [request for request in self.requests if not _is_unwanted(request)]
+        self.rows = sum(request.rows for request in self.requests)
         if not self.requests:
             self._end(Ending())
             raise TaskRevokedError(self.id)

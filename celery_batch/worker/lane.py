@@ -93,7 +93,7 @@ class Lane:
         with self._lock:
             self._batcher.looked_away(time.monotonic())
 
-    def room(self, batches: int, jobs: Sequence[BatchJob]) -> int:
+    def room(self, batches: int, jobs: Sequence[BatchJob], urgency: int) -> int:
         """
         Return how many more requests could be put to use.
 
@@ -103,9 +103,12 @@ class Lane:
         Args:
             batches: How many can run, be ready or be gathered.
             jobs: Those of this lane that are on their way.
+            urgency: Of the newcomers; whom they would overtake leaves them their room.
         """
-        requests = len(self._batcher) + sum(map(len, jobs))
-        rows = self._batcher.rows + sum(job.rows for job in jobs)
+        with self._lock:
+            requests, rows = self._batcher.before(urgency)
+        requests += sum(map(len, jobs))
+        rows += sum(job.rows for job in jobs)
         each = rows / requests if requests else self.rows / max(self.requests, 1)
         left = (batches * self.policy.max_batch_size - rows) / max(each, 1)
         return max(int(left), batches - requests, 0)

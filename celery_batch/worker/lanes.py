@@ -26,6 +26,9 @@ __all__ = ["Lanes"]
 #: Room for messages that no lane waits for: what the prefetch allows.
 _NO_LIMIT = 1 << 20
 
+#: An urgency that overtakes nobody.
+_LEAST_URGENT = 1 << 31
+
 
 class Lanes:
     """
@@ -66,7 +69,7 @@ class Lanes:
         """Whether the event loop runs and batches may leave."""
         return self._open
 
-    def room(self, tasks: Collection[str] | None) -> int:
+    def room(self, tasks: Collection[str] | None, urgency: int = _LEAST_URGENT) -> int:
         """
         Return how many more requests could soon be put to use: run, made ready or gathered.
 
@@ -75,10 +78,11 @@ class Lanes:
 
         Args:
             tasks: Whose messages may come; None if anybody's may, who has room at all.
+            urgency: Of the messages; what they would overtake leaves them their room.
         """
         batches, jobs = self._slots.capacity + self._slots.processes, list(self._jobs)
         rooms = [
-            lane.room(batches, [job for job in jobs if job.task is lane.task])
+            lane.room(batches, [job for job in jobs if job.task is lane.task], urgency)
             for name, lane in list(self._lanes.items())
             if tasks is None or name in tasks
         ]

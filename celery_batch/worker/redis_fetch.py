@@ -107,7 +107,7 @@ class BulkFetch:
             # handed out is held by this connection's owner, and comes back with its end.
             raise RedisConnectionError("an answer of Redis has been lost")
         now = time.monotonic()
-        wanted, lists = self._wanted(), self._lists()
+        lists, wanted = self._lists()
         if not lists or (lists == self._quiet and now - self._asked_at < _LOOK_EVERY):
             return
         channel, keys, lease = self._channel, self._lease.keys, self._lease
@@ -122,26 +122,20 @@ class BulkFetch:
             *(wanted, keys.owner, lease.description, lease.milliseconds),
         )
 
-    def _lists(self) -> list[str]:
-        """Return the lists to look into: those whose messages could be put to use."""
+    def _lists(self) -> tuple[list[str], int]:
+        """Return the lists to look into, and how many messages of each could be put to use."""
         channel = self._channel
         queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
-        queues = [queue for queue in queues if self._room(queue) > 0]
-        self._places = [queue for _ in channel.priority_steps for queue in queues]
-        return [
-            channel.global_keyprefix + channel._q_for_pri(queue, step)  # noqa: SLF001
-            for step in channel.priority_steps
-            for queue in queues
-        ]
-
-    def _wanted(self) -> int:
+        places = [(queue, step) for step in channel.priority_steps for queue in queues]
+        # By what each queue has brought; the smaller a step, the more urgent.
+        rooms = [self._lanes.room(self._seen.get(queue), step) for queue, step in places]
+        places = [place for place, room in zip(places, rooms, strict=True) if room > 0]
+        self._places = [queue for queue, _ in places]
+        prefix, key = channel.global_keyprefix, channel._q_for_pri  # noqa: SLF001
         credit = self._qos.can_consume_max_estimate()
-        rooms = [room for queue in self._channel.active_queues if (room := self._room(queue)) > 0]
-        return min(_SLICE, *rooms, _SLICE if credit is None else max(credit, 1))
-
-    def _room(self, queue: str) -> int:
-        """Return how many more messages of a queue could be put to use, by what it has brought."""
-        return self._lanes.room(self._seen.get(queue))
+        credit = _SLICE if credit is None else max(credit, 1)
+        most = min([_SLICE, credit, *(room for room in rooms if room > 0)])
+        return [prefix + key(queue, step) for queue, step in places], most
 
     def _read(self, **options: Any) -> bool:
         """

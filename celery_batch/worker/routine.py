@@ -7,7 +7,7 @@ events.  Where no event is wanted the rest is the same few steps for each reques
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from time import monotonic, time
 from typing import Any
 
@@ -52,8 +52,10 @@ def accept(requests: Sequence[Any], pid: int, began: float) -> list[Any]:
     return [request for request in requests if request not in told]
 
 
-def succeed(requests: Iterable[Any]) -> None:
+def succeed(requests: Sequence[Any]) -> None:
     """Tell routine requests that their results are stored: they are forgotten and acknowledged."""
+    # Celery's list of successes is read by tracers of this process, and only with this setting.
+    listed = bool(requests) and requests[0].app.conf.worker_deduplicate_successful_tasks
     for request in requests:
-        state.task_ready(request, successful=True)
+        state.task_ready(request, successful=listed)
         request.acknowledge()

@@ -168,6 +168,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 (Celery's signature)
         """Send the last acknowledgements, while the connection is still there."""
+        self.gate.close()
         self.bulk.flush()
 
     def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002 (Celery's signature)

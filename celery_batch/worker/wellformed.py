@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from celery_batch.worker.shapes import (
+    LONGEST_NAME,
     are_limits,
     are_signatures,
     are_stamped,
@@ -131,8 +132,24 @@ def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> N
     for name in ("id", "task"):
         if not is_name(fields.get(name)):
             raise Malformed(f"{name} cannot be {_short(fields.get(name))}")
-    _check_known(fields, _FIELDS, "")
+    if not _are_usual(fields):
+        _check_known(fields, _FIELDS, "")
     _check_known(properties, _PROPERTIES, "property ")
+
+
+def _are_usual(fields: Mapping[str, Any]) -> bool:
+    """Say whether headers are just what most messages have, which is quicker than to check each."""
+    get = fields.get
+    root = get("root_id")
+    return (
+        list(map(get, _RARE)) == _NONE_OF_THEM
+        and list(map(type, map(get, _USUAL))) == list(_USUAL.values())
+        and get("retries") == get("replaced_task_nesting") == 0
+        and not get("stamps")
+        and get("timelimit") == [None, None]
+        and len(root or "") <= LONGEST_NAME
+        and str(root).isprintable()
+    )
 
 
 def _check_known(values: Mapping[str, Any], known: _Checks, kind: str) -> None:
@@ -234,6 +251,25 @@ _FIELDS: _Checks = {
     "timelimit": are_limits,
     "stamped_headers": are_stamped,
     "stamps": are_stamps,
+}
+
+#: Headers that most messages leave out, and the types of those that they do not.
+_RARE = (
+    "parent_id",
+    "group",
+    "shadow",
+    "meth",
+    "group_index",
+    "stamped_headers",
+    "batch_losses",
+    "batch_rows",
+)
+_NONE_OF_THEM = [None] * len(_RARE)
+_USUAL = {
+    **dict.fromkeys(("root_id", "lang", "origin", "argsrepr", "kwargsrepr"), str),
+    **dict.fromkeys(("retries", "replaced_task_nesting"), int),
+    "ignore_result": bool,
+    "stamps": dict,
 }
 
 _PROPERTIES: _Checks = {

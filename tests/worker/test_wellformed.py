@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.transport.virtual import Channel
 
+from celery_batch.worker import wellformed
 from celery_batch.worker.wellformed import (
     Malformed,
     check_content,
@@ -180,3 +181,17 @@ def test_the_catalogue_is_not_valid_by_accident():
     ]
 
     assert len(refused) > 120
+
+
+@given(
+    st.sampled_from([*sorted(valid()["headers"]), "batch_rows", "batch_losses", "meth"]),
+    anything | st.sampled_from([0, 0.0, False, "", [], {}, None, -0.0, [None], [0, 0], "\x1b"]),
+)
+def test_usual_headers_are_well_formed(name, value):
+    """What the quick look at headers lets pass, the slow one has nothing to say against."""
+    usual = fields(ignore_result=False, replaced_task_nesting=0)
+    headers = {**usual, name: value}
+    assert wellformed._are_usual(usual)
+
+    if wellformed._are_usual(headers):
+        wellformed._check_known(headers, wellformed._FIELDS, "")

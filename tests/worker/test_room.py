@@ -1,0 +1,57 @@
+"""How many more messages are worth reading, by what they may bring."""
+
+from __future__ import annotations
+
+from tests.worker.doubles import Call, Pool, Worker
+
+
+def test_a_lane_has_room_for_three_batches(worker: Worker, pool: Pool):
+    """One runs, one is ready, one gathers; what has ended makes room again."""
+    rooms = []
+    for ids in ("", "ab", "cde", "f", "gh"):
+        worker.send("pairs", *ids)
+        rooms.append(worker.lanes.room({"pairs"}))
+    pool.finish(0)
+
+    assert [6, 4, 1, 0, 0] == rooms
+    assert 0 == worker.lanes.room({"pairs"})
+
+    pool.finish(1)
+
+    assert 2 == worker.lanes.room({"pairs"})
+
+
+def test_the_fullest_lane_counts(worker: Worker):
+    """A queue that may bring any of several tasks is read for the one with the least room."""
+    worker.send("pairs", *"abcdef")
+    worker.send("trios", "x")
+
+    assert 8 == worker.lanes.room({"trios"})
+    assert 0 == worker.lanes.room({"pairs", "trios"})
+    assert not worker.lanes.has_room()
+
+
+def test_a_queue_of_which_nothing_is_known_is_read(worker: Worker):
+    """The first messages show what it brings: no more of them than some lane could use."""
+    worker.send("pairs", *"abcdef")
+    worker.send("trios", "x")
+
+    assert 8 == worker.lanes.room(None)
+
+
+def test_other_tasks_are_not_ours_to_count(worker: Worker):
+    """A queue of ordinary tasks is read as far as the prefetch goes."""
+    worker.send("pairs", *"abcdef")
+
+    assert worker.lanes.room(set()) > 1000
+    assert worker.lanes.room({"ordinary"}) > 1000
+
+
+def test_who_would_be_overtaken_leaves_room(worker: Worker):
+    """An urgent message is read though the lane is full of patient ones; a patient one is not."""
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    worker.send("pairs", *"abcd")  # on their way: nobody overtakes them
+    for task_id in "efgh":
+        lane.add(Call(task_id, worker.heard), urgency=6)
+
+    assert [2, 2, 0, 0] == [worker.lanes.room({"pairs"}, urgency) for urgency in (0, 3, 6, 9)]
