@@ -21,7 +21,7 @@ from celery_batch.chunks import Chunk
 from celery_batch.errors import ChunkFailed
 from celery_batch.serving.runner import Outcome
 
-__all__ = ["Asked", "answer_all", "chunk_error_of", "columns_of", "rows_in"]
+__all__ = ["Asked", "answer_all", "columns_of", "rows_in"]
 
 #: What one request asks the model: a row of values, or many as columns.
 Asked = tuple[Any, ...] | Chunk
@@ -74,17 +74,6 @@ def answer_all(task: Any, asked: Sequence[Asked], columns: list[list[Any]]) -> l
     return outcomes
 
 
-def chunk_error_of(error: Any) -> Any:
-    """
-    Return the error of the whole chunk, if this one stands for it in Celery's autoretry.
-
-    Celery retries a task for the type of its error.  A chunk that is to be retried
-    for one row's error raises that; once there are no more tries, its own.
-    """
-    whole = getattr(error, "__cause__", None)
-    return whole if isinstance(whole, ChunkFailed) else error
-
-
 def _outcome(answer: Any) -> Outcome:
     return answer if isinstance(answer, Outcome) else Outcome(value=answer)
 
@@ -105,15 +94,18 @@ def _fold(task: Any, answers: list[Any]) -> Outcome:
 
 
 def _for_autoretry(task: Any, missing: dict[int, Outcome], whole: ChunkFailed) -> Outcome | None:
-    """Return the outcome of a row that Celery is to retry the task for, if there is one."""
+    """
+    Return the outcome by which Celery retries the task, if one row's error asks for that.
+
+    Celery goes by the type of an error, so the row's is raised; once there are no more
+    tries, the whole chunk's is told.
+    """
     wanted = tuple(getattr(task, "autoretry_for", ()))
     unwanted = tuple(getattr(task, "dont_autoretry_for", ()))
     for outcome in missing.values():
         error = outcome.error
         if error is not None and isinstance(error, wanted) and not isinstance(error, unwanted):
-            whole.__cause__ = None
-            error.__cause__ = whole
-            return outcome
+            return Outcome(error=error, origin=outcome.origin, whole=whole)
     return None
 
 

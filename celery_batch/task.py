@@ -20,7 +20,7 @@ from celery_batch.asking import Asking
 from celery_batch.chunks import ChunkCalls, chunk_of, rows_of
 from celery_batch.config import Settings, policy_of, rescue_of
 from celery_batch.errors import ConfigurationError
-from celery_batch.folding import Asked, answer_all, chunk_error_of, columns_of
+from celery_batch.folding import Asked, answer_all, columns_of
 from celery_batch.options import NO_PYDANTIC, listable_signature, refuse_unknown_options
 from celery_batch.seat import RetryItem, RunAgain, retry_options, seat
 from celery_batch.serving.model import Model
@@ -122,6 +122,8 @@ class BatchTask(ChunkCalls, Asking):
             raise RunAgain
         if isinstance(outcome.error, Retry):
             raise super().retry(throw=False, **retry_options(outcome.error))
+        if outcome.whole is not None:  # for `retry`, which autoretry calls with a row's
+            self.request.batch_error = outcome.whole
         return outcome.unwrap()
 
     def retry(self, *args: Any, throw: bool = True, **options: Any) -> Any:
@@ -143,8 +145,9 @@ class BatchTask(ChunkCalls, Asking):
             ConfigurationError: New arguments were given for a whole batch.
         """
         if not seat.in_batch:
-            if "exc" in options and rows_of(self.request) is not None:
-                options["exc"] = chunk_error_of(options["exc"])
+            whole = self.request.get("batch_error")
+            if whole is not None and "exc" in options:
+                options["exc"] = whole
             return super().retry(*args, throw=throw, **options)
         if args or "args" in options or "kwargs" in options:
             raise ConfigurationError(

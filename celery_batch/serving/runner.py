@@ -28,12 +28,14 @@ class Outcome:
         error: Why there is none.
         origin: Where the model raised it, if it raised it.
         again: There is neither: the run broke off, and the item is to run again alone.
+        whole: The error of its whole chunk, where `error` is a row's and stands for it.
     """
 
     value: Any = None
     error: Exception | None = None
     origin: TracebackType | None = None
     again: bool = False
+    whole: Exception | None = None
 
     def unwrap(self) -> Any:
         """Return the value, or raise the error as the model raised it."""

@@ -20,7 +20,7 @@ local now = clock[1] .. '.' .. string.format('%06d', clock[2])
 
 #: Pop messages and write down who has them.
 #: KEYS: index, unacked, owner of, held, owners, alive, then the queues' lists in order.
-#: ARGV: how many, owner, what alive says, its milliseconds.
+#: ARGV: how many (a chunk counts with its rows), owner, what alive says, its milliseconds.
 #: Returns nothing, or three numbers for each message (its list, the lengths of its tag and
 #: of itself), and then all tags and messages in one: a reply of two parts is soon read.
 #: A message is decoded only to be read; encoding it again would turn an empty list
@@ -39,6 +39,9 @@ for i = 7, #KEYS do
     local readable, decoded = pcall(cjson.decode, message)
     local properties = readable and type(decoded) == 'table' and decoded.properties
     local claimed = type(properties) == 'table' and properties.delivery_tag
+    local headers = readable and type(decoded) == 'table' and decoded.headers
+    local rows = type(headers) == 'table' and headers.batch_rows
+    if type(rows) == 'number' and rows > 1 then wanted = wanted - rows + 1 end
     if type(claimed) == 'string' and claimed ~= '' and #claimed <= 255
         and not string.find(claimed, '[^ -~]') then
       tag = claimed

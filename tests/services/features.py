@@ -215,6 +215,12 @@ def replaced_by_batch(self, x):
     return self.replace(double.s(x))
 
 
+@app.task(bind=True, name="f.replaced_by_chunk")
+def replaced_by_chunk(self, numbers):
+    """An ordinary task that is replaced by a chunk of what it was given."""
+    return self.replace(rows.chunk_signature(numbers))
+
+
 @app.task(name="f.plain_add")
 def plain_add(x, y=1):
     """Add, as an ordinary task."""

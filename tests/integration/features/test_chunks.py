@@ -196,6 +196,15 @@ def test_chunks_in_canvases(place: Place):
     assert [12, 18, [[2, 4], 6, [8]], [[2, 4], [6]]] == place.get(results)
 
 
+def test_a_chunk_is_made_of_an_earlier_result(place: Place):
+    """A task in the middle of a chain is replaced by a chunk, whose list goes on."""
+    numbers = place.rows.chunk_signature([1, 2, 3])
+    result = chain(numbers, place.replaced_by_chunk.s(), place.plain_total.s()).delay()
+
+    assert 24 == result.get(timeout=SOON)
+    assert [3, 3] == sizes(place)
+
+
 def test_link_and_link_error_of_a_chunk(place: Place):
     """A chunk calls back once, with its list or with its error."""
     place.rows.apply_chunk([1, 2], link=place.note.s())
