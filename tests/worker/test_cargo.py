@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import pytest
+from billiard.reduction import ForkingPickler
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ def delivery(task_id: str, **request: Any) -> Delivery:
 
 def crossed(cargo: Cargo) -> Any:
     """Return what arrives at the other end."""
-    return pickle.loads(pickle.dumps(cargo))
+    return ForkingPickler.loads(bytes(ForkingPickler.dumps(cargo)))
 
 
 def told_apart(value: Any) -> str:
