@@ -8,7 +8,8 @@ next one is written behind the one that runs.
 Rule 1: one batch at most lies behind one that runs, and nothing but batches does.
 Rule 2: who was there first goes first: a batch is kept for the place behind only
         while no other task waits for the process.
-Rule 3: what was acknowledged before it ran is never written ahead: should the
+Rule 3: a suspect has the process to itself.
+Rule 4: what was acknowledged before it ran is never written ahead: should the
         connection break, it would run here and elsewhere.
 """
 
@@ -44,7 +45,12 @@ class Ahead:
 
     def submit(self, job: BatchJob) -> None:
         """Hand a job to the pool now, or as soon as it can be written behind the running one."""
-        if self._is_possible and self._handed_over and self._may_wait(job):
+        if (
+            self._is_possible
+            and self._has_one_process
+            and self._handed_over
+            and self._may_wait(job)
+        ):
             self._held.append(job)
             self.go_on()
         else:
@@ -54,24 +60,38 @@ class Ahead:
         """Hand over what is held, if its time has come."""
         self._mark_busy()
         while self._held:
-            if not self._handed_over:
+            if not self._handed_over or not self._has_one_process:
                 self._hand_over(self._held.popleft())
-            elif all(job.accepted for job in self._handed_over) and self._is_alone:
+            elif self._has_written_all and all(map(_bears_company, self._handed_over)):
                 self._write_behind(self._held.popleft())
             else:
                 return
+
+    def accepted(self, job: BatchJob) -> None:
+        """Take note that a process has taken a job."""
+        if self._is_on and self._has_one_process:
+            for other in self._handed_over - {job}:
+                if other.accepted:
+                    other.neighbours.add(job)
+                    job.neighbours.add(other)
+        self.go_on()
 
     def left(self, job: BatchJob) -> None:
         """Forget a job that has ended, or will not run."""
         self._handed_over.discard(job)
         self._without_slot.discard(job)
+        if job.answer is not None:  # else its process died, under its neighbours too
+            for other in self._handed_over:
+                other.neighbours.discard(job)
+        job.neighbours.clear()
         if job in self._held:
             self._held.remove(job)
         self._mark_busy()
 
     def _mark_busy(self) -> None:
         """Tell Celery that the process is busy; it takes it for idle when it has ended any job."""
-        if self._is_on and self._is_alone and any(job.accepted for job in self._handed_over):
+        runs = any(job.accepted for job in self._handed_over)
+        if self._is_on and runs and self._has_one_process and self._has_written_all:
             self._pool._busy_workers.add(self._inbox)  # noqa: SLF001
 
     @property
@@ -90,13 +110,18 @@ class Ahead:
 
     def _may_wait(self, job: BatchJob) -> bool:
         somebody_waits = bool(self._semaphore._waiting)  # noqa: SLF001 (no public look at it)
-        return not somebody_waits and job.task.acks_late and may_overlap(job.task)
+        alone = somebody_waits or job.is_suspect
+        return not alone and job.task.acks_late and may_overlap(job.task)
 
     @property
-    def _is_alone(self) -> bool:
-        """Whether there is one process, and nothing that still has to be written to it."""
+    def _has_one_process(self) -> bool:
+        """Whether there is one process and no more are wanted; pools can be told to grow."""
         pool = self._pool
-        return pool._processes == len(pool._pool) == 1 and not pool.outbound_buffer  # noqa: SLF001
+        return bool(pool._processes == len(pool._pool) == 1)  # noqa: SLF001
+
+    @property
+    def _has_written_all(self) -> bool:
+        return not self._pool.outbound_buffer
 
     @property
     def _is_possible(self) -> bool:
@@ -163,3 +188,7 @@ class Ahead:
                     counter.value += 1
 
         handlers[READY] = on_ready
+
+
+def _bears_company(job: BatchJob) -> bool:
+    return job.accepted and not job.is_suspect

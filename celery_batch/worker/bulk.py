@@ -71,6 +71,11 @@ class BulkPath:
         self._fetch = BulkFetch(channel, consumer.hub, lease, lanes, read)
         consumer.batch_ledger = RedisLedger(consumer.pool, lease, self._acks, lanes.drop)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether this connection's messages are read in bulk."""
+        return self._fetch is not None
+
     def close(self) -> None:
         """Let go of a connection that is gone."""
         self._consumer.batch_ledger = NoLedger()

@@ -105,6 +105,7 @@ class _Clerks:
         """Return the next job in billiard's form; of a batch, its model's part."""
         if self._ordinary is not None:
             self._ordinary.done.set()
+        self._tidy_up()
         if not self._started:
             self._start()
         found = self._read.get()
@@ -132,6 +133,14 @@ class _Clerks:
         """Return when the pool has heard everything, before this process ends."""
         self._await_ends(_LAST_MOMENT if terminate_handler_fired() else None)
         return self._ensure_heard(completed=completed)
+
+    def _tidy_up(self) -> None:
+        """Close what Django opened for the model: signals do so on the clerks' threads only."""
+        for fixup in self._app._fixups:  # noqa: SLF001 (Celery keeps them nowhere else)
+            django = getattr(fixup, "_worker_fixup", None)
+            if django is not None:
+                django.close_database()
+                django.close_cache()
 
     def _await_ends(self, timeout: float | None) -> None:
         while self._unsettled and self._unsettled[0].await_end(timeout):

@@ -84,7 +84,9 @@ def _explain(end: BatchEnd) -> str:
     return f"{what}; it was acknowledged before it ran, and may not run twice"
 
 
-def after_failure(task: Any, requests: Sequence[Any], einfo: Any, *, began: float | None) -> Ending:
+def after_failure(
+    task: Any, requests: Sequence[Any], einfo: Any, *, began: float | None, was_alone: bool
+) -> Ending:
     """
     Return what follows when the pool reports an error in place of an answer.
 
@@ -93,6 +95,7 @@ def after_failure(task: Any, requests: Sequence[Any], einfo: Any, *, began: floa
         requests: The batch's requests.
         einfo: The pool's error: the process died, or took too long, or could not answer.
         began: When the process took the batch, on the monotonic clock; None if none did.
+        was_alone: One request was all there was in the process.
     """
     error = _unwrap(einfo)
     if state.should_terminate or not task.acks_late:
@@ -103,7 +106,7 @@ def after_failure(task: Any, requests: Sequence[Any], einfo: Any, *, began: floa
         return _all_fail(requests, einfo, error)
     ending = Ending()
     for request in requests:
-        _after_loss(task, request, einfo, ending, was_alone=len(requests) == 1)
+        _after_loss(task, request, einfo, ending, was_alone=was_alone)
     return ending
 
 

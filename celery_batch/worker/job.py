@@ -14,9 +14,10 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import TaskRevokedError
 from celery.worker.state import task_ready
 
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import Batch, Reason
 from celery_batch.errors import BatchError
 from celery_batch.worker.batch_end import BatchEnd, error_info
+from celery_batch.worker.cargo import Cargo
 from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.ending import Ending, after_answer, after_failure
 from celery_batch.worker.news import News
@@ -60,6 +61,10 @@ class BatchJob:
         self.id = str(uuid4())
         self.task = task
         self.requests: list[Any] = batch.items
+        #: Whether its one request may be what takes processes down.
+        self.is_suspect = batch.reason is Reason.ALONE
+        #: The jobs that are in its process with it, or were when that died.
+        self.neighbours: set[BatchJob] = set()
         self.submitted = False
         self._result: Any = lambda: None
         #: When a pool process took it, on the monotonic clock, and which.
@@ -127,7 +132,7 @@ class BatchJob:
         soft, hard = _tightest_limits(self.task, self.requests)
         return pool.apply_async(
             run_batch,
-            (self.task.name, [_delivery(request) for request in self.requests], soft),
+            (self.task.name, Cargo(map(_delivery, self.requests)), soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
             error_callback=self._on_failure,
@@ -199,13 +204,15 @@ class BatchJob:
             settled, asked = len(answer.settled), len(requests)
             what = f"the pool process settled {settled} of {asked} requests"
             einfo = error_info(BatchError(what))
-            self._end(after_failure(self.task, requests, einfo, began=self.began))
+            self._end(after_failure(self.task, requests, einfo, began=self.began, was_alone=False))
             return
         self.answer = answer
         self._end(after_answer(requests, answer, began=self.began or time.monotonic()))
 
     def _on_failure(self, einfo: Any, **_: Any) -> None:
-        self._end(after_failure(self.task, self._close(), einfo, began=self.began))
+        requests = self._close()
+        was_alone = len(requests) == 1 and not self.neighbours
+        self._end(after_failure(self.task, requests, einfo, began=self.began, was_alone=was_alone))
 
     def _on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 (the pool's signature)
         if soft:  # a hard one has been told as the failure that it is

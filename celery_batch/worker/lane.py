@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from celery.worker.state import task_ready
@@ -18,6 +19,7 @@ from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
 from celery_batch.worker.batch_end import BatchEnd
+from celery_batch.worker.job import BatchJob
 from celery_batch.worker.slots import Slots
 
 __all__ = ["Lane"]
@@ -91,10 +93,22 @@ class Lane:
         with self._lock:
             self._batcher.looked_away(time.monotonic())
 
-    @property
-    def waiting_rows(self) -> int:
-        """How many rows are in line."""
-        return self._batcher.rows
+    def room(self, batches: int, jobs: Sequence[BatchJob]) -> int:
+        """
+        Return how many more requests could be put to use.
+
+        A chunk counts as many rows; but as many requests as there are places for
+        batches are of use, whatever their size.
+
+        Args:
+            batches: How many can run, be ready or be gathered.
+            jobs: Those of this lane that are on their way.
+        """
+        requests = len(self._batcher) + sum(map(len, jobs))
+        rows = self._batcher.rows + sum(job.rows for job in jobs)
+        each = rows / requests if requests else self.rows / max(self.requests, 1)
+        left = (batches * self.policy.max_batch_size - rows) / max(each, 1)
+        return max(int(left), batches - requests, 0)
 
     @property
     def is_full(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,9 @@ from celery_batch.worker.slots import Slots
 from celery_batch.worker.telling import Telling
 
 __all__ = ["Lanes"]
+
+#: Room for messages that no lane waits for: what the prefetch allows.
+_NO_LIMIT = 1 << 20
 
 
 class Lanes:
@@ -55,18 +58,37 @@ class Lanes:
             self._lanes[task.name] = Lane(task, self._slots)
         return self._lanes[task.name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._lanes
+
     @property
     def is_open(self) -> bool:
         """Whether the event loop runs and batches may leave."""
         return self._open
 
-    def room(self) -> int:
-        """Return how many more rows could be put to use, running, ready or gathering."""
-        batches = self._slots.capacity + self._slots.processes
-        held = sum(job.rows for job in list(self._jobs))
-        lanes = list(self._lanes.values())
-        wanted = batches * sum(lane.policy.max_batch_size for lane in lanes)
-        return max(wanted - held - sum(lane.waiting_rows for lane in lanes), 0)
+    def room(self, tasks: Collection[str] | None) -> int:
+        """
+        Return how many more requests could soon be put to use: run, made ready or gathered.
+
+        Nobody knows whose message comes next, so the fullest lane counts: what it
+        cannot use is left in the broker for other workers.
+
+        Args:
+            tasks: Whose messages may come; None if anybody's may, who has room at all.
+        """
+        batches, jobs = self._slots.capacity + self._slots.processes, list(self._jobs)
+        rooms = [
+            lane.room(batches, [job for job in jobs if job.task is lane.task])
+            for name, lane in list(self._lanes.items())
+            if tasks is None or name in tasks
+        ]
+        if tasks is None:
+            rooms = [room for room in rooms if room > 0]
+        return max(min(rooms, default=_NO_LIMIT), 0)
+
+    def has_room(self) -> bool:
+        """Say whether there is room for anybody's message, whosever it is."""
+        return self.room(self._lanes) > 0
 
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
@@ -145,7 +167,7 @@ class Lanes:
     def on_start(self, job: BatchJob) -> None:
         """A pool process has taken a batch."""
         self._consumer.batch_ledger.started(job.requests)
-        self._ahead.go_on()
+        self._ahead.accepted(job)
 
     def on_end(self, job: BatchJob, ending: Ending) -> None:
         """A batch has ended: its slot is free, and its requests have something to hear."""

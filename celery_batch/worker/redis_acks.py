@@ -101,7 +101,7 @@ class BulkAcks:
         try:
             self._done(
                 keys=[keys.index, keys.unacked, keys.owner_of, keys.held],
-                args=[len(tags), *tags, *marks],
+                args=["\n".join(tags), "\n".join(marks)],
             )
         except ResponseError as error:
             logger.warning("Redis refuses acknowledgements (%s): sent again soon", error)

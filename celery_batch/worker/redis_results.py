@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -23,12 +23,23 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.functional import retry_over_time
 from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
-from celery_batch.replies import REPLY_HEADER
+from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER
 from celery_batch.worker.redis_store import Entry, RedisStore
 
-__all__ = ["Recorder", "ResultBuffer", "buffered_results", "passing_errors", "tell_clients"]
+__all__ = [
+    "Recorder",
+    "ResultBuffer",
+    "buffered_results",
+    "named_channel",
+    "passing_errors",
+    "reply_channel",
+    "tell_clients",
+]
 
 logger = logging.getLogger(__name__)
+
+#: From a result's fields to what is stored.
+Encode = Callable[[dict[str, Any]], str | bytes]
 
 #: Characters of a reply channel's name; it comes from the wire.
 _LONGEST_CHANNEL = 255
@@ -62,9 +73,13 @@ def reply_channel(task_id: str, state: str, request: Any) -> str:
         channel = held.request_dict.get(REPLY_HEADER) if held is not None else None
     else:
         channel = getattr(request, REPLY_HEADER, None)
-    if not isinstance(channel, str) or len(channel) > _LONGEST_CHANNEL:
-        return ""
-    return channel
+    return named_channel(channel)
+
+
+def named_channel(name: Any) -> str:
+    """Return the channel that a header names; empty for what is no name of one."""
+    named = isinstance(name, str) and REPLY_CHANNEL in name and len(name) <= _LONGEST_CHANNEL
+    return name if named else ""
 
 
 class ResultBuffer:
@@ -80,6 +95,20 @@ class ResultBuffer:
         self._backend = backend
         self._store = store
         self._kept: dict[bytes, Entry] = {}
+
+    def keep_meta(self, meta: dict[str, Any], channel: str, encode: Encode) -> None:
+        """
+        Keep one result.
+
+        Args:
+            meta: As Celery's backend makes it.
+            channel: The reply channel to tell; empty for none.
+            encode: The backend's, or one that does the same.
+
+        Raises:
+            BackendStoreError: The result is larger than Redis stores.
+        """
+        self.keep(_entry(self._backend, meta, channel, encode))
 
     def keep(self, entry: Entry) -> None:
         """Keep one result, unless the task has succeeded."""
@@ -175,7 +204,8 @@ class Recorder(threading.local):
         meta = self._backend._get_result_meta(  # noqa: SLF001
             result=result, state=state, traceback=traceback, request=request
         )
-        entry = self._entry(task_id, meta, channel)
+        meta["task_id"] = bytes_to_str(task_id)
+        entry = _entry(self._backend, meta, channel, self._backend.encode)
         if self.buffer is None or getattr(request, "chord", None):
             # Its body may start as soon as this part is counted, and look at the result.
             self._backend.ensure(self._store.write, ([entry],))
@@ -183,13 +213,12 @@ class Recorder(threading.local):
             self.buffer.keep(entry)
         return result
 
-    def _entry(self, task_id: str, meta: dict[str, Any], channel: str) -> Entry:
-        backend, state = self._backend, meta["status"]
-        meta["task_id"] = bytes_to_str(task_id)
-        value = backend.encode(meta)
-        if isinstance(value, str) and len(value) > backend._MAX_STR_VALUE_SIZE:  # noqa: SLF001
-            raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)
-        return Entry(meta["task_id"], backend.get_key_for_task(task_id), value, state, channel)
+
+def _entry(backend: Any, meta: dict[str, Any], channel: str, encode: Encode) -> Entry:
+    task_id, state, value = meta["task_id"], meta["status"], encode(meta)
+    if isinstance(value, str) and len(value) > backend._MAX_STR_VALUE_SIZE:  # noqa: SLF001
+        raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)
+    return Entry(task_id, backend.get_key_for_task(task_id), value, state, channel)
 
 
 def tell_clients(app: Any, tasks: Iterable[Any]) -> None:

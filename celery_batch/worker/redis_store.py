@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 from celery import states
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
@@ -30,12 +30,11 @@ _STANDING = (states.SUCCESS, states.REVOKED)
 #: Results and bytes of one script, or of one larger result: Redis does nothing else meanwhile.
 _MOST_RESULTS, _MOST_BYTES = 512, LARGEST_PAYLOAD
 
-#: What to do with a result: look at what is stored first, write it, or leave what is stored.
-_LOOK, _WRITE, _LEAVE = "look", "write", "leave"
+#: What to do with a result: look at what is stored first, write it, or keep what is stored.
+_LOOK, _WRITE, _KEEP = "l", "w", "k"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """
     A state of a task, ready to be stored.
 
@@ -102,19 +101,27 @@ class RedisStore:
             logger.warning("Redis runs no script for us (%s): results take two steps", error)
 
     def _run_script(self, piece: list[Entry]) -> None:
-        unsure = self._call(piece, [_LOOK] * len(piece))
+        unsure = self._call(piece, repeat(_LOOK))
         if unsure:
             rest = [piece[number - 1] for number in unsure]
             stored = self._backend.mget([entry.key for entry in rest])
-            self._call(rest, [_LEAVE if self._stands(value) else _WRITE for value in stored])
+            self._call(rest, [_KEEP if self._stands(value) else _WRITE for value in stored])
 
-    def _call(self, piece: list[Entry], orders: list[str]) -> list[int]:
-        args: list[Any] = [LARGEST_VALUE]
-        for order, entry in zip(orders, piece, strict=True):
-            seconds = self._seconds(entry.state) or 0
-            args += (order, seconds, entry.value, entry.task_id, entry.channel)
+    def _call(self, piece: list[Entry], orders: Iterable[str]) -> list[int]:
+        backend = self._backend
+        seconds = {states.FAILURE: self._seconds(states.FAILURE) or 0}
+        others = self._seconds(states.SUCCESS) or 0
+        channels = {"": 0}
+        given = [
+            f"{order}{seconds.get(entry.state, others)}"
+            f":{channels.setdefault(entry.channel, len(channels))} "
+            for order, entry in zip(orders, piece, strict=False)
+        ]
+        args: list[Any] = [LARGEST_VALUE, len(backend.task_keyprefix), "".join(given)]
+        args += [entry.value for entry in piece]
+        args += list(channels)[1:]
         unsure, untold = self._script(
-            keys=[entry.key for entry in piece], args=args, client=self._backend.client
+            keys=[entry.key for entry in piece], args=args, client=backend.client
         )
         if untold:
             self._warn_untold(untold)

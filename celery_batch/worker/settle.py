@@ -19,6 +19,7 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
+from functools import partial
 
 from billiard.einfo import ExceptionInfo
 from celery import current_app
@@ -35,6 +36,7 @@ from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.worker.batch_end import BatchEnd, Fate, Settled, error_info
 from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.model_call import ModelCall, out_of_use
+from celery_batch.worker.plain import PlainItem, PlainWay, is_plain
 from celery_batch.worker.redis_results import ResultBuffer, buffered_results, passing_errors
 from celery_batch.worker.softlimit import SoftLimit
 
@@ -109,6 +111,10 @@ class _Run:
         self._call: ModelCall | None = None
         self._waited = 0.0
         self._buffer: ResultBuffer | None = None
+        #: Who goes through a tracer, and who takes the short way, as it was admitted.
+        self._traced = list(range(len(deliveries)))
+        self._way: PlainWay | None = None
+        self._plain: dict[int, PlainItem] = {}
         self._context = copy_context()
         self._span = BatchSpan(task.name)
 
@@ -117,7 +123,9 @@ class _Run:
         sys.setrecursionlimit(max(sys.getrecursionlimit(), needed))
         try:
             with buffered_results(self._task) as self._buffer:
+                self._admit_plain()
                 self._enter(0)
+                self._settle_plain()
         except passing_errors(self._task.backend) as error:
             count = len(self._deliveries)
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
@@ -133,25 +141,58 @@ class _Run:
             fate=self._call.fate if self._call else Fate.BROKE_OFF,
         )
 
-    def _enter(self, index: int) -> None:
-        """Enter the tracer of one item, and through it those of all that follow."""
-        if index == len(self._deliveries):
-            self._run_model()
+    def _admit_plain(self) -> None:
+        """Find out who needs no tracer, but for the last, in whose name the model runs."""
+        if self._buffer is None or not is_plain(self._task):
             return
+        self._way = PlainWay(self._task, self._buffer, self._accept)
+        for index, delivery in enumerate(self._deliveries[:-1]):
+            item = self._way.admit(delivery)
+            if item is not None:
+                self._plain[index] = item
+                self._asked[index] = item.row
+        self._traced = [index for index in self._traced if index not in self._plain]
+
+    def _enter(self, place: int) -> None:
+        """Enter the tracer of one item, and through it those of all that follow."""
+        if place == len(self._traced):
+            if len(self._asked) > len(self._plain) or not self._plain:
+                self._run_model()
+                return
+            # Nobody went on whose tracer was entered: somebody else has to lend his name.
+            lender, _ = self._plain.popitem()
+            del self._asked[lender]
+            self._traced.append(lender)
+        index = self._traced[place]
         went_on = [False]
 
         def answer(asked: Asked) -> Outcome:
             self._asked[index] = asked
             self._span.join()
             went_on[0] = True
-            self._enter(index + 1)
+            self._enter(place + 1)
             return self._outcomes[index]
 
+        self._settle(index, answer)
+        if not went_on[0]:  # its tracer never called run: a hook raised, or it ran before
+            self._enter(place + 1)
+
+    def _settle_plain(self) -> None:
+        """Settle who has gone the short way; who has no value there goes through the tracer."""
+        for index, item in self._plain.items():
+            outcome = self._outcomes[index]
+            settled = None
+            if self._way is not None and outcome.error is None and not outcome.again:
+                settled = self._way.settle(item, outcome.value, self._waited)
+            if settled is not None:
+                self._settled[index] = settled
+            else:
+                self._settle(index, partial(_say, outcome))
+
+    def _settle(self, index: int, answer: Answer) -> None:
         settled = self._trace(self._deliveries[index], answer)
         outcome = self._outcomes.get(index)
         self._settled[index] = None if outcome is not None and outcome.again else settled
-        if not went_on[0]:  # its tracer never called run: a hook raised, or it ran before
-            self._enter(index + 1)
 
     def _trace(self, delivery: Delivery, answer: Answer) -> Settled:
         task = self._task
@@ -169,7 +210,7 @@ class _Run:
         except Exception as error:  # noqa: BLE001 (a body that cannot be read, memory that ran out)
             return self._fail(delivery, error)
         if runtime is not None:
-            runtime -= self._waited
+            runtime = max(runtime - self._waited, 0.0)
         return (1, retval, runtime) if info else (0, shown, runtime)
 
     def _fail(self, delivery: Delivery, error: Exception) -> Settled:
@@ -179,6 +220,8 @@ class _Run:
         return 1, error_info(error), 0.0
 
     def _run_model(self) -> None:
+        if self._plain:
+            self._asked = dict(sorted(self._asked.items()))  # as they came
         asked = list(self._asked.values())
         if not asked:
             return
@@ -190,3 +233,7 @@ class _Run:
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(asked)
         self._outcomes = dict(zip(self._asked, outcomes, strict=True))
+
+
+def _say(outcome: Outcome, _asked: Asked) -> Outcome:
+    return outcome

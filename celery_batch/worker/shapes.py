@@ -37,7 +37,9 @@ def is_name(value: Any) -> bool:
 
 def is_name_or_none(value: Any) -> bool:
     """Say whether a value is such a text, or left out."""
-    return value is None or value == "" or is_name(value)
+    if isinstance(value, str):
+        return len(value) <= LONGEST_NAME and value.isprintable()
+    return value is None
 
 
 def is_text_or_none(value: Any) -> bool:
@@ -69,6 +71,8 @@ def is_limit(value: Any) -> bool:
 
 def are_limits(value: Any) -> bool:
     """Say whether a value is a hard and a soft time limit, or left out."""
+    if value == [None, None]:
+        return True
     is_pair = isinstance(value, (list, tuple)) and len(value) == 2  # noqa: PLR2004 (hard and soft)
     return value is None or (is_pair and all(map(is_limit, value)))
 

@@ -155,6 +155,8 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
             capacity.lift_disabled_prefetch(consumer, tasks)
             self.gate.open()
             self.bulk.open()
+            if not self.bulk.is_open:
+                capacity.read_what_is_useful(consumer)
         self.lanes.open()
 
     def stop(self, consumer: Any) -> None:

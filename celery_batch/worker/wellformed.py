@@ -137,7 +137,10 @@ def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> N
 
 def _check_known(values: Mapping[str, Any], known: _Checks, kind: str) -> None:
     for name, value in values.items():
-        if value is not None and name in known and not known[name](value):
+        if value is None:
+            continue
+        is_fine = known.get(name)
+        if is_fine is not None and not is_fine(value):
             raise Malformed(f"{kind}{name} cannot be {_short(value)}")
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from celery import chord
 
-from celery_batch.replies import REPLY_HEADER, read_replies
+from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER, read_replies
 from tests.conftest import Shop
 
-CHANNEL = "the-client"
+CHANNEL = f"{REPLY_CHANNEL}of-this-test"
 
 HEADERS = {"headers": {REPLY_HEADER: CHANNEL}}
 

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import redis
+from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch import BatchTask
 from tests.services.props import remember, stage_app
@@ -53,7 +54,11 @@ class Watched(BatchTask):
 def watched(item):
     """Run, and wait for what the first item names."""
     name, waits = item[0]
-    met = at(f"{name} running", *waits.get("running", ()), timeout=waits.get("timeout", 20.0))
+    try:
+        met = at(f"{name} running", *waits.get("running", ()))
+    except SoftTimeLimitExceeded:
+        at(f"{name} interrupted")
+        raise
     where = threading.current_thread() is threading.main_thread()
     remember("ran", [name, met, "main" if where else "clerk", os.getpid()])
     if waits.get("kills"):

@@ -21,13 +21,15 @@ from redis.exceptions import OutOfMemoryError
 
 from celery_batch import BatchTask
 from celery_batch.cli.redis_server import RedisServer
-from celery_batch.replies import REPLY_HEADER, read_replies
+from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER, read_replies
 from celery_batch.worker.redis_results import Recorder, buffered_results, tell_clients
 from celery_batch.worker.redis_store import RedisStore
 from tests.services.shop import emptied
 
 #: Celery's own backend uses what redis-py has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+
+HERE, THERE = f"{REPLY_CHANNEL}here", f"{REPLY_CHANNEL}there"
 
 SERIALIZERS = ["json", "yaml", "msgpack", "pickle"]
 
@@ -251,9 +253,9 @@ def test_each_client_hears_once_of_all_its_results(
 ):
     """One message for each reply channel: ids and values, as they are stored, in order."""
     app = make_app()
-    subscription = listen(client, "here", "there")
+    subscription = listen(client, HERE, THERE)
     task = app.tasks["results.same"]
-    channels = {"a": "here", "b": "there", "c": "here", "d": None, "e": "here"}
+    channels = {"a": HERE, "b": THERE, "c": HERE, "d": None, "e": HERE}
     with buffered_results(task):
         for task_id, channel in channels.items():
             request = context(task_id, **({REPLY_HEADER: channel} if channel else {}))
@@ -264,8 +266,8 @@ def test_each_client_hears_once_of_all_its_results(
     subscription.close()
 
     assert {
-        "here": [("a", stored["a"]), ("c", stored["c"])],
-        "there": [("b", stored["b"])],
+        HERE: [("a", stored["a"]), ("c", stored["c"])],
+        THERE: [("b", stored["b"])],
     } == messages
 
 
@@ -275,8 +277,8 @@ def test_what_stands_is_told(make_app: Callable[..., Celery], client: redis.Redi
     app = make_app(result_serializer=serializer)
     store(app, ("one", states.SUCCESS, "first"))
     first = client.get("celery-task-meta-one")
-    subscription = listen(client, "here")
-    store(app, ("one", states.FAILURE, ValueError("late")), **{REPLY_HEADER: "here"})
+    subscription = listen(client, HERE)
+    store(app, ("one", states.FAILURE, ValueError("late")), **{REPLY_HEADER: HERE})
     ((_, payload),) = heard(subscription)
     subscription.close()
 
@@ -285,9 +287,9 @@ def test_what_stands_is_told(make_app: Callable[..., Celery], client: redis.Redi
 
 def test_what_is_large_is_not_sent_along(make_app: Callable[..., Celery], client: redis.Redis):
     """Of a large result a client hears that it is there, and reads it where it is stored."""
-    subscription = listen(client, "here")
+    subscription = listen(client, HERE)
     results = (("small", states.SUCCESS, "x"), ("large", states.SUCCESS, "x" * 300_000))
-    store(make_app(), *results, **{REPLY_HEADER: "here"})
+    store(make_app(), *results, **{REPLY_HEADER: HERE})
     ((_, payload),) = heard(subscription)
     subscription.close()
 
@@ -296,7 +298,7 @@ def test_what_is_large_is_not_sent_along(make_app: Callable[..., Celery], client
     ]
 
 
-@pytest.mark.parametrize("name", [7, None, ["here"], "", "x" * 256])
+@pytest.mark.parametrize("name", [7, None, ["x"], "", "elsewhere", REPLY_CHANNEL + "x" * 256])
 def test_channel_that_is_no_name_is_nobody_s(
     make_app: Callable[..., Celery], client: redis.Redis, name: Any
 ):
@@ -309,9 +311,9 @@ def test_channel_that_is_no_name_is_nobody_s(
 def test_storing_twice_does_no_harm(make_app: Callable[..., Celery], client: redis.Redis):
     """A script whose answer was lost is run again: the first result stands, and is told again."""
     app = make_app()
-    subscription = listen(client, "here")
+    subscription = listen(client, HERE)
     for value in ("first", "second"):
-        store(app, ("one", states.SUCCESS, value), **{REPLY_HEADER: "here"})
+        store(app, ("one", states.SUCCESS, value), **{REPLY_HEADER: HERE})
     payloads = [payload for _, payload in heard(subscription)]
     subscription.close()
 
@@ -339,11 +341,11 @@ def test_without_scripts_the_same_is_stored_and_told(
     app = make_app()
     app.conf.result_backend = without_scripts
     client.set("celery-task-meta-old", standing(states.SUCCESS, "celery's json"))
-    subscription = listen(client, "here")
+    subscription = listen(client, HERE)
     with caplog.at_level(logging.WARNING):
         for n in range(2):
             results = ((name, states.SUCCESS, n) for name in ("old", f"new{n}"))
-            store(app, *results, **{REPLY_HEADER: "here"})
+            store(app, *results, **{REPLY_HEADER: HERE})
     told = [read_replies(payload) for _, payload in heard(subscription)]
     subscription.close()
 
@@ -366,7 +368,7 @@ def test_client_that_may_not_be_told_keeps_nobody_from_being_stored(
     app.conf.result_backend = broker.replace("://", "://narrow:any@", 1)
     with caplog.at_level(logging.WARNING):
         for name in ("one", "two"):
-            store(app, (name, states.SUCCESS, 1), **{REPLY_HEADER: "here"})
+            store(app, (name, states.SUCCESS, 1), **{REPLY_HEADER: HERE})
     client.acl_deluser("narrow")
 
     assert client.exists("celery-task-meta-one", "celery-task-meta-two") == 2
@@ -381,7 +383,7 @@ def test_full_memory_is_reported_as_such(make_app: Callable[..., Celery], client
     client.config_set("maxmemory", "1")
     try:
         with pytest.raises(OutOfMemoryError):
-            backend.store_result("one", 1, states.SUCCESS, request=context("one", batch_reply="h"))
+            backend.store_result("one", 1, states.SUCCESS, request=context("one", batch_reply=HERE))
     finally:
         client.config_set("maxmemory", "0")
 
@@ -413,8 +415,8 @@ def test_every_end_is_told_whoever_stores_it(
     """Celery's own handlers tell the client of each end that they store, on every path."""
     app = make_app(batch_bulk=bulk)
     tell_clients(app, [])
-    subscription = listen(client, "here")
-    request = context("one", **{REPLY_HEADER: "here"})
+    subscription = listen(client, HERE)
+    request = context("one", **{REPLY_HEADER: HERE})
     match state:
         case "FAILURE":
             app.backend.mark_as_failure("one", ValueError("x"), request=request)
@@ -436,9 +438,9 @@ def test_who_is_revoked_by_id_is_told(
     """Remote control revokes by an id; the worker knows whose request that is."""
     app = make_app()
     tell_clients(app, [])
-    held = SimpleNamespace(request_dict={REPLY_HEADER: "here"})
+    held = SimpleNamespace(request_dict={REPLY_HEADER: HERE})
     monkeypatch.setitem(worker_state.requests, "one", held)
-    subscription = listen(client, "here")
+    subscription = listen(client, HERE)
     app.backend.mark_as_revoked("one", reason="revoked", store_result=True)
     app.backend.mark_as_revoked("two", reason="revoked", store_result=True)
     replies = [read_replies(payload) for _, payload in heard(subscription)]
@@ -451,8 +453,8 @@ def test_every_thread_tells(make_app: Callable[..., Celery], client: redis.Redis
     """Celery has a backend for each thread; all of them tell, and keep to themselves."""
     app = make_app()
     tell_clients(app, app.tasks.values())
-    subscription = listen(client, "here")
-    request = context("one", **{REPLY_HEADER: "here"})
+    subscription = listen(client, HERE)
+    request = context("one", **{REPLY_HEADER: HERE})
 
     def fail() -> None:
         app.backend.mark_as_failure("one", ValueError("x"), request=request)
@@ -496,8 +498,8 @@ def test_backend_of_one_s_own_stores_by_itself(
     app = make_app()
     backend = Derived(app=app, url=broker.removeprefix("redis+"))
     Recorder.of(backend)
-    subscription = listen(client, "here")
-    request = context("one", **{REPLY_HEADER: "here"})
+    subscription = listen(client, HERE)
+    request = context("one", **{REPLY_HEADER: HERE})
     backend.store_result("one", 1, states.SUCCESS, request=request)
     ((_, payload),) = heard(subscription)
     subscription.close()

@@ -104,7 +104,6 @@ def test_soft_limit_strikes_its_own_model(fresh: Stage):
     for result in late:
         with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
             result.get(timeout=SOON)
-    go_on(fresh.redis, "b interrupted")
 
     assert ["a", "a"] == answers(results)
 
