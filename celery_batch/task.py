@@ -48,7 +48,7 @@ class BatchTask(ChunkCalls, Asking):
     #: Acknowledged once the result is stored: what a dying worker held is run elsewhere.
     acks_late = True
 
-    #: Most requests in one batch; `batch_max_size` unless given.
+    #: Most rows in one call, one a request unless it is a chunk; `batch_max_size` unless given.
     max_batch_size: ClassVar[int | None] = None
 
     #: Most seconds a request waits for company while a slot is free; `batch_max_wait`.

@@ -70,7 +70,7 @@ def test_what_is_alike_crosses_once():
     """Sixty-four alike take little more than the parts in which they differ."""
     request = dict.fromkeys((f"header-{n}" for n in range(30)), "the same for all of them")
     one, many = (
-        len(pickle.dumps(Cargo(delivery(f"{n:036}", **request) for n in range(count))))
+        len(ForkingPickler.dumps(Cargo(delivery(f"{n:036}", **request) for n in range(count))))
         for count in (1, 64)
     )
 

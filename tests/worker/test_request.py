@@ -91,6 +91,14 @@ def test_losses_come_with_the_message(make: Any, header: Any, losses: int):
     assert losses == make(Message(batch_losses=header)).losses
 
 
+@pytest.mark.parametrize(
+    ("header", "rows"), [(None, 1), (1, 1), (256, 256), (0, 1), (-1, 1), ("2", 1), ([1], 1)]
+)
+def test_rows_come_with_the_message(make: Any, header: Any, rows: int):
+    """A request has one row, unless its header counts more."""
+    assert rows == make(Message(batch_rows=header)).rows
+
+
 def test_broker_hears_last(make: Any):
     """A handler that fails after it has acknowledged has acknowledged nothing."""
     message = Message()
