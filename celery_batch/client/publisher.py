@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery.result import denied_join_result
-
 from celery_batch.client.answers import expected
 from celery_batch.client.call import Call
 from celery_batch.client.gathering import Gathering, gathered
@@ -24,6 +22,7 @@ from celery_batch.client.outbox import Letter, Outbox
 from celery_batch.client.own_road import OwnRoad
 from celery_batch.client.redis_road import RedisRoad
 from celery_batch.client.terms import Terms
+from celery_batch.client.unsubscribed import unsubscribed
 
 __all__ = ["Publisher"]
 
@@ -122,7 +121,7 @@ class Publisher:
         task_id = options.get("task_id") or new_id()
         result = expected(task, task_id, listener, frozen)
         headers = {**headers, "batch_reply": listener.channel}
-        with denied_join_result():  # nor does the backend subscribe to each
+        with unsubscribed(self._app):
             options = {**options, "task_id": task_id, "headers": headers}
             done = self._own_road.send(own, options, gathering)
         result.ignored = done.ignored
