@@ -68,8 +68,8 @@ class Publisher:
         terms = self._settled()
         if not (terms.bulk and terms.is_plain and is_plain_celery(self._app)):
             return None
-        gathering = gathered()
-        if "producer" in options and (gathering is None or gathering.app is not self._app):
+        gathering = gathered(task, options)
+        if "producer" in options and (gathering is None or gathering.app is None):
             return None  # not Celery's own, for all we know
         call = Call(args, kwargs, options, self._app.current_worker_task)
         frozen = gathering and gathering.frozen.get(options.get("task_id", ""))
@@ -106,7 +106,7 @@ class Publisher:
             kwargs: Keyword arguments, or None.
             options: As `apply_async` takes them.
         """
-        gathering = gathered()
+        gathering = gathered(task, options)
         own = partial(apply, args, kwargs)
         if not self._settled().bulk or self._app.conf.task_always_eager:
             result = own(**options)
