@@ -21,6 +21,7 @@ from kombu import pools
 
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client.listener import close_listener
 
 ROOT = Path(__file__).parents[2]
 #: Without the second that a worker spends looking for neighbours.
@@ -115,6 +116,7 @@ class Shop:
         """Stop every worker that still runs, and the client's own connections."""
         for worker in self._workers:
             worker.stop(grace=10)
+        close_listener(self.app)
         if consumer := getattr(self.app.backend, "result_consumer", None):
             consumer.stop()
         self.app.close()
