@@ -32,8 +32,8 @@ check: $(STAMP) ## Lint, types, import rules, sizes, documented examples
 	@$(BIN)/python tests/house.py
 	@$(BIN)/python -m pytest -q tests/docs
 
-bench: $(STAMP) ## Measure latency, throughput and memory, and print the tables
-	@$(BIN)/python -m bench
+bench: $(STAMP) ## Measure ours and the peers, and renew docs/benchmarks.md (CASE="cost noop" for some)
+	@$(BIN)/python -m bench --write $(if $(JSON),--json $(JSON)) $(CASE)
 
 format: $(STAMP) ## Put every file into shape
 	@$(BIN)/ruff check --fix .

@@ -1,79 +1,68 @@
-"""``make bench``: latency, throughput and memory on this machine, as tables."""
+"""``make bench``: ours and the peers on this machine, as tables, JSON, a plot and a document."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import time
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from bench import lone, loop, memory
-from bench.stack import broker
+from bench import document
+from bench.cases import calls, clients, drains, memory, pools, scale
+from bench.sheet import Case, Effort, goals_sheet
 
-_console = Console()
+_ALL = (*drains.CASES, *calls.CASES, clients.CASE, *scale.CASES, pools.CASE, memory.CASE)
+_CASES: dict[str, Case] = {case.name: case for case in _ALL}
 
 
 def main() -> int:
-    """Run the benchmarks and print their tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--requests", type=int, default=50_000, help="for the memory (50,000)")
-    parser.add_argument("only", nargs="*", help="lone, loop, memory; all unless named")
-    options = parser.parse_args()
-    chosen = options.only or ["lone", "loop", "memory"]
-    with broker():
-        if "lone" in chosen:
-            _console.print(_lone(lone.measure()))
-        if "loop" in chosen:
-            _console.print(_loop(loop.measure()))
-    if "memory" in chosen:
-        _console.print(_memory(memory.measure(options.requests, _console.print)))
+    """Measure the chosen cases and show them."""
+    options = _options()
+    chosen = options.cases or [name for name, case in _CASES.items() if case.by_default]
+    rounds, share = (1, 0.1) if options.quick else (options.rounds, options.share)
+    effort = Effort(rounds, share, peers=not options.no_peers)
+    console = Console()
+    measured = {"about": document.about(), "cases": {}}
+    for name in chosen:
+        started = time.monotonic()
+        data = _CASES[name].measure(effort)
+        measured["cases"][name] = data
+        for sheet in _CASES[name].sheets(data):
+            console.print(sheet.rich())
+        console.print(f"[dim]{name}: {time.monotonic() - started:.0f} s[/dim]\n")
+    _conclude(measured, options, console)
     return 0
 
 
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("pool", "task") else "right")
-    return table
+def _conclude(measured: dict[str, Any], options: argparse.Namespace, console: Console) -> None:
+    found = [goal for name, data in measured["cases"].items() for goal in _CASES[name].goals(data)]
+    console.print(goals_sheet(found).rich())
+    if options.json:
+        options.json.write_text(json.dumps(measured, indent=1) + "\n")
+    if options.write:
+        document.write(measured, _CASES)
 
 
-def _lone(rows: list[lone.Lone]) -> Table:
-    table = _table(
-        "A lone request to an idle worker, max_wait=0.1 (milliseconds)",
-        *("pool", "task", "model's own", "p50", "p99", "p50 above the model"),
+def _options() -> argparse.Namespace:
+    cases = "\n".join(f"  {case.name:10}{case.about}" for case in _CASES.values())
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        epilog=f"cases:\n{cases}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for row in rows:
-        times = (row.own, row.p50, row.p99, row.p50 - row.own)
-        table.add_row(row.pool, row.task, *(f"{1000 * seconds:.1f}" for seconds in times))
-    return table
-
-
-def _loop(rows: list[loop.Loop]) -> Table:
-    table = _table(
-        "64 threads in a closed loop, 10 ms + 0.1 ms per item (median of interleaved rounds)",
-        *("task", "requests/s", "ratio", "p50 ms", "p99 ms", "mean batch", "why they formed"),
-    )
-    for row in rows:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(row.reasons.items()))
-        table.add_row(
-            row.task,
-            f"{row.rate:.0f}",
-            f"{row.rate / rows[0].rate:.1f}",
-            f"{1000 * row.p50:.0f}",
-            f"{1000 * row.p99:.0f}",
-            f"{row.mean_batch:.1f}",
-            reasons,
-        )
-    return table
-
-
-def _memory(rows: list[memory.Memory]) -> Table:
-    table = _table("Memory of its own (MiB)", "process", "after warm-up", "at the end", "growth")
-    for row in rows:
-        first, last = (f"{size / 2**20:.1f}" for size in (row.sizes[0], row.sizes[-1]))
-        table.add_row(row.process, first, last, f"{row.growth:+.1%}")
-    return table
+    parser.add_argument("cases", nargs="*", choices=[*_CASES, []], help="all unless named")
+    parser.add_argument("--quick", action="store_true", help="one round of a tenth of the items")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each plays (3)")
+    parser.add_argument("--share", type=float, default=1.0, help="of the full number of items (1)")
+    parser.add_argument("--no-peers", action="store_true", help="ours and the pure loop only")
+    parser.add_argument("--json", type=Path, help="write what was measured to this file")
+    parser.add_argument("--write", action="store_true", help="renew docs/benchmarks.md")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -2,30 +2,61 @@
 
 from __future__ import annotations
 
+import os
+import time
 from typing import Any
 
 from celery import Celery
 
-from bench.model import cost
+from bench.model import BATCH, MODELS
 from celery_batch import BatchTask
 
 app = Celery("bench")
-app.conf.update(result_expires=600, broker_connection_retry_on_startup=True)
+app.conf.update(
+    result_expires=3600,
+    broker_connection_retry_on_startup=True,
+    batch_overlap=bool(os.environ.get("BENCH_OVERLAP", "1")),
+)
+
+_BATCHED: dict[str, Any] = {"base": BatchTask, "max_batch_size": BATCH, "max_wait": 0.1}
 
 
-@app.task(base=BatchTask, name="bench.echo", max_batch_size=64, max_wait=0.1)
-def echo(item: list[Any]) -> list[Any]:
+@app.task(name="bench.noop", **_BATCHED)
+def noop(item: list[int]) -> list[int]:
     """Cost nothing: what is measured is the way there and back."""
-    return item
+    return MODELS["noop"](item)
 
 
-@app.task(base=BatchTask, name="bench.batched", max_batch_size=64, max_wait=0.1)
-def batched(item: list[int]) -> list[int]:
-    """Run the reference model in batches."""
-    return cost(item)
+@app.task(name="bench.cost", **_BATCHED)
+def cost(item: list[int]) -> list[int]:
+    """Run the model of 10 ms a call and 0.1 ms an item."""
+    return MODELS["cost"](item)
 
 
-@app.task(base=BatchTask, name="bench.naive", max_batch_size=1)
+@app.task(name="bench.bert", **_BATCHED)
+def bert(item: list[int]) -> list[int]:
+    """Run the model of 20 ms a call and 2.05 ms an item."""
+    return MODELS["bert"](item)
+
+
+@app.task(name="bench.naive", base=BatchTask, max_batch_size=1)
 def naive(item: list[int]) -> list[int]:
-    """Run the reference model one item at a time."""
-    return cost(item)
+    """Run the "cost" model one item at a time."""
+    return MODELS["cost"](item)
+
+
+@app.task(name="bench.plain")
+def plain(item: int) -> int:
+    """Be an ordinary task, sent by Celery's own client."""
+    return MODELS["noop"]([item])[0]
+
+
+@app.task(name="bench.timed", queue="timed", **_BATCHED)
+def timed(item: list[int]) -> list[int]:
+    """Run the "cost" model, and note when it began and ended."""
+    began = time.monotonic()
+    outputs = MODELS["cost"](item)
+    ended = time.monotonic()
+    with open(os.environ["BENCH_TIMES"], "a", encoding="ascii") as times:  # noqa: PTH123 (quick)
+        times.write(f"{began} {ended} {len(item)}\n")
+    return outputs

@@ -65,7 +65,7 @@ def running(*options: str) -> Iterator[Stack]:
 
 
 @contextmanager
-def broker() -> Iterator[None]:
+def broker() -> Iterator[RedisServer]:
     """
     Run one Redis for all measurements, the app's broker and result backend.
 
@@ -73,6 +73,6 @@ def broker() -> Iterator[None]:
     """
     with RedisServer() as redis:
         os.environ["CELERY_BROKER_URL"] = os.environ["CELERY_RESULT_BACKEND"] = redis.url
-        yield
+        yield redis
         app.close()
         pools.reset()

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from celery_batch.batching.policy import BatchPolicy as BatchPolicy
+    from celery_batch.client.many import PartlySent as PartlySent
     from celery_batch.errors import BatchError as BatchError
+    from celery_batch.errors import ChunkFailed as ChunkFailed
     from celery_batch.errors import ConfigurationError as ConfigurationError
+    from celery_batch.errors import InvalidChunk as InvalidChunk
     from celery_batch.errors import LoadFailed as LoadFailed
     from celery_batch.errors import MessageRefused as MessageRefused
+    from celery_batch.errors import MessageTooLarge as MessageTooLarge
     from celery_batch.errors import ModelError as ModelError
     from celery_batch.errors import OutOfMemory as OutOfMemory
     from celery_batch.errors import PoisonItem as PoisonItem
@@ -29,12 +33,16 @@ _HOME = {
     "BatchError": "celery_batch.errors",
     "BatchPolicy": "celery_batch.batching.policy",
     "BatchTask": "celery_batch.task",
+    "ChunkFailed": "celery_batch.errors",
     "ConfigurationError": "celery_batch.errors",
+    "InvalidChunk": "celery_batch.errors",
     "LoadFailed": "celery_batch.errors",
     "MessageRefused": "celery_batch.errors",
+    "MessageTooLarge": "celery_batch.errors",
     "Model": "celery_batch.serving.model",
     "ModelError": "celery_batch.errors",
     "OutOfMemory": "celery_batch.errors",
+    "PartlySent": "celery_batch.client.many",
     "PoisonItem": "celery_batch.errors",
     "WrongResultCount": "celery_batch.errors",
 }

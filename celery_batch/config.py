@@ -46,6 +46,7 @@ SETTINGS: dict[str, Any] = {
     "batch_devices": None,
     "batch_load_timeout": 600.0,
     "batch_bulk": True,
+    "batch_overlap": True,
     "batch_isolate": True,
     "batch_max_worker_losses": 2,
     "batch_dead_letter_queue": None,
@@ -89,9 +90,10 @@ class Settings:
             name = _without_namespace(key, app.conf.prefix)
             if name.startswith("batch_") and name not in SETTINGS:
                 raise ConfigurationError(f"{key}: no such setting{did_you_mean(name, SETTINGS)}")
-        bulk = _setting(app, "batch_bulk")
-        if not isinstance(bulk, bool):
-            raise ConfigurationError(f"batch_bulk: must be True or False, got {bulk!r}")
+        for name in ("batch_bulk", "batch_overlap"):
+            switch = _setting(app, name)
+            if not isinstance(switch, bool):
+                raise ConfigurationError(f"{name}: must be True or False, got {switch!r}")
         devices = _setting(app, "batch_devices")
         timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
         if isinstance(devices, str):

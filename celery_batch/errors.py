@@ -8,11 +8,16 @@ web door can answer with the same one.  A class's docstring is its default messa
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "BatchError",
+    "ChunkFailed",
     "ConfigurationError",
+    "InvalidChunk",
     "LoadFailed",
     "MessageRefused",
+    "MessageTooLarge",
     "ModelError",
     "OutOfMemory",
     "PoisonItem",
@@ -35,9 +40,21 @@ class ConfigurationError(BatchError, ValueError):
 
 
 class MessageRefused(BatchError, ValueError):
-    """The worker could not take the message: it is too large, or not what it has to be."""
+    """The worker could not take the message: it is not what it has to be."""
+
+    http = 400
+
+
+class MessageTooLarge(MessageRefused):
+    """The worker did not take the message: it is too large."""
 
     http = 413
+
+
+class InvalidChunk(BatchError, ValueError):
+    """The rows of a chunk are not what they have to be."""
+
+    http = 400
 
 
 class ModelError(BatchError):
@@ -64,3 +81,31 @@ class PoisonItem(ModelError):
 
 class WrongResultCount(ModelError):
     """The model did not return one output per input."""
+
+
+class ChunkFailed(ModelError):
+    """Some rows of the chunk failed."""
+
+    # Its arguments: the message; `[row, error]` for each that failed; the outputs.  Lists
+    # and texts, so that any result serializer carries them; all may be left out.
+
+    @property
+    def failures(self) -> dict[int, str]:
+        """The errors by row, counted from 0, each as ``"Type: message"``."""
+        return dict(self._list(1))
+
+    @property
+    def outputs(self) -> list[Any]:
+        """One output per row, None in place of those that failed."""
+        return self._list(2)
+
+    def _list(self, index: int) -> list[Any]:
+        # Celery puts a text in place of what the result serializer could not write.
+        value = self.args[index] if len(self.args) > index else []
+        return list(value) if isinstance(value, (list, tuple)) else []
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else (self.__doc__ or "").strip()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"  # the outputs may be many

@@ -8,7 +8,7 @@ from typing import Any
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["listable_signature", "refuse_unknown_options"]
+__all__ = ["NO_PYDANTIC", "listable_signature", "refuse_unknown_options"]
 
 #: Options that Celery's own decorator understands without declaring them on Task.
 _UNDECLARED = {
@@ -17,6 +17,12 @@ _UNDECLARED = {
     *("queue", "routing_key", "exchange", "delivery_mode", "compression"),
     *("immediate", "mandatory"),
 }
+
+
+NO_PYDANTIC = (
+    "pydantic=True checks one call at a time and cannot see lists;"
+    " leave it out and validate inside the function"
+)
 
 
 def refuse_unknown_options(cls: Any, known: set[str]) -> None:
@@ -59,10 +65,7 @@ def listable_signature(cls: Any) -> inspect.Signature:
             f" task_cls of an app; name it as base= of the tasks that take batches"
         )
     if vars(cls).get("_dump_pydantic_arguments") is not None:
-        raise ConfigurationError(
-            f"{cls.name}: pydantic=True checks one call at a time and cannot see lists;"
-            f" validate inside the function instead"
-        )
+        raise ConfigurationError(f"{cls.name}: {NO_PYDANTIC}")
     if inspect.iscoroutinefunction(cls.run):
         raise ConfigurationError(
             f"{cls.name}: an async function cannot run in Celery's pool; write it with def"

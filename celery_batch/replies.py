@@ -9,10 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["LARGEST_PAYLOAD", "LARGEST_VALUE", "REPLY_HEADER", "read_replies", "write_replies"]
+__all__ = [
+    "LARGEST_PAYLOAD",
+    "LARGEST_VALUE",
+    "REPLY_CHANNEL",
+    "REPLY_HEADER",
+    "read_replies",
+    "write_replies",
+]
 
 #: The message header that names the sending process's reply channel.
 REPLY_HEADER = "batch_reply"
+
+#: What the name of every reply channel has in it: the header comes from the wire, and
+#: may have nothing published anywhere else.
+REPLY_CHANNEL = "celery-batch-replies-"
 
 #: Bytes of one payload, about; Redis cuts off a subscriber that lags 8 to 32 MiB behind.
 LARGEST_PAYLOAD = 1 << 20

@@ -9,12 +9,13 @@ from typing import Any
 
 from celery.exceptions import Ignore, Retry
 
+from celery_batch.folding import Asked
 from celery_batch.serving.runner import Outcome
 
 __all__ = ["Answer", "RetryItem", "RunAgain", "Seat", "retry_options", "seat"]
 
-#: From one item's row of arguments to what became of it.
-Answer = Callable[[tuple[Any, ...]], Outcome]
+#: From what one request asks to what became of it.
+Answer = Callable[[Asked], Outcome]
 
 
 class Seat(threading.local):
@@ -45,7 +46,7 @@ class Seat(threading.local):
 
         Args:
             task_id: Whose answer it is; a task called inside a hook must not take it.
-            answer: Given the item's row of arguments, returns its outcome.
+            answer: Given what the request asks, returns its outcome.
         """
         self._task_id, self._answer = task_id, answer
 

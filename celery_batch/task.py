@@ -16,9 +16,12 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Task, signals
 from celery.exceptions import Retry, TaskPredicate
 
+from celery_batch.asking import Asking
+from celery_batch.chunks import ChunkCalls, chunk_of, rows_of
 from celery_batch.config import Settings, policy_of, rescue_of
 from celery_batch.errors import ConfigurationError
-from celery_batch.options import listable_signature, refuse_unknown_options
+from celery_batch.folding import Asked, answer_all, chunk_error_of, columns_of
+from celery_batch.options import NO_PYDANTIC, listable_signature, refuse_unknown_options
 from celery_batch.seat import RetryItem, RunAgain, retry_options, seat
 from celery_batch.serving.model import Model
 from celery_batch.serving.residents import resident
@@ -27,7 +30,7 @@ from celery_batch.serving.runner import Manners, Runner
 __all__ = ["BatchTask", "model_task"]
 
 
-class BatchTask(Task):  # type: ignore[misc]
+class BatchTask(ChunkCalls, Asking):
     """
     A task that is called with one item and runs with many.
 
@@ -45,7 +48,7 @@ class BatchTask(Task):  # type: ignore[misc]
     #: Acknowledged once the result is stored: what a dying worker held is run elsewhere.
     acks_late = True
 
-    #: Most requests in one batch; `batch_max_size` unless given.
+    #: Most rows in one call, one a request unless it is a chunk; `batch_max_size` unless given.
     max_batch_size: ClassVar[int | None] = None
 
     #: Most seconds a request waits for company while a slot is free; `batch_max_wait`.
@@ -108,13 +111,13 @@ class BatchTask(Task):  # type: ignore[misc]
         app.steps["consumer"].add("celery_batch.worker.steps:BatchConsumer")
 
     def _run_item(self, *args: Any, **kwargs: Any) -> Any:
-        row = self.row(args, kwargs)
+        asked = self.asked(args, kwargs)
         answer = seat.leave(self.request.id)
         if answer is not None:
-            outcome = answer(row)
+            outcome = answer(asked)
         else:  # called directly, eagerly or by a worker without our strategy: a batch of one
             with seat.running_batch():
-                (outcome,) = self.runner().run(*([value] for value in row))
+                (outcome,) = answer_all(self, [asked], columns_of([asked]))
         if outcome.again:
             raise RunAgain
         if isinstance(outcome.error, Retry):
@@ -140,6 +143,8 @@ class BatchTask(Task):  # type: ignore[misc]
             ConfigurationError: New arguments were given for a whole batch.
         """
         if not seat.in_batch:
+            if "exc" in options and rows_of(self.request) is not None:
+                options["exc"] = chunk_error_of(options["exc"])
             return super().retry(*args, throw=throw, **options)
         if args or "args" in options or "kwargs" in options:
             raise ConfigurationError(
@@ -169,7 +174,9 @@ class BatchTask(Task):  # type: ignore[misc]
         """Return what runs this task's batches in this process, and learns from them."""
         found: Runner | None = self.__dict__.get("_runner")
         if found is None:
-            found = self.__dict__["_runner"] = Runner(self._run_columns, self.name, self._manners())
+            found = self.__dict__["_runner"] = Runner(
+                self._run_columns, self.name, self._manners(), most=policy_of(self).max_batch_size
+            )
         return found
 
     def _manners(self) -> Manners:
@@ -188,28 +195,38 @@ class BatchTask(Task):  # type: ignore[misc]
         }
         return self.batch_run(*columns[: len(columns) - len(by_name)], **by_name)
 
-    def row(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    def asked(self, args: Any, kwargs: Any) -> Asked:
         """
-        Line one call's arguments up with the function's parameters.
+        Line the current call's arguments up with the function's parameters.
+
+        Returns:
+            A row of values, or a chunk of many if the message says that it is one.
 
         Raises:
             TypeError: The call does not fit the function's signature.
+            InvalidChunk: Its message says something else of its rows.
         """
+        rows = rows_of(self.request)
+        if rows is not None:
+            return chunk_of(self.batch_signature, args, kwargs, rows)
         bound = self.batch_signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 
 
-def model_task(app: Any, model: type[Model], *, name: str, **options: Any) -> Any:
+def model_task(app: Any, model: type[Model], *, name: str | None = None, **options: Any) -> Any:
     """
     Make a task of a model; see `Model.as_task`.
 
     Args:
         app: The Celery app.
         model: Loaded once in each pool process.
-        name: The task's name.
+        name: The task's name; unless given, Celery's for a class of this name and module.
         options: Options of the task, Celery's and ours.
     """
+    name = name or app.gen_task_name(model.__name__, model.__module__)
+    if options.get("pydantic"):  # before Celery asks for the library
+        raise ConfigurationError(f"{name}: {NO_PYDANTIC}")
     if model.predict is Model.predict:
         raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
 

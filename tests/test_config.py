@@ -93,10 +93,11 @@ def test_misspelt_setting_is_refused(app: Celery, setting: str, hint: str):
     assert f"{setting}: no such setting{hint}" == str(refusal.value)
 
 
-def test_switch_is_a_switch(app: Celery):
+@pytest.mark.parametrize("switch", ["batch_bulk", "batch_overlap"])
+def test_switch_is_a_switch(app: Celery, switch: str):
     """A word for False would be true."""
-    app.conf.batch_bulk = "False"
-    with pytest.raises(ConfigurationError, match="batch_bulk: must be True or False, got 'False'"):
+    app.conf[switch] = "False"
+    with pytest.raises(ConfigurationError, match=f"{switch}: must be True or False, got 'False'"):
         Settings.of(app)
 
 

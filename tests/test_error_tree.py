@@ -12,6 +12,8 @@ from celery_batch.errors import (
     BatchError,
     ConfigurationError,
     LoadFailed,
+    MessageRefused,
+    MessageTooLarge,
     ModelError,
     WrongResultCount,
 )
@@ -68,6 +70,8 @@ def test_error_of_your_own_without_words_stays_silent():
         (ConfigurationError, 500),
         (ModelError, 500),
         (LoadFailed, 503),
+        (MessageRefused, 400),
+        (MessageTooLarge, 413),
         (WrongResultCount, 500),
     ],
 )

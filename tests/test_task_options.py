@@ -172,7 +172,7 @@ class TestFunctions:
         message = refusal(lambda: make(app, double, name="shop.t", pydantic=True))
 
         assert message.startswith("shop.t: pydantic=True checks one call at a time")
-        assert message.endswith("validate inside the function instead")
+        assert message.endswith("leave it out and validate inside the function")
 
     def test_async_function(self, app: Celery):
         """Celery's pools run plain functions; a coroutine would never be awaited."""

@@ -26,7 +26,7 @@ class Reason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Batch(Generic[T]):
     """
-    Requests for one model call.
+    Requests for one model call, or for several if one of them is too large for one.
 
     Args:
         requests: Oldest first, never empty.
@@ -40,6 +40,11 @@ class Batch(Generic[T]):
     def items(self) -> list[T]:
         """What the model is asked, oldest first."""
         return [request.item for request in self.requests]
+
+    @property
+    def rows(self) -> int:
+        """How many rows the model is given."""
+        return sum(request.rows for request in self.requests)
 
     def __len__(self) -> int:
         return len(self.requests)

@@ -6,7 +6,8 @@ Rule 2: this file never looks at a clock, takes a lock or sleeps; facts come in
         as arguments, decisions go out as values.
 Rule 3: nothing is pushed; whoever has a free model slot asks for a batch.
 Rule 4: the most urgent first; among equals first come, first served.
-Rule 5: who may be what takes processes down goes first and alone, so that nobody
+Rule 5: a batch is counted in rows; what of the line fits into one, ``portion.py`` says.
+Rule 6: who may be what takes processes down goes first and alone, so that nobody
         else waits for the verdict.
 """
 
@@ -76,9 +77,14 @@ class Batcher(Generic[T]):
         return suspect if oldest is None else min(suspect, oldest)
 
     @property
+    def rows(self) -> int:
+        """How many rows those in line have."""
+        return self._waiting.rows + sum(request.rows for request in self._suspects)
+
+    @property
     def is_full(self) -> bool:
         """Whether a batch waits that cannot grow any more."""
-        return bool(self._suspects) or len(self._waiting) >= self.policy.max_batch_size
+        return bool(self._suspects) or self._waiting.rows >= self.policy.max_batch_size
 
     @property
     def next_deadline(self) -> float | None:
@@ -122,7 +128,7 @@ class Batcher(Generic[T]):
         """
         if self._suspects:
             return Batch((self._suspects.popleft(),), Reason.ALONE)
-        if len(self._waiting) >= self.policy.max_batch_size:
+        if self._waiting.rows >= self.policy.max_batch_size:
             return self._take(Reason.FULL)
         if not self._waiting:
             return Done() if self._draining else Wait(None)
@@ -147,7 +153,7 @@ class Batcher(Generic[T]):
 
     def clear(self) -> list[Request[T]]:
         """Give back everybody still in line, in the order they would have gone, and forget them."""
-        left = [*self._suspects, *self._waiting.take(len(self._waiting))]
+        left = [*self._suspects, *self._waiting.clear()]
         self._suspects.clear()
         return left
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Generic, TypeVar
 
+from celery_batch.batching.portion import portion
 from celery_batch.batching.request import Request
 
 __all__ = ["Line"]
@@ -18,6 +21,8 @@ class Line(Generic[T]):
     def __init__(self) -> None:
         self._queues: dict[int, deque[Request[T]]] = {}
         self._length = 0
+        #: Of all who wait.
+        self.rows = 0
 
     def __len__(self) -> int:
         return self._length
@@ -34,15 +39,27 @@ class Line(Generic[T]):
             queue = self._queues[request.urgency] = deque()
         queue.append(request)
         self._length += 1
+        self.rows += request.rows
 
     def take(self, size: int) -> list[Request[T]]:
-        """Remove and return the next requests, this many at most."""
-        taken: list[Request[T]] = []
-        for urgency in sorted(self._queues):
-            queue = self._queues[urgency]
-            while queue and len(taken) < size:
-                taken.append(queue.popleft())
+        """Remove and return the next requests, for a batch of this many rows at most."""
+        count = portion(size, (request.rows for request in self._in_order()))
+        taken = list(islice(self._in_order(), count))
+        for request in taken:
+            queue = self._queues[request.urgency]
+            queue.popleft()
             if not queue:
-                del self._queues[urgency]
-        self._length -= len(taken)
+                del self._queues[request.urgency]
+        self._length -= count
+        self.rows -= sum(request.rows for request in taken)
         return taken
+
+    def clear(self) -> list[Request[T]]:
+        """Remove and return everybody."""
+        everybody = list(self._in_order())
+        self._queues.clear()
+        self._length = self.rows = 0
+        return everybody
+
+    def _in_order(self) -> Iterator[Request[T]]:
+        return chain.from_iterable(self._queues[urgency] for urgency in sorted(self._queues))

@@ -19,7 +19,8 @@ class BatchPolicy:
     How large a batch may grow and how long it may wait for company.
 
     Args:
-        max_batch_size: Most requests in one batch, at least 1.
+        max_batch_size: Most rows in one model call, at least 1; a request has one row,
+            a chunk of requests many.
         max_wait: Most seconds a request waits for company while a model slot
             is free, counted from its arrival.
         linger: Seconds without a newcomer after which a free slot stops

@@ -22,21 +22,29 @@ class Recovery:
     """
     The way of one batch through the model, until every item has its outcome.
 
-    Ask `next` for the part to run, and say with `failed` if it went wrong.
+    Ask `next` for the part to run, and say with `failed` if it went wrong.  Parts
+    come in the order of the items.
 
     Args:
         size: How many items the batch has.
-        largest: Most items that are known to fit; None if nothing is known.
     """
 
-    def __init__(self, size: int, largest: int | None = None) -> None:
-        step = min(size, largest or size)
-        starts = range(0, size, max(step, 1))
-        self._todo = [range(start, min(start + step, size)) for start in reversed(starts)]
+    def __init__(self, size: int) -> None:
+        self._todo = [range(size)] if size else []
 
-    def next(self) -> range | None:
-        """Return the indices of the items to run next; None when all have been run."""
-        return self._todo.pop() if self._todo else None
+    def next(self, largest: int) -> range | None:
+        """
+        Return the indices of the items to run next; None when all have been run.
+
+        Args:
+            largest: Most items that may be run at once, as far as is known by now.
+        """
+        if not self._todo:
+            return None
+        part = self._todo.pop()
+        if len(part) > largest:
+            self._todo.append(part[largest:])
+        return part[:largest]
 
     def failed(self, part: range) -> bool:
         """

@@ -13,7 +13,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Request(Generic[T]):
     """
-    An item waiting for an answer.
+    An item, or a chunk of many, waiting for an answer.
 
     Args:
         item: What the model is asked; the batcher never looks inside.
@@ -23,6 +23,7 @@ class Request(Generic[T]):
             it goes through the model without company.
         deadline: When its answer stops being wanted, on the clock of `arrived`; only
             who goes alone has one.
+        rows: How many items it stands for, at least 1.
     """
 
     item: T
@@ -30,3 +31,4 @@ class Request(Generic[T]):
     urgency: int = 0
     alone: bool = False
     deadline: float | None = None
+    rows: int = 1

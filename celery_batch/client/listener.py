@@ -21,7 +21,7 @@ from celery._state import task_join_will_block
 from celery_batch.client.inbox import inbox_of
 from celery_batch.client.store import FORBIDDEN, PATIENCE, ResultStore, Subscription
 from celery_batch.client.sweep import Sweeper
-from celery_batch.replies import read_replies
+from celery_batch.replies import REPLY_CHANNEL, read_replies
 
 __all__ = ["Listener", "close_listener", "is_listening", "listener_for"]
 
@@ -39,7 +39,7 @@ class Listener:
 
     def __init__(self, app: Any, store: ResultStore) -> None:
         #: The name of our channel.
-        self.channel = f"{store.prefix}celery-batch-replies-{uuid4()}"
+        self.channel = f"{store.prefix}{REPLY_CHANNEL}{uuid4()}"
         #: Whether Redis does not let us listen.
         self.is_forbidden = False
         self._inbox = inbox_of(app)

@@ -53,13 +53,14 @@ class Model:
         """Let go of what `load` took; called when the process ends in peace."""
 
     @classmethod
-    def as_task(cls, app: Any, *, name: str, **options: Any) -> Any:
+    def as_task(cls, app: Any, *, name: str | None = None, **options: Any) -> Any:
         """
         Make a Celery task that answers single items with this model.
 
         Args:
             app: The Celery app.
-            name: The task's name, such as ``"workers.infill"``.
+            name: The task's name, such as ``"workers.infill"``; unless given, the
+                module's and the class's, as Celery names the task of a function.
             options: ``max_batch_size``, ``max_wait``, ``linger`` (seconds) and
                 every option of Celery's own tasks.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -68,14 +69,21 @@ class Runner:
             length, one entry per item) and returns one output per item.
         name: What to call the model in errors.
         manners: How to take its errors.
+        most: Most items in one call of the model; None for any number.
     """
 
     def __init__(
-        self, predict: Callable[..., Any], name: str, manners: Manners | None = None
+        self,
+        predict: Callable[..., Any],
+        name: str,
+        manners: Manners | None = None,
+        *,
+        most: int | None = None,
     ) -> None:
         self._predict = predict
         self._name = name
         self._manners = manners or Manners()
+        self._most = most or sys.maxsize
         #: Learnt over the life of this runner.
         self.safe_size = SafeSize()
         #: How often the model was called.
@@ -96,41 +104,67 @@ class Runner:
             stand alone; so is one that runs out of memory.  Where it returned
             anything but one output per item, each outcome holds that error.
         """
+        answers = self.answers(*columns, alone=len(columns[0]) == 1)
+        return [
+            answer if isinstance(answer, Outcome) else Outcome(value=answer) for answer in answers
+        ]
+
+    def answers(self, *columns: list[Any], alone: bool) -> list[Any]:
+        """
+        Run one batch as `run` does, and leave the model's outputs as they are.
+
+        Args:
+            columns: One list per parameter of the model, one entry per item.
+            alone: All of it is one request: what breaks the run off is its error,
+                since it would break it off again.
+
+        Returns:
+            One output per item, in order; an outcome in place of each that is missing.
+        """
         size = len(columns[0])
-        outcomes: list[Outcome] = [Outcome(again=True)] * size
-        recovery = Recovery(size, self.safe_size.largest)
-        while (part := recovery.next()) is not None:
-            for index, outcome in zip(part, self._try(recovery, columns, part), strict=False):
-                outcomes[index] = outcome
-        return outcomes
+        answers: list[Any] = [Outcome(again=True)] * size
+        recovery = Recovery(size)
+        while (part := recovery.next(self._largest)) is not None:
+            found = self._try(recovery, columns, part, alone=alone)
+            answers[part.start : part.start + len(found)] = found
+        return answers
+
+    @property
+    def _largest(self) -> int:
+        return min(self._most, self.safe_size.largest or sys.maxsize)
 
     def _try(
-        self, recovery: Recovery, columns: Sequence[list[Any]], part: range
-    ) -> Sequence[Outcome]:
-        """Return an outcome for each item of the part; none if it is tried again in halves."""
+        self, recovery: Recovery, columns: Sequence[list[Any]], part: range, *, alone: bool
+    ) -> Sequence[Any]:
+        """Return an answer for each item of the part; none if it is tried again in halves."""
         cut = slice(part.start, part.stop)
         self.calls += 1
         try:
             outputs = self._predict(*(column[cut] for column in columns))
-            outcomes = [self._outcome(output) for output in self._check(outputs, len(part))]
+            answers = [
+                self._trouble(output) if isinstance(output, Exception) else output
+                for output in self._check(outputs, len(part))
+            ]
         except Exception as error:  # noqa: BLE001 (whatever a model raises is its items' outcome)
-            return self._after(error, recovery, part, len(columns[0]))
+            return self._after(error, recovery, part, alone=alone)
         self.safe_size.fitted(len(part))
-        return outcomes
+        return answers
 
     def _after(
-        self, error: Exception, recovery: Recovery, part: range, size: int
+        self, error: Exception, recovery: Recovery, part: range, *, alone: bool
     ) -> Sequence[Outcome]:
-        """Decide what an error means for a part of a batch of this size."""
+        """Decide what an error means for a part of a batch, or for what is left of it, too."""
         if is_out_of_memory(error):
             return self._after_memory(error, recovery, part)
-        if isinstance(error, self._manners.interrupts):
-            recovery.abandon()
-            return () if size > 1 else _all(error, part)
-        if is_device_broken(error):
-            self.broken = str(error)
-            recovery.abandon()
-            return () if len(part) > 1 else _all(error, part)
+        is_interrupt = isinstance(error, self._manners.interrupts)
+        if is_interrupt or is_device_broken(error):
+            left = recovery.abandon()
+            if not is_interrupt:
+                self.broken = str(error)
+            if alone:
+                return _all(error, range(part.start, part.stop + len(left)))
+            is_culprit = len(part) == 1 and not is_interrupt
+            return _all(error, part) if is_culprit else ()
         is_verdict = isinstance(error, (BatchError, *self._manners.verdicts))
         if self._manners.isolate and not is_verdict and recovery.failed(part):
             logger.info("%s raised %r on %d items: looking for the culprit",
@@ -155,10 +189,10 @@ class Runner:
         shortage.__cause__ = error.with_traceback(None)
         return shortage
 
-    def _outcome(self, output: Any) -> Outcome:
-        if isinstance(output, MemoryError):  # Celery takes one for the end of the worker
-            return Outcome(error=self._shortage(output))
-        return Outcome(error=output) if isinstance(output, Exception) else Outcome(value=output)
+    def _trouble(self, error: Exception) -> Outcome:
+        if isinstance(error, MemoryError):  # Celery takes one for the end of the worker
+            return Outcome(error=self._shortage(error))
+        return Outcome(error=error)
 
     def _check(self, outputs: Any, size: int) -> Sequence[Any]:
         if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library

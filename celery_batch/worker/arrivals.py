@@ -65,7 +65,7 @@ class Arrivals:
     def _urgency(self, request: Any) -> int:
         """Return what a request's priority means: 9 comes first on AMQP, 0 on Redis."""
         priority = (request.delivery_info or {}).get("priority")
-        if not isinstance(priority, int):
+        if not priority or not isinstance(priority, int):
             return 0
         match self._transport:
             case "amqp":

@@ -64,12 +64,17 @@ class BulkPath:
         # connection held, where it could not give that back itself.
         self._acks.flush()
         if self._last_owner is not None:
-            lease.returns.resign(self._last_owner)
+            lease.restorer.resign(self._last_owner)
         self._last_owner = lease.keys.owner
         consumer, lanes = self._consumer, self._consumer.batch_lanes
         read = consumer.batch_gate.read
-        self._fetch = BulkFetch(channel, consumer.hub, lease, lanes.room, read)
+        self._fetch = BulkFetch(channel, consumer.hub, lease, lanes, read)
         consumer.batch_ledger = RedisLedger(consumer.pool, lease, self._acks, lanes.drop)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this connection's messages are read in bulk."""
+        return self._fetch is not None
 
     def close(self) -> None:
         """Let go of a connection that is gone."""

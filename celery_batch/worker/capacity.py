@@ -11,7 +11,13 @@ from celery.worker.state import reserved_requests
 from celery_batch.config import policy_of
 from celery_batch.task import BatchTask
 
-__all__ = ["held_per_process", "lift_disabled_prefetch", "served_tasks", "warn_about_caps"]
+__all__ = [
+    "held_per_process",
+    "lift_disabled_prefetch",
+    "read_what_is_useful",
+    "served_tasks",
+    "warn_about_caps",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +91,27 @@ def lift_disabled_prefetch(consumer: Any, tasks: list[Any]) -> None:
         " this worker holds up to %s messages per pool process instead",
         per_process,
     )
+
+
+def read_what_is_useful(consumer: Any) -> None:
+    """
+    Leave messages in the broker while some lane has all it can use, where we can count.
+
+    The prefetch has to be wide enough for all batch tasks of the worker at once; without
+    this, one that is busy would fill the whole of it.
+
+    Args:
+        consumer: Celery's consumer, its task consumer started.
+    """
+    if consumer.connection.transport.driver_type != "redis":
+        return
+    qos, lanes = consumer.task_consumer.channel.qos, consumer.batch_lanes
+    within_prefetch = qos.can_consume
+
+    def can_consume() -> bool:
+        return bool(within_prefetch() and lanes.has_room())
+
+    qos.can_consume = can_consume
 
 
 def _queue_of(app: Any, task: Any) -> str:

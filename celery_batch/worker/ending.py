@@ -22,8 +22,9 @@ from celery.worker import state
 from celery_batch.batching.recovery import Verdict, after_loss
 from celery_batch.config import rescue_of
 from celery_batch.errors import PoisonItem
+from celery_batch.worker.batch_end import BatchEnd, Fate, error_info
 from celery_batch.worker.news import News
-from celery_batch.worker.settle import BatchEnd, Fate, error_info
+from celery_batch.worker.routine import is_routine
 
 __all__ = ["Ending", "after_answer", "after_failure", "give_up", "not_run"]
 
@@ -40,6 +41,7 @@ class Ending:
 
     Args:
         news: What is left to tell its requests.
+        done: Requests whose success is told as a matter of routine.
         alone: Requests to run again, each by itself.
         again: Requests to run again like any other: the batch never began.
         poison: Requests that take processes down, with the error that their news tells.
@@ -49,6 +51,7 @@ class Ending:
     alone: list[Any] = field(default_factory=list)
     again: list[Any] = field(default_factory=list)
     poison: list[tuple[Any, PoisonItem]] = field(default_factory=list)
+    done: list[Any] = field(default_factory=list)
 
 
 def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Ending:
@@ -62,7 +65,9 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> End
     """
     ending = Ending()
     for request, settled in zip(requests, end.settled, strict=True):
-        if settled is not None:
+        if settled is not None and not settled[0] and is_routine(request):
+            ending.done.append(request)
+        elif settled is not None:
             ending.news.append(News(request, request.on_success, (settled,)))
         elif end.fate is not Fate.REFUSED and not request.task.acks_late:
             ending.news += not_run(request, _explain(end)).news
@@ -79,7 +84,9 @@ def _explain(end: BatchEnd) -> str:
     return f"{what}; it was acknowledged before it ran, and may not run twice"
 
 
-def after_failure(task: Any, requests: Sequence[Any], einfo: Any, *, began: float | None) -> Ending:
+def after_failure(
+    task: Any, requests: Sequence[Any], einfo: Any, *, began: float | None, was_alone: bool
+) -> Ending:
     """
     Return what follows when the pool reports an error in place of an answer.
 
@@ -88,6 +95,7 @@ def after_failure(task: Any, requests: Sequence[Any], einfo: Any, *, began: floa
         requests: The batch's requests.
         einfo: The pool's error: the process died, or took too long, or could not answer.
         began: When the process took the batch, on the monotonic clock; None if none did.
+        was_alone: One request was all there was in the process.
     """
     error = _unwrap(einfo)
     if state.should_terminate or not task.acks_late:
@@ -98,7 +106,7 @@ def after_failure(task: Any, requests: Sequence[Any], einfo: Any, *, began: floa
         return _all_fail(requests, einfo, error)
     ending = Ending()
     for request in requests:
-        _after_loss(task, request, einfo, ending, was_alone=len(requests) == 1)
+        _after_loss(task, request, einfo, ending, was_alone=was_alone)
     return ending
 
 

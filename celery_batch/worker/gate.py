@@ -23,16 +23,18 @@ from celery.app.task import Context
 from celery.worker.state import requests
 from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import loads
 
 from celery_batch.config import Settings
-from celery_batch.errors import MessageRefused
+from celery_batch.errors import MessageRefused, MessageTooLarge
+from celery_batch.replies import REPLY_HEADER
 from celery_batch.task import BatchTask
 from celery_batch.worker.dead_letters import keep_refused
+from celery_batch.worker.decoding import decode_json, payload_of
 from celery_batch.worker.doors import Deliveries, FirstReads, bear_unreadable_properties
 from celery_batch.worker.inflate import limit_decompression
 from celery_batch.worker.wellformed import (
     Malformed,
+    TooLarge,
     check_content,
     check_envelope,
     check_headers,
@@ -48,6 +50,9 @@ logger = logging.getLogger(__name__)
 
 #: Bytes of a refused message that the log shows, and characters of the reason.
 _SHOWN, _REASON = 120, 200
+
+#: Headers and properties by which the caller of a refused message is told.
+_WHO_ASKED = ("id", "reply_to", "correlation_id", REPLY_HEADER)
 
 #: What is put aside of the consumer, for messages that are Celery's.
 _STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
@@ -67,6 +72,7 @@ class Gate:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._app = consumer.app
+        self._tasks = consumer.app.tasks
         self._limit: int | None = None
         self._channel: Any = None
         self._stock = {name: getattr(consumer, name) for name in _STOCK}
@@ -97,12 +103,12 @@ class Gate:
             raw: As it lay in the list.
         """
         if self._limit is not None and len(raw) > self._limit:
-            reason = f"it has {len(raw)} bytes, more than batch_max_message_size"
-            self._tell(_glimpse(raw), reason)
-            self._refuse_envelope(raw, reason)
+            excess = TooLarge(f"it has {len(raw)} bytes, more than batch_max_message_size")
+            self._tell(_glimpse(raw), excess)
+            self._refuse_envelope(raw, str(excess))
             return None
         try:
-            envelope = loads(bytes_to_str(raw))
+            envelope = decode_json(bytes_to_str(raw))
             check_envelope(envelope, self._channel.codecs, small=is_small(raw))
         except Exception as error:  # noqa: BLE001 (whatever a decoder does with garbage)
             self._refuse_envelope(raw, _reason(error))
@@ -119,8 +125,8 @@ class Gate:
 
         def on_task_received(message: Any) -> Any:
             try:
-                self._check(message)
-                return handle(message)
+                admit = self._check(message)
+                return (admit is not None and admit(message)) or handle(message)
             except Exception as error:
                 if self._is_not_of(message, error):
                     raise
@@ -128,10 +134,15 @@ class Gate:
 
         return on_task_received
 
-    def _check(self, message: Any) -> None:
-        """Raise what is wrong with a message, other than what Celery itself says of it."""
+    def _check(self, message: Any) -> Callable[[Any], bool] | None:
+        """
+        Raise what is wrong with a message, other than what Celery itself says of it.
+
+        Returns:
+            The short way in, if there is one for its task.
+        """
         if self._limit is not None and len(message.body or b"") > self._limit:
-            raise Malformed(
+            raise TooLarge(
                 f"its body has {len(message.body)} bytes, more than batch_max_message_size"
             )
         check_content(message)
@@ -144,10 +155,13 @@ class Gate:
         task = self._task(fields)
         if isinstance(task, BatchTask):
             check_headers(fields, message.properties)
-            check_payload(message.payload)
+            check_payload(payload_of(message))
+            if fields is message.headers:
+                return getattr(self._consumer.strategies.get(task.name), "admit", None)
         elif task is not None:
             check_vital(fields)
             self._check_ordinary(message)
+        return None
 
     def _check_ordinary(self, message: Any) -> None:
         try:
@@ -158,7 +172,7 @@ class Gate:
 
     def _task(self, fields: Any) -> Any:
         name = fields.get("task")
-        return self._app.tasks.get(name) if isinstance(name, str) else None
+        return self._tasks.get(name) if isinstance(name, str) else None
 
     def _is_not_of(self, message: Any, error: Exception) -> bool:
         """Say whether an error is not the message's: the connection's, or one from later."""
@@ -190,27 +204,28 @@ class Gate:
         body = body if isinstance(body, bytes) else str(body).encode(errors="replace")
         reason = _reason(error)
         _log(body, reason)
-        self._tell({**message.properties, **headers}, reason)
+        self._tell({**message.properties, **headers}, error)
         about = {name: str(headers[name])[:_REASON] for name in ("id", "task") if name in headers}
         keep_refused(self._app, body, reason, **about)
         if not message.acknowledged:
             message.reject_log_error(logger, self._consumer.connection_errors)
         signals.task_rejected.send(sender=self._consumer, message=message, exc=error)
 
-    def _tell(self, fields: dict[str, Any], reason: str) -> None:
+    def _tell(self, fields: dict[str, Any], error: Exception) -> None:
         """Store a failure where somebody may be waiting: the message says who, and for what."""
         task = self._task(fields)
+        refusal = MessageTooLarge if isinstance(error, TooLarge) else MessageRefused
         try:
             if isinstance(task, BatchTask):
                 check_headers({"id": fields.get("id"), "task": task.name}, fields)
-                named = {name: fields.get(name) for name in ("id", "reply_to", "correlation_id")}
+                named = {name: fields.get(name) for name in _WHO_ASKED}
                 task.backend.mark_as_failure(
-                    fields["id"], MessageRefused(reason), request=Context(**named)
+                    fields["id"], refusal(_reason(error)), request=Context(**named)
                 )
         except Malformed:
             return
-        except Exception as error:  # noqa: BLE001 (nobody is told; the worker goes on)
-            logger.warning("Could not say that a message was refused: %.200r", error)
+        except Exception as failure:  # noqa: BLE001 (nobody is told; the worker goes on)
+            logger.warning("Could not say that a message was refused: %.200r", failure)
 
 
 def _reason(error: Exception) -> str:

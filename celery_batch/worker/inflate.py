@@ -16,10 +16,16 @@ from typing import Any
 from kombu import compression
 from kombu.exceptions import DecodeError
 
+from celery_batch.worker.wellformed import TooLarge
+
 __all__ = ["limit_decompression"]
 
 #: Bytes that xz may set aside for its dictionary; its own highest setting takes 65 MiB.
 _XZ_MEMORY = 256 << 20
+
+
+class _TooLarge(TooLarge, DecodeError):
+    """A body expands beyond the limit."""
 
 
 class _Inflate:
@@ -33,7 +39,7 @@ class _Inflate:
         stream = self._begin()
         found = stream.decompress(data, self._limit + 1)
         if len(found) > self._limit:
-            raise DecodeError(f"its body is larger than {self._limit} bytes when decompressed")
+            raise _TooLarge(f"its body is larger than {self._limit} bytes when decompressed")
         if not stream.eof:
             raise DecodeError("its compressed body is cut short")
         return bytes(found)

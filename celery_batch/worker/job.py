@@ -14,11 +14,15 @@ from billiard.einfo import ExceptionInfo
 from celery.exceptions import TaskRevokedError
 from celery.worker.state import task_ready
 
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import Batch, Reason
 from celery_batch.errors import BatchError
+from celery_batch.worker.batch_end import BatchEnd, error_info
+from celery_batch.worker.cargo import Cargo
+from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.ending import Ending, after_answer, after_failure
 from celery_batch.worker.news import News
-from celery_batch.worker.settle import BatchEnd, Delivery, error_info, run_batch
+from celery_batch.worker.routine import accept
+from celery_batch.worker.settle import run_batch
 
 __all__ = ["BatchJob", "JobListener"]
 
@@ -57,7 +61,12 @@ class BatchJob:
         self.id = str(uuid4())
         self.task = task
         self.requests: list[Any] = batch.items
+        #: Whether its one request may be what takes processes down.
+        self.is_suspect = batch.reason is Reason.ALONE
+        #: The jobs that are in its process with it, or were when that died.
+        self.neighbours: set[BatchJob] = set()
         self.submitted = False
+        self._result: Any = lambda: None
         #: When a pool process took it, on the monotonic clock, and which.
         self.began: float | None = None
         self.pid: int | None = None
@@ -76,9 +85,20 @@ class BatchJob:
         return len(self.requests)
 
     @property
+    def rows(self) -> int:
+        """How many rows its requests have."""
+        return sum(request.rows for request in self.requests)
+
+    @property
     def accepted(self) -> bool:
         """Whether a pool process has taken it."""
         return self.began is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the pool will still say what becomes of it."""
+        result = self._result()
+        return result is not None and result._job in result._cache  # noqa: SLF001 (no public look)
 
     @property
     def has_ended(self) -> bool:
@@ -112,7 +132,7 @@ class BatchJob:
         soft, hard = _tightest_limits(self.task, self.requests)
         return pool.apply_async(
             run_batch,
-            (self.task.name, [_delivery(request) for request in self.requests]),
+            (self.task.name, Cargo(map(_delivery, self.requests)), soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
             error_callback=self._on_failure,
@@ -125,6 +145,7 @@ class BatchJob:
     def _remember(self, result: Any) -> None:
         if result is not None:
             self.submitted = True
+            self._result = ref(result)
             for request in self.requests:
                 # What Celery's own cancel() looks at when it wants to stop a request.
                 request._apply_result = ref(result)  # noqa: SLF001
@@ -171,7 +192,7 @@ class BatchJob:
             return
         self.pid, self.began = pid, time_accepted
         self._listener.on_start(self)
-        for request in self.requests:
+        for request in accept(self.requests, pid, time_accepted):
             News(request, request.on_accepted, (pid, time_accepted)).deliver()
 
     def _on_success(self, answer: BatchEnd | ExceptionInfo, **_: Any) -> None:
@@ -183,13 +204,15 @@ class BatchJob:
             settled, asked = len(answer.settled), len(requests)
             what = f"the pool process settled {settled} of {asked} requests"
             einfo = error_info(BatchError(what))
-            self._end(after_failure(self.task, requests, einfo, began=self.began))
+            self._end(after_failure(self.task, requests, einfo, began=self.began, was_alone=False))
             return
         self.answer = answer
         self._end(after_answer(requests, answer, began=self.began or time.monotonic()))
 
     def _on_failure(self, einfo: Any, **_: Any) -> None:
-        self._end(after_failure(self.task, self._close(), einfo, began=self.began))
+        requests = self._close()
+        was_alone = len(requests) == 1 and not self.neighbours
+        self._end(after_failure(self.task, requests, einfo, began=self.began, was_alone=was_alone))
 
     def _on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 (the pool's signature)
         if soft:  # a hard one has been told as the failure that it is

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from celery.worker.state import task_ready
@@ -17,7 +18,8 @@ from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
-from celery_batch.worker.settle import BatchEnd
+from celery_batch.worker.batch_end import BatchEnd
+from celery_batch.worker.job import BatchJob
 from celery_batch.worker.slots import Slots
 
 __all__ = ["Lane"]
@@ -37,6 +39,7 @@ class Lane:
         self.policy = policy_of(task)
         self.reasons: Counter[str] = Counter()
         self.requests = 0
+        self.rows = 0
         self.calls = 0
         self.safe_size: int | None = None
         self.losses = 0
@@ -63,7 +66,12 @@ class Lane:
             alone: It is to run without company.
         """
         request = Request(
-            task_request, time.monotonic(), urgency, alone=alone, deadline=task_request.deadline
+            task_request,
+            time.monotonic(),
+            urgency,
+            alone=alone,
+            deadline=task_request.deadline,
+            rows=task_request.rows,
         )
         with self._lock:
             self._batcher.add(request)
@@ -85,10 +93,22 @@ class Lane:
         with self._lock:
             self._batcher.looked_away(time.monotonic())
 
-    @property
-    def waiting(self) -> int:
-        """How many requests are in line."""
-        return len(self._batcher)
+    def room(self, batches: int, jobs: Sequence[BatchJob]) -> int:
+        """
+        Return how many more requests could be put to use.
+
+        A chunk counts as many rows; but as many requests as there are places for
+        batches are of use, whatever their size.
+
+        Args:
+            batches: How many can run, be ready or be gathered.
+            jobs: Those of this lane that are on their way.
+        """
+        requests = len(self._batcher) + sum(map(len, jobs))
+        rows = self._batcher.rows + sum(job.rows for job in jobs)
+        each = rows / requests if requests else self.rows / max(self.requests, 1)
+        left = (batches * self.policy.max_batch_size - rows) / max(each, 1)
+        return max(int(left), batches - requests, 0)
 
     @property
     def is_full(self) -> bool:
@@ -114,6 +134,7 @@ class Lane:
             self._slots.in_flight += 1
             self.reasons[decision.reason] += 1
             self.requests += len(decision)
+            self.rows += decision.rows
             return decision
 
     def forget(self) -> list[Any]:
@@ -152,6 +173,7 @@ class Lane:
             "waiting": len(self._batcher),
             "batches": sum(self.reasons.values()),
             "requests": self.requests,
+            "rows": self.rows,
             "reasons": dict(self.reasons),
             "model_calls": self.calls,
             "safe_size": self.safe_size,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery.worker.state import task_ready, task_reserved
 
 from celery_batch.batching.batch import Batch
+from celery_batch.worker.ahead import Ahead
 from celery_batch.worker.alarm import alarm_for
 from celery_batch.worker.arrivals import Arrivals
 from celery_batch.worker.dead_letters import keep_dead_letter
@@ -17,12 +19,12 @@ from celery_batch.worker.lane import Lane
 from celery_batch.worker.news import News
 from celery_batch.worker.returns import Returns
 from celery_batch.worker.slots import Slots
+from celery_batch.worker.telling import Telling
 
 __all__ = ["Lanes"]
 
-#: Requests settled in one pass of the event loop; each costs a fraction of a
-#: millisecond in which no message is read and no batch is sent off.
-_SETTLED_PER_PASS = 16
+#: Room for messages that no lane waits for: what the prefetch allows.
+_NO_LIMIT = 1 << 20
 
 
 class Lanes:
@@ -37,13 +39,15 @@ class Lanes:
         self._consumer = consumer
         self._hub = consumer.hub
         self._slots = Slots(consumer.pool)
+        self._ahead = Ahead(consumer)
         self._lanes: dict[str, Lane] = {}
         self._jobs: set[BatchJob] = set()
-        self._unsettled: deque[News] = deque()
         self._returns = Returns()
+        self._telling = Telling(consumer.hub, self._returns, self._run_untold)
         self._arrivals = Arrivals(consumer, self._returns)
         self._alarm = alarm_for(consumer.hub, self._ring)
         self._open = False
+        self._is_gathering = False
 
     def __repr__(self) -> str:
         return f"<Lanes {list(self._lanes.values())}, {self._slots.in_flight} in flight>"
@@ -54,18 +58,37 @@ class Lanes:
             self._lanes[task.name] = Lane(task, self._slots)
         return self._lanes[task.name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._lanes
+
     @property
     def is_open(self) -> bool:
         """Whether the event loop runs and batches may leave."""
         return self._open
 
-    def room(self) -> int:
-        """Return how many more requests could be put to use, running, ready or gathering."""
-        batches = self._slots.capacity + self._slots.processes
-        held = sum(len(job) for job in list(self._jobs))
-        lanes = list(self._lanes.values())
-        wanted = batches * sum(lane.policy.max_batch_size for lane in lanes)
-        return max(wanted - held - sum(lane.waiting for lane in lanes), 0)
+    def room(self, tasks: Collection[str] | None) -> int:
+        """
+        Return how many more requests could soon be put to use: run, made ready or gathered.
+
+        Nobody knows whose message comes next, so the fullest lane counts: what it
+        cannot use is left in the broker for other workers.
+
+        Args:
+            tasks: Whose messages may come; None if anybody's may, who has room at all.
+        """
+        batches, jobs = self._slots.capacity + self._slots.processes, list(self._jobs)
+        rooms = [
+            lane.room(batches, [job for job in jobs if job.task is lane.task])
+            for name, lane in list(self._lanes.items())
+            if tasks is None or name in tasks
+        ]
+        if tasks is None:
+            rooms = [room for room in rooms if room > 0]
+        return max(min(rooms, default=_NO_LIMIT), 0)
+
+    def has_room(self) -> bool:
+        """Say whether there is room for anybody's message, whosever it is."""
+        return self.room(self._lanes) > 0
 
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
@@ -81,7 +104,7 @@ class Lanes:
         """
         self._open = False
         self._alarm.cancel()
-        self._settle_all(restarting=restarting)
+        self._telling.tell_rest(restarting=restarting)
         for lane in self._lanes.values():
             self._give_back(lane.forget())
         for job in list(self._jobs):
@@ -89,7 +112,7 @@ class Lanes:
             # without a word, if it is one that does; at shutdown it still runs what
             # it was given.
             is_flushed = restarting and self._slots.are_flushed and not job.accepted
-            if not job.submitted or is_flushed:
+            if not job.submitted or (is_flushed and not job.is_known):
                 job.forget()
                 self._give_back(job.requests)
                 self._leave(job)
@@ -104,8 +127,18 @@ class Lanes:
 
     def add(self, lane: Lane, task_request: Any) -> None:
         """Put Celery's request in its lane, and send off what may leave."""
-        if self._arrivals.admit(lane, task_request):
+        if self._arrivals.admit(lane, task_request) and not self._is_gathering:
             self.pump()
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Let several come in before it is asked once what may leave."""
+        self._is_gathering = True
+        try:
+            yield
+        finally:
+            self._is_gathering = False
+        self.pump()
 
     def pump(self) -> None:
         """Send off every batch that may leave now; arm the alarm for the next that may."""
@@ -134,23 +167,23 @@ class Lanes:
     def on_start(self, job: BatchJob) -> None:
         """A pool process has taken a batch."""
         self._consumer.batch_ledger.started(job.requests)
+        self._ahead.accepted(job)
 
     def on_end(self, job: BatchJob, ending: Ending) -> None:
         """A batch has ended: its slot is free, and its requests have something to hear."""
         self._leave(job)
+        self._ahead.go_on()
         if job.accepted:
             self._learn(job, ending)
         ending.news += self._run_again(job.task, ending)
         if self._slots.run_inline or self._hub is None or not self._open:
-            for each in ending.news:
-                self._tell(each)
+            self._telling.tell_at_once(ending)
             if not self._slots.run_inline:  # else it was pump that ran the batch, and goes on
                 self.pump()
             return
         # Bookkeeping comes last: a batch that is ready now, or can be read now,
         # must not wait for the one that is done.
-        self._unsettled.extend(ending.news)
-        self._hub.call_soon(self._next_then_settle)
+        self._telling.tell_after(self.pump, ending)
 
     def _learn(self, job: BatchJob, ending: Ending) -> None:
         self.lane(job.task).learn(job.answer)
@@ -179,52 +212,31 @@ class Lanes:
         self._returns.never_ran(each for each in requests if not each.acknowledged)
         for request in requests:
             if request.acknowledged:
-                for news in not_run(request).news:
-                    self._tell(news)
+                self._telling.tell(not_run(request).news)
 
     def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
         job = BatchJob(lane.task, batch, self)
         self._jobs.add(job)
-        self._consumer.on_task_request(job)
+        self._ahead.submit(job)
 
     def _give_up_late_ones(self) -> None:
         for lane in self._lanes.values():
             for request in lane.expire():
-                for news in give_up(request).news:
-                    self._tell(news)
+                self._telling.tell(give_up(request).news)
 
-    def _tell(self, news: News) -> None:
-        request = news.request
-        if news.deliver():
-            if request.acknowledged:  # one that Celery has stopped is to come again, and run
-                self._returns.ended(request)
-        elif self._open and not request.is_disowned:
+    def _run_untold(self, request: Any) -> None:
+        """Run again whose end could not be stored: nobody may wait for ever."""
+        if self._open and not request.is_disowned:
             task_reserved(request)
             request.deadline = None  # what is left is to tell it, and that takes its time
             self._arrivals.line_up(self.lane(request.task), request)
-
-    def _next_then_settle(self) -> None:
-        self.pump()
-        self._hub.call_soon(self._settle_some)
-
-    def _settle_some(self) -> None:
-        for _ in range(min(_SETTLED_PER_PASS, len(self._unsettled))):
-            self._tell(self._unsettled.popleft())
-        if self._unsettled:
-            self._hub.call_soon(self._settle_some)
-
-    def _settle_all(self, *, restarting: bool) -> None:
-        while self._unsettled:
-            news = self._unsettled.popleft()
-            if restarting:
-                news.request.disown()
-            self._tell(news)
 
     def _leave(self, job: BatchJob) -> None:
         with self._slots.lock:
             if job in self._jobs:
                 self._jobs.remove(job)
                 self._slots.in_flight -= 1
+        self._ahead.left(job)
 
     def _ring(self, late: float) -> None:
         for lane in self._lanes.values():

@@ -11,6 +11,9 @@ __all__ = ["NoLedger"]
 class NoLedger:
     """Tells nobody: a broker that cannot keep it, or need not."""
 
+    #: Whether acknowledgements are collected, so that none has to wait for the event loop.
+    collects = False
+
     def started(self, task_requests: Sequence[Any]) -> None:
         """Take note that a pool process runs these requests of Celery's."""
 

@@ -23,6 +23,8 @@ from celery.utils.log import current_process_index
 
 from celery_batch.config import Settings
 from celery_batch.serving import devices, residents
+from celery_batch.worker.clerks import employ
+from celery_batch.worker.overlap import is_wanted
 
 __all__ = ["Plan", "load_in_pool_process", "load_models"]
 
@@ -116,6 +118,8 @@ def load_in_pool_process() -> None:
         # a process that lives on would be given tasks.
         os._exit(_EX_CONFIG)
     signals.worker_process_shutdown.connect(_unload, weak=False)
+    if is_wanted(current_app, plan.processes):
+        employ(current_app._get_current_object())  # noqa: SLF001 (proxies look up where they are)
     _report(plan, error=None)
 
 

@@ -36,9 +36,16 @@ def listen_before_flush(pool: Any, hub: Any) -> None:
     def flush_after_listening() -> None:
         try:
             _hear_out(processes, hub)
+            bound = _bound_to_run(processes)
         except Exception:
             logger.exception("Could not hear the pool out; some batches may run twice")
-        flush()
+            bound = []
+        for job in bound:
+            job._accepted = True  # noqa: SLF001
+        try:
+            flush()
+        finally:
+            _take_back(bound)
 
     pool.flush = flush_after_listening
 
@@ -60,11 +67,33 @@ def _finish_writing(pool: Any) -> None:
             pool._flush_writer(job._write_to, writer)  # noqa: SLF001
 
 
+def _sent(pool: Any) -> list[Any]:
+    """Return the jobs that living processes have been sent and have not accepted."""
+    jobs = list(pool._cache.values())  # noqa: SLF001
+    sent = [job for job in jobs if job._write_to and not job._accepted]  # noqa: SLF001
+    return [job for job in sent if job._write_to._is_alive()]  # noqa: SLF001
+
+
 def _silent_pipes(pool: Any) -> list[int]:
-    """Return the pipes of the living processes that have been sent a job and said nothing yet."""
-    jobs = pool._cache.values()  # noqa: SLF001
-    sent = [job._write_to for job in jobs if job._write_to and not job._accepted]  # noqa: SLF001
-    return list({process.outqR_fd for process in sent if process._is_alive()})  # noqa: SLF001
+    """Return the pipes of the processes that have been sent a job and said nothing yet."""
+    bound = _bound_to_run(pool)
+    return list({job._write_to.outqR_fd for job in _sent(pool) if job not in bound})  # noqa: SLF001
+
+
+def _bound_to_run(pool: Any) -> list[Any]:
+    """Return the jobs that lie in a process behind another that runs: they run in any case."""
+    jobs = list(pool._cache.values())  # noqa: SLF001
+    busy = {job._worker_pid for job in jobs if job._accepted}  # noqa: SLF001
+    return [job for job in _sent(pool) if job._write_to.pid in busy]  # noqa: SLF001
+
+
+def _take_back(bound: list[Any]) -> None:
+    """Say of jobs what is true again: that no process has accepted them, unless one has."""
+    for job in bound:
+        if job._worker_pid is None:  # noqa: SLF001
+            job._accepted = False  # noqa: SLF001
+            if not job._write_to._is_alive():  # noqa: SLF001
+                job.discard()
 
 
 def _read(hub: Any, pipe: int) -> None:

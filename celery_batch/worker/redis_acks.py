@@ -11,7 +11,7 @@ from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from celery_batch.worker.redis_lease import Lease
-from celery_batch.worker.redis_returns import Terms
+from celery_batch.worker.redis_restore import Terms
 from celery_batch.worker.redis_scripts import DONE
 
 __all__ = ["BulkAcks"]
@@ -101,7 +101,7 @@ class BulkAcks:
         try:
             self._done(
                 keys=[keys.index, keys.unacked, keys.owner_of, keys.held],
-                args=[len(tags), *tags, *marks],
+                args=["\n".join(tags), "\n".join(marks)],
             )
         except ResponseError as error:
             logger.warning("Redis refuses acknowledgements (%s): sent again soon", error)
@@ -141,7 +141,7 @@ class BulkAcks:
     def _restore_by_tag(self, tag: str, client: Any = None, leftmost: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 (kombu's signature)
         command = "LPUSH" if leftmost else "RPUSH"
         terms = Terms(self._lease.keys.owner, command=command)
-        self._lease.returns.give_back({tag: "0"}, terms)
+        self._lease.restorer.give_back({tag: "0"}, terms)
 
     def _restore_all(self, *_: Any, **__: Any) -> None:
         """Give everything back, as the channel closes; nothing here may keep it from closing."""
@@ -156,4 +156,4 @@ class BulkAcks:
         """As kombu's own, by Redis' clock, and sparing what a living worker holds."""
         self._sweeps += 1
         if (self._sweeps - 1) % (interval or 1) == 0 and not self.has_ended:
-            self._lease.returns.sweep(self._qos.visibility_timeout, num)
+            self._lease.restorer.sweep(self._qos.visibility_timeout, num)

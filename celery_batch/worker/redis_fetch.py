@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
 from kombu.transport import virtual
-from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
+from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.redis_bells import Bells
 from celery_batch.worker.redis_lease import Lease
 from celery_batch.worker.redis_scripts import KEEP, POP
@@ -29,9 +30,9 @@ __all__ = ["BulkFetch"]
 
 logger = logging.getLogger(__name__)
 
-#: Messages in one pass of the event loop; each costs a quarter of a millisecond
+#: Messages in one pass of the event loop; each costs a twentieth of a millisecond
 #: in which no finished batch is noticed and no ready one is sent off.
-_SLICE = 32
+_SLICE = 64
 
 #: Seconds after which an idle worker looks for itself, as kombu's own BRPOP does; and
 #: after which a Redis that refused is asked again.
@@ -46,7 +47,7 @@ class BulkFetch:
         channel: Kombu's Redis channel, which consumes with acknowledgements.
         hub: Celery's event loop.
         lease: What is read belongs to it.
-        room: How many more messages the worker can put to use.
+        lanes: Where what is read goes, and how much more they can put to use.
         read: Decodes a message; None if it refuses it.
     """
 
@@ -55,17 +56,21 @@ class BulkFetch:
         channel: Any,
         hub: Any,
         lease: Lease,
-        room: Callable[[], int],
+        lanes: Lanes,
         read: Callable[[bytes], Any],
     ) -> None:
         self._channel = channel
         self._qos = channel.qos
         self._lease = lease
-        self._room = room
+        self._lanes = lanes
         self._decode = read
         self._places: list[str] = []
+        self._asked: list[str] = []
         self._asked_at = 0.0
-        self._is_quiet = False
+        #: The lists in which nothing was found, until a bell rings.
+        self._quiet: list[str] | None = None
+        #: The tasks whose messages have been seen in each queue.
+        self._seen: defaultdict[str, set[str]] = defaultdict(set)
         self._is_asked = False
         self._is_single = False
         self._is_refused = False
@@ -83,7 +88,7 @@ class BulkFetch:
         self._bells.close()
 
     def _wake(self) -> None:
-        self._is_quiet = False
+        self._quiet = None
 
     def _read_singly(self, error: ResponseError) -> None:
         if not self._is_single:
@@ -94,20 +99,19 @@ class BulkFetch:
     def _ask(self, timeout: float | None = None) -> None:
         """Take the place of sending BRPOP: called in each pass in which we may consume."""
         if self._is_single:
-            self._start_one(timeout)
+            if self._lanes.has_room():
+                self._start_one(timeout)
             return
         if self._is_asked:
             # Kombu has closed the socket on which an answer was due.  What Redis may have
             # handed out is held by this connection's owner, and comes back with its end.
             raise RedisConnectionError("an answer of Redis has been lost")
         now = time.monotonic()
-        if self._is_quiet and now - self._asked_at < _LOOK_EVERY:
+        wanted, lists = self._wanted(), self._lists()
+        if not lists or (lists == self._quiet and now - self._asked_at < _LOOK_EVERY):
             return
         channel, keys, lease = self._channel, self._lease.keys, self._lease
-        lists = self._lists()
-        if not lists:
-            return
-        self._is_quiet, self._asked_at = False, now
+        self._quiet, self._asked, self._asked_at = None, lists, now
         connection = channel.client.connection
         channel._in_poll = connection  # noqa: SLF001
         channel._brpop_sent_at = now  # noqa: SLF001
@@ -115,12 +119,14 @@ class BulkFetch:
         self._is_asked = True
         connection.send_command(
             *("EVALSHA", self._pop, len(names) + len(lists), *names, *lists),
-            *(self._wanted(), keys.owner, lease.description, lease.milliseconds),
+            *(wanted, keys.owner, lease.description, lease.milliseconds),
         )
 
     def _lists(self) -> list[str]:
+        """Return the lists to look into: those whose messages could be put to use."""
         channel = self._channel
         queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
+        queues = [queue for queue in queues if self._room(queue) > 0]
         self._places = [queue for _ in channel.priority_steps for queue in queues]
         return [
             channel.global_keyprefix + channel._q_for_pri(queue, step)  # noqa: SLF001
@@ -130,7 +136,12 @@ class BulkFetch:
 
     def _wanted(self) -> int:
         credit = self._qos.can_consume_max_estimate()
-        return min(max(self._room(), 1), _SLICE, _SLICE if credit is None else max(credit, 1))
+        rooms = [room for queue in self._channel.active_queues if (room := self._room(queue)) > 0]
+        return min(_SLICE, *rooms, _SLICE if credit is None else max(credit, 1))
+
+    def _room(self, queue: str) -> int:
+        """Return how many more messages of a queue could be put to use, by what it has brought."""
+        return self._lanes.room(self._seen.get(queue))
 
     def _read(self, **options: Any) -> bool:
         """
@@ -143,12 +154,13 @@ class BulkFetch:
             return bool(self._read_one(**options))
         found = self._answer()
         if not found:
-            self._is_quiet = True
+            self._quiet = self._asked
             if not self._channel._closing:  # noqa: SLF001
-                self._bells.arm(self._lists())
+                self._bells.arm(self._asked)
             raise Empty
         self._channel._queue_cycle.rotate(found[0][0])  # noqa: SLF001
-        self._deliver(found)
+        with self._lanes.gathering():
+            self._deliver(found)
         return True
 
     def _answer(self) -> list[tuple[str, str, bytes]]:
@@ -160,7 +172,7 @@ class BulkFetch:
             channel.client.connection.disconnect()
             raise
         except ResponseError as error:
-            self._is_quiet = True  # not again in this very pass
+            self._quiet = self._asked  # not again in this very pass
             self._explain(error)
             raise Empty from error
         finally:
@@ -168,7 +180,15 @@ class BulkFetch:
             channel._in_poll = None  # noqa: SLF001
             channel._flush_brpop_reauth()  # noqa: SLF001
         self._is_refused = False
-        return [(self._places[at - 1], bytes_to_str(tag), message) for at, tag, message in found]
+        return self._unpack(*found) if found else []
+
+    def _unpack(self, about: bytes, texts: bytes) -> list[tuple[str, str, bytes]]:
+        numbers, end, found = map(int, about.split()), 0, []
+        for at, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
+            start, end = end + in_tag, end + in_tag + in_message
+            tag = texts[start - in_tag : start].decode()
+            found.append((self._places[at - 1], tag, texts[start:end]))
+        return found
 
     def _explain(self, error: ResponseError) -> None:
         if isinstance(error, NoScriptError):
@@ -186,6 +206,7 @@ class BulkFetch:
             try:
                 envelope = self._decode(message)
                 if envelope is not None:
+                    self._note(queue, envelope.get("headers"))
                     # Checked already: past the gate that stands before `_deliver`.
                     virtual.Transport._deliver(self._channel.connection, envelope, queue)  # noqa: SLF001
                 elif tag:
@@ -198,6 +219,11 @@ class BulkFetch:
                     else:
                         self._channel.client.rpush(queue, message)
                 raise
+
+    def _note(self, queue: str, headers: Any) -> None:
+        task = (headers or {}).get("task")
+        if isinstance(task, str) and task in self._lanes:
+            self._seen[queue].add(task)
 
     def _forget(self, tag: str) -> None:
         """Cross out what was written down and refused."""

@@ -26,7 +26,7 @@ from celery_batch.worker.redis_owner import (
     machine,
     own_pool,
 )
-from celery_batch.worker.redis_returns import Returns
+from celery_batch.worker.redis_restore import Restorer
 from celery_batch.worker.redis_scripts import MISSING, RENEW
 
 __all__ = ["Lease"]
@@ -62,7 +62,7 @@ class Lease:
         self.description = describe_self(node)
         self.milliseconds = max(int(seconds * 1000), 1)
         self.client = Redis(connection_pool=own_pool(channel, max(seconds / 3, 1.0)))
-        self.returns = Returns(channel, self.client, self.keys)
+        self.restorer = Restorer(channel, self.client, self.keys)
         #: Whether others may have taken what we hold, and nobody has looked yet.
         self.in_doubt = False
         self._seconds = seconds
@@ -92,7 +92,7 @@ class Lease:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(_LOOK_EVERY)
         try:
-            self.returns.resign(self.keys.owner)
+            self.restorer.resign(self.keys.owner)
         except (RedisError, OSError) as error:
             logger.warning(
                 "Could not give messages back (%s): others will in %g s", error, self._seconds
@@ -105,8 +105,8 @@ class Lease:
         """Whether the lease may have lapsed: this process was stopped, or Redis away."""
         return awake_seconds() - self._renewed_at > self._seconds
 
-    def held(self) -> set[str]:
-        """Ask Redis for the delivery tags that are still ours, and take a fresh lease."""
+    def renew(self) -> set[str]:
+        """Take a fresh lease now, and return the delivery tags that are still ours."""
         self._renew(*self._renewal(refresh=False))
         tags = {bytes_to_str(tag) for tag in self.client.hkeys(self.keys.held)}
         self._renewed_at = awake_seconds()
@@ -154,7 +154,7 @@ class Lease:
         for owner, alive in known.items():
             gone = not alive and self._is_long_gone(owner, now)
             if not self._stopped.is_set() and (gone or (alive and is_dead(alive))):
-                given = self.returns.rescue(owner, alive)
+                given = self.restorer.rescue(owner, alive)
                 if given:
                     logger.warning("Gave back %d messages of a worker that is gone", given)
 

@@ -26,6 +26,8 @@ class RedisLedger(NoLedger):
         drop: Told the delivery tags of messages that others have taken.
     """
 
+    collects = True
+
     def __init__(
         self, pool: Any, lease: Lease, acks: BulkAcks, drop: Callable[[set[str]], object]
     ) -> None:
@@ -55,7 +57,7 @@ class RedisLedger(NoLedger):
         if not (self._lease.in_doubt or self._lease.is_late):
             return set()
         try:
-            return self._acks.held_here() - self._lease.held()
+            return self._acks.held_here() - self._lease.renew()
         except (RedisError, OSError):
             return set()  # the connection is about to be found lost, and all with it
 

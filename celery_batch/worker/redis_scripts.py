@@ -11,7 +11,7 @@ allows then; what follows in the same script is allowed too.
 
 from __future__ import annotations
 
-__all__ = ["DONE", "KEEP", "MISSING", "POP", "RENEW", "RETURN", "SWEEP"]
+__all__ = ["DONE", "KEEP", "MISSING", "POP", "RENEW", "RETURN", "STORE", "SWEEP"]
 
 _NOW = """
 local clock = redis.call('TIME')
@@ -21,13 +21,15 @@ local now = clock[1] .. '.' .. string.format('%06d', clock[2])
 #: Pop messages and write down who has them.
 #: KEYS: index, unacked, owner of, held, owners, alive, then the queues' lists in order.
 #: ARGV: how many, owner, what alive says, its milliseconds.
+#: Returns nothing, or three numbers for each message (its list, the lengths of its tag and
+#: of itself), and then all tags and messages in one: a reply of two parts is soon read.
 #: A message is decoded only to be read; encoding it again would turn an empty list
 #: into an empty object.  Nothing here may fail on what anybody can send: a script that
 #: fails half way has popped messages that nobody then has.
 POP = (
     _NOW
     + """
-local found, wanted = {}, tonumber(ARGV[1])
+local found, about, wanted = {}, {}, tonumber(ARGV[1])
 local index, entries, owners, flags = {}, {}, {}, {}
 for i = 7, #KEYS do
   while wanted > 0 do
@@ -54,7 +56,11 @@ for i = 7, #KEYS do
       flags[#flags + 1] = tag
       flags[#flags + 1] = '0'
     end
-    found[#found + 1] = {i - 6, tag, message}
+    about[#about + 1] = i - 6
+    about[#about + 1] = #tag
+    about[#about + 1] = #message
+    found[#found + 1] = tag
+    found[#found + 1] = message
     wanted = wanted - 1
   end
 end
@@ -68,7 +74,8 @@ if #index > 0 then
     redis.call('SET', KEYS[6], ARGV[3], 'PX', ARGV[4])
   end
 end
-return found
+if #found == 0 then return {} end
+return {table.concat(about, ' '), table.concat(found)}
 """
 )
 
@@ -87,19 +94,24 @@ redis.call('SADD', KEYS[5], ARGV[1])
 )
 
 #: Cross off what is acknowledged, then mark what runs.
-#: KEYS: index, unacked, owner of, held.  ARGV: how many are acknowledged, their tags, the
-#: tags of what runs.
+#: KEYS: index, unacked, owner of, held.  ARGV: the tags of what is acknowledged, those of
+#: what runs, each on a line of its own: one argument is soon written.
 DONE = """
-local done = tonumber(ARGV[1])
-redis.call('HDEL', KEYS[4], '')
-for first = 2, done + 1, 1000 do
-  local last = math.min(first + 999, done + 1)
-  redis.call('ZREM', KEYS[1], unpack(ARGV, first, last))
-  for i = 2, 4 do redis.call('HDEL', KEYS[i], unpack(ARGV, first, last)) end
+local function split(text)
+  local tags = {}
+  for tag in string.gmatch(text, '[^\\n]+') do tags[#tags + 1] = tag end
+  return tags
 end
-for i = done + 2, #ARGV do
-  if redis.call('HEXISTS', KEYS[4], ARGV[i]) == 1 then
-    redis.call('HSET', KEYS[4], ARGV[i], '1')
+local done = split(ARGV[1])
+redis.call('HDEL', KEYS[4], '')
+for first = 1, #done, 1000 do
+  local last = math.min(first + 999, #done)
+  redis.call('ZREM', KEYS[1], unpack(done, first, last))
+  for i = 2, 4 do redis.call('HDEL', KEYS[i], unpack(done, first, last)) end
+end
+for _, tag in ipairs(split(ARGV[2])) do
+  if redis.call('HEXISTS', KEYS[4], tag) == 1 then
+    redis.call('HSET', KEYS[4], tag, '1')
   end
 end
 """
@@ -196,4 +208,68 @@ for _, tag in ipairs(redis.call('ZREVRANGEBYSCORE', KEYS[1], latest, 0, 'LIMIT',
   end
 end
 return found
+"""
+
+#: Store results, notify who subscribed to their keys, and tell each client all of its own.
+#: KEYS: where they are stored.  ARGV: most bytes of a value that is told; characters of a
+#: key before the task's id; for each result an order: "l" to look whether what is stored
+#: stands, "w" to write or "k" to keep it, seconds to live (0: for ever), ":" and the number
+#: of the channel to tell (0 for none), " "; the values; the channels.
+#: Returns the numbers of those that only Python can judge, and why a client was not told.
+#: Told is what is stored in the end, by whomever: a former answer may have been missed.
+STORE = """
+local function stands(stored)
+  local state = string.match(stored, '^{"status": "([^"\\\\]*)"')
+  if not state and #stored < 65536 and string.byte(stored) == 123 then
+    local readable, meta = pcall(cjson.decode, stored)
+    state = readable and type(meta) == 'table' and meta.status
+  end
+  if type(state) ~= 'string' then return nil end
+  return state == 'SUCCESS' or state == 'REVOKED'
+end
+local function write(key, seconds, value)
+  local done
+  if seconds == '0' then done = redis.pcall('SET', key, value)
+  else done = redis.pcall('SETEX', key, seconds, value) end
+  if done.err then return done end
+  done = redis.pcall('PUBLISH', key, value)
+  return type(done) == 'table' and done
+end
+local most, prefix = tonumber(ARGV[1]), tonumber(ARGV[2])
+local unsure, news, i = {}, {}, 0
+for what, seconds, channel in string.gmatch(ARGV[3], '(%a)(%-?%d+):(%d+) ') do
+  i = i + 1
+  local key, value = KEYS[i], ARGV[3 + i]
+  local stored = what ~= 'w' and redis.pcall('GET', key)
+  if type(stored) ~= 'string' or stored == '' then stored = false end
+  local kept = stored and (what == 'k' or stands(stored))
+  if kept == nil then
+    unsure[#unsure + 1] = i
+  else
+    if kept then
+      value = stored
+    elseif what ~= 'k' then
+      local failed = write(key, seconds, value)
+      if failed then return failed end
+    end
+    channel = tonumber(channel)
+    if channel > 0 then
+      local id = string.sub(key, prefix + 1)
+      if #value > most then value = '' end
+      local parts = news[channel] or {}
+      news[channel] = parts
+      parts[#parts + 1] = #id .. ':' .. id .. ',' .. #value .. ':'
+      parts[#parts + 1] = value
+      parts[#parts + 1] = ','
+    end
+  end
+end
+local untold = ''
+for channel = 1, #ARGV - 3 - #KEYS do
+  if news[channel] then
+    local told = redis.pcall('PUBLISH', ARGV[3 + #KEYS + channel], table.concat(news[channel]))
+    if type(told) == 'table' then untold = told.err end
+  end
+end
+return {unsure, untold}
 """

@@ -12,12 +12,33 @@ from celery.states import READY_STATES
 from celery.utils.functional import noop
 from celery.worker.request import Request
 
-__all__ = ["LOSSES", "BatchRequest"]
+from celery_batch.chunks import ROWS
+from celery_batch.worker.shapes import are_limits
+
+__all__ = ["LOSSES", "BatchRequest", "wants_events"]
 
 logger = logging.getLogger(__name__)
 
+
+def wants_events(eventer: Any, task: Any) -> bool:
+    """
+    Say whether anybody is sent the events of a task's requests.
+
+    Args:
+        eventer: Celery's event dispatcher, which may be missing.
+        task: Of the requests.
+    """
+    if not eventer or not eventer.enabled or not task.send_events:
+        return False
+    return not eventer.groups or "task" in eventer.groups
+
+
 #: The message header that counts how often a request's process died under it.
 LOSSES = "batch_losses"
+
+#: Seconds.  A message may not ask for less: every batch would miss that, at the price of
+#: two pool processes, each with a model to load.
+_SHORTEST_LIMIT = 0.1
 
 
 class BatchRequest(Request):  # type: ignore[misc]
@@ -25,6 +46,9 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     #: How often a process died while it ran this request, here or elsewhere.
     losses = 0
+
+    #: How many rows it has: many if it is a chunk.
+    rows = 1
 
     #: When the time is up that its batch's time limit left it, on the monotonic clock.
     deadline: float | None = None
@@ -37,6 +61,12 @@ class BatchRequest(Request):  # type: ignore[misc]
         counted = self._request_dict.get(LOSSES)
         if isinstance(counted, int) and counted > 0:  # from the wire: anything may be there
             self.losses = counted
+        limits = self._request_dict.get("timelimit")
+        if limits and limits != [None, None] and are_limits(limits):
+            self.time_limits = tuple(each and max(each, _SHORTEST_LIMIT) for each in limits)
+        rows = self._request_dict.get(ROWS)
+        if isinstance(rows, int) and rows > 0:
+            self.rows = rows
 
     #: Whether the connection of its message is gone, so that it acknowledges nothing.
     is_disowned = False
@@ -79,6 +109,18 @@ class BatchRequest(Request):  # type: ignore[misc]
         else:
             super().reject(requeue=requeue)
             self.was_rejected = True
+
+    @property
+    def is_routine(self) -> bool:
+        """Whether its start and its success go into Celery's books, and nowhere else."""
+        cls = type(self)
+        return (
+            self._task.acks_late
+            and cls.on_accepted is Request.on_accepted
+            and cls.acknowledge is BatchRequest.acknowledge
+            and self._terminate_on_ack is None
+            and not wants_events(self._eventer, self._task)
+        )
 
     def disown(self) -> None:
         """Acknowledge nothing any more: the connection of the message is gone."""

@@ -65,6 +65,12 @@ class Returns:
         with self._lock:
             self._keep(request.key, Known.NEVER_RAN if request.was_rejected else Known.ANSWERED)
 
+    def all_answered(self, requests: Iterable[Any]) -> None:
+        """Take note of requests whose results are stored and whose messages are acknowledged."""
+        with self._lock:
+            for request in requests:
+                self._keep(request.key, Known.ANSWERED)
+
     def recognise(self, request: Any) -> Known | BatchJob | None:
         """
         Return what is known of a request whose message was delivered again, once.
@@ -82,8 +88,8 @@ class Returns:
         return fate
 
     def _keep(self, key: tuple[str, int], fate: Known | BatchJob) -> None:
-        self._fates[key] = fate
-        self._fates.move_to_end(key)
+        self._fates.pop(key, None)
+        self._fates[key] = fate  # behind all others
         while len(self._fates) > _LONGEST_MEMORY:
             old, _ = self._fates.popitem(last=False)
             self._losses.pop(old, None)

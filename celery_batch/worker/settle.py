@@ -17,156 +17,115 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any
+from functools import partial
 
 from billiard.einfo import ExceptionInfo
-from billiard.exceptions import SoftTimeLimitExceeded
 from celery import current_app
 from celery.app.task import Context
 from celery.app.trace import trace_task
 from celery.exceptions import Reject
-from kombu.serialization import loads, prepare_accept_content
+from kombu.serialization import prepare_accept_content
 
+from celery_batch.folding import Asked
 from celery_batch.seat import Answer, seat
 from celery_batch.serving.runner import Outcome
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
+from celery_batch.worker.batch_end import BatchEnd, Fate, Settled, error_info
+from celery_batch.worker.delivery import Delivery
+from celery_batch.worker.model_call import ModelCall, out_of_use
+from celery_batch.worker.plain import PlainItem, PlainWay, is_plain
 from celery_batch.worker.redis_results import ResultBuffer, buffered_results, passing_errors
 from celery_batch.worker.softlimit import SoftLimit
 
-__all__ = ["BatchEnd", "Delivery", "Fate", "Settled", "error_info", "run_batch"]
+__all__ = ["Perform", "run_batch", "settle"]
 
 logger = logging.getLogger(__name__)
 
 #: Stack frames one item may need: tracer, autoretry, instrumentation and our own.
 _FRAMES_PER_ITEM = 16
 
-#: What Celery's request handler expects of a finished task: failed, result or error, runtime.
-Settled = tuple[int, Any, float]
+#: Has a model called, and returns the items' outcomes and the seconds it had to wait.
+Perform = Callable[[ModelCall], tuple[Sequence[Outcome], float]]
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+def run_batch(
+    task_name: str,
+    deliveries: list[Delivery],
+    soft_limit: float | None = None,  # noqa: ARG001 (where signals are for one batch, see clerks)
+) -> BatchEnd | ExceptionInfo:
     """
-    One request on its way to the pool process, its body still encoded.
-
-    Args:
-        task_id: The request's id.
-        request: Celery's request dict without arguments.
-        body: The message's body; already decoded if `content_type` is None.
-        content_type: Of the body.
-        content_encoding: Of the body.
-    """
-
-    task_id: str
-    request: dict[str, Any]
-    body: Any
-    content_type: str | None
-    content_encoding: str | None
-
-    def decode(self, accept: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """Return arguments, keyword arguments and what Celery embeds beside them."""
-        if self.content_type is None:
-            args, kwargs, embed = self.body
-        else:
-            args, kwargs, embed = loads(
-                self.body, self.content_type, self.content_encoding, accept=accept
-            )
-        return args, kwargs, embed or {}
-
-
-class Fate(Enum):
-    """What kept requests from having an answer."""
-
-    BROKE_OFF = auto()  # the run ended early, and one of them may be to blame
-    NOT_STORED = auto()  # they ran, and their results could not be stored
-    REFUSED = auto()  # the process was of no use, and ran nothing
-
-
-@dataclass(frozen=True, slots=True)
-class BatchEnd:
-    """
-    What a pool process says of a batch.
-
-    Args:
-        settled: For each request what Celery's tracer made of it, in order; None for
-            one that has no answer and is to run again.
-        calls: How often the model was called.
-        safe_size: Most items that fit into memory; None if nothing ran out of it.
-        broken: Why this process is of no more use, if it is.
-        fate: What kept those that have no answer from it.
-    """
-
-    settled: list[Settled | None]
-    calls: int = 1
-    safe_size: int | None = None
-    broken: str | None = None
-    fate: Fate = Fate.BROKE_OFF
-
-
-#: Why this process is of no more use: its device fails whatever it is asked.
-_broken: str | None = None
-
-
-def error_info(error: Exception) -> ExceptionInfo:
-    """Wrap an error as the pool would."""
-    try:
-        raise error
-    except type(error):
-        return ExceptionInfo()
-
-
-def run_batch(task_name: str, deliveries: list[Delivery]) -> BatchEnd | ExceptionInfo:
-    """
-    Run one batch in this process.
+    Run one batch in this process, from beginning to end.
 
     Args:
         task_name: Of a batch task that this process has registered.
         deliveries: The batch's requests, oldest first.
+        soft_limit: Seconds; the pool says when they are over.
 
     Returns:
         What became of each request, or the error that kept us from finding out.
     """
-    global _broken  # noqa: PLW0603 (one device a process)
-    if _broken is not None:
-        return BatchEnd([None] * len(deliveries), calls=0, broken=_broken, fate=Fate.REFUSED)
+    with SoftLimit() as limit:
+        return settle(task_name, deliveries, lambda call: (call(limit), 0.0))
+
+
+def settle(
+    task_name: str, deliveries: list[Delivery], perform: Perform
+) -> BatchEnd | ExceptionInfo:
+    """
+    Take a batch through its tracers.
+
+    Args:
+        task_name: Of a batch task that this process has registered.
+        deliveries: The batch's requests, oldest first.
+        perform: Has the model called.
+
+    Returns:
+        What became of each request, or the error that kept us from finding out.
+    """
+    broken = out_of_use()
+    if broken is not None:
+        return BatchEnd([None] * len(deliveries), calls=0, broken=broken, fate=Fate.REFUSED)
     app = current_app._get_current_object()  # noqa: SLF001 (Celery's own way to leave the proxy)
     try:
-        end = _Run(app.tasks[task_name], deliveries).settle_all()
+        return _Run(app.tasks[task_name], deliveries, perform).settle_all()
     except Exception:
         # Two of Celery's pools drop what a job raises, and with it everybody in it.
         logger.exception("Could not settle a batch of %s", task_name)
         return ExceptionInfo()
-    _broken = end.broken
-    return end
 
 
 class _Run:
     """A batch in the making: who has entered, what the model said."""
 
-    def __init__(self, task: BatchTask, deliveries: list[Delivery]) -> None:
+    def __init__(self, task: BatchTask, deliveries: list[Delivery], perform: Perform) -> None:
         self._task = task
         self._deliveries = deliveries
+        self._perform = perform
         self._accept = prepare_accept_content(task.app.conf.accept_content)
         self._settled: list[Settled | None] = [None] * len(deliveries)
-        self._rows: dict[int, tuple[Any, ...]] = {}
+        self._asked: dict[int, Asked] = {}
         self._outcomes: dict[int, Outcome] = {}
+        self._call: ModelCall | None = None
+        self._waited = 0.0
         self._buffer: ResultBuffer | None = None
-        self._soft_limit = SoftLimit()
+        #: Who goes through a tracer, and who takes the short way, as it was admitted.
+        self._traced = list(range(len(deliveries)))
+        self._way: PlainWay | None = None
+        self._plain: dict[int, PlainItem] = {}
         self._context = copy_context()
         self._span = BatchSpan(task.name)
 
     def settle_all(self) -> BatchEnd:
         needed = 1000 + _FRAMES_PER_ITEM * len(self._deliveries)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), needed))
-        runner = self._task.runner()
-        before = runner.calls
         try:
-            with self._soft_limit, buffered_results(self._task) as self._buffer:
+            with buffered_results(self._task) as self._buffer:
+                self._admit_plain()
                 self._enter(0)
+                self._settle_plain()
         except passing_errors(self._task.backend) as error:
             count = len(self._deliveries)
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
@@ -176,30 +135,64 @@ class _Run:
             self._settled = [self._fail(delivery, error) for delivery in self._deliveries]
         return BatchEnd(
             self._settled,
-            calls=runner.calls - before,
-            safe_size=runner.safe_size.largest,
-            broken=runner.broken,
+            calls=self._call.calls if self._call else 0,
+            safe_size=self._task.runner().safe_size.largest,
+            broken=out_of_use(),
+            fate=self._call.fate if self._call else Fate.BROKE_OFF,
         )
 
-    def _enter(self, index: int) -> None:
-        """Enter the tracer of one item, and through it those of all that follow."""
-        if index == len(self._deliveries):
-            self._run_model()
+    def _admit_plain(self) -> None:
+        """Find out who needs no tracer, but for the last, in whose name the model runs."""
+        if self._buffer is None or not is_plain(self._task):
             return
+        self._way = PlainWay(self._task, self._buffer, self._accept)
+        for index, delivery in enumerate(self._deliveries[:-1]):
+            item = self._way.admit(delivery)
+            if item is not None:
+                self._plain[index] = item
+                self._asked[index] = item.row
+        self._traced = [index for index in self._traced if index not in self._plain]
+
+    def _enter(self, place: int) -> None:
+        """Enter the tracer of one item, and through it those of all that follow."""
+        if place == len(self._traced):
+            if len(self._asked) > len(self._plain) or not self._plain:
+                self._run_model()
+                return
+            # Nobody went on whose tracer was entered: somebody else has to lend his name.
+            lender, _ = self._plain.popitem()
+            del self._asked[lender]
+            self._traced.append(lender)
+        index = self._traced[place]
         went_on = [False]
 
-        def answer(row: tuple[Any, ...]) -> Outcome:
-            self._rows[index] = row
+        def answer(asked: Asked) -> Outcome:
+            self._asked[index] = asked
             self._span.join()
             went_on[0] = True
-            self._enter(index + 1)
+            self._enter(place + 1)
             return self._outcomes[index]
 
+        self._settle(index, answer)
+        if not went_on[0]:  # its tracer never called run: a hook raised, or it ran before
+            self._enter(place + 1)
+
+    def _settle_plain(self) -> None:
+        """Settle who has gone the short way; who has no value there goes through the tracer."""
+        for index, item in self._plain.items():
+            outcome = self._outcomes[index]
+            settled = None
+            if self._way is not None and outcome.error is None and not outcome.again:
+                settled = self._way.settle(item, outcome.value, self._waited)
+            if settled is not None:
+                self._settled[index] = settled
+            else:
+                self._settle(index, partial(_say, outcome))
+
+    def _settle(self, index: int, answer: Answer) -> None:
         settled = self._trace(self._deliveries[index], answer)
         outcome = self._outcomes.get(index)
         self._settled[index] = None if outcome is not None and outcome.again else settled
-        if not went_on[0]:  # its tracer never called run: a hook raised, or it ran before
-            self._enter(index + 1)
 
     def _trace(self, delivery: Delivery, answer: Answer) -> Settled:
         task = self._task
@@ -216,6 +209,8 @@ class _Run:
             return 1, ExceptionInfo(), 0.0
         except Exception as error:  # noqa: BLE001 (a body that cannot be read, memory that ran out)
             return self._fail(delivery, error)
+        if runtime is not None:
+            runtime = max(runtime - self._waited, 0.0)
         return (1, retval, runtime) if info else (0, shown, runtime)
 
     def _fail(self, delivery: Delivery, error: Exception) -> Settled:
@@ -225,24 +220,20 @@ class _Run:
         return 1, error_info(error), 0.0
 
     def _run_model(self) -> None:
-        if not self._rows:
+        if self._plain:
+            self._asked = dict(sorted(self._asked.items()))  # as they came
+        asked = list(self._asked.values())
+        if not asked:
             return
         try:
             if self._buffer is not None:
                 self._buffer.announce()  # STARTED is no news once the model has answered
-            with (
-                self._span.around_model(len(self._rows)),
-                self._soft_limit.in_model(),
-                seat.running_batch(),
-            ):
-                outcomes = self._task.runner().run(*_columns(list(self._rows.values())))
-        except SoftTimeLimitExceeded as error:  # it struck before the model was called
-            again = self._task.acks_late and len(self._rows) > 1
-            outcomes = [Outcome(again=True) if again else Outcome(error=error)] * len(self._rows)
+            self._call = ModelCall(self._task, asked, self._span)
+            outcomes, self._waited = self._perform(self._call)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
-            outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(self._rows)
-        self._outcomes = dict(zip(self._rows, outcomes, strict=True))
+            outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(asked)
+        self._outcomes = dict(zip(self._asked, outcomes, strict=True))
 
 
-def _columns(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
-    return [list(column) for column in zip(*rows, strict=True)]
+def _say(outcome: Outcome, _asked: Asked) -> Outcome:
+    return outcome

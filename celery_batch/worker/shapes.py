@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from celery_batch.chunks import MOST_ROWS
+
 __all__ = [
     "are_limits",
     "are_signatures",
@@ -15,6 +17,7 @@ __all__ = [
     "is_limit",
     "is_name",
     "is_name_or_none",
+    "is_rows_or_none",
     "is_signature",
     "is_stamp",
     "is_text_or_none",
@@ -34,7 +37,9 @@ def is_name(value: Any) -> bool:
 
 def is_name_or_none(value: Any) -> bool:
     """Say whether a value is such a text, or left out."""
-    return value is None or value == "" or is_name(value)
+    if isinstance(value, str):
+        return len(value) <= LONGEST_NAME and value.isprintable()
+    return value is None
 
 
 def is_text_or_none(value: Any) -> bool:
@@ -53,6 +58,11 @@ def is_count_or_none(value: Any) -> bool:
     return value is None or (is_whole and 0 <= value < LARGEST_COUNT)
 
 
+def is_rows_or_none(value: Any) -> bool:
+    """Say whether a value is how many rows a chunk may have, or left out."""
+    return value is None or (is_count_or_none(value) and 1 <= value <= MOST_ROWS)
+
+
 def is_limit(value: Any) -> bool:
     """Say whether a value is a number of seconds, or left out."""
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -61,6 +71,8 @@ def is_limit(value: Any) -> bool:
 
 def are_limits(value: Any) -> bool:
     """Say whether a value is a hard and a soft time limit, or left out."""
+    if value == [None, None]:
+        return True
     is_pair = isinstance(value, (list, tuple)) and len(value) == 2  # noqa: PLR2004 (hard and soft)
     return value is None or (is_pair and all(map(is_limit, value)))
 

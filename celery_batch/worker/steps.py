@@ -10,6 +10,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 
+from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import Settings, policy_of
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import residents
@@ -20,6 +21,7 @@ from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.loading import load_models
 from celery_batch.worker.pool_words import listen_before_flush
 from celery_batch.worker.reconnect import reconnect_soon
+from celery_batch.worker.redis_results import tell_clients
 from celery_batch.worker.warmup import WarmUp
 
 __all__ = ["BatchConsumer", "BatchWorker"]
@@ -29,6 +31,9 @@ logger = logging.getLogger(__name__)
 #: Seconds.  The pool is woken when a process ends, finds it not quite dead as a rule,
 #: and would look again after 5 s; the batch's other items wait for that.
 _LOOK_AFTER_DEAD = 0.25
+
+#: Seconds. Nobody's requests wait so long for company; milliseconds look like that.
+_LIKE_MILLISECONDS = 5.0
 
 
 class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -48,6 +53,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         self._listens = False
         if self.tasks:
             self._hold_enough(worker)
+            tell_clients(worker.app, self.tasks)
 
     def include_if(self, worker: Any) -> bool:  # noqa: ARG002 (Celery's signature)
         """Stay out of workers that import batch tasks but serve none of their queues."""
@@ -104,6 +110,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     def _announce(self) -> None:
         for task in self.tasks:
             policy = policy_of(task)
+            _warn_of_milliseconds(task.name, policy)
             logger.info(
                 "%s: batches of up to %d, max_wait %g s, linger %g s",
                 task.name,
@@ -116,6 +123,16 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         cause = error.__cause__ if isinstance(error, LoadFailed) else None
         logger.critical("This worker cannot start: %s", error, exc_info=cause)
         raise WorkerShutdown(EX_FAILURE)
+
+
+def _warn_of_milliseconds(name: str, policy: BatchPolicy) -> None:
+    for option in ("max_wait", "linger"):
+        value = getattr(policy, option) or 0.0
+        if value >= _LIKE_MILLISECONDS and policy.max_batch_size > 1:
+            logger.warning(
+                "%s: %s=%g is in seconds; if you mean milliseconds, write %g",
+                *(name, option, value, value / 1000),
+            )
 
 
 class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -138,6 +155,8 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
             capacity.lift_disabled_prefetch(consumer, tasks)
             self.gate.open()
             self.bulk.open()
+            if not self.bulk.is_open:
+                capacity.read_what_is_useful(consumer)
         self.lanes.open()
 
     def stop(self, consumer: Any) -> None:

@@ -8,11 +8,14 @@ code.  Where it would hand a request to the pool, the request joins its lane.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery.worker import strategy
 from celery.worker.consumer import Consumer
 from celery.worker.state import task_reserved
+
+from celery_batch.worker.admission import Admission
 
 __all__ = ["batches"]
 
@@ -30,8 +33,9 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     """
     lanes = consumer.batch_lanes
     lane = lanes.lane(task)
-    proxy = _ConsumerProxy(consumer, lambda request: lanes.add(lane, request))
-    return strategy.default(task, app, proxy)  # type: ignore[no-any-return]
+    line_up = partial(lanes.add, lane)
+    usual = strategy.default(task, app, _ConsumerProxy(consumer, line_up))
+    return Admission(consumer, task, usual, line_up)
 
 
 class _ConsumerProxy:

@@ -20,12 +20,14 @@ from celery_batch.worker.shapes import (
     is_flag_or_none,
     is_name,
     is_name_or_none,
+    is_rows_or_none,
     is_signature,
     is_text_or_none,
 )
 
 __all__ = [
     "Malformed",
+    "TooLarge",
     "check_content",
     "check_envelope",
     "check_headers",
@@ -34,6 +36,11 @@ __all__ = [
     "check_vital",
     "is_small",
 ]
+
+_Checks = dict[str, Callable[[Any], bool]]
+
+#: What is embedded beside arguments that nothing is embedded with.
+_NOTHING_EMBEDDED = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
 
 #: Values in the headers and properties of one message, and levels of nesting.
 MOST_VALUES, DEEPEST = 10_000, 50
@@ -44,6 +51,10 @@ LONGEST_TEXT = 256 * 1024
 
 class Malformed(ValueError):
     """A message is not what it has to be."""
+
+
+class TooLarge(Malformed):
+    """A message, or a part of it, has more bytes or values than it may have."""
 
 
 def is_small(raw: bytes) -> bool:
@@ -117,12 +128,20 @@ def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> N
     Raises:
         Malformed: A value is of a type or size that it cannot be.
     """
-    for name, is_fine in _FIELDS.items():
-        if not is_fine(fields.get(name)):
+    for name in ("id", "task"):
+        if not is_name(fields.get(name)):
             raise Malformed(f"{name} cannot be {_short(fields.get(name))}")
-    for name, is_fine in _PROPERTIES.items():
-        if not is_fine(properties.get(name)):
-            raise Malformed(f"property {name} cannot be {_short(properties.get(name))}")
+    _check_known(fields, _FIELDS, "")
+    _check_known(properties, _PROPERTIES, "property ")
+
+
+def _check_known(values: Mapping[str, Any], known: _Checks, kind: str) -> None:
+    for name, value in values.items():
+        if value is None:
+            continue
+        is_fine = known.get(name)
+        if is_fine is not None and not is_fine(value):
+            raise Malformed(f"{kind}{name} cannot be {_short(value)}")
 
 
 def check_payload(payload: Any) -> None:
@@ -140,6 +159,8 @@ def check_payload(payload: Any) -> None:
         raise Malformed("its body is not arguments, keyword arguments and options")
     if not isinstance(args, (list, tuple)) or not isinstance(kwargs, dict):
         raise Malformed("its arguments are not a list and an object")
+    if embed == _NOTHING_EMBEDDED:
+        return
     if embed is not None and not isinstance(embed, dict):
         raise Malformed("what is embedded beside its arguments is no object")
     for name in ("callbacks", "errbacks", "chain"):
@@ -170,7 +191,7 @@ def check_size(value: Any) -> None:
                 text += len(each)
         values += len(below)
         if values > MOST_VALUES or text > LONGEST_TEXT:
-            raise Malformed("its headers and properties are too large")
+            raise TooLarge("its headers and properties are too large")
         if not below:
             return
         level = below
@@ -201,21 +222,21 @@ def _short(value: Any) -> str:
 
 _PLACE = ("exchange", "routing_key")
 
-_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "id": is_name,
-    "task": is_name,
+#: Beside id and task, which may not be missing; the others may all be left out, or null.
+_FIELDS: _Checks = {
     **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), is_name_or_none),
     **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), is_text_or_none),
     **dict.fromkeys(
         ("retries", "group_index", "replaced_task_nesting", "batch_losses"), is_count_or_none
     ),
+    "batch_rows": is_rows_or_none,
     "ignore_result": is_flag_or_none,
     "timelimit": are_limits,
     "stamped_headers": are_stamped,
     "stamps": are_stamps,
 }
 
-_PROPERTIES: dict[str, Callable[[Any], bool]] = {
+_PROPERTIES: _Checks = {
     **dict.fromkeys(("reply_to", "correlation_id"), is_name_or_none),
     "priority": is_count_or_none,
 }

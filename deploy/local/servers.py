@@ -134,6 +134,8 @@ class Servers:
     def _run(self, name: str, command: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
         env = {
             "WEBAPP_TIMEOUT": WEB_TIMEOUT,
+            # Scripts may read what Flower shows: it listens on loopback, and serves examples.
+            "FLOWER_UNAUTHENTICATED_API": "true",
             **os.environ,
             "CELERY_BROKER_URL": self.redis.url,
             "CELERY_RESULT_BACKEND": self.redis.url,

@@ -38,6 +38,7 @@ def _how_to(servers: Servers) -> str:
     return f"""
 Ask:     curl {servers.web_url}/stream --data-urlencode 's=twinkle twinkle [MASK] star.'
 Watch:   {servers.flower_url}/tasks
+Script:  curl {servers.flower_url}/api/tasks
 Logs:    {servers.folder}
 Ctrl-C stops everything."""
 

@@ -42,6 +42,7 @@ SHARES = st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]) | st.floats(min_value=0, max
 EVENTS = st.one_of(
     st.tuples(st.just("arrive"), st.just(1)),
     st.tuples(st.just("arrive"), st.sampled_from([1, 2, 3, 20])),
+    st.tuples(st.just("chunk"), st.integers(min_value=1, max_value=30)),
     st.tuples(st.sampled_from(["silence", "silence", "wait", "look_away"]), SHARES),
     st.tuples(st.just("finish"), st.sampled_from([1, 1, 2, 6])),
     st.tuples(st.sampled_from(["wake", "wake", "wake", "give_back"]), st.none()),
@@ -89,8 +90,16 @@ class Shell:
 
     def arrive(self, crowd: int) -> None:
         """Some come, all at once."""
-        for _ in range(crowd):
-            request = Request(next(self.names), arrived=self.clock())
+        self.join([1] * crowd)
+
+    def chunk(self, rows: int) -> None:
+        """One request of many rows comes."""
+        self.join([rows])
+
+    def join(self, rows: list[int]) -> None:
+        """Requests with so many rows get in line."""
+        for each in rows:
+            request = Request(next(self.names), arrived=self.clock(), rows=each)
             self.line.append(request)
             self.batcher.add(request)
         self.quiet_since = self.clock()
@@ -178,22 +187,26 @@ class Shell:
 
     def check_batch(self, batch: Batch[int], *, ahead: bool) -> None:
         """A batch is the head of the line, all that fits of it, and leaves for a true reason."""
-        fits = min(len(self.line), self.policy.max_batch_size)
+        size = self.policy.max_batch_size
+        waiting, fits = self.rows, len(batch)
 
-        assert fits == len(batch) > 0
+        assert fits > 0
+        assert waiting >= size or fits == len(self.line)
         assert {
-            Reason.FULL: len(batch) == self.policy.max_batch_size,
+            Reason.FULL: waiting >= size,
             Reason.DUE: not ahead and self.age >= self.policy.max_wait - TOLERANCE,
             Reason.QUIET: not ahead and self.quiet_for >= self.policy.patience - TOLERANCE,
             Reason.DRAINED: not ahead and self.draining,
         }[batch.reason]
         assert [self.line.popleft() for _ in range(fits)] == list(batch.requests)
+        if self.line:  # and could not have taken one more, without another call of the model
+            assert self.line[0].rows > -batch.rows % size
 
         self.left += fits
 
     def check_line(self) -> None:
         """Nobody is in line who should not be, and nobody is missing."""
-        assert len(self.line) == len(self.batcher)
+        assert (len(self.line), self.rows) == (len(self.batcher), self.batcher.rows)
         assert (self.line[0].arrived if self.line else None) == self.batcher.oldest
 
     def check_idle_slots(self) -> None:
@@ -201,11 +214,16 @@ class Shell:
         if not self.line or self.in_flight >= self.slots * DEPTH:
             return
 
-        assert len(self.line) < self.policy.max_batch_size
+        assert self.rows < self.policy.max_batch_size
         if self.in_flight < self.slots:
             assert not self.draining
             assert self.age <= self.policy.max_wait + TOLERANCE
             assert self.quiet_for <= self.policy.patience + TOLERANCE
+
+    @property
+    def rows(self) -> int:
+        """How many rows those in line have."""
+        return sum(request.rows for request in self.line)
 
     @property
     def age(self) -> float:

@@ -14,9 +14,9 @@ def test_everybody_is_run_until_they_succeed_or_stand_alone(
 ):
     """Each item ends in exactly one part that went well, or convicted; parts keep within bounds."""
     bad = data.draw(st.sets(st.integers(0, max(size - 1, 0)))) if size else set()
-    recovery = Recovery(size, largest)
+    recovery = Recovery(size)
     answered, convicted = [], []
-    while (part := recovery.next()) is not None:
+    while (part := recovery.next(largest or 200)) is not None:
         assert len(part) <= (largest or size)
         if not bad & set(part):
             answered += part
@@ -30,13 +30,13 @@ def test_everybody_is_run_until_they_succeed_or_stand_alone(
 def test_abandoned_batch_names_who_is_left():
     """What has not been run when the run breaks off is known, in order."""
     recovery = Recovery(8)
-    part = recovery.next()
+    part = recovery.next(8)
     assert part is not None
     recovery.failed(part)
-    recovery.next()
+    recovery.next(8)
 
     assert [4, 5, 6, 7] == recovery.abandon()
-    assert recovery.next() is None
+    assert recovery.next(8) is None
 
 
 def test_nothing_is_assumed_before_memory_runs_out():

@@ -1,19 +1,86 @@
-"""A client whose results are told to it by the tests."""
+"""Apps that send, and what of it comes to lie in the broker; results told by the tests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+import redis
+from celery import Celery, Task
+from kombu import pools
 
+from celery_batch import BatchTask
 from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client.listener import close_listener
 from tests.services.shop import emptied
 from tests.services.teller import Teller
 
 
+class Sender:
+    """
+    An app that sends, and the raw messages that it sent.
+
+    Args:
+        broker: The Redis's URL.
+        conf: Settings of the app.
+    """
+
+    def __init__(self, broker: str, conf: dict[str, Any]) -> None:
+        self.app = Celery("sender", broker=broker, backend=broker, set_as_current=False)
+        self.app.conf.update(conf)
+        self.task = self.make("shout")
+        self.redis = redis.Redis(connection_pool=self.app.connection().default_channel.pool)
+
+    def make(self, name: str, **options: Any) -> Any:
+        """Make a batch task of one or two arguments."""
+
+        def shout(text: list[Any], mark: list[Any] | None = None) -> list[Any]:
+            return [(one, two) for one, two in zip(text, mark or text, strict=True)]
+
+        return self.app.task(base=BatchTask, name=name, **options)(shout)
+
+    def stock(self, *args: Any, **options: Any) -> Any:
+        """Send as Celery does."""
+        task = options.pop("task", self.task)
+        return Task.apply_async(task, *args, **options)
+
+    def taken(self) -> dict[str, list[dict[str, Any]]]:
+        """Take all messages out of the broker: for each list, oldest first."""
+        found = {}
+        for key in self.redis.scan_iter():
+            if self.redis.type(key) == b"list":
+                raw = self.redis.lrange(key, 0, -1)
+                found[key.decode()] = [json.loads(each) for each in reversed(raw)]
+                self.redis.delete(key)
+        return found
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        close_listener(self.app)
+        self.app.backend.result_consumer.stop()
+        self.app.close()
+        pools.reset()
+
+
+@pytest.fixture
+def sender(broker: str) -> Iterator[Callable[..., Sender]]:
+    """Make apps that send to an empty Redis."""
+    made: list[Sender] = []
+
+    def make(**conf: Any) -> Sender:
+        made.append(Sender(broker, conf))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
 @pytest.fixture
 def teller(redis_server: RedisServer) -> Iterator[Teller]:
-    """A client on an empty Redis."""
+    """A client on an empty Redis, whose results are told to it by the tests."""
     emptied(redis_server)
     with Teller(redis_server) as teller:
         yield teller

@@ -1,177 +1,209 @@
-"""Results are heard of in forks, in gevent, in event loops, behind TLS and passwords."""
+"""What stands around a call finds it as ever: receivers, parents, wrappers, green threads."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
+from celery import Task, signals
+from kombu import Queue
 
-from celery_batch.cli.redis_server import RedisServer
-from tests.services.shop import emptied
-
-_START = """
-    import asyncio, os, sys, threading, time
-    from uuid import uuid4
-    from celery import Celery
-    import warnings
-    warnings.simplefilter("ignore")
-    from celery_batch.client.listener import listener_for
-    from celery_batch.client.result import BatchResult
-    from celery_batch.replies import write_replies
-
-    app = Celery("asker", broker=sys.argv[-1], backend=sys.argv[-1])
-
-    def ask(number):
-        results = [BatchResult(str(uuid4()), app=app) for _ in range(number)]
-        listener_for(app).expect_many(results)
-        return results
-
-    def store(result, value):
-        app.backend.store_result(result.id, value, "SUCCESS")
-
-    def answer(result, value, channel=None):
-        store(result, value)
-        key = app.backend.get_key_for_task(result.id)
-        for payload in write_replies([(result.id, app.backend.client.get(key))]):
-            app.backend.client.publish(channel or listener_for(app).channel, payload)
-"""
+from celery_batch import BatchTask
+from tests.client.conftest import Sender
+from tests.client.test_same_message import ID, comparable
+from tests.client.test_sending import counted, warmed
 
 
-@pytest.fixture
-def run(redis_server: RedisServer, in_python: Callable[..., str]) -> Callable[[str], str]:
-    """Run a snippet with a client of its own; return what it prints."""
-    url = emptied(redis_server)
+@contextmanager
+def heard(*kinds: Any) -> Iterator[list[dict[str, Any]]]:
+    """Record what receivers of signals are told."""
+    told: list[dict[str, Any]] = []
 
-    def run(code: str, before: str = "") -> str:
-        whole = before + textwrap.dedent(_START).replace("sys.argv[-1]", repr(url))
-        return in_python(whole + textwrap.dedent(code))
+    def hear(**said: Any) -> None:
+        """Keep what was said, and by which signal."""
+        told.append({name: repr(value) for name, value in said.items()})
 
-    return run
-
-
-def test_listener_is_made_again_after_a_fork(run: Callable[[str], str]):
-    """A forked process has an ear of its own, and finds what was asked before."""
-    printed = run(
-        """
-        before, answered = ask(2)
-        answer(answered, "answered")
-        assert answered.get(timeout=20) == "answered"
-        parent = listener_for(app).channel
-        pid = os.fork()
-        if not pid:
-            assert listener_for(app).channel != parent
-            (mine,) = ask(1)
-            answer(mine, "mine")
-            assert mine.get(timeout=20) == "mine"
-            assert answered.get() == "answered"
-            assert before.get(timeout=20) == "before"
-            async def wait():
-                return await before
-            assert asyncio.run(wait()) == "before"
-            assert before.future().result(20) == "before"
-            os._exit(0)
-        time.sleep(0.1)
-        answer(before, "before", parent)
-        assert os.waitpid(pid, 0)[1] == 0
-        (after,) = ask(1)
-        answer(after, "after")
-        print(before.get(timeout=20), after.get(timeout=20), listener_for(app).channel == parent)
-        """
-    )
-
-    assert "before after True" == printed
+    for kind in kinds:
+        kind.connect(hear, weak=False)
+    try:
+        yield told
+    finally:
+        for kind in kinds:
+            kind.disconnect(hear)
 
 
-def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
-    """A fork at any moment, with locks held by threads that it does not have, hangs nobody."""
-    printed = run(
-        """
-        stop = threading.Event()
-        def busy():
-            while not stop.is_set():
-                results = ask(50)
-                for result in results:
-                    result.reply.inbox.watch(result.reply, print)
-                    result.reply.inbox.leave(result.reply, print)
-        threads = [threading.Thread(target=busy) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        codes = []
-        for n in range(20):
-            pid = os.fork()
-            if not pid:
-                (mine,) = ask(1)
-                answer(mine, n)
-                os._exit(0 if mine.get(timeout=20) == n else 1)
-            codes.append(os.waitpid(pid, 0)[1])
-        stop.set()
-        for thread in threads:
-            thread.join()
-        print(sum(codes))
-        """
-    )
+@pytest.mark.parametrize("options", [{}, {"countdown": 0, "priority": 2, "queue": "other"}])
+def test_receivers_are_told_what_celery_tells(
+    sender: Callable[..., Sender], options: dict[str, Any]
+) -> None:
+    """The signals around a publication fire with the same arguments, in the same order."""
+    here = warmed(sender(task_ignore_result=True))
+    with heard(signals.before_task_publish, signals.after_task_publish, signals.task_sent) as told:
+        here.stock(("a",), task_id=ID, **options)
+        theirs = [*told]
+        told.clear()
+        here.task.apply_async(("a",), task_id=ID, **options)
 
-    assert "0" == printed
+        assert 3 == len(theirs)
+        assert theirs == told
 
 
-def test_waiting_in_gevent(run: Callable[..., str]):
-    """In a process patched by gevent, greenlets wait without keeping others from running."""
+def test_what_receivers_change_is_in_the_message(sender: Callable[..., Sender]) -> None:
+    """Headers that a receiver adds, as tracing libraries do, are sent, of many calls as of one."""
+    here = warmed(sender())
+
+    def mark(headers: dict[str, Any], body: Any, **_: Any) -> None:
+        """Add a header that names the call."""
+        headers["trace"] = body[0][0]
+
+    signals.before_task_publish.connect(mark)
+    with counted(here) as calls:
+        here.task.delay("a")
+        here.task.delay_many(["b", "c"])
+    messages = here.taken()["celery"]
+
+    assert ["a", "b", "c"] == [message["headers"]["trace"] for message in messages]
+    assert 2 == calls["lpush"]
+
+
+def test_receivers_that_come_later_are_told(sender: Callable[..., Sender]) -> None:
+    """A receiver that is connected between two calls hears of the second."""
+    here = warmed(sender())
+    with heard(signals.before_task_publish) as told:
+        here.task.delay("a")
+
+    assert 1 == len(told)
+    assert 1 == len(here.taken()["celery"])
+
+
+def test_a_wrapped_method_is_passed(
+    sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has wrapped Celery's own `apply_async`, as monitors do, sees every call."""
+    here = warmed(sender())
+    seen: list[Any] = []
+    own = Task.apply_async
+
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note the call."""
+        seen.append(args)
+        return own(self, *args, **kwargs)
+
+    monkeypatch.setattr(Task, "apply_async", wrapper)
+    here.task.delay("a")
+    here.task.delay_many(["b"])
+
+    assert [("a",), ("b",)] == [args for args, _ in seen]
+    assert 2 == len(here.taken()["celery"])
+
+
+def test_an_overridden_method_is_passed(sender: Callable[..., Sender]) -> None:
+    """A task class with an `apply_async` of its own sees every call of many."""
+    here = sender()
+
+    class Tenant(BatchTask):
+        abstract = True
+
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            """Send with the tenant's queue."""
+            return super().apply_async(args, kwargs, **{"queue": "tenant", **options})
+
+    @here.app.task(base=Tenant, name="ours")
+    def ours(text: list[Any]) -> list[Any]:
+        return text
+
+    ours.delay_many(["a", "b"])
+
+    assert ["tenant"] == list(here.taken())
+
+
+@pytest.mark.parametrize("inherits", [False, True])
+def test_a_task_that_calls_is_the_parent(
+    sender: Callable[..., Sender],
+    inherits: bool,  # noqa: FBT001
+) -> None:
+    """A call inside a task names it as parent, and is in its trail, as with Celery."""
+    here = warmed(sender(task_inherit_parent_priority=inherits))
+    trails, found = [], []
+
+    @here.app.task(bind=True, name="parent")
+    def parent(self: Any, how: str) -> None:
+        """Call in one way or the other."""
+        send = here.stock if how == "stock" else here.task.apply_async
+        for _ in range(2):
+            send(("a",), task_id=ID)
+            found.append(comparable(here.taken()))
+        trails.append([each.id for each in self.request.children])
+
+    request = {"called_directly": False, "delivery_info": {"priority": 4}, "root_id": "root"}
+    for how in ("stock", "ours"):
+        parent.push_request(id="parent-id", children=[], args=(how,), **request)
+        from celery._state import _task_stack  # noqa: PLC0415
+
+        _task_stack.push(parent)
+        parent.run(how)
+        _task_stack.pop()
+        parent.pop_request()
+
+    assert found[0]
+    assert found[:2] == found[2:]
+    assert [[ID, ID], [ID, ID]] == trails
+
+
+def test_an_expiring_queue_goes_on_expiring(sender: Callable[..., Sender]) -> None:
+    """The expiry of a queue is set anew with each message."""
+    here = sender(task_queues=[Queue("celery", expires=60)])
+    for _ in range(3):
+        here.task.delay("a")
+        assert 59_000 < here.redis.pttl("celery") <= 60_000
+        here.redis.persist("celery")
+
+
+def test_arguments_are_checked_unless_the_task_says_no(sender: Callable[..., Sender]) -> None:
+    """Wrong arguments raise where the call is made; with ``typing=False`` they are sent."""
+    here = warmed(sender())
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        here.task.delay()
+    free = here.make("free", typing=False)
+    for _ in range(2):
+        free.delay(1, 2, 3, 4)
+
+    assert 2 == len(here.taken()["celery"])
+
+
+def test_green_threads_share_writes(broker: str, in_python: Callable[..., str]) -> None:
+    """With gevent's monkey patches, many greenlets send at once and none hangs."""
     pytest.importorskip("gevent")
-    printed = run(
-        """
-        import gevent
-        results = ask(100)
-        ticks = []
-        def tick():
-            while True:
-                ticks.append(1)
-                gevent.sleep(0.01)
-        gevent.spawn(tick)
-        waiting = [gevent.spawn(result.get, 20) for result in results]
-        gevent.sleep(0.1)
-        for n, result in enumerate(results[:50]):
-            answer(result, n)
-        for n, result in enumerate(results[50:]):
-            store(result, 50 + n)
-        gevent.joinall(waiting, timeout=30)
-        print([greenlet.value for greenlet in waiting] == list(range(100)), len(ticks) > 10)
-        """,
-        "from gevent import monkey; monkey.patch_all()\n",
-    )
-
-    assert "True True" == printed
+    code = f"""
+from gevent import monkey; monkey.patch_all()
+import gevent
+from celery import Celery
+from celery_batch import BatchTask
+app = Celery("green", broker={broker!r}, backend={broker!r})
+@app.task(base=BatchTask, name="shout")
+def shout(text): return text
+shout.delay("first")
+ids = [job.get(timeout=20).id for job in [gevent.spawn(shout.delay, n) for n in range(200)]]
+with app.connection_for_read() as connection:
+    print(len(set(ids)), connection.default_channel.client.llen("celery"))
+"""
+    assert "200 201" == in_python(code)
 
 
-def test_waiting_in_one_event_loop(run: Callable[[str], str]):
-    """As in an ASGI server: coroutines await results that are asked for while others wait."""
-    printed = run(
-        """
-        async def request(n):
-            (result,) = await asyncio.to_thread(ask, 1)
-            asyncio.get_running_loop().run_in_executor(None, answer, result, n)
-            async with asyncio.timeout(20):
-                return await result
-
-        async def serve():
-            return await asyncio.gather(*(request(n) for n in range(200)))
-
-        print(asyncio.run(serve()) == list(range(200)), asyncio.run(serve()) == list(range(200)))
-        """
-    )
-
-    assert "True True" == printed
-
-
-def test_program_ends_while_it_listens(run: Callable[[str], str]):
-    """A program that has waited for results ends at once, and silently."""
-    printed = run(
-        """
-        results = ask(3)
-        future = results[0].future()
-        answer(results[1], 1)
-        print(results[1].get(timeout=20))
-        """
-    )
-
-    assert "1" == printed
+def test_a_process_that_sends_imports_no_models(in_python: Callable[..., str]) -> None:
+    """Making a task loads neither torch nor the worker's side, nor what listens."""
+    code = """
+import sys
+from celery import Celery
+from celery_batch import BatchTask
+app = Celery("light", broker="memory://")
+@app.task(base=BatchTask, name="shout")
+def shout(text): return text
+app.finalize()
+heavy = ("torch", "celery_batch.worker", "celery_batch.client.publisher",
+         "celery_batch.client.listener")
+print([name for name in heavy if name in sys.modules])
+"""
+    assert "[]" == in_python(code)

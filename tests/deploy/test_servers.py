@@ -14,6 +14,7 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -50,6 +51,7 @@ class Command:
         self.folder = Path(folder)
         self.mark = uuid.uuid4().hex
         env = {**os.environ, "TMPDIR": folder, MARK: self.mark, **environment}
+        env = {name: value for name, value in env.items() if value is not None}
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"deploy.local.{module}", *arguments],
             cwd=ROOT,
@@ -206,17 +208,20 @@ def test_killed_demo_leaves_nothing(run):
 
 
 def test_up_serves_until_interrupted(run):
-    """``up`` answers over HTTP, shows each sentence in Flower, and ends in peace on Ctrl-C."""
-    up = run("up", FLOWER_UNAUTHENTICATED_API="1")
+    """``up`` answers over HTTP, Flower's API names each sentence, Ctrl-C ends all in peace."""
+    up = run("up", FLOWER_UNAUTHENTICATED_API=None)
     flower = up.read_until(r"Flower is ready after .*: (\S+)\n")[1]
     web = up.read_until(r"curl (\S+)/stream")[1]
     up.read_until("Ctrl-C stops everything")
     inputs = ["twinkle twinkle [MASK] star.", "Happy birthday to [MASK]."]
     outputs = post_json(f"{web}/predict", {"inputs": inputs})["outputs"]
-    seen = tasks_in_flower(flower, 2)
+    api = up.read_until(r"Script: +curl (\S+)/api/tasks\n")[1]
+    seen = tasks_in_flower(api, 2)
     code = up.end(signal.SIGINT)
 
     assert outputs == ["little", "you"]
+    assert urlsplit(api).hostname == "127.0.0.1"
+    assert api == flower
     assert {task["name"] for task in seen} == {"workers.infill"}
     assert sorted(task["args"] for task in seen) == sorted(f"({text!r},)" for text in inputs)
     assert all(task["runtime"] > 0 and task["worker"].startswith("celery@") for task in seen)

@@ -6,9 +6,14 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TABLE = (ROOT / "docs" / "celery-features.md").read_text()
 NAMED = re.findall(r"`([\w/]+\.py)::(test_\w+)`", TABLE)
+
+
+ROWS = [line.split(" | ") for line in TABLE.splitlines() if re.match(r"\| (?!feature)", line)]
 
 
 def _tests_of(path: Path) -> set[str]:
@@ -42,9 +47,22 @@ def test_every_test_of_a_feature_is_in_the_table():
 
 def test_every_row_has_a_verdict_and_a_test():
     """Each row says what holds (works, works differently, refused, ignored) and names its proof."""
-    rows = [line.split(" | ") for line in TABLE.splitlines() if re.match(r"\| (?!feature)", line)]
     verdicts = ("works", "refused with `", "ignored")
 
-    assert len(rows) > 50
-    assert [] == [row[0] for row in rows if not row[1].startswith(verdicts)]
-    assert [] == [row[0] for row in rows if "::test_" not in row[2]]
+    assert len(ROWS) > 50
+    assert [] == [row[0] for row in ROWS if not row[1].startswith(verdicts)]
+    assert [] == [row[0] for row in ROWS if "::test_" not in row[2]]
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [("These work differently:", "works differently"), ("These are refused,", "refused")],
+    ids=["different", "refused"],
+)
+def test_summary_names_what_is_not_as_in_celery(words: str, verdict: str):
+    """Who reads the summary alone has missed no row that differs or is refused."""
+    _, _, rest = TABLE.partition(words)
+    (points,) = re.findall(r"\A.*\n\n((?:\* .*\n)+)", rest)
+    named = [point.removeprefix("* ").partition(": ")[0] for point in points.splitlines()]
+
+    assert [row[0].removeprefix("| ") for row in ROWS if row[1].startswith(verdict)] == named

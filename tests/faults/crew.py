@@ -16,21 +16,23 @@ __all__ = ["Crew"]
 
 _CELERY = str(Path(sys.executable).with_name("celery"))
 #: Without the second that a worker spends looking for neighbours when it starts.
-_OPTIONS = ("-l", "INFO", "-c", "2", "--without-mingle")
+_OPTIONS = ("-l", "INFO", "--without-mingle")
 
 
 class Crew:
     """
-    A worker with two pool processes.
+    A worker with its pool processes.
 
     Args:
         name: Its node name, the same after a restart.
         folder: For its logs, one for each start.
         env: Its environment.
+        processes: How many pool processes; with one, batches overlap in it.
     """
 
-    def __init__(self, name: str, folder: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, name: str, folder: Path, env: Mapping[str, str], processes: int) -> None:
         self.name = name
+        self._options = ("-n", f"{name}@here", "-c", str(processes), *_OPTIONS)
         self._folder = folder
         self._env = env
         self._starts = 0
@@ -41,7 +43,7 @@ class Crew:
         self.stop()
         self._starts += 1
         self.child = Child(
-            [_CELERY, "-A", "tests.faults.tasks", "worker", "-n", f"{self.name}@here", *_OPTIONS],
+            [_CELERY, "-A", "tests.faults.tasks", "worker", *self._options],
             self._folder / f"{self.name}-{self._starts}.log",
             env=self._env,
         )

@@ -58,9 +58,15 @@ class Stage:
     """
 
     def __init__(
-        self, needs: Needs, folder: Path, rabbitmq: RabbitMQServer | None, patience: float
+        self,
+        needs: Needs,
+        folder: Path,
+        rabbitmq: RabbitMQServer | None,
+        patience: float,
+        processes: int = 2,
     ) -> None:
         self.needs = needs
+        self._processes = processes
         self.folder = folder
         self._rabbitmq = rabbitmq
         self._patience = patience
@@ -114,7 +120,8 @@ class Stage:
         self.answers = self._stack.enter_context(Answers(self.results.connect))
         env = self._environment({**conf, "broker_url": broker_url, "result_backend": results_url})
         self.crews = [
-            Crew(f"w{number}", self.folder, env) for number in range(1, self.needs.workers + 1)
+            Crew(f"w{number}", self.folder, env, self._processes)
+            for number in range(1, self.needs.workers + 1)
         ]
         for crew in self.crews:
             self._stack.callback(crew.stop)

@@ -32,7 +32,8 @@ def try_fault(
 
     Args:
         fault: What goes wrong.
-        seed: Of the moment, the victim and everything else left to chance.
+        seed: Of the moment, the victim and everything else left to chance; odd ones with
+            one pool process a worker, even ones with two.
         rabbitmq: The broker, running; a Redis of the trial's own if None.
         patience: Seconds after the fault until an item without an answer counts as lost.
         keep: Where logs and ledger are left; by default they are removed.
@@ -43,7 +44,8 @@ def try_fault(
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         place = keep or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        with Stage(fault.needs, place, rabbitmq, patience) as stage:
+        processes = 1 if seed % 2 else 2
+        with Stage(fault.needs, place, rabbitmq, patience, processes) as stage:
             evidence = _play(fault, stage, items, chance, patience)
     return judge(fault, evidence, verdict)
 

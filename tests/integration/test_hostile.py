@@ -13,7 +13,7 @@ import redis
 from kombu import Connection
 from kombu.entity import Queue
 
-from celery_batch import MessageRefused
+from celery_batch import MessageRefused, MessageTooLarge
 from celery_batch.cli.child import wait_until
 from tests.conftest import Shop
 from tests.services.hostile import HOSTILE, RAW, encoded, post, valid
@@ -149,10 +149,12 @@ def test_caller_of_a_refused_message_hears_why(each_shop: Shop):
     too_large = each_shop.double.delay("x" * 20_000)
     wrong = each_shop.double.apply_async((1,), headers={"batch_losses": "many"})
 
-    with pytest.raises(MessageRefused, match="more than batch_max_message_size"):
+    with pytest.raises(MessageTooLarge, match="more than batch_max_message_size"):
         too_large.get(timeout=30)
-    with pytest.raises(MessageRefused, match="batch_losses cannot be 'many'"):
+    with pytest.raises(MessageRefused, match="batch_losses cannot be 'many'") as refused:
         wrong.get(timeout=30)
+
+    assert MessageRefused is refused.type
 
 
 def test_compressed_message_is_measured_as_it_expands(each_shop: Shop):
@@ -162,7 +164,7 @@ def test_compressed_message_is_measured_as_it_expands(each_shop: Shop):
     large = each_shop.double.apply_async((["x"] * 10_000,), compression="zlib")
 
     assert ["x"] * 200 == small.get(timeout=30)
-    with pytest.raises(MessageRefused, match="larger than 20000 bytes when decompressed"):
+    with pytest.raises(MessageTooLarge, match="larger than 20000 bytes when decompressed"):
         large.get(timeout=30)
 
 

@@ -31,10 +31,14 @@ def test_disabled_prefetch_still_fills_batches(shop: Shop):
     [
         ({"worker_eta_task_limit": 10}, "worker_eta_task_limit=10 caps batches"),
         ({"worker_prefetch_multiplier": 0}, "worker_prefetch_multiplier=0 lets this worker take"),
+        (
+            {"batch_max_wait": 10},
+            "shop.timed: max_wait=10 is in seconds; if you mean milliseconds, write 0.01",
+        ),
     ],
-    ids=["eta limit", "no prefetch limit"],
+    ids=["eta limit", "no prefetch limit", "milliseconds"],
 )
-def test_settings_that_cap_batches_are_told(shop: Shop, conf: dict[str, int], warning: str):
+def test_settings_of_doubtful_use_are_told(shop: Shop, conf: dict[str, int], warning: str):
     """The worker starts and says which setting to change, and to what."""
     worker = shop.worker("-c", "1", conf=conf)
 

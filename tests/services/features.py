@@ -82,6 +82,28 @@ def double(x):
     return [2 * each for each in x]
 
 
+@app.task(base=BatchTask, name="f.rows", max_batch_size=64, linger=0.05, max_wait=1.0)
+def rows(x):
+    """Double every item, 64 at a time, but no negative one, and nothing beside a -99."""
+    remember("rows", size=len(x), items=x)
+    if -99 in x:
+        raise KeyError(-99)
+    return [2 * each if each >= 0 else ValueError(f"no {each}") for each in x]
+
+
+if os.environ.get("SHOP_STOCK"):  # as a worker would have it that knows nothing of batches
+    rows.Strategy, rows.Request = Task.Strategy, Task.Request
+
+
+@app.task(base=BatchTask, name="f.hungry", **COMPANY)
+def hungry(x):
+    """Have memory for four items."""
+    remember("hungry", items=x)
+    if len(x) > 4:
+        raise MemoryError("no room")
+    return x
+
+
 @app.task(base=BatchTask, name="f.add", **COMPANY)
 def add(x, y=1):
     """Add two parameters, item by item."""

@@ -121,7 +121,7 @@ _ODD: tuple[Any, ...] = (7, True, 1.5, "text", [1], {"a": 1}, None, "", "a\nb", 
 _HEADERS = (
     *("id", "task", "timelimit", "retries", "eta", "expires", "root_id", "group", "parent_id"),
     *("shadow", "stamps", "stamped_headers", "argsrepr", "ignore_result", "group_index"),
-    *("replaced_task_nesting", "batch_losses", "compression", "origin"),
+    *("replaced_task_nesting", "batch_losses", "batch_rows", "compression", "origin"),
 )
 
 _BODIES: tuple[Any, ...] = (

@@ -58,10 +58,10 @@ class Place:
 
     @contextmanager
     def another(
-        self, *options: str, queue: str, conf: dict[str, Any] | None = None
+        self, *options: str, queue: str, conf: dict[str, Any] | None = None, **env: str
     ) -> Iterator[Worker]:
         """Have one more worker, of a queue of its own, while the context lasts."""
-        worker = self.shop.worker("-P", self.pool, "-Q", queue, *options, conf=conf)
+        worker = self.shop.worker("-P", self.pool, "-Q", queue, *options, conf=conf, **env)
         try:
             yield worker
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery import Celery, _state
 
-from celery_batch import BatchTask, Model
+from celery_batch import BatchTask, ConfigurationError, Model
 
 
 class Shouting(Model):
@@ -54,6 +54,20 @@ def test_model_becomes_an_ordinary_task(app: Celery):
     assert ("shop.shout", Shouting) == (task.name, task.model)
     assert (4, 0.5, "9/s") == (task.max_batch_size, task.max_wait, task.rate_limit)
     assert ("Says it louder.", __name__) == (task.__doc__, task.__module__)
+
+
+def test_task_without_a_name_is_called_as_its_class(app: Celery):
+    """Celery names a task after its function and module; here the class stands for it."""
+    task = Shouting.as_task(app, max_batch_size=4)
+
+    assert f"{__name__}.Shouting" == task.name
+    assert Shouting is app.tasks[task.name].model
+
+
+def test_pydantic_is_refused_whether_installed_or_not(app: Celery):
+    """Nobody is told to install what would not help."""
+    with pytest.raises(ConfigurationError, match=r"^shop.shout: pydantic=True .*; leave it out"):
+        Shouting.as_task(app, name="shop.shout", pydantic=True)
 
 
 def test_called_directly_the_model_is_loaded_here(app: Celery, monkeypatch: pytest.MonkeyPatch):

@@ -176,10 +176,10 @@ def test_batch_beyond_the_memory_is_split():
     runner = Runner(HungryModel(limit=3).predict, "shop.model")
 
     assert list(range(8)) == values(runner.run(list(range(8))))
-    assert (7, 2) == (runner.calls, runner.safe_size.largest)
+    assert (6, 2) == (runner.calls, runner.safe_size.largest)
 
     assert list(range(8)) == values(runner.run(list(range(8))))
-    assert 11 == runner.calls
+    assert 10 == runner.calls
 
 
 def test_item_beyond_the_memory_fails_alone():

@@ -12,10 +12,10 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from kombu.asynchronous import Hub
 
+from celery_batch.worker.batch_end import BatchEnd
 from celery_batch.worker.job import BatchJob
 from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.ledger import NoLedger
-from celery_batch.worker.settle import BatchEnd
 
 
 class Call:
@@ -30,7 +30,7 @@ class Call:
         self.delivery_info: dict[str, Any] = {}
         self.losses, self.deadline, self.limit = 0, None, None
         self.is_cancelled = False
-        self.deliveries = 0
+        self.deliveries, self.rows = 0, 1
         self.has_result = True
         self.correlation_id = self.reply_to = None
         self.app = Celery(set_as_current=False)
@@ -111,9 +111,9 @@ class Pool:
         """Take a batch, unless closing."""
         if self.closing:
             return None
-        name, deliveries = args
+        name, deliveries, _ = args
         ids = [delivery.task_id for delivery in deliveries]
-        result = type("Result", (), {})()
+        result = type("Result", (), {"_job": len(self.sent), "_cache": {}})()
         self.sent.append(
             SimpleNamespace(
                 target=target, name=name, ids=ids, deliveries=deliveries, result=result, **options

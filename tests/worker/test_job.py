@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from celery.concurrency.solo import TaskPool as SoloPool
 
-from celery_batch.worker.settle import BatchEnd, run_batch
+from celery_batch.worker.batch_end import BatchEnd
+from celery_batch.worker.settle import run_batch
 from tests.worker.doubles import Call, Pool, Worker
 
 

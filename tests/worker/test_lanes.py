@@ -10,8 +10,8 @@ from celery.worker import state
 from kombu.asynchronous import Hub
 
 from celery_batch.testing import ManualClock
+from celery_batch.worker.batch_end import BatchEnd
 from celery_batch.worker.job import BatchJob
-from celery_batch.worker.settle import BatchEnd
 from tests.worker.doubles import Pool, Worker
 
 
@@ -221,7 +221,7 @@ def test_report_is_plain_data(worker: Worker, pool: Pool):
     """An operator sees each task's numbers, why its batches left and who waits."""
     worker.send("pairs", "a", "b", "c")
     numbers = {"max_batch_size": 2, "max_wait": 10.0, "linger": 2.0}
-    counts = {"waiting": 1, "batches": 1, "requests": 2, "reasons": {"full": 1}}
+    counts = {"waiting": 1, "batches": 1, "requests": 2, "rows": 2, "reasons": {"full": 1}}
     counts |= {"model_calls": 0, "safe_size": None, "worker_losses": 0}
 
     assert {"pairs": numbers | counts} == worker.lanes.report()

@@ -11,7 +11,7 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from celery_batch.errors import PoisonItem
-from celery_batch.worker.settle import BatchEnd, Fate, error_info
+from celery_batch.worker.batch_end import BatchEnd, Fate, error_info
 from tests.worker.doubles import Call, Pool, Worker
 
 LOST = error_info(WorkerLostError("signal 9 (SIGKILL)"))

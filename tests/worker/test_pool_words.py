@@ -19,8 +19,8 @@ class Pool:
     def __init__(self) -> None:
         self.pipe, self.mouth = os.pipe()
         self.alive = True
-        process = SimpleNamespace(outqR_fd=self.pipe, _is_alive=lambda: self.alive)
-        self.job = SimpleNamespace(_write_to=process, _accepted=False)
+        process = SimpleNamespace(outqR_fd=self.pipe, pid=1, _is_alive=lambda: self.alive)
+        self.job = SimpleNamespace(_write_to=process, _accepted=False, _worker_pid=None)
         self._pool = SimpleNamespace(_cache={1: self.job}, _active_writers=set())
         self.hub = SimpleNamespace(readers={self.pipe: (self.read, ())})
         self.flushed: list[bool] = []
@@ -104,3 +104,37 @@ def test_trouble_with_listening_does_not_keep_the_pool_from_its_work(
 
     assert [False] == pool.flushed
     assert "Could not hear the pool out" in caplog.text
+
+
+@pytest.fixture
+def behind(pool: Pool) -> SimpleNamespace:
+    """A job that lies in the pool's process behind another one that runs."""
+    running = SimpleNamespace(_write_to=pool.job._write_to, _accepted=True, _worker_pid=1)
+    pool._pool._cache[2] = running
+    pool.job.discard = lambda: pool._pool._cache.pop(1)
+    return running
+
+
+@pytest.mark.usefixtures("behind")
+def test_job_behind_a_running_one_is_kept(pool: Pool, monkeypatch: pytest.MonkeyPatch):
+    """It will run in any case, so the pool must not forget it; and nobody waits for its word."""
+    monkeypatch.setattr(pool_words, "_PATIENCE", 60.0)
+    pool.flush()
+
+    assert [True] == pool.flushed  # the pool took it for accepted
+    assert not pool.job._accepted
+    assert 1 in pool._pool._cache
+
+
+@pytest.mark.usefixtures("behind")
+def test_job_whose_process_dies_meanwhile_is_forgotten(pool: Pool):
+    """Nobody would ever put it back: the pool was told that it runs."""
+    flush = pool.flush
+
+    def die_while_flushing() -> None:
+        pool.alive = False
+
+    pool.flushed = SimpleNamespace(append=lambda _: die_while_flushing())
+    flush()
+
+    assert 1 not in pool._pool._cache

@@ -12,7 +12,8 @@ from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
 from celery.exceptions import Ignore, Reject
 
 from celery_batch import BatchTask, WrongResultCount
-from celery_batch.worker.settle import Delivery, run_batch
+from celery_batch.worker.delivery import Delivery
+from celery_batch.worker.settle import run_batch
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
 
-from celery_batch.worker.softlimit import SoftLimit
+from celery_batch.testing import ManualClock
+from celery_batch.worker import softlimit
+from celery_batch.worker.softlimit import LimitSignals, SoftLimit
 
 
 @pytest.fixture(autouse=True)
@@ -67,3 +69,51 @@ def test_keeps_out_of_other_processes():
     signal.signal(SIG_SOFT_TIMEOUT, before)
 
     assert signal.SIG_IGN == during
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The time by which limits are due."""
+    clock = ManualClock()
+    monkeypatch.setattr(softlimit.time, "monotonic", clock)
+    return clock
+
+
+def test_signal_for_another_batch_leaves_the_model_alone(clock: ManualClock):
+    """A signal before this batch's time is up is for the one before it."""
+    limit = LimitSignals().aim(10.0)
+    with limit.in_model():
+        clock.advance(9.0)
+        strike()
+        answered = True
+
+    assert answered
+
+
+def test_signal_when_the_time_is_up_strikes(clock: ManualClock):
+    """A batch whose own time is up is the one that the signal is for."""
+    limit = LimitSignals().aim(10.0)
+    clock.advance(10.0)
+    with limit.in_model(), pytest.raises(SoftTimeLimitExceeded):
+        strike()
+
+
+def test_batch_without_a_limit_is_never_struck(clock: ManualClock):
+    """Whatever signals come, they are for others."""
+    limit = LimitSignals().aim(None)
+    with limit.in_model():
+        clock.advance(1e9)
+        strike()
+        answered = True
+
+    assert answered
+
+
+def test_ordinary_task_is_struck_as_ever():
+    """While no batch runs the signal is the pool's own."""
+    signals = LimitSignals()
+    signals.aim(10.0)
+    signals.leave_alone()
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        strike()

@@ -101,6 +101,11 @@ def test_an_envelope_of_kombu_is_well_formed():
         ("stamped_headers", [[]]),
         ("stamped_headers", "by"),
         ("batch_losses", 1.5),
+        ("batch_rows", 1.5),
+        ("batch_rows", 0),
+        ("batch_rows", "3"),
+        ("batch_rows", True),
+        ("batch_rows", 1_000_001),
     ],
 )
 def test_header_of_a_wrong_type_is_named(name: str, value: object):

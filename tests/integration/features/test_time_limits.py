@@ -41,6 +41,15 @@ def test_a_limit_of_one_call_is_kept(place: Place, option: str, error: type[Exce
     assert 0 == place.nap.delay(0).get(timeout=30)
 
 
+def test_a_call_cannot_ask_for_the_impossible(place: Place):
+    """A call's limit of a microsecond counts as 0.1 s, which a quick batch keeps."""
+    result = place.nap.apply_async((20,), time_limit=1e-6)
+
+    with pytest.raises(TimeLimitExceeded) as caught:
+        result.get(timeout=30)
+    assert 0.1 == caught.value.args[0]
+
+
 @pytest.mark.pools("solo", "threads")
 def test_pools_without_limits_ignore_them(place: Place):
     """The solo and threads pools cannot interrupt a model, as in Celery; it ends by itself."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
+from bench.sheet import Case, Effort, Sheet
 from deploy.local.load import Question, run_load
 from deploy.local.servers import Servers
 
-__all__ = ["Memory", "measure"]
+__all__ = ["CASE"]
+
+_REQUESTS = 50_000
 
 #: Requests before the first look: caches fill, all threads of the web server have
 #: worked, allocators settle.
@@ -22,43 +24,16 @@ _CLIENTS = 64
 _QUESTION = Question("twinkle twinkle [MASK] star.", "little")
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """
-    One process over the whole run.
-
-    Args:
-        process: What it is.
-        sizes: Bytes that are its own, after the warm-up and after each step.
-    """
-
-    process: str
-    sizes: list[int]
-
-    @property
-    def growth(self) -> float:
-        """How much more it holds at the end than after the warm-up, as a share."""
-        return self.sizes[-1] / self.sizes[0] - 1
-
-
-def measure(requests: int, say: Callable[[str], object]) -> list[Memory]:
-    """
-    Send requests over HTTP to the demo's servers and watch their memory.
-
-    Args:
-        requests: How many after the warm-up, in steps of 5,000.
-        say: Told about each step.
-    """
+def _measure(effort: Effort) -> dict[str, Any]:
     with Servers() as servers:
         servers.start()
         url = f"{servers.web_url}/stream"
-        _send(url, _WARM_UP, servers)
+        _send(url, effort.items(_WARM_UP), servers)
         looks = [_look()]
-        for done in range(_STEP, requests + 1, _STEP):
-            _send(url, _STEP, servers)
+        for _ in range(_STEP, _REQUESTS + 1, _STEP):
+            _send(url, effort.items(_STEP), servers)
             looks.append(_look())
-            say(f"{done} requests: " + ", ".join(_show(*part) for part in looks[-1].items()))
-    return [Memory(name, [look[name] for look in looks]) for name in looks[0]]
+    return {"sizes": {name: [look[name] for look in looks] for name in looks[0]}}
 
 
 def _send(url: str, requests: int, servers: Servers) -> None:
@@ -92,5 +67,13 @@ def _part(process: psutil.Process) -> str | None:
     return None
 
 
-def _show(name: str, size: int) -> str:
-    return f"{name} {size / 2**20:.1f} MiB"
+def _sheets(data: dict[str, Any]) -> list[Sheet]:
+    rows = []
+    for name, sizes in data["sizes"].items():
+        first, last = (f"{size / 2**20:.1f}" for size in (sizes[0], sizes[-1]))
+        rows.append((name, first, last, f"{sizes[-1] / sizes[0] - 1:+.1%}"))
+    headings = ("process", "after warm-up", "at the end", "growth")
+    return [Sheet(f"Memory of its own (MiB) over {_REQUESTS:,} requests", headings, rows)]
+
+
+CASE = Case("memory", "the demo's servers over many requests", _measure, _sheets, by_default=False)

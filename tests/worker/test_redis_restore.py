@@ -15,7 +15,7 @@ from redis import Redis
 from celery_batch.cli.child import wait_until
 from celery_batch.worker.redis_lease import Lease
 from celery_batch.worker.redis_owner import Keys, describe_self
-from celery_batch.worker.redis_returns import Returns, Terms
+from celery_batch.worker.redis_restore import Restorer, Terms
 from celery_batch.worker.redis_scripts import KEEP
 
 PREFIX = "shop-"
@@ -62,8 +62,8 @@ def test_a_rescue_marks_and_counts(place: Any):
     """What ran counts one loss more, what waited none; both say that they come again."""
     hold(place, "ran", flag="1", batch_losses=1)
     keys = hold(place, "waited")
-    returns = Returns(place.channel, place.client, keys)
-    given = returns.rescue("other", alive="")
+    restorer = Restorer(place.channel, place.client, keys)
+    given = restorer.rescue("other", alive="")
     found = {message["headers"]["id"]: message for message in queued(place)}
 
     assert 2 == given
@@ -77,7 +77,7 @@ def test_a_rescue_marks_and_counts(place: Any):
 def test_a_forged_count_counts_as_none(place: Any, forged: object):
     """Whatever a message claims, the count stays a whole number."""
     keys = hold(place, "ran", flag="1", batch_losses=forged)
-    Returns(place.channel, place.client, keys).rescue("other", alive="")
+    Restorer(place.channel, place.client, keys).rescue("other", alive="")
 
     assert [1] == [message["headers"]["batch_losses"] for message in queued(place)]
 
@@ -90,9 +90,9 @@ def test_two_rescuers_give_a_message_back_once(place: Any):
     start, given = Barrier(4), []
 
     def rescue() -> None:
-        returns = Returns(place.channel, place.client, keys)
+        restorer = Restorer(place.channel, place.client, keys)
         start.wait(10)
-        given.append(returns.rescue("other", alive=""))
+        given.append(restorer.rescue("other", alive=""))
 
     rescuers = [Thread(target=rescue) for _ in range(4)]
     for each in rescuers:
@@ -109,7 +109,7 @@ def test_who_came_back_to_life_keeps_its_messages(place: Any):
     """The sign of life is looked at in the very step that moves a message."""
     keys = hold(place, "mine")
     place.client.set(keys.alive, "I live")
-    given = Returns(place.channel, place.client, keys).rescue("other", alive="")
+    given = Restorer(place.channel, place.client, keys).rescue("other", alive="")
 
     assert 0 == given
     assert [] == queued(place)
@@ -120,7 +120,7 @@ def test_a_message_that_has_found_another_worker_is_left_to_it(place: Any):
     """Given back by a visibility timeout and read again, it is no longer the dead one's."""
     keys = hold(place, "moved")
     hold(place, "moved", owner="living")
-    given = Returns(place.channel, place.client, keys).rescue("other", alive="")
+    given = Restorer(place.channel, place.client, keys).rescue("other", alive="")
 
     assert 0 == given
     assert b"living" == place.client.hget(keys.owner_of, "moved")
@@ -132,7 +132,7 @@ def test_an_entry_that_cannot_be_read_stays_and_spoils_nothing(place: Any):
     hold(place, "broken")
     keys = hold(place, "good")
     place.client.hset(keys.unacked, "broken", "[{")
-    given = Returns(place.channel, place.client, keys).rescue("other", alive="")
+    given = Restorer(place.channel, place.client, keys).rescue("other", alive="")
 
     assert 1 == given
     assert b"[{" == place.client.hget(keys.unacked, "broken")
@@ -148,7 +148,7 @@ def test_a_sweep_spares_what_a_living_worker_holds(place: Any):
     hold(place, "stock")
     place.client.hdel(keys.owner_of, "stock")
     place.client.zadd(keys.index, {"living": 1, "dead": 1, "stock": 1})
-    given = Returns(place.channel, place.client, keys).sweep(5, None)
+    given = Restorer(place.channel, place.client, keys).sweep(5, None)
 
     assert 2 == given
     assert {"dead", "stock"} == {message["headers"]["id"] for message in queued(place)}
@@ -158,9 +158,9 @@ def test_a_message_goes_to_either_end(place: Any):
     """To the front when it comes back, to the end when it is put back on purpose."""
     for tag in ("front", "middle", "end"):
         keys = hold(place, tag)
-    returns = Returns(place.channel, place.client, keys)
+    restorer = Restorer(place.channel, place.client, keys)
     for tag, command in (("middle", "RPUSH"), ("front", "RPUSH"), ("end", "LPUSH")):
-        returns.give_back({tag: "0"}, Terms("other", command=command))
+        restorer.give_back({tag: "0"}, Terms("other", command=command))
 
     assert ["front", "middle", "end"] == [message["headers"]["id"] for message in queued(place)]
 
@@ -186,7 +186,7 @@ def test_a_lease_that_was_taken_for_lapsed_says_so(place: Any):
     lease.open()
     place.client.delete(lease.keys.alive)
     wait_until(lambda: "" if doubts else "no doubt", [], what="doubt", timeout=20)
-    held = lease.held()
+    held = lease.renew()
     lease.end()
 
     assert set() == held

@@ -20,7 +20,7 @@ from celery_batch.worker.redis_owner import Keys
 from celery_batch.worker.redis_scripts import RETURN, SWEEP
 from celery_batch.worker.request import LOSSES
 
-__all__ = ["Returns", "Terms"]
+__all__ = ["Restorer", "Terms"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Terms:
     is_end: bool = False
 
 
-class Returns:
+class Restorer:
     """
     Gives messages back to their queues.
 

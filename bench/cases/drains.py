@@ -1,0 +1,181 @@
+"""One process sends thousands of single items and waits for all: items/s, ours and the peers'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from bench.sheet import Case, Effort, Goal, Sheet
+from bench.stage import OURS, PlayerProcess, Stage, stage
+from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
+
+__all__ = ["CASES"]
+
+_FULL = 6400
+
+#: Slow peers get fewer items, which flatters them: what they send piles up less.
+_ITEMS = {"celery-batches": 1600, "celery": 640}
+
+_ALL = ("pure", "ours", "RedisStreamer", "Streamer", "ThreadedStreamer", "celery-batches", "celery")
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """
+    Who plays what.
+
+    Args:
+        model: The reference model.
+        kinds: The contestants; "pure" is what the others' rates are divided by.
+        crews: How many workers, one measurement each.
+        rabbitmq: Send ours over RabbitMQ; the results are kept in Redis.
+    """
+
+    model: str
+    kinds: tuple[str, ...]
+    crews: tuple[int, ...] = (1,)
+    rabbitmq: bool = field(default=False)
+
+    def measure(self, effort: Effort) -> dict[str, Any]:
+        """Let all take turns, with each number of workers."""
+        kinds = [kind for kind in self.kinds if effort.peers or kind in OURS]
+        rows: list[dict[str, Any]] = []
+        with stage() as ground, ExitStack() as exits:
+            env = {}
+            if self.rabbitmq:
+                find_rabbitmq_server()
+                env["CELERY_BROKER_URL"] = exits.enter_context(RabbitMQServer()).url
+            for workers in self.crews:
+                rows += self._crew(ground, kinds, workers, effort, env)
+        return {"rows": rows}
+
+    def _crew(
+        self, ground: Stage, kinds: list[str], workers: int, effort: Effort, env: dict[str, str]
+    ) -> list[dict[str, Any]]:
+        rounds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+        with ground.players(kinds, self.model, workers, **env) as cast:
+            for kind, player in cast.items():
+                player.ask("drain", n=effort.items(_wanted(kind, workers) // 10))
+            for _ in range(effort.rounds):
+                for kind, player in cast.items():
+                    rounds[kind].append(_once(player, effort.items(_wanted(kind, workers))))
+        return [_row(kind, workers, each) for kind, each in rounds.items()]
+
+
+def _wanted(kind: str, workers: int) -> int:
+    # The pure loop is one process: what k of them do is k times as much.
+    return _FULL // workers if kind == "pure" else _ITEMS.get(kind, _FULL)
+
+
+def _once(player: PlayerProcess, n: int) -> dict[str, Any]:
+    return player.ask("drain", n=n)
+
+
+def _row(kind: str, workers: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    n = rounds[0]["n"]
+    times = workers if kind == "pure" else 1
+
+    def middle(figure: Callable[[dict[str, Any]], float]) -> float:
+        return median(figure(one) for one in rounds)
+
+    return {
+        "kind": kind,
+        "workers": workers,
+        "n": n,
+        "rates": [times * n / one["seconds"] for one in rounds],
+        "rate": times * middle(lambda one: n / one["seconds"]),
+        "submit_rate": middle(lambda one: n / one["submit_seconds"]),
+        "client_cpu": middle(lambda one: one["client_cpu"] / n),
+        "worker_cpu": middle(lambda one: one["worker_cpu"] / n),
+    }
+
+
+def rate(data: dict[str, Any], kind: str, workers: int = 1) -> float | None:
+    """Return a contestant's median rate, None if it did not play."""
+    found = (row for row in data["rows"] if (row["kind"], row["workers"]) == (kind, workers))
+    return next((float(row["rate"]) for row in found), None)
+
+
+def _ratio(data: dict[str, Any], kind: str, workers: int = 1, mine: str = "ours") -> float | None:
+    ours, theirs = rate(data, mine, workers), rate(data, kind, workers)
+    return ours / theirs if ours and theirs else None
+
+
+def _sheets(title: str) -> Callable[[dict[str, Any]], list[Sheet]]:
+    def make(data: dict[str, Any]) -> list[Sheet]:
+        base = "pure" if rate(data, "pure") else "ours"
+        headings = ("", "workers", "items", "items/s", f"of {base}", "client ms", "workers' ms")
+        rows = []
+        for row in data["rows"]:
+            against = rate(data, base, row["workers"])
+            share = f"{row['rate'] / against:.3f}" if against else ""
+            cpu = [f"{1000 * row[who]:.3f}" for who in ("client_cpu", "worker_cpu")]
+            figures = (str(row["workers"]), f"{row['n']:,}", f"{row['rate']:,.0f}", share, *cpu)
+            rows.append((row["kind"], *figures))
+        note = "Medians of interleaved rounds; ms are CPU time for each item."
+        return [Sheet(title, headings, rows, (note,))]
+
+    return make
+
+
+def _cost_goals(data: dict[str, Any]) -> list[Goal]:
+    return [Goal('"cost", delay_many: of pure', _ratio(data, "pure"), 0.80, 0.95)]
+
+
+def _noop_goals(data: dict[str, Any]) -> list[Goal]:
+    cpu = next(row["worker_cpu"] for row in data["rows"] if row["kind"] == "ours")
+    name = '"noop", delay_many: over'
+    return [
+        Goal(f"{name} RedisStreamer", _ratio(data, "RedisStreamer"), 2.5, 5, " times"),
+        Goal(f"{name} celery-batches", _ratio(data, "celery-batches"), 12, 25, " times"),
+        Goal("worker CPU per single-item task", 1000 * cpu, 0.3, unit=" ms", most=True),
+    ]
+
+
+def _bert_goals(data: dict[str, Any]) -> list[Goal]:
+    crews = sorted({row["workers"] for row in data["rows"]})
+    return [Goal(f'"bert" on {k} workers: of pure', _ratio(data, "pure", k), 0.97) for k in crews]
+
+
+def _rabbitmq_goals(data: dict[str, Any]) -> list[Goal]:
+    return [Goal('"cost" over RabbitMQ: of pure', _ratio(data, "pure"), 0.6)]
+
+
+_COST = Drain("cost", _ALL)
+_NOOP = Drain("noop", _ALL[1:])
+_BERT = Drain("bert", ("pure", "ours", "RedisStreamer"), (1, 2, 4))
+_RABBITMQ = Drain("cost", ("pure", "ours"), rabbitmq=True)
+
+CASES = [
+    Case(
+        "cost",
+        "10 ms a call and 0.1 ms an item",
+        _COST.measure,
+        _sheets('"cost": 10 ms a call and 0.1 ms an item, in batches of 64'),
+        _cost_goals,
+    ),
+    Case(
+        "noop",
+        "a model that costs nothing",
+        _NOOP.measure,
+        _sheets('"noop": nothing but the way there and back'),
+        _noop_goals,
+    ),
+    Case(
+        "bert",
+        "20 ms a call and 2.05 ms an item, on 1, 2 and 4 workers",
+        _BERT.measure,
+        _sheets('"bert": 20 ms a call and 2.05 ms an item, in batches of 64'),
+        _bert_goals,
+    ),
+    Case(
+        "rabbitmq",
+        '"cost" over RabbitMQ, results in Redis',
+        _RABBITMQ.measure,
+        _sheets('"cost" over RabbitMQ, results in Redis'),
+        _rabbitmq_goals,
+    ),
+]

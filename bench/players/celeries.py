@@ -1,0 +1,88 @@
+"""Players on Celery: ours, celery-batches, plain Celery; each app is served by a stock worker."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from bench.players.player import TIMEOUT, Player
+from celery_batch.cli.child import wait_until
+
+__all__ = ["CeleryBatches", "Ours", "PlainCelery", "StockClient"]
+
+#: Seconds a worker gets to import, load and connect, beside others that do the same.
+_READY_TIMEOUT = 120.0
+
+
+class _OnCelery(Player):
+    #: Where the app is; the worker gets the same name.
+    module: ClassVar[str]
+    #: The task, if it is not called by the model's name.
+    task_name: ClassVar[str] = "bench.{model}"
+
+    def start(self) -> None:
+        """Start the workers of concurrency 1, and wait until all answer."""
+        os.environ["CELERY_RESULT_BACKEND"] = self.url
+        os.environ.setdefault("CELERY_BROKER_URL", self.url)
+        os.environ["BENCH_MODEL"] = self.model
+        self.app = import_module(self.module).app
+        self.task = self.app.tasks[self.task_name.format(model=self.model)]
+        celery = str(Path(sys.executable).with_name("celery"))
+        options = ("-l", "WARNING", "--without-gossip", "--without-mingle")
+        for number in range(self.workers):
+            name = f"worker-{number}@bench"
+            command = (celery, "-A", self.module, "worker", "--concurrency=1", "-n", name)
+            self.serve(*command, *options)
+        wait_until(self._who_is_silent, self.servers, what="workers", timeout=_READY_TIMEOUT)
+
+    def _who_is_silent(self) -> str:
+        missing = self.workers - len(self.app.control.ping(timeout=1.0, limit=self.workers))
+        return f"{missing} of {self.workers} do not answer" if missing else ""
+
+    def submit_one(self, item: int) -> Any:
+        """Send one task as everybody does."""
+        return self.task.delay(item)
+
+    def collect(self, waiting: list[Any]) -> list[int]:
+        """Wait for each result."""
+        return [result.get(timeout=TIMEOUT) for result in waiting]
+
+
+class PlainCelery(_OnCelery):
+    """Celery without batches: the model sees one item at a time."""
+
+    module = "bench.players.plain_app"
+
+
+class CeleryBatches(_OnCelery):
+    """The package celery-batches."""
+
+    module = "bench.players.batches_app"
+
+
+class Ours(_OnCelery):
+    """celery_batch."""
+
+    module = "bench.app"
+
+    def submit(self, items: range) -> list[Any]:
+        """Send all in one go, where this version can."""
+        if hasattr(self.task, "delay_many"):
+            return list(self.task.delay_many(list(items)))
+        return super().submit(items)
+
+    def status(self) -> dict[str, Any]:
+        """Return the batch counters of the first worker that answers."""
+        replies = self.app.control.broadcast("batch_status", reply=True, timeout=5.0, limit=1)
+        (status,) = replies[0].values()
+        return dict(status[self.task.name])
+
+
+class StockClient(_OnCelery):
+    """Celery's own client and an ordinary task, in our environment: this Celery's version."""
+
+    module = "bench.app"
+    task_name = "bench.plain"

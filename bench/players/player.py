@@ -1,0 +1,66 @@
+"""What every contestant can do: take single items, and give their answers."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from celery_batch.cli.child import Child
+
+__all__ = ["TIMEOUT", "Player"]
+
+#: Seconds after which an answer is given up, and the measurement with it.
+TIMEOUT = 300.0
+
+_ROOT = Path(__file__).parents[2]
+
+
+class Player(ABC):
+    """
+    One way to have single items answered, with its workers.
+
+    Args:
+        model: The reference model that answers.
+        workers: How many processes hold a model.
+        url: The Redis of this measurement.
+    """
+
+    def __init__(self, model: str, workers: int, url: str) -> None:
+        self.model = model
+        self.workers = workers
+        self.url = url
+        self.exits = ExitStack()
+        self.servers: list[Child] = []
+
+    @abstractmethod
+    def start(self) -> None:
+        """Start the workers; return when they will answer."""
+
+    @abstractmethod
+    def submit_one(self, item: int) -> Any:
+        """Send one item; return something to `collect`."""
+
+    @abstractmethod
+    def collect(self, waiting: list[Any]) -> list[int]:
+        """Return the answers, in order; wait for them."""
+
+    def submit(self, items: range) -> list[Any]:
+        """Send many items, in the fastest way that sends each of them singly."""
+        return [self.submit_one(item) for item in items]
+
+    def serve(self, *command: str, **env: str) -> Child:
+        """Start a server that ends with us, however we end."""
+        folder = Path(self.exits.enter_context(tempfile.TemporaryDirectory()))
+        inherited = {**os.environ, "PYTHONPATH": str(_ROOT), **env}
+        log = folder / f"{Path(command[0]).stem}.log"
+        server = self.exits.enter_context(Child(command, log, env=inherited))
+        self.servers.append(server)
+        return server
+
+    def stop(self) -> None:
+        """Stop the workers."""
+        self.exits.close()

@@ -1,0 +1,105 @@
+"""Players on service-streamer: its threads, its processes, its Redis."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import redis
+from service_streamer import (
+    ManagedModel,
+    RedisStreamer,
+    Streamer,
+    ThreadedStreamer,
+    service_streamer,
+)
+
+from bench.model import BATCH, MODELS
+from bench.players.player import TIMEOUT, Player
+
+__all__ = ["OnProcesses", "OnRedis", "OnThreads", "Reference", "address", "meet"]
+
+_LATENCY = 0.1
+
+service_streamer.logger.setLevel(logging.WARNING)
+
+
+class Reference(ManagedModel):  # type: ignore[misc]
+    """The reference model that the environment names, in a process of its own."""
+
+    def init_model(self) -> None:
+        """Have nothing to load."""
+        meet(os.environ["BENCH_REDIS"])
+
+    def predict(self, batch: list[int]) -> list[int]:
+        """Answer as every model here."""
+        return MODELS[os.environ["BENCH_MODEL"]](batch)
+
+
+def meet(url: str) -> None:
+    """Give its Redis connections our password and database; it knows only host and port."""
+    place = urlsplit(url)
+    database = int(place.path.strip("/"))
+    login: dict[str, Any] = {"password": unquote(place.password or ""), "db": database}
+    service_streamer.Redis = lambda host, port: redis.Redis(host, port, **login)
+
+
+def address(url: str) -> str:
+    """Return the host and port in a URL, as it wants them."""
+    place = urlsplit(url)
+    return f"{place.hostname}:{place.port}"
+
+
+class _Streaming(Player):
+    streamer: Any
+
+    def start(self) -> None:
+        """Start the workers; the first answer says that they are there."""
+        os.environ.update(BENCH_MODEL=self.model, BENCH_REDIS=self.url)
+        self.streamer = self.make()
+        self.collect(self.submit(range(BATCH)))
+
+    def make(self) -> Any:
+        """Return the streamer."""
+        raise NotImplementedError
+
+    def submit_one(self, item: int) -> Any:
+        """Submit a batch of one."""
+        return self.streamer.submit([item])
+
+    def collect(self, waiting: list[Any]) -> list[int]:
+        """Wait for each future."""
+        return [future.result(TIMEOUT)[0] for future in waiting]
+
+
+class OnThreads(_Streaming):
+    """ThreadedStreamer: queues in one process."""
+
+    def make(self) -> Any:
+        """Return the streamer; it has one worker and no more."""
+        return ThreadedStreamer(MODELS[self.model], BATCH, _LATENCY)
+
+
+class OnProcesses(_Streaming):
+    """Streamer: queues between the processes of one machine."""
+
+    def make(self) -> Any:
+        """Return the streamer, its workers ready."""
+        made = Streamer(Reference, BATCH, _LATENCY, worker_num=self.workers)
+        made._wait_for_worker_ready()  # noqa: SLF001 - as its own documentation does
+        return made
+
+
+class OnRedis(_Streaming):
+    """RedisStreamer: single items over Redis, from any machine to any."""
+
+    def make(self) -> Any:
+        """Return the client; its workers are a program of their own."""
+        meet(self.url)
+        workers = str(self.workers)
+        place = address(self.url)
+        self.serve(sys.executable, "-m", "bench.players.redis_streamer_worker", place, workers)
+        return RedisStreamer(place)

@@ -1,0 +1,140 @@
+"""Tables and goals, for the terminal and for the documents alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+__all__ = ["Case", "Effort", "Goal", "Sheet", "goals_sheet"]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """
+    How much is measured.
+
+    Args:
+        rounds: How often each contestant plays; they take turns.
+        share: Of the full number of items.
+        peers: Whether the peers play too.
+    """
+
+    rounds: int = 3
+    share: float = 1.0
+    peers: bool = True
+
+    def items(self, full: int) -> int:
+        """Return how many items to send where the full measurement sends so many."""
+        return max(10, round(full * self.share))
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """
+    One table.
+
+    Args:
+        title: What it shows.
+        headings: Of its columns; the first is a name, the others are figures.
+        rows: As many cells each as there are headings.
+        notes: Sentences below it.
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    notes: tuple[str, ...] = ()
+
+    def rich(self) -> Table:
+        """Return it for the terminal."""
+        caption = " ".join(self.notes)
+        table = Table(title=self.title, title_justify="left", caption=caption or None)
+        table.caption_justify = "left"
+        for position, heading in enumerate(self.headings):
+            table.add_column(heading, justify="right" if position else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        """Return it for a document."""
+        bars = ["---", *["--:"] * (len(self.headings) - 1)]
+        lines = [" | ".join(cells) for cells in (self.headings, bars, *self.rows)]
+        table = "\n".join(f"| {line} |" for line in lines)
+        return "\n\n".join(
+            [f"**{self.title}**", table, *(["\n".join(self.notes)] * bool(self.notes))]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """
+    A figure that is to be reached.
+
+    Args:
+        what: Which.
+        measured: Where we are; None if it could not be measured.
+        bound: Where we want to be.
+        aim: Where we would like to be.
+        unit: Behind the figures.
+        most: The bound is an upper one.
+    """
+
+    what: str
+    measured: float | None
+    bound: float
+    aim: float | None = None
+    unit: str = ""
+    most: bool = False
+
+    @property
+    def met(self) -> str:
+        """Say whether it is reached."""
+        if self.measured is None:
+            return "not measured"
+        sign = -1 if self.most else 1
+        if sign * self.measured < sign * self.bound:
+            return "no"
+        return "aim" if self.aim and sign * self.measured >= sign * self.aim else "yes"
+
+    def row(self) -> tuple[str, ...]:
+        """Return its row of the table."""
+        side = "at most" if self.most else "at least"
+        aim = "" if self.aim is None else f"{self.aim:g}{self.unit}"
+        value = "" if self.measured is None else f"{self.measured:.2f}{self.unit}"
+        return (self.what, value, f"{side} {self.bound:g}{self.unit}", aim, self.met)
+
+
+def goals_sheet(goals: list[Goal]) -> Sheet:
+    """Return the table of goals."""
+    headings = ("goal", "measured", "wanted", "aim", "met")
+    return Sheet("Goals", headings, [goal.row() for goal in goals])
+
+
+def _no_goals(_: dict[str, Any]) -> list[Goal]:
+    return []
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """
+    Something to measure.
+
+    Args:
+        name: How it is chosen.
+        about: What it measures, in one line.
+        measure: Measures, and returns what can be written as JSON.
+        sheets: Makes tables of that.
+        goals: Holds that against what is wanted.
+        by_default: Measured unless others are named.
+    """
+
+    name: str
+    about: str
+    measure: Callable[[Effort], dict[str, Any]]
+    sheets: Callable[[dict[str, Any]], list[Sheet]]
+    goals: Callable[[dict[str, Any]], list[Goal]] = field(default=_no_goals)
+    by_default: bool = True

@@ -1,0 +1,181 @@
+"""Where a measurement takes place: one Redis, and the contestants in processes of their own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import queue
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any, Self
+
+import psutil
+
+from bench.peers import peers_python
+from celery_batch.cli.redis_server import RedisServer
+
+__all__ = ["OURS", "PlayerProcess", "Stage", "cpu_of", "stage"]
+
+_ROOT = Path(__file__).parents[1]
+
+#: Who runs in our environment; all others in the peers'.
+OURS = frozenset({"pure", "ours", "stock client"})
+
+#: Seconds after which a player that says nothing is given up.
+_PATIENCE = 600.0
+
+#: Databases of a Redis server unless it is told otherwise.
+_DATABASES = 16
+
+
+class PlayerProcess:
+    """
+    One contestant, with its workers below it.
+
+    Args:
+        kind: Its name in `bench.players.__main__`.
+        command: How it is started.
+        env: Its environment.
+    """
+
+    def __init__(self, kind: str, command: list[str], env: dict[str, str]) -> None:
+        self.kind = kind
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as we
+        self._process = subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            bufsize=1,
+        )
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101 - for the type checker
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put("")
+
+    def ready(self) -> None:
+        """Wait until it and its workers are ready."""
+        self._hear()
+
+    def ask(self, play: str, **options: Any) -> dict[str, Any]:
+        """
+        Have it play, and return what it measured, with what its workers used of the CPU.
+
+        Args:
+            play: A name in `bench.players.plays`.
+            options: Of the play.
+        """
+        assert self._process.stdin is not None  # noqa: S101 - for the type checker
+        before = self._cpu()
+        self._process.stdin.write(json.dumps({"play": play, **options}) + "\n")
+        return {**self._hear(), "worker_cpu": self._cpu() - before}
+
+    def workers(self) -> list[psutil.Process]:
+        """Return all processes below the player's own."""
+        return psutil.Process(self._process.pid).children(recursive=True)
+
+    def _cpu(self) -> float:
+        return sum(cpu_of(process) for process in self.workers())
+
+    def _hear(self) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=_PATIENCE)
+        except queue.Empty:
+            line = ""
+        answer: dict[str, Any] = json.loads(line or '{"error": "it says nothing"}')
+        if "error" in answer:
+            self._errors.seek(0)
+            tail = self._errors.read().decode(errors="replace")[-4000:]
+            raise RuntimeError(f"{self.kind}: {answer['error']}\n{tail}")
+        return answer
+
+    def stop(self) -> None:
+        """End it, and its workers with it."""
+        assert self._process.stdin is not None  # noqa: S101 - for the type checker
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+
+def cpu_of(process: psutil.Process) -> float:
+    """Return the seconds of CPU a process has used, its ended children left out."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+class Stage:
+    """
+    A Redis, and players that share it, each in a database of its own.
+
+    Args:
+        redis: The running server.
+    """
+
+    def __init__(self, redis: RedisServer) -> None:
+        self.redis = redis
+        self._databases = itertools.cycle(range(1, _DATABASES))
+
+    def url(self) -> str:
+        """Return the address of the next database."""
+        return f"{self.redis.url.removesuffix('/0')}/{next(self._databases)}"
+
+    @contextmanager
+    def players(
+        self, kinds: list[str], model: str, workers: int = 1, **env: str
+    ) -> Iterator[dict[str, PlayerProcess]]:
+        """
+        Start players side by side, and yield them by name when all are ready.
+
+        Args:
+            kinds: Who plays.
+            model: The reference model that answers.
+            workers: How many processes hold a model.
+            env: Added to their environment, such as another broker's address.
+        """
+        with ExitStack() as exits:
+            cast = {}
+            for kind in kinds:
+                python = sys.executable if kind in OURS else peers_python()
+                command = [python, "-m", "bench.players", kind, model, str(workers), self.url()]
+                inherited = {**os.environ, "PYTHONPATH": str(_ROOT), **env}
+                cast[kind] = exits.enter_context(PlayerProcess(kind, command, inherited))
+            for player in cast.values():
+                player.ready()
+            yield cast
+
+
+@contextmanager
+def stage() -> Iterator[Stage]:
+    """Run a Redis for some measurements, on TCP: the only way that all contestants know."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with RedisServer(port=port) as redis:
+        yield Stage(redis)

@@ -1,0 +1,100 @@
+"""
+How a batch task is called: as any task, and in bulk.
+
+The client's side is imported when something is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+from celery import Task
+
+__all__ = ["Asking"]
+
+
+class Asking(Task):  # type: ignore[misc]
+    """A task whose calls take a short road to the broker, with the same message as Celery's."""
+
+    abstract = True
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Have groups write their batch tasks at once."""
+        super().on_bound(app)
+        _client("groups").gather_groups()
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """
+        Send a call, as in any task.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            more: Celery's other positional parameters, by which nobody calls.
+            options: Celery's options: ``countdown``, ``queue``, ``link`` and so on.
+
+        Raises:
+            TypeError: The arguments do not fit the task's function.
+            OperationalError: The broker could not be reached, or refused the message.
+        """
+        if more:
+            return super().apply_async(args, kwargs, *more, **options)
+        publisher = _client("publisher").Publisher.of(self.app)
+        result = publisher.send(self, args, kwargs, options)
+        if result is None:
+            own = super().apply_async
+            result = publisher.send_as_celery_does(self, own, args, kwargs, options)
+        return result
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> Any:
+        """Send a call from a coroutine; see `aapply_async`."""
+        return await self.aapply_async(args, kwargs)
+
+    async def aapply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """
+        Send a call from a coroutine, and return its result when the broker has it.
+
+        The loop goes on meanwhile, and calls that come together are written together.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            options: As for `apply_async`.
+
+        Raises:
+            TypeError: The arguments do not fit the task's function.
+            OperationalError: The broker could not be reached, or refused the message.
+        """
+        return await _client("aio").apply_async(self, args, kwargs, options)
+
+    def delay_many(self, items: Iterable[Any]) -> list[Any]:
+        """
+        Send one call for each item, all in one write; return their results in order.
+
+        Args:
+            items: The only argument of each call.
+
+        Raises:
+            PartlySent: Not all of them could be sent; it says which were.
+        """
+        return self.apply_many(((item,), None) for item in items)
+
+    def apply_many(self, rows: Iterable[Any], **options: Any) -> list[Any]:
+        """
+        Send one call for each row, all in one write; return their results in order.
+
+        Args:
+            rows: Positional and keyword arguments of each call; either may be None.
+            options: As for `apply_async`, the same for all; no ``task_id``.
+
+        Raises:
+            PartlySent: Not all of them could be sent; it says which were.
+        """
+        return _client("many").apply_many(self, rows, options)  # type: ignore[no-any-return]
+
+
+def _client(name: str) -> Any:
+    return import_module(f"celery_batch.client.{name}")

@@ -1,0 +1,132 @@
+"""Calls that are written together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from celery_batch.client.outbox import PIECE, Letter, Outbox
+
+__all__ = ["Gathering", "gathered", "gathering"]
+
+_current: ContextVar[Gathering | None] = ContextVar("celery_batch_gathering", default=None)
+
+
+class Burst(Protocol):
+    """Calls that go another way than by letters, also together."""
+
+    def send(self, apply: Callable[..., Any], options: Any) -> Any:
+        """Send one call by Celery's `apply_async` with some options."""
+
+    def flush(self) -> None:
+        """Return when all is sent."""
+
+    def close(self) -> None:
+        """Let go of what is held."""
+
+
+class Gathering:
+    """
+    Letters on their way, 1,000 in one write.
+
+    Args:
+        app: Whose canvas this is, if it is one's.
+    """
+
+    def __init__(self, app: Any = None) -> None:
+        self.app = app
+        #: Results that exist already, by their tasks' ids.
+        self.frozen: dict[str, Any] = {}
+        #: Results of what is surely sent.
+        self.sent: list[Any] = []
+        #: Results of what may not have been.
+        self.unsent: list[Any] = []
+        #: Why.
+        self.failure: Exception | None = None
+        #: RabbitMQ's way, if that is the broker.
+        self.burst: Burst | None = None
+        self._kept: list[tuple[Letter, Any]] = []
+        self._outbox: Outbox | None = None
+
+    def add(self, letter: Letter, result: Any, outbox: Outbox) -> None:
+        """
+        Keep a letter, and write when there is a piece of them.
+
+        Args:
+            letter: To be sent.
+            result: Of the call.
+            outbox: Of the app that sends it.
+        """
+        if outbox is not self._outbox:
+            self.flush()
+            self._outbox = outbox
+        self._kept.append((letter, result))
+        if len(self._kept) >= PIECE and self.app is None:  # a canvas holds a producer meanwhile
+            self.flush()
+
+    def flush(self) -> None:
+        """
+        Write what is kept.
+
+        Raises:
+            OperationalError: Not all of it could be sent.
+        """
+        if self.burst is not None:
+            self.burst.flush()
+        kept, self._kept = self._kept, []
+        if not kept or self._outbox is None:
+            return
+        try:
+            self._outbox.send([letter for letter, _ in kept])
+        except Exception as error:
+            self.failure = error
+            raise
+        finally:
+            self.sent += [result for letter, result in kept if letter.sent]
+            self.unsent += [result for letter, result in kept if not letter.sent]
+
+    def close(self) -> None:
+        """Let go of what is held for further writes."""
+        burst, self.burst = self.burst, None
+        if burst is not None:
+            burst.close()
+
+
+@contextmanager
+def gathering(app: Any = None) -> Iterator[Gathering]:
+    """
+    Write together what this thread or coroutine sends meanwhile on the short road.
+
+    Args:
+        app: Whose canvas this is, if it is one's.
+    """
+    gathering = Gathering(app)
+    token = _current.set(gathering)
+    try:
+        yield gathering
+        gathering.flush()
+    finally:
+        _current.reset(token)
+        gathering.close()
+
+
+def gathered() -> Gathering | None:
+    """Return where letters are to be kept, if they are."""
+    return _current.get()
+
+
+def gathered_by(gathering: Gathering, call: Callable[[], Any]) -> Any:
+    """
+    Call with letters kept, and return what the call does.
+
+    Args:
+        gathering: Keeps them.
+        call: Sends some.
+    """
+    token = _current.set(gathering)
+    try:
+        return call()
+    finally:
+        _current.reset(token)

@@ -1,0 +1,179 @@
+"""Which calls the short road knows, and the template for each kind of them."""
+
+from __future__ import annotations
+
+import logging
+from contextvars import ContextVar
+from types import FunctionType
+from typing import Any
+
+from celery import Celery, Task, signals
+from celery.app import amqp, base, task
+from celery.app.routes import MapRoute
+from celery.backends.base import Backend
+from celery.backends.redis import RedisBackend
+from celery.exceptions import QueueNotFound
+from kombu import messaging
+from kombu.exceptions import OperationalError
+
+from celery_batch.client.template import Template
+
+__all__ = ["Kinds", "is_plain_celery"]
+
+logger = logging.getLogger(__name__)
+
+#: Options that are the same in all messages of one kind.
+_OF_KIND = frozenset(
+    [
+        "queue",
+        "routing_key",
+        "priority",
+        "serializer",
+        "delivery_mode",
+        "time_limit",
+        "soft_time_limit",
+        "retries",
+        "ignore_result",
+    ]
+)
+#: Options that differ from call to call.
+_OF_CALL = frozenset(
+    [
+        "task_id",
+        "root_id",
+        "parent_id",
+        "group_id",
+        "group_index",
+        "reply_to",
+        "add_to_parent",
+        "shadow",
+        "link",
+        "link_error",
+        "chain",
+        "chord",
+        "producer",
+    ]
+)
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+#: Most kinds of messages that are remembered.
+_MOST = 1000
+
+#: Set while Celery sends a callback, which it tries again in a way of its own.
+_sending_callback: ContextVar[bool] = getattr(
+    amqp, "_callback_publish_retry", ContextVar("none", default=False)
+)
+_SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
+
+
+def _own(method: Any, module: Any) -> Any:
+    """Return a method as its module defines it, or what no method is, if it was wrapped."""
+    is_own = isinstance(method, FunctionType) and method.__code__.co_filename == module.__file__
+    return method if is_own else object()
+
+
+_APPLY = _own(Task.apply_async, task)
+_SEND = _own(Celery.send_task, base)
+_PUBLISH = _own(messaging.Producer.publish, messaging)
+
+
+def is_plain_celery(app: Any) -> bool:
+    """
+    Return whether a call passes nobody on Celery's own road.
+
+    Tracing libraries and applications listen to signals, and wrap or override methods.
+    """
+    return (
+        Task.apply_async is _APPLY
+        and type(app).send_task is _SEND
+        and messaging.Producer.publish is _PUBLISH
+        and not any(signal.receivers for signal in _SIGNALS)
+        and not _sending_callback.get()
+    )
+
+
+class Kinds:
+    """
+    The templates of one app's messages.
+
+    Args:
+        app: The Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._router: Any = None
+        self._known: dict[Any, Template | None] = {}
+
+    def template(self, task: Any, options: dict[str, Any], *, reply: bool) -> Template | None:
+        """
+        Return the template for a call; None if it has none, or none yet.
+
+        The first message of a kind goes Celery's own road, which also declares its queue.
+
+        Args:
+            task: The task that is called.
+            options: As `apply_async` takes them.
+            reply: Whether the message says where its answer is told.
+        """
+        router = self._app.amqp.router
+        if router is not self._router or len(self._known) > _MOST:
+            self._router, self._known = router, {}
+        of_kind = []
+        for name, value in options.items():
+            if name in _OF_KIND:
+                if type(value) not in _PLAIN:
+                    return None
+                of_kind.append((name, value, type(value)))
+            elif name not in _OF_CALL:
+                return None
+        kind = (task.name, task.ignore_result, reply, *of_kind)
+        try:
+            return self._known[kind]
+        except KeyError:
+            self._learn(kind, task, options.get("producer"))
+            return None
+
+    def _learn(self, kind: Any, task: Any, producer: Any) -> None:
+        own = task._get_exec_options()  # noqa: SLF001
+        reply, *of_kind = kind[2:]
+        options = {**own, **{name: value for name, value, _ in of_kind}}
+        options.setdefault("ignore_result", task.ignore_result)
+        if not _is_plain(task, options) or not self._is_redis(producer):
+            self._known[kind] = None
+            return
+        try:
+            with self._app.producer_or_acquire(producer) as one:
+                self._known[kind] = Template.learn(task, options, one, reply=reply)
+        except (OperationalError, QueueNotFound):
+            pass  # Celery's own road meets it too, and says so
+        except Exception:
+            self._known[kind] = None
+            logger.warning("%s: messages are sent singly", task.name, exc_info=True)
+
+    def _is_redis(self, producer: Any) -> bool:
+        app = self._app
+        with app.producer_or_acquire(producer) as one:
+            transport = one.connection.transport
+        routes = app.amqp.router.routes
+        return (
+            transport.driver_type == "redis"
+            and type(app.amqp) is amqp.AMQP
+            and all(isinstance(route, MapRoute) for route in routes)
+        )
+
+
+def _is_plain(task: Any, options: dict[str, Any]) -> bool:
+    """Return whether nothing in a task's messages depends on what is called."""
+    kind = type(task)
+    on_call = type(task.backend).on_task_call
+    return (
+        options.get("expires") is None
+        and kind.shadow_name is Task.shadow_name
+        and kind.AsyncResult is Task.AsyncResult
+        and task._dump_pydantic_arguments is None  # noqa: SLF001
+        and not (task.soft_time_limit and task.time_limit)
+        and (
+            options["ignore_result"] or on_call in (Backend.on_task_call, RedisBackend.on_task_call)
+        )
+    )

@@ -1,0 +1,61 @@
+"""Many calls in one write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kombu.exceptions import OperationalError
+
+from celery_batch.client.gathering import gathering
+from celery_batch.errors import BatchError, ConfigurationError
+
+__all__ = ["PartlySent", "apply_many"]
+
+
+class PartlySent(BatchError, OperationalError):
+    """
+    Some of many calls were sent, and then no more.
+
+    Of the others, those of the write that failed may have arrived nevertheless.
+
+    Args:
+        message: Why.
+        sent: The results of those that were surely sent, in order.
+    """
+
+    http = 503
+
+    def __init__(self, message: str, sent: list[Any] | None = None) -> None:
+        super().__init__(message)
+        #: Results of the calls that were surely sent.
+        self.sent = sent or []
+
+
+def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[Any]:
+    """
+    Send one call for each row.
+
+    Args:
+        task: The task that is called.
+        rows: Positional and keyword arguments of each call.
+        options: As for `apply_async`, the same for all.
+
+    Raises:
+        PartlySent: Not all of them could be sent.
+    """
+    if "task_id" in options:
+        raise ConfigurationError(f"{task.name}: many calls cannot have one task_id")
+    results: list[Any] = []
+    with gathering() as gathered:
+        try:
+            for args, kwargs in rows:
+                results.append(task.apply_async(args, kwargs, **options))
+            gathered.flush()
+        except Exception as error:
+            if not gathered.sent:
+                raise
+            known = {result.id: result for result in results}
+            sent = [known.get(each.id, each) for each in gathered.sent]
+            raise PartlySent(f"only {len(sent)} calls were surely sent: {error}", sent) from error
+    return results

@@ -1,0 +1,107 @@
+"""
+Letters of many threads in one write.
+
+Whoever finds nobody writing takes all that lie ready and writes them at once; the
+others wait for it. No thread of its own, and a failed write raises in every caller
+whose letter was in it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+__all__ = ["Letter", "Outbox"]
+
+#: Most letters in one write.
+PIECE = 1000
+
+
+class Letter:
+    """
+    A message on its way to a list in Redis.
+
+    Args:
+        key: The list, with its prefix.
+        text: The message.
+    """
+
+    __slots__ = ("error", "key", "sent", "text")
+
+    def __init__(self, key: str, text: str) -> None:
+        self.key = key
+        self.text = text
+        self.sent = False
+        self.error: BaseException | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it needs to be written no more."""
+        return self.sent or self.error is not None
+
+
+class Outbox:
+    """
+    Takes letters from any thread, and returns when they are in the broker.
+
+    Args:
+        write: Writes letters and marks those that are `sent`; raises for the others.
+    """
+
+    def __init__(self, write: Callable[[list[Letter]], None]) -> None:
+        self._write = write
+        self._ready: deque[Letter] = deque()
+        self._writing = threading.Lock()
+
+    def __len__(self) -> int:
+        """Return how many letters wait for a write."""
+        return len(self._ready)
+
+    def send(self, letters: Iterable[Letter]) -> None:
+        """
+        Return when all of them are sent.
+
+        Raises:
+            Exception: What came of writing the first one that is not.
+        """
+        own = list(letters)
+        self._ready.extend(own)
+        try:
+            while not all(letter.is_done for letter in own):
+                with self._writing:
+                    if not all(letter.is_done for letter in own):
+                        self._write_ready()
+        except BaseException as error:
+            for letter in own:  # nobody is to send them later in our stead
+                letter.error = letter.error or error
+            raise
+        for letter in own:
+            if letter.error is not None:
+                raise letter.error
+
+    def _write_ready(self) -> None:
+        piece: list[Letter] = []
+        while self._ready and len(piece) < PIECE:
+            letter = self._ready.popleft()
+            if letter.error is None:
+                piece.append(letter)
+        try:
+            self._write(piece)
+        except Exception as error:  # noqa: BLE001 (each of its senders raises it)
+            for letter in piece:
+                if not letter.sent:
+                    letter.error = error
+        except BaseException:
+            # This thread is told to end, the others are not: theirs is written again.
+            self._ready.extendleft(letter for letter in reversed(piece) if not letter.sent)
+            raise
+
+
+def by_key(letters: Iterable[Letter]) -> dict[str, list[Letter]]:
+    """Return the letters of each list, in order."""
+    found: dict[str, list[Any]] = {}
+    for letter in letters:
+        found.setdefault(letter.key, []).append(letter)
+    return found

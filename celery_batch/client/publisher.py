@@ -1,0 +1,148 @@
+"""
+The short road from a call to the broker.
+
+It takes the calls that it knows; all others go Celery's own road.  Both end in the
+same message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery.result import denied_join_result
+
+from celery_batch.client.answers import expected
+from celery_batch.client.call import Call
+from celery_batch.client.gathering import Gathering, gathered
+from celery_batch.client.ids import new_id
+from celery_batch.client.kinds import Kinds, is_plain_celery
+from celery_batch.client.listener import listener_for
+from celery_batch.client.outbox import Letter, Outbox
+from celery_batch.client.own_road import OwnRoad
+from celery_batch.client.redis_road import RedisRoad
+from celery_batch.client.terms import Terms
+
+__all__ = ["Publisher"]
+
+
+class Publisher:
+    """
+    Sends one app's batch tasks from this process.
+
+    Args:
+        app: The Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.pid = os.getpid()
+        self._app = app
+        self._terms = Terms(app)
+        self._kinds = Kinds(app)
+        self._outbox = Outbox(RedisRoad(app).write)
+        self._own_road = OwnRoad(app, self._outbox)
+
+    @classmethod
+    def of(cls, app: Any) -> Publisher:
+        """Return the app's publisher in this process; a fork has its own."""
+        found: Publisher | None = app.__dict__.get("batch_publisher")
+        if found is None or found.pid != os.getpid():
+            found = app.__dict__["batch_publisher"] = cls(app)
+        return found
+
+    def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
+        """
+        Send one call on the short road; None if it has to go Celery's own.
+
+        Args:
+            task: The task that is called.
+            args: Positional arguments, or None.
+            kwargs: Keyword arguments, or None.
+            options: As `apply_async` takes them.
+
+        Raises:
+            TypeError: The arguments do not fit the task.
+            OperationalError: The broker could not be reached, or refused the message.
+        """
+        terms = self._settled()
+        if not (terms.bulk and terms.is_plain and is_plain_celery(self._app)):
+            return None
+        gathering = gathered()
+        if "producer" in options and (gathering is None or gathering.app is not self._app):
+            return None  # not Celery's own, for all we know
+        call = Call(args, kwargs, options, self._app.current_worker_task)
+        frozen = gathering and gathering.frozen.get(options.get("task_id", ""))
+        listener = self._listener(task, options, gathering, frozen)
+        template = self._kinds.template(task, options, reply=listener is not None)
+        if template is None or not call.is_plain() or (call.parent and terms.inherits_priority):
+            return None
+        call.check(task)
+        task_id = options.get("task_id") or new_id()
+        told = {
+            "reply_to": self._app.thread_oid,
+            "reply": None if listener is None else listener.channel,
+        }
+        letter = Letter(template.key, call.text(template, terms, task_id, **told))
+        result = expected(task, task_id, listener, frozen)
+        result.ignored = options.get("ignore_result", task.ignore_result)
+        if gathering is None:
+            self._outbox.send((letter,))
+        else:
+            gathering.add(letter, result, self._outbox)
+        call.leave_trail(result)
+        return result
+
+    def send_as_celery_does(
+        self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
+    ) -> Any:
+        """
+        Send one call on Celery's own road, and have its answer told to us where it can be.
+
+        Args:
+            task: The task that is called.
+            apply: Celery's `apply_async`.
+            args: Positional arguments, or None.
+            kwargs: Keyword arguments, or None.
+            options: As `apply_async` takes them.
+        """
+        gathering = gathered()
+        own = partial(apply, args, kwargs)
+        if not self._settled().bulk or self._app.conf.task_always_eager:
+            result = own(**options)
+            if gathering is not None:
+                gathering.sent.append(result)
+            return result
+        headers = options.get("headers") or {}
+        frozen = gathering and gathering.frozen.get(options.get("task_id", ""))
+        listener = self._listener(task, options, gathering, frozen)
+        if listener is None or "batch_reply" in headers:
+            return self._own_road.send(own, options, gathering)
+        task_id = options.get("task_id") or new_id()
+        result = expected(task, task_id, listener, frozen)
+        headers = {**headers, "batch_reply": listener.channel}
+        with denied_join_result():  # nor does the backend subscribe to each
+            options = {**options, "task_id": task_id, "headers": headers}
+            done = self._own_road.send(own, options, gathering)
+        result.ignored = done.ignored
+        return result
+
+    def _settled(self) -> Terms:
+        terms = self._terms
+        if not terms.hold(self._app.conf):
+            terms = self._terms = Terms(self._app)
+            self._kinds = Kinds(self._app)
+        return terms
+
+    def _listener(
+        self, task: Any, options: dict[str, Any], gathering: Gathering | None, frozen: Any
+    ) -> Any:
+        """Return who hears of the call's answer, if somebody may wait for it here."""
+        if options.get("ignore_result", task.ignore_result):
+            return None
+        if not self._terms.has_headers or self._app.current_worker_task:
+            return None
+        if gathering is not None and gathering.app is not None and frozen is None:
+            return None  # a canvas has results of its own
+        return listener_for(self._app)

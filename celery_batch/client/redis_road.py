@@ -1,0 +1,95 @@
+"""Messages to Redis in one write, on the connections that Celery's own producers use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError, ResponseError
+
+from celery_batch.client.outbox import Letter, by_key
+
+__all__ = ["RedisRoad"]
+
+
+class RedisRoad:
+    """
+    Writes letters to the broker's lists.
+
+    Celery's settings hold as for single messages: the pool of connections, how often
+    and how long publishing is tried again, and which errors say that it failed.
+
+    Args:
+        app: The Celery app.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._channel: Any = None
+
+    def write(self, letters: list[Letter]) -> None:
+        """
+        Put the letters in their lists, and mark those that are there.
+
+        Raises:
+            OperationalError: The broker could not be reached, or refused them.
+        """
+        channel = self._channel
+        if channel is not None and not channel.closed:
+            try:
+                _push(channel, letters)
+            except RedisError as error:
+                if not self._app.conf.task_publish_retry:
+                    raise OperationalError(str(error)) from error
+            else:
+                return
+        self._write_as_celery_does(letters)
+
+    def _write_as_celery_does(self, letters: list[Letter]) -> None:
+        app = self._app
+        policy = dict(app.conf.task_publish_retry_policy)
+        with app.producer_or_acquire() as producer:
+            connection = producer.connection
+            push = _push_through
+            if app.conf.task_publish_retry:
+                connection.transport_options.update(policy)
+                push = connection.ensure(producer, push, **policy)
+            with connection._reraise_as_library_errors():  # noqa: SLF001
+                push(producer, letters)
+                self._channel = producer.channel
+
+
+def _push_through(producer: Any, letters: list[Letter]) -> None:
+    _push(producer.channel, letters)
+
+
+def _push(channel: Any, letters: list[Letter]) -> None:
+    """Send one LPUSH for each list and read the answers; leave out what is there already."""
+    lists = by_key(letter for letter in letters if not letter.sent)
+    pool, refused = channel.pool, None
+    connection = pool.get_connection()
+    try:
+        connection.send_packed_command([_packed(*each) for each in lists.items()])
+        for bundle in lists.values():
+            try:
+                connection.read_response()
+            except ResponseError as error:
+                refused = refused or error
+                continue
+            for letter in bundle:
+                letter.sent = True
+    except BaseException:
+        connection.disconnect()  # what is still to be read on it is nobody else's answer
+        raise
+    finally:
+        pool.release(connection)
+    if refused is not None:
+        raise refused
+
+
+def _packed(key: str, letters: list[Letter]) -> bytes:
+    """Return an LPUSH as it goes over the wire."""
+    words = [b"LPUSH", key.encode(), *(letter.text.encode() for letter in letters)]
+    return b"*%d\r\n" % len(words) + b"".join(
+        b"$%d\r\n%b\r\n" % (len(word), word) for word in words
+    )

@@ -1,0 +1,130 @@
+"""
+The short way in, for messages that ask for nothing rare.
+
+Celery's strategy asks of each message what is the same for all of them, and makes
+objects for what hardly ever comes.  Here the common case is told first; Celery's own
+request class is made of it, in the state that Celery's strategy would leave it in.
+Everything else is left to that strategy.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from celery import signals
+from celery.app import trace
+from celery.exceptions import InvalidTaskError
+from celery.utils.imports import symbol_by_name
+from celery.worker import strategy
+from celery.worker.request import create_request_cls
+from celery.worker.state import revoked, task_reserved
+
+from celery_batch.worker.request import wants_events
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """
+    A batch task's strategy: Celery's own, and the short way past it.
+
+    Args:
+        consumer: Celery's consumer.
+        task: The batch task.
+        usual: Celery's own strategy for it.
+        line_up: Puts Celery's request in its lane.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        task: Any,
+        usual: Callable[..., Any],
+        line_up: Callable[[Any], None],
+    ) -> None:
+        self._consumer = consumer
+        self._task = task
+        self._usual = usual
+        self._line_up = line_up
+        app, eventer = consumer.app, consumer.event_dispatcher
+        self._eventer = eventer
+        self._request = create_request_cls(
+            symbol_by_name(task.Request), task, consumer.pool, consumer.hostname, eventer, app=app
+        )
+        self._constant = {
+            "app": app,
+            "hostname": consumer.hostname,
+            "eventer": eventer,
+            "task": task,
+            "connection_errors": consumer.connection_errors,
+            "utc": app.uses_utc_timezone(),
+        }
+        self._logs = strategy.logger.isEnabledFor(logging.INFO)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Take a message as Celery's strategy does."""
+        return self._usual(*args, **kwargs)
+
+    def admit(self, message: Any) -> bool:
+        """
+        Take a message that asks for nothing rare.
+
+        Args:
+            message: Checked and decoded, and of Celery's current protocol.
+
+        Returns:
+            Whether it has been taken; if not, nothing has been done.
+        """
+        if self._is_rare(message):
+            return False
+        try:
+            request = self._make(message)
+        except InvalidTaskError:
+            return False  # which Celery says in its own way
+        if self._logs:
+            _log_received(request)
+        if (request.expires or request.id in revoked) and request.revoked():
+            return True
+        task_reserved(request)
+        for callback in self._consumer.on_task_message:
+            callback(request)
+        self._line_up(request)
+        return True
+
+    def _is_rare(self, message: Any) -> bool:
+        consumer = self._consumer
+        return bool(
+            message.headers.get("eta") is not None
+            or type(message.payload) is not list
+            or signals.task_received.receivers
+            or wants_events(self._eventer, self._task)
+            or (not consumer.disable_rate_limits and consumer.task_buckets[self._task.name])
+            # After a lost connection acknowledgements widen the prefetch again.
+            or (consumer.restart_count and not consumer._maximum_prefetch_restored)  # noqa: SLF001
+        )
+
+    def _make(self, message: Any) -> Any:
+        consumer = self._consumer
+        later = partial(consumer.call_soon_ack, message.ack_log_error)
+        return self._request(
+            message,
+            on_ack=message.ack_log_error if consumer.batch_ledger.collects else later,
+            on_reject=partial(consumer.call_soon_ack, message.reject_log_error),
+            body=message.body,
+            headers=message.headers,
+            **self._constant,
+        )
+
+
+def _log_received(request: Any) -> None:
+    context = {
+        "id": request.id,
+        "name": request.name,
+        "args": request.argsrepr,
+        "kwargs": request.kwargsrepr,
+        "eta": request.eta,
+    }
+    strategy.logger.info(trace.LOG_RECEIVED, context, extra={"data": context})

@@ -1,0 +1,51 @@
+"""What a pool process says of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+from billiard.einfo import ExceptionInfo
+
+__all__ = ["BatchEnd", "Fate", "Settled", "error_info"]
+
+#: What Celery's request handler expects of a finished task: failed, result or error, runtime.
+Settled = tuple[int, Any, float]
+
+
+class Fate(Enum):
+    """What kept requests from having an answer."""
+
+    BROKE_OFF = auto()  # the run ended early, and one of them may be to blame
+    NOT_STORED = auto()  # they ran, and their results could not be stored
+    REFUSED = auto()  # the process was of no use, and ran nothing
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnd:
+    """
+    What a pool process says of a batch.
+
+    Args:
+        settled: For each request what Celery's tracer made of it, in order; None for
+            one that has no answer and is to run again.
+        calls: How often the model was called.
+        safe_size: Most items that fit into memory; None if nothing ran out of it.
+        broken: Why this process is of no more use, if it is.
+        fate: What kept those that have no answer from it.
+    """
+
+    settled: list[Settled | None]
+    calls: int = 1
+    safe_size: int | None = None
+    broken: str | None = None
+    fate: Fate = Fate.BROKE_OFF
+
+
+def error_info(error: Exception) -> ExceptionInfo:
+    """Wrap an error as the pool would."""
+    try:
+        raise error
+    except type(error):
+        return ExceptionInfo()

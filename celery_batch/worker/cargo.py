@@ -1,0 +1,64 @@
+"""
+The requests of one batch as they cross to the pool process: what is alike crosses once.
+
+Requests of one task have the same thirty fields, and most of them the same values.
+Pickled one by one, each would carry the names and all the values again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import repeat
+from typing import Any
+
+from celery_batch.worker.delivery import Delivery
+
+__all__ = ["Cargo"]
+
+#: What can be shared, being neither changed by anybody nor equal to a thing of another type.
+_PLAIN = (str, bytes, type(None))
+
+
+class Cargo(list[Delivery]):
+    """The deliveries of one job; a list of them on either side."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle them as columns, which pool processes turn back into a list."""
+        names = Delivery.__slots__
+        columns = [_pack([getattr(each, name) for each in self]) for name in names]
+        return _unload, (len(self), columns)
+
+
+def _unload(count: int, columns: Iterable[Any]) -> list[Delivery]:
+    return [Delivery(*row) for row in zip(*(_unpack(each, count) for each in columns), strict=True)]
+
+
+def _pack(values: Sequence[Any]) -> tuple[str, Any]:
+    """Return a column as how it is packed, and what is in it."""
+    first = values[0] if values else None
+    if isinstance(first, _PLAIN):
+        is_same = values.count(first) == len(values) and type(first) in _PLAIN
+        return ("same", first) if is_same else ("each", values)
+    if type(first) is not dict or not _are_alike(values):
+        return "each", values
+    columns = zip(*[value.values() for value in values], strict=True)
+    return "table", (tuple(first), [_pack(column) for column in columns])
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    """Say whether all are objects with the same names in the same order."""
+    names = list(values[0])
+    return all(type(value) is dict and list(value) == names for value in values)
+
+
+def _unpack(column: tuple[str, Any], count: int) -> Iterable[Any]:
+    how, what = column
+    if how == "same":
+        return repeat(what, count)
+    if how == "each":
+        return list(what)
+    names, columns = what
+    if not names:
+        return [{} for _ in range(count)]
+    rows = zip(*(_unpack(each, count) for each in columns), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]

@@ -1,0 +1,210 @@
+"""
+The bookkeeping of a pool process, beside its main thread, which only runs models.
+
+Rule 1: a clerk is a thread that reads a batch, enters its tracers, has the main
+        thread run the model, and settles what came of it; only then it reads on.
+        There are two: one settles a batch while the other makes the next one ready.
+Rule 2: the pool hears what it always hears: that a batch is taken up when its model
+        is about to run, and that it is done when its results are stored.
+Rule 3: nothing of ours goes on beside an ordinary task.
+Rule 4: what the pool was told is running gets its end before this process exits.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections import deque
+from queue import SimpleQueue
+from typing import Any
+
+import billiard
+from billiard.common import terminate_handler_fired
+from billiard.pool import READY, TASK, MaybeEncodingError
+
+from celery_batch.worker.batch_end import error_info
+from celery_batch.worker.overlap import may_overlap
+from celery_batch.worker.settle import run_batch, settle
+from celery_batch.worker.softlimit import LimitSignals
+from celery_batch.worker.turn import Turn
+
+__all__ = ["employ"]
+
+logger = logging.getLogger(__name__)
+
+#: Bytes.  Tracers are nested, and a thread's stack does not grow by itself as the
+#: main thread's does; what is not used of it costs address space only.
+_STACK = 64 << 20
+
+#: Seconds after which a thread that computes lets the other one go on.  With Python's
+#: 5 ms a model would stand still for that long whenever it comes back to Python.
+_SWITCH = 0.0005
+
+#: Seconds that batches get to be settled in a process that was told to terminate.
+_LAST_MOMENT = 1.0
+
+
+def employ(app: Any) -> None:
+    """
+    Have clerks do the bookkeeping of this pool process from now on.
+
+    Args:
+        app: The Celery app.
+    """
+    worker: Any = getattr(billiard.current_process(), "_target", None)
+    known = ("wait_for_job", "outq", "inqW_fd", "_ensure_messages_consumed")
+    missing = [name for name in known if not hasattr(worker, name)]
+    if missing:
+        logger.warning("This billiard has no %s: batches run one after another", missing)
+    elif worker.synq is None and worker.maxtasks != 1:
+        _Clerks(app, worker).take_over()
+
+
+class _Ordinary:
+    """A job that is no batch of ours, and that nothing is done beside."""
+
+    def __init__(self, job: tuple[Any, ...]) -> None:
+        self.job = job
+        self.done = threading.Event()
+
+
+class _Clerks:
+    """
+    The clerks of this process.
+
+    Args:
+        app: The Celery app.
+        worker: Billiard's, whose loop runs on the main thread.
+    """
+
+    def __init__(self, app: Any, worker: Any) -> None:
+        self._app = app
+        self._worker = worker
+        self._receive, self._put = worker.wait_for_job, worker.outq.put
+        self._ensure_heard = worker._ensure_messages_consumed  # noqa: SLF001
+        self._signals = LimitSignals()
+        #: What has been read, for the main thread, in order.
+        self._read: SimpleQueue[Turn | _Ordinary | BaseException] = SimpleQueue()
+        self._reading, self._writing = threading.Lock(), threading.Lock()
+        self._to_read: int | None = worker.maxtasks
+        self._ordinary: _Ordinary | None = None
+        self._unsettled: deque[Turn] = deque()
+        self._started = False
+
+    def take_over(self) -> None:
+        """Put ourselves before what billiard's loop calls."""
+        worker = self._worker
+        worker.wait_for_job = self.wait_for_job
+        worker.outq.put = self.put
+        worker._ensure_messages_consumed = self.ensure_messages_consumed  # noqa: SLF001
+
+    # What follows runs on the main thread.
+
+    def wait_for_job(self) -> tuple[Any, ...]:
+        """Return the next job in billiard's form; of a batch, its model's part."""
+        if self._ordinary is not None:
+            self._ordinary.done.set()
+        self._tidy_up()
+        if not self._started:
+            self._start()
+        found = self._read.get()
+        if isinstance(found, BaseException):
+            raise found
+        if isinstance(found, Turn):
+            while self._unsettled and self._unsettled[0].await_end(0):
+                self._unsettled.popleft()
+            self._unsettled.append(found)
+            found.limit = self._signals.aim(found.soft_limit)
+            return TASK, (*found.job, found.run, (), {})
+        self._await_ends(None)
+        self._signals.leave_alone()
+        self._ordinary = found
+        return found.job
+
+    def put(self, message: Any) -> None:
+        """Write to the pool, except that a batch is done: its clerk says so."""
+        if message[0] == READY and isinstance(message[1][2][1], Turn):
+            return
+        with self._writing:
+            self._put(message)
+
+    def ensure_messages_consumed(self, completed: int) -> Any:
+        """Return when the pool has heard everything, before this process ends."""
+        self._await_ends(_LAST_MOMENT if terminate_handler_fired() else None)
+        return self._ensure_heard(completed=completed)
+
+    def _tidy_up(self) -> None:
+        """Close what Django opened for the model: signals do so on the clerks' threads only."""
+        for fixup in self._app._fixups:  # noqa: SLF001 (Celery keeps them nowhere else)
+            django = getattr(fixup, "_worker_fixup", None)
+            if django is not None:
+                django.close_database()
+                django.close_cache()
+
+    def _await_ends(self, timeout: float | None) -> None:
+        while self._unsettled and self._unsettled[0].await_end(timeout):
+            self._unsettled.popleft()
+
+    def _start(self) -> None:
+        self._started = True
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH))
+        before = threading.stack_size(_STACK)
+        try:
+            for n in (1, 2):
+                threading.Thread(target=self._work, name=f"clerk-{n}", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+
+    # What follows runs on a clerk's thread.
+
+    def _work(self) -> None:
+        while (turn := self._next()) is not None:
+            self._keep_books(turn)
+
+    def _next(self) -> Turn | None:
+        """Read on, one clerk at a time; None if there is nothing more to read."""
+        with self._reading:
+            while self._to_read != 0:
+                try:
+                    request = self._receive()
+                except BaseException as error:  # noqa: BLE001 (the process is to end: the main thread's part)
+                    self._to_read = 0
+                    self._read.put(error)
+                    break
+                if not request:
+                    continue
+                if self._to_read is not None:
+                    self._to_read -= 1
+                turn = self._turn(request)
+                if turn is not None:
+                    self._read.put(turn)
+                    return turn
+                ordinary = _Ordinary(request)
+                self._read.put(ordinary)
+                ordinary.done.wait()
+        return None
+
+    def _turn(self, request: Any) -> Turn | None:
+        job, index, function, arguments, _ = request[1]
+        if function is not run_batch or not may_overlap(self._app.tasks.get(arguments[0])):
+            return None
+        return Turn((job, index), arguments)
+
+    def _keep_books(self, turn: Turn) -> None:
+        try:
+            end = settle(turn.task_name, turn.deliveries, turn.perform)
+            turn.await_start()
+            self._report(turn, end)
+        except BaseException:
+            logger.debug("A batch of %s has ended its process", turn.task_name, exc_info=True)
+        finally:
+            turn.close()
+
+    def _report(self, turn: Turn, end: Any) -> None:
+        tail = (self._worker.inqW_fd,)
+        try:
+            self.put((READY, (*turn.job, (True, end), *tail)))
+        except Exception as error:  # noqa: BLE001 (as billiard: what cannot be pickled is the job's error)
+            einfo = error_info(MaybeEncodingError(error, end))
+            self.put((READY, (*turn.job, (False, einfo), *tail)))

@@ -1,0 +1,59 @@
+"""JSON decoded to the very values that kombu decodes it to, at half the cost."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from kombu.serialization import registry
+from kombu.utils.json import loads
+
+__all__ = ["decode_json", "payload_of"]
+
+_JSON = "application/json"
+
+_decode = json.JSONDecoder().decode
+
+#: An ASCII character in disguise: what no encoder writes, and ``__type__`` could hide in.
+_DISGUISED = re.compile(r"\\u00[2-7]")
+
+
+def decode_json(text: str) -> Any:
+    """
+    Decode JSON as kombu does.
+
+    Kombu looks into every object for a typed value, such as a date, and calls Python
+    for that; where none can be, that is spared.
+
+    Raises:
+        ValueError: It is no JSON.
+    """
+    if "__type__" in text or ("\\u00" in text and _DISGUISED.search(text)):
+        return loads(text)
+    return _decode(text)
+
+
+def payload_of(message: Any) -> Any:
+    """
+    Return a message's body decoded, as ``message.payload`` does.
+
+    Raises:
+        Exception: Whatever kombu says of a body that cannot be decoded.
+    """
+    if message._decoded_cache is None and _is_plain(message):  # noqa: SLF001 (kombu's own cache)
+        try:
+            message._decoded_cache = decode_json(message.body.decode())  # noqa: SLF001
+        except (ValueError, RecursionError):
+            return message.payload  # kombu comes to the same end, and says so in its own way
+    return message.payload
+
+
+def _is_plain(message: Any) -> bool:
+    return (
+        message.content_type == _JSON
+        and type(message.body) is bytes
+        and message.accept is not None
+        and _JSON in message.accept
+        and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or somebody else's decoder)
+    )

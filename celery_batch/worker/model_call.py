@@ -1,0 +1,75 @@
+"""The one call of a batch's model, and what it says of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from celery_batch.folding import Asked, answer_all, columns_of, rows_in
+from celery_batch.seat import seat
+from celery_batch.serving.runner import Outcome
+from celery_batch.task import BatchTask
+from celery_batch.telemetry.otel import BatchSpan
+from celery_batch.worker.batch_end import Fate
+from celery_batch.worker.softlimit import SoftLimit
+
+__all__ = ["ModelCall", "out_of_use"]
+
+#: Why this process is of no more use: its device fails whatever it is asked.
+_broken: str | None = None
+
+
+def out_of_use() -> str | None:
+    """Say why this process can run no more batches, if it cannot."""
+    return _broken
+
+
+class ModelCall:
+    """
+    A batch that is ready for its model.
+
+    Everything that touches the model happens in `__call__`, and so on one thread:
+    devices mind who asks them.
+
+    Args:
+        task: The batch task.
+        asked: What each request asks the model.
+        span: The batch's, for tracing.
+    """
+
+    def __init__(self, task: BatchTask, asked: Sequence[Asked], span: BatchSpan) -> None:
+        self.task = task
+        self._asked = asked
+        self._columns = columns_of(asked)
+        self._rows = rows_in(asked)
+        self._span = span
+        #: How often the model was called.
+        self.calls = 0
+        #: What keeps items from having an answer, where there is none.
+        self.fate = Fate.BROKE_OFF
+
+    def __call__(self, limit: SoftLimit) -> Sequence[Outcome]:
+        """
+        Run the model; its errors are outcomes.
+
+        Args:
+            limit: The soft time limit of this batch.
+        """
+        global _broken  # noqa: PLW0603 (one device a process)
+        if _broken is not None:  # since this batch was made ready
+            self.fate = Fate.REFUSED
+            return [Outcome(again=True)] * len(self._asked)
+        runner = self.task.runner()
+        before = runner.calls
+        try:
+            with self._span.around_model(self._rows), limit.in_model(), seat.running_batch():
+                return answer_all(self.task, self._asked, self._columns)
+        except SoftTimeLimitExceeded as error:  # it struck before the model was called
+            again = self.task.acks_late and len(self._asked) > 1
+            return [Outcome(again=True) if again else Outcome(error=error)] * len(self._asked)
+        except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
+            return [Outcome(error=error, origin=error.__traceback__)] * len(self._asked)
+        finally:
+            self.calls = runner.calls - before
+            _broken = runner.broken

@@ -1,0 +1,198 @@
+"""
+The results of a batch into Redis in one round trip, and the news of them to who asked.
+
+Every key, its value, its expiry and its notification are Celery's own, so a stock
+`AsyncResult` anywhere finds what it expects.  A success that is stored already
+stands, as in Celery; and so does what was revoked while its batch was running.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from itertools import repeat
+from typing import Any, NamedTuple
+
+from celery import states
+from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
+
+from celery_batch.replies import LARGEST_PAYLOAD, LARGEST_VALUE, write_replies
+from celery_batch.worker.redis_scripts import STORE
+
+__all__ = ["Entry", "RedisStore"]
+
+logger = logging.getLogger(__name__)
+
+#: States that are not overwritten.
+_STANDING = (states.SUCCESS, states.REVOKED)
+
+#: Results and bytes of one script, or of one larger result: Redis does nothing else meanwhile.
+_MOST_RESULTS, _MOST_BYTES = 512, LARGEST_PAYLOAD
+
+#: What to do with a result: look at what is stored first, write it, or keep what is stored.
+_LOOK, _WRITE, _KEEP = "l", "w", "k"
+
+
+class Entry(NamedTuple):
+    """
+    A state of a task, ready to be stored.
+
+    Args:
+        task_id: The task's.
+        key: Where it is stored.
+        value: As Celery's backend encodes it.
+        state: One of Celery's or of the user's own.
+        channel: The reply channel to tell; empty for none.
+    """
+
+    task_id: str
+    key: bytes
+    value: str | bytes
+    state: str
+    channel: str = ""
+
+
+class RedisStore:
+    """
+    Stores many results at once in the Redis of one of Celery's backends.
+
+    Args:
+        backend: A Redis or Sentinel backend.
+    """
+
+    #: Why this process does without scripts; one Redis for all of its backends.
+    no_scripts: str | None = None
+
+    _has_warned = False
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def write(self, entries: Iterable[Entry]) -> None:
+        """
+        Store results and tell who waits for them; done twice, it does no harm.
+
+        Args:
+            entries: At most one for each key.
+
+        Raises:
+            redis.RedisError: They are not stored, or not all.
+        """
+        for piece in _pieces(entries):
+            self._write_piece(piece)
+
+    def tell(self, task_id: str, channel: str) -> None:
+        """Tell a client what is stored for a task."""
+        stored = self._backend.get(self._backend.get_key_for_task(task_id))
+        if stored:
+            self._publish({channel: [(task_id, stored)]})
+
+    def _write_piece(self, piece: list[Entry]) -> None:
+        if RedisStore.no_scripts is not None:
+            self._write_without_script(piece)
+            return
+        try:
+            self._run_script(piece)
+        except ResponseError as error:
+            _raise_passing(error)
+            self._write_without_script(piece)
+            RedisStore.no_scripts = str(error)
+            logger.warning("Redis runs no script for us (%s): results take two steps", error)
+
+    def _run_script(self, piece: list[Entry]) -> None:
+        unsure = self._call(piece, repeat(_LOOK))
+        if unsure:
+            rest = [piece[number - 1] for number in unsure]
+            stored = self._backend.mget([entry.key for entry in rest])
+            self._call(rest, [_KEEP if self._stands(value) else _WRITE for value in stored])
+
+    def _call(self, piece: list[Entry], orders: Iterable[str]) -> list[int]:
+        backend = self._backend
+        seconds = {states.FAILURE: self._seconds(states.FAILURE) or 0}
+        others = self._seconds(states.SUCCESS) or 0
+        channels = {"": 0}
+        given = [
+            f"{order}{seconds.get(entry.state, others)}"
+            f":{channels.setdefault(entry.channel, len(channels))} "
+            for order, entry in zip(orders, piece, strict=False)
+        ]
+        args: list[Any] = [LARGEST_VALUE, len(backend.task_keyprefix), "".join(given)]
+        args += [entry.value for entry in piece]
+        args += list(channels)[1:]
+        unsure, untold = self._script(
+            keys=[entry.key for entry in piece], args=args, client=backend.client
+        )
+        if untold:
+            self._warn_untold(untold)
+        return list(unsure)
+
+    @cached_property
+    def _script(self) -> Any:
+        return self._backend.client.register_script(STORE)
+
+    def _write_without_script(self, piece: list[Entry]) -> None:
+        news: dict[str, list[tuple[str, str | bytes]]] = {}
+        stored = self._backend.mget([entry.key for entry in piece])
+        with self._backend.client.pipeline(transaction=False) as pipe:
+            for entry, former in zip(piece, stored, strict=True):
+                stands = self._stands(former)
+                if not stands:
+                    pipe.set(entry.key, entry.value, ex=self._seconds(entry.state) or None)
+                    pipe.publish(entry.key, entry.value)
+                if entry.channel:
+                    told = former if stands else entry.value
+                    news.setdefault(entry.channel, []).append((entry.task_id, told))
+            pipe.execute()
+        self._publish(news)
+
+    def _stands(self, stored: Any) -> bool:
+        """Say whether what is stored stands, as Celery's backend reads it."""
+        if not stored:
+            return False
+        return self._backend.decode_result(stored)["status"] in _STANDING
+
+    def _publish(self, news: dict[str, list[tuple[str, str | bytes]]]) -> None:
+        """Tell clients, if that can be done: they look for themselves in the end."""
+        try:
+            with self._backend.client.pipeline(transaction=False) as pipe:
+                for channel, replies in news.items():
+                    for payload in write_replies(replies):
+                        pipe.publish(channel, payload)
+                pipe.execute()
+        except Exception as error:  # noqa: BLE001 (what is stored is stored)
+            self._warn_untold(error)
+
+    def _seconds(self, state: str) -> int | None:
+        backend = self._backend
+        expires = backend.failure_expires if state == states.FAILURE else None
+        return backend.expires if expires is None else expires  # type: ignore[no-any-return]
+
+    @classmethod
+    def _warn_untold(cls, reason: object) -> None:
+        level = logging.DEBUG if cls._has_warned else logging.WARNING
+        RedisStore._has_warned = True
+        logger.log(level, "Could not tell a client of its results, who will look: %s", reason)
+
+
+def _pieces(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    piece: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if piece and (len(piece) == _MOST_RESULTS or size + len(entry.value) > _MOST_BYTES):
+            yield piece
+            piece, size = [], 0
+        piece.append(entry)
+        size += len(entry.value)
+    if piece:
+        yield piece
+
+
+def _raise_passing(error: ResponseError) -> None:
+    """Raise what passes by itself; Redis before 7 wraps it when a script meets with it."""
+    if isinstance(error, (OutOfMemoryError, ReadOnlyError)):
+        raise error
+    if "OOM command" in str(error):
+        raise OutOfMemoryError(str(error)) from error
+    if "READONLY" in str(error):
+        raise ReadOnlyError(str(error)) from error

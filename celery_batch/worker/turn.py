@@ -1,0 +1,122 @@
+"""One batch on two threads: its books are kept on one, its model runs on the other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from celery._state import _task_stack
+
+from celery_batch.serving.runner import Outcome
+from celery_batch.worker.model_call import ModelCall
+from celery_batch.worker.softlimit import SoftLimit
+
+__all__ = ["Turn"]
+
+
+#: Seconds that a batch's tracers have to hear of what ends the process.
+_LAST_MOMENT = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A model call, with what is current on the thread that offers it."""
+
+    call: ModelCall
+    context: Context
+    request: Any
+    since: float
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Have the batch's task and its last item's request be the current ones here too."""
+        task = self.call.task
+        _task_stack.push(task)
+        task.request_stack.push(self.request)
+        try:
+            yield
+        finally:
+            task.request_stack.pop()
+            _task_stack.pop()
+
+
+class Turn:
+    """
+    A batch that has reached this process.
+
+    Args:
+        number: The pool's number of the job.
+        limit: Of the batch; it is given once the main thread takes the batch up.
+    """
+
+    def __init__(self, job: tuple[Any, Any], arguments: tuple[Any, ...]) -> None:
+        self.job = job
+        self.task_name, self.deliveries, self.soft_limit = arguments
+        #: What its soft limit does; set when it is taken up.
+        self.limit = SoftLimit()
+        self._taken = threading.Event()
+        self._settled = threading.Event()
+        self._offers: SimpleQueue[_Offer | None] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[Sequence[Outcome], float] | BaseException] = SimpleQueue()
+
+    def run(self) -> Turn:
+        """
+        Run the model as soon as the batch is ready for it; on the main thread.
+
+        Raises:
+            BaseException: Whatever ends a process, from the model.
+        """
+        self._taken.set()
+        try:
+            offer = self._offers.get()
+            if offer is not None:
+                waited = time.monotonic() - offer.since
+                with offer.current():
+                    outcomes = offer.context.run(offer.call, self.limit)
+                self._answers.put((outcomes, waited))
+        except BaseException as error:
+            self._answers.put(error)
+            self._settled.wait(_LAST_MOMENT)
+            raise
+        return self
+
+    def perform(self, call: ModelCall) -> tuple[Sequence[Outcome], float]:
+        """
+        Have the main thread call the model, and wait for what it says.
+
+        Raises:
+            BaseException: What ended the call there.
+        """
+        request = call.task.request_stack.top
+        self._offers.put(_Offer(call, copy_context(), request, time.monotonic()))
+        answer = self._answers.get()
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def await_start(self) -> None:
+        """Return when the main thread has taken the batch up."""
+        self._taken.wait()
+
+    def close(self) -> None:
+        """Say that the batch's books are closed."""
+        self._offers.put(None)
+        self._settled.set()
+
+    def await_end(self, timeout: float | None = None) -> bool:
+        """
+        Return when the batch's books are closed.
+
+        Args:
+            timeout: Seconds; None to wait as long as it takes.
+
+        Returns:
+            Whether they are.
+        """
+        return self._settled.wait(timeout)

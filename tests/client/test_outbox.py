@@ -1,0 +1,125 @@
+"""Who writes whose letters, and what comes of an interrupted write."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from celery_batch.client.outbox import PIECE, Letter, Outbox
+
+
+class Broker:
+    """Takes letters; a plan says what comes of each write."""
+
+    def __init__(self, *plan: Callable[[], None]) -> None:
+        self.plan = [*plan]
+        self.pieces: list[list[str]] = []
+
+    def write(self, letters: list[Letter]) -> None:
+        """Take letters, if the plan has nothing else for this time."""
+        self.pieces.append([letter.text for letter in letters])
+        if self.plan:
+            self.plan.pop(0)()
+        for letter in letters:
+            letter.sent = True
+
+
+def letters(*texts: str) -> list[Letter]:
+    """Make letters to one list."""
+    return [Letter("list", text) for text in texts]
+
+
+def test_letters_go_in_pieces() -> None:
+    """More letters than a piece are several writes, in order."""
+    broker = Broker()
+    Outbox(broker.write).send(letters(*map(str, range(PIECE + 2))))
+
+    assert [PIECE, 2] == [len(piece) for piece in broker.pieces]
+    assert [str(PIECE), str(PIECE + 1)] == broker.pieces[1]
+
+
+def test_letters_that_wait_for_a_write_share_the_next() -> None:
+    """What comes while a write is on its way leaves in one write after it."""
+    writing, waiting = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        """Keep the first write until the others wait."""
+        writing.set()
+        waiting.wait(10)
+
+    broker = Broker(hold)
+    outbox = Outbox(broker.write)
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(outbox.send, letters("first"))
+        writing.wait(10)
+        others = [threads.submit(outbox.send, letters(text)) for text in "abc"]
+        while len(outbox) < 3:
+            assert not first.done()
+        waiting.set()
+        for each in (first, *others):
+            each.result(10)
+
+    assert [["first"], ["a", "b", "c"]] == [sorted(piece) for piece in broker.pieces]
+
+
+def test_a_failed_piece_spares_the_next() -> None:
+    """Letters of another piece are sent, and the error is that of the failed one."""
+
+    def fail() -> None:
+        """Refuse the write."""
+        raise OSError("refused")
+
+    broker = Broker(fail)
+    outbox = Outbox(broker.write)
+    own = letters(*map(str, range(PIECE + 1)))
+    with pytest.raises(OSError, match="refused"):
+        outbox.send(own)
+
+    assert [False, True] == [own[0].sent, own[-1].sent]
+    assert 0 == len(outbox)
+
+
+def test_an_interrupted_writer_leaves_others_letters_to_them() -> None:
+    """Who is told to end while it writes takes its own letters back, and no others."""
+    writing, waiting = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        """Keep the first write until another letter waits."""
+        writing.set()
+        waiting.wait(10)
+
+    def interrupt() -> None:
+        """Have the writer told to end."""
+        raise KeyboardInterrupt
+
+    broker = Broker(hold, interrupt)
+    outbox = Outbox(broker.write)
+    outcomes = []
+
+    def send(text: str) -> None:
+        """Send, and note how it went."""
+        try:
+            outbox.send(letters(text))
+        except KeyboardInterrupt:
+            outcomes.append("interrupted")
+        else:
+            outcomes.append("sent")
+
+    with ThreadPoolExecutor(4) as threads:
+        jobs = [threads.submit(send, "first")]
+        writing.wait(10)
+        jobs += [threads.submit(send, text) for text in "ab"]
+        while len(outbox) < 2:
+            assert not jobs[0].done()
+        waiting.set()
+        for job in jobs:
+            job.result(10)
+
+    assert ["interrupted", "sent", "sent"] == sorted(outcomes)
+    assert 3 == len(broker.pieces)
+    assert ["a", "b"] == sorted(broker.pieces[1])
+    assert 1 == len(broker.pieces[2])
+    assert 0 == len(outbox)

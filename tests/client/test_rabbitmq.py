@@ -1,0 +1,135 @@
+"""Many calls to RabbitMQ, whose confirms are awaited together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from amqp import Channel
+from celery import Celery, Task, group
+from kombu import Queue, pools
+from kombu.exceptions import OperationalError
+
+from celery_batch import BatchTask, PartlySent
+
+CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
+
+
+@pytest.fixture
+def apps(rabbitmq_server: Any) -> Iterator[Any]:
+    """Make apps that send to an empty queue."""
+    made: list[Any] = []
+
+    def make(**conf: Any) -> Any:
+        app = Celery("sender", broker=rabbitmq_server.url, set_as_current=False)
+        app.conf.update({"task_default_queue": "asked", **conf})
+        made.append(app)
+        with app.connection_for_write() as connection:
+            connection.default_channel.queue_delete("asked")
+
+        @app.task(base=BatchTask, name="shout")
+        def shout(text: list[Any]) -> list[Any]:
+            return text
+
+        return shout
+
+    yield make
+    for app in made:
+        app.close()
+    pools.reset()
+
+
+def taken(task: Any) -> list[Any]:
+    """Take all messages out of the queue, oldest first."""
+    with task.app.connection_for_read() as connection:
+        channel, found = connection.default_channel, []
+        while message := channel.basic_get("asked", no_ack=True):
+            found.append(message)
+    return found
+
+
+def ids(messages: list[Any]) -> list[str]:
+    """Return the tasks' ids."""
+    return [message.headers["id"] for message in messages]
+
+
+@pytest.mark.parametrize("conf", [{}, CONFIRMED], ids=["unconfirmed", "confirmed"])
+def test_many_calls_arrive_in_order(apps: Any, conf: dict[str, Any]) -> None:
+    """All of many calls lie in the queue when `delay_many` returns, in order."""
+    task = apps(**conf)
+    results = task.delay_many(range(1100))
+    task.app.pool.force_close_all()
+    found = taken(task)
+
+    assert ids(found) == [each.id for each in results]
+
+
+def test_many_calls_make_celerys_messages(apps: Any) -> None:
+    """A message of many is the one that Celery sends alone."""
+    task = apps(**CONFIRMED)
+    task.apply_many([(("a",), None)], countdown=0, priority=3)
+    Task.apply_async(task, ("a",), priority=3)
+    ours, theirs = taken(task)
+    for message in (ours, theirs):
+        for name in ("id", "root_id"):
+            del message.headers[name]
+        del message.properties["correlation_id"], message.properties["application_headers"]
+
+    assert theirs.headers == ours.headers
+    assert theirs.properties == ours.properties
+    assert theirs.body == ours.body
+
+
+def test_confirms_are_awaited_together(apps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is awaited between one call and the next."""
+    task = apps(**CONFIRMED)
+    waits: list[Any] = []
+    wait = Channel.wait
+    monkeypatch.setattr(Channel, "wait", lambda *a, **k: (waits.append(a), wait(*a, **k))[1])
+    task.delay_many(range(300))
+
+    assert len(waits) < 20
+    assert 300 == len(taken(task))
+
+
+def test_refused_calls_are_told_from_those_that_were_sent(apps: Any) -> None:
+    """Where RabbitMQ refuses some of many, the error names the others, which it has."""
+    full = Queue("asked", queue_arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
+    task = apps(task_queues=[full], **CONFIRMED)
+    with pytest.raises(PartlySent, match="only 5 calls were surely sent") as caught:
+        task.delay_many(range(20))
+
+    assert isinstance(caught.value, OperationalError)
+    assert [each.id for each in caught.value.sent] == ids(taken(task))
+
+
+def test_returned_calls_were_not_sent(apps: Any) -> None:
+    """What no queue takes comes back, if that was wanted, and is an error."""
+    task = apps(**CONFIRMED)
+    with pytest.raises(OperationalError, match="NO_ROUTE"):
+        task.apply_many(
+            [(("a",), None)] * 3, exchange="amq.direct", routing_key="nowhere", mandatory=True
+        )
+
+
+def test_coroutines_have_their_confirms_together(apps: Any) -> None:
+    """Calls of one pass of a loop are confirmed together."""
+    task = apps(**CONFIRMED)
+
+    async def ask() -> list[Any]:
+        """Make many calls in one pass."""
+        return await asyncio.gather(*(task.adelay(number) for number in range(50)))
+
+    results = asyncio.run(ask())
+
+    assert ids(taken(task)) == [each.id for each in results]
+
+
+def test_a_group_arrives(apps: Any) -> None:
+    """A group goes to RabbitMQ as ever."""
+    task = apps(result_backend="cache+memory://")
+    result = group(task.s(str(number)) for number in range(5)).apply_async()
+
+    assert ids(taken(task)) == [each.id for each in result]

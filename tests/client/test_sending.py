@@ -1,0 +1,331 @@
+"""How calls reach the broker: alone, many at once, from threads, coroutines and forks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import chord, group
+from kombu.exceptions import EncodeError, OperationalError
+
+from celery_batch import PartlySent
+from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client.listener import listener_for
+from celery_batch.client.result import BatchResult
+from tests.client.conftest import Sender
+
+
+@contextmanager
+def counted(sender: Sender) -> Iterator[dict[str, int]]:
+    """Count the commands that reach Redis meanwhile."""
+    sender.redis.config_resetstat()
+    calls: dict[str, int] = {}
+    yield calls
+    for name, stats in sender.redis.info("commandstats").items():
+        calls[name.removeprefix("cmdstat_")] = stats["calls"]
+
+
+def warmed(sender: Sender) -> Sender:
+    """Send the first of its kind, which goes Celery's own road."""
+    for ignored in (True, False):
+        sender.task.apply_async(("warm",), ignore_result=ignored)
+    sender.task.delay("warm")
+    sender.taken()
+    return sender
+
+
+def texts(lists: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Return the first arguments of all messages, in order."""
+    return [message["headers"]["argsrepr"] for each in lists.values() for message in each]
+
+
+def test_a_call_is_one_command(sender: Callable[..., Sender]) -> None:
+    """A call costs Redis one LPUSH, and nobody subscribes to its result."""
+    here = warmed(sender())
+    with counted(here) as calls:
+        here.task.delay("a")
+
+    assert 1 == calls.pop("lpush")
+    assert {} == {name: count for name, count in calls.items() if "sub" in name}
+
+
+def test_many_calls_are_one_command_for_each_thousand(sender: Callable[..., Sender]) -> None:
+    """`delay_many` sends all items in order, a thousand in one write."""
+    here = warmed(sender())
+    with counted(here) as calls:
+        results = here.task.delay_many(range(2500))
+    messages = here.taken()["celery"]
+
+    assert 3 == calls["lpush"]
+    assert [f"({number},)" for number in range(2500)] == texts({"": messages})
+    assert [message["headers"]["id"] for message in messages] == [each.id for each in results]
+
+
+def test_rows_have_arguments_and_options(sender: Callable[..., Sender]) -> None:
+    """`apply_many` takes positional and keyword arguments, and options for all."""
+    here = warmed(sender())
+    rows = [(("a", "!"), None), (None, {"text": "b"}), (("c",), {"mark": "?"})]
+    results = here.task.apply_many(iter(rows), queue="other", priority=6)
+    messages = here.taken()["other\x06\x166"]
+
+    assert [message["headers"]["kwargsrepr"] for message in messages] == [
+        "{}",
+        "{'text': 'b'}",
+        "{'mark': '?'}",
+    ]
+    assert [message["headers"]["id"] for message in messages] == [each.id for each in results]
+
+
+def test_nothing_is_sent_of_a_write_with_a_wrong_call(sender: Callable[..., Sender]) -> None:
+    """Arguments that do not fit are refused before the write that they would be in."""
+    here = warmed(sender())
+    with pytest.raises(TypeError, match="missing"):
+        here.task.apply_many([(("a",), None), ((), None)])
+
+    assert {} == here.taken()
+
+
+def test_a_failure_after_a_thousand_says_what_was_sent(sender: Callable[..., Sender]) -> None:
+    """What was surely sent is named, and it is what lies in the broker."""
+    here = warmed(sender())
+
+    def items() -> Iterator[int]:
+        yield from range(1200)
+        raise RuntimeError("no more")
+
+    with pytest.raises(PartlySent, match="only 1000 calls were surely sent: no more") as caught:
+        here.task.delay_many(items())
+    messages = here.taken()["celery"]
+
+    assert isinstance(caught.value, OperationalError)
+    assert [message["headers"]["id"] for message in messages] == [
+        each.id for each in caught.value.sent
+    ]
+
+
+def test_a_refused_write_fails_as_celerys_does(sender: Callable[..., Sender]) -> None:
+    """What Redis refuses is kombu's OperationalError, as on Celery's own road."""
+    here = warmed(sender(task_publish_retry_policy={"max_retries": 1, "interval_start": 0}))
+    here.redis.set("celery", "not a list")
+    with pytest.raises(OperationalError, match="WRONGTYPE") as theirs:
+        here.stock(("a",))
+    with pytest.raises(OperationalError, match="WRONGTYPE") as ours:
+        here.task.delay("a")
+    here.redis.delete("celery")
+    here.task.delay("b")
+
+    assert type(theirs.value) is type(ours.value)
+    assert ["('b',)"] == texts(here.taken())
+
+
+def test_calls_of_many_threads_share_writes(sender: Callable[..., Sender]) -> None:
+    """While one thread writes, the others' calls gather for the next write."""
+    here = warmed(sender())
+    start = threading.Barrier(16)
+
+    def ask(name: int) -> list[str]:
+        start.wait()
+        return [here.task.delay(f"{name}-{number}").id for number in range(50)]
+
+    with counted(here) as calls, ThreadPoolExecutor(16) as threads:
+        ids = [each for found in threads.map(ask, range(16)) for each in found]
+    messages = here.taken()["celery"]
+
+    assert sorted(ids) == sorted(message["headers"]["id"] for message in messages)
+    assert calls["lpush"] < 800
+
+
+def test_a_failed_write_raises_in_every_thread(sender: Callable[..., Sender]) -> None:
+    """Each caller whose call was in a write that failed hears of it."""
+    here = warmed(sender(task_publish_retry=False))
+    here.redis.set("celery", "not a list")
+    start = threading.Barrier(8)
+
+    def ask(name: int) -> str:
+        start.wait()
+        with pytest.raises(OperationalError) as caught:
+            here.task.delay(name)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(8) as threads:
+        errors = list(threads.map(ask, range(8)))
+
+    assert all("WRONGTYPE" in error for error in errors)
+
+
+def test_coroutines_of_one_pass_share_a_write(sender: Callable[..., Sender]) -> None:
+    """Calls that coroutines make together are one write, in order."""
+    here = warmed(sender())
+
+    async def ask() -> list[Any]:
+        """Make many calls in one pass."""
+        return await asyncio.gather(*(here.task.adelay(number) for number in range(200)))
+
+    with counted(here) as calls:
+        results = asyncio.run(ask())
+    messages = here.taken()["celery"]
+
+    assert 1 == calls["lpush"]
+    assert [each.id for each in results] == [message["headers"]["id"] for message in messages]
+
+
+def test_coroutines_hear_of_their_own_errors_only(sender: Callable[..., Sender]) -> None:
+    """A wrong call among others fails alone; a failed write fails all that were in it."""
+    here = warmed(sender(task_publish_retry=False))
+
+    async def ask() -> list[Any]:
+        """Make a wrong call among right ones."""
+        calls = [here.task.adelay("a"), here.task.adelay(), here.task.aapply_async(("b",))]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    good, wrong, also_good = asyncio.run(ask())
+    sent = here.taken()["celery"]
+    here.redis.set("celery", "not a list")
+    refused = asyncio.run(ask())
+
+    assert [good.id, also_good.id] == [message["headers"]["id"] for message in sent]
+    assert isinstance(wrong, TypeError)
+    assert [OperationalError, TypeError, OperationalError] == [type(each) for each in refused]
+
+
+def test_a_group_is_one_write(sender: Callable[..., Sender]) -> None:
+    """A group of batch tasks goes into the broker at once, with Celery's messages."""
+    here = warmed(sender())
+    first = group(here.task.s(str(number)) for number in range(3))
+    first.apply_async()  # the first of its kind
+    here.taken()
+    with counted(here) as calls:
+        result = group(here.task.s(str(number)) for number in range(300)).apply_async()
+    messages = here.taken()["celery"]
+
+    assert 1 == calls["lpush"]
+    assert [each.id for each in result] == [message["headers"]["id"] for message in messages]
+    assert {result.id} == {message["headers"]["group"] for message in messages}
+    assert list(range(300)) == [message["headers"]["group_index"] for message in messages]
+
+
+def test_a_chords_header_is_one_write(sender: Callable[..., Sender]) -> None:
+    """The parts of a chord go into the broker at once, each with the chord's body."""
+    here = warmed(sender())
+    for _ in range(2):
+        with counted(here) as calls:
+            chord(group(here.task.s("a") for _ in range(20)), here.task.s()).apply_async()
+        messages = here.taken()["celery"]
+
+    assert 20 == len(messages)
+    assert 1 == calls["lpush"]
+
+
+def test_a_fork_sends_for_itself(sender: Callable[..., Sender], tmp_path: Path) -> None:
+    """After a fork both processes send, and each says who it is."""
+    here = warmed(sender())
+    here.task.delay("before")
+    child = os.fork()
+    if not child:
+        try:
+            for _ in range(3):
+                here.task.delay("child")
+            (tmp_path / "done").touch()
+        finally:
+            os._exit(0)
+    for _ in range(3):
+        here.task.delay("parent")
+    os.waitpid(child, 0)
+    messages = here.taken()["celery"]
+    origins = {message["headers"]["argsrepr"]: message["headers"]["origin"] for message in messages}
+
+    assert (tmp_path / "done").exists()
+    assert 7 == len(messages)
+    assert f"gen{child}@" == origins["('child',)"].partition("@")[0] + "@"
+    assert f"gen{os.getpid()}@" == origins["('parent',)"].partition("@")[0] + "@"
+
+
+def test_a_restarted_redis_is_found_again(tmp_path: Path) -> None:
+    """A call after Redis was restarted reaches the new one; while it is down, it fails."""
+    with RedisServer(directory=tmp_path) as server:
+        here = warmed(Sender(server.url, {"task_publish_retry_policy": {"max_retries": 1}}))
+        here.task.delay("a")
+        server.stop()
+        with pytest.raises(OperationalError):
+            here.task.delay("lost")
+        server.start()
+        here.task.delay("b")
+        found = texts(here.taken())
+        here.close()
+
+    assert "('b',)" in found
+    assert "('lost',)" not in found
+
+
+def test_eager_apps_run_at_once(sender: Callable[..., Sender]) -> None:
+    """With `task_always_eager` nothing is sent, by whatever method."""
+    here = sender()
+    here.task.delay("a")
+    here.app.conf.task_always_eager = True
+    here.taken()
+    many = here.task.delay_many(["a", "b"])
+
+    assert [["a", None], ["b", None]] == [[*each.get()] for each in many]
+    assert ["c", None] == [*asyncio.run(here.task.adelay("c")).get()]
+    assert {} == here.taken()
+
+
+def test_a_changed_setting_holds_from_the_next_call(sender: Callable[..., Sender]) -> None:
+    """Settings that change while the app runs are seen."""
+    here = warmed(sender())
+    here.app.conf.task_routes = {"shout": "first"}
+    here.app.amqp.flush_routes()
+    here.app.amqp.__dict__.pop("router", None)
+    for _ in range(2):
+        here.task.delay("a")
+
+    assert ["first"] == list(here.taken())
+
+
+def test_a_groups_members_are_told_to_us(sender: Callable[..., Sender]) -> None:
+    """A group's messages name our channel, and its results are those that hear of it."""
+    here = warmed(sender())
+    for _ in range(2):
+        result = group(here.task.s(str(number)) for number in range(3)).apply_async()
+        messages = here.taken()["celery"]
+
+        assert [listener_for(here.app).channel] * 3 == [
+            message["headers"]["batch_reply"] for message in messages
+        ]
+        assert all(isinstance(each, BatchResult) and each.is_heard for each in result)
+
+
+@pytest.mark.parametrize("limit", [None, 0, 1])
+def test_any_limit_of_connections_will_do(sender: Callable[..., Sender], limit: int | None) -> None:
+    """Calls are sent whatever `broker_pool_limit` says, 0 for no pool among it."""
+    here = warmed(sender(broker_pool_limit=limit))
+    here.task.delay_many(["a", "b"])
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(here.task.delay, "cdef"))
+        list(threads.map(here.task.delay_many, ["gh", "ij", "kl"]))
+    group(here.task.s(text) for text in "mnop").apply_async(countdown=0)
+    group(here.task.s(text) for text in "q" * 1500).apply_async(priority=0)
+    here.task.apply_many([((text,), None) for text in "rs"], countdown=1)
+
+    found = sorted(text[2:3] for text in texts(here.taken()))
+
+    assert [*"abcdefghijklmnop", *["q"] * 1500, "r", "s"] == found
+
+
+def test_what_cannot_be_encoded_fails_as_celerys_does(sender: Callable[..., Sender]) -> None:
+    """Arguments that no serializer takes raise kombu's error, and nothing is sent."""
+    here = warmed(sender())
+    with pytest.raises(EncodeError) as theirs:
+        here.stock((object(),))
+    with pytest.raises(EncodeError) as ours:
+        here.task.delay(object())
+
+    assert type(theirs.value) is type(ours.value)
+    assert {} == here.taken()

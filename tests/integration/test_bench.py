@@ -1,0 +1,54 @@
+"""The benchmarks run: small, ours only, each answer checked by the benchmark itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[2]
+
+
+def _run(*command: str, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        check=False,
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert 0 == done.returncode, done.stderr[-4000:]
+    return done.stdout
+
+
+def test_cases_measure_and_say_what_is_reached(tmp_path):
+    """A few items of a drain and of a prefilled queue give figures and goals."""
+    written = tmp_path / "measured.json"
+    options = ("--no-peers", "--rounds", "1", "--share", "0.002", "--json", str(written))
+
+    shown = _run("-m", "bench", "cost", "million", *options)
+
+    assert '"cost", delay_many: of pure' in shown
+    cases = json.loads(written.read_text())["cases"]
+    assert ["pure", "ours"] == [row["kind"] for row in cases["cost"]["rows"]]
+    assert [2_000] == [row["drained"] for row in cases["million"]["rows"]]
+
+
+def test_gpu_script_runs_without_a_gpu(tmp_path):
+    """The one-file script for GPUs runs tiny models on the CPU, and every answer comes back."""
+    pytest.importorskip("torch")
+    written = tmp_path / "gpu.json"
+    options = ("--models", "encoder", "--seconds", "0.1", "--json", str(written))
+
+    shown = _run("bench/gpu.py", *options, BENCH_GPU_SIZES="4", CUDA_VISIBLE_DEVICES="")
+
+    assert "| encoder | 4 |" in shown
+    (row,) = json.loads(written.read_text())["rows"]
+    assert row["items"] >= 16
+    assert 1.0 >= row["tasks"]["busy"] > 0.0

@@ -1,0 +1,57 @@
+"""What a worker cannot use soon stays in the broker for others."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from celery_batch.cli.child import wait_until
+from tests.conftest import Shop
+
+#: Running, ready and gathering: what one process can put to use of ``shop.nap``.
+USEFUL = 3 * 4
+
+
+def shares(shop: Shop) -> list[int]:
+    """Return how many naps each process has taken, fewest first."""
+    counts = Counter(fact["pid"] for fact in shop.recall("nap") for _ in fact["items"])
+    return sorted(counts.values())
+
+
+def held(shop: Shop, worker) -> int:
+    """Return how many messages a worker has read and not yet acknowledged."""
+    inspect = shop.app.control.inspect([worker.name], timeout=5.0, limit=1)
+    return len(inspect.reserved()[worker.name])
+
+
+@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
+def test_fast_worker_does_most(shop: Shop, bulk: bool):  # noqa: FBT001
+    """Of two workers the one with the slow model keeps no more than it can use."""
+    for seconds in ("1", "0.05"):
+        shop.worker("-c", "1", conf={"batch_bulk": bulk}, SHOP_NAP_SECONDS=seconds)
+    results = [shop.nap.delay(n) for n in range(500)]
+
+    assert list(range(500)) == [result.get(timeout=60) for result in results]
+
+    slow, fast = shares(shop)
+
+    assert slow < fast / 4
+
+
+def test_busy_task_takes_no_more_than_its_share(shop: Shop):
+    """A task's backlog fills neither the places of other tasks nor their queues' way in."""
+    naps = [shop.nap.delay(n) for n in range(60)]
+    worker = shop.worker("-c", "1", "-Q", "celery,counter", SHOP_NAP_SECONDS="0.4")
+    what = "a worker that holds what it can use"
+    wait_until(
+        lambda: "" if held(shop, worker) >= USEFUL - 4 else "too few",
+        [worker.child],
+        what=what,
+        timeout=20,
+    )
+
+    assert held(shop, worker) <= USEFUL
+    assert 7 == shop.clerk.delay(7).get(timeout=20)[0]
+    assert shop.memory().llen("celery") > 0
+    assert list(range(60)) == [nap.get(timeout=60) for nap in naps]

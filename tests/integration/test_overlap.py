@@ -1,0 +1,181 @@
+"""A batch is settled while the next one's model runs; nobody else notices."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from celery_batch.cli.child import Child, wait_until
+from celery_batch.cli.redis_server import RedisServer
+from tests.services.overlapped import go_on
+from tests.services.stage import Stage
+
+SOON = 40.0
+
+
+def send(client: Any, name: str, *, options: dict[str, Any] | None = None, **waits: Any) -> list:
+    """Send a full batch of the task, to be called by this name."""
+    return [
+        client.send_task("overlapped.watched", ([name, waits],), **(options or {}))
+        for _ in range(2)
+    ]
+
+
+def answers(results: list[Any]) -> list[Any]:
+    """Return the results' values or errors."""
+    return [result.get(timeout=SOON, propagate=False) for result in results]
+
+
+def work(stage: Stage, *options: str, **conf: Any) -> Child:
+    """Start a worker with one pool process."""
+    return stage.worker("tests.services.overlapped", "-c", "1", *options, conf=conf)
+
+
+def wait_for(stage: Stage, place: str) -> None:
+    """Return when somebody has been at this place."""
+    there = lambda: stage.redis.sismember("stage:places", place)  # noqa: E731
+    wait_until(lambda: "" if there() else "nobody yet", [], what=place, timeout=SOON)
+
+
+def pool_process(worker: Child) -> psutil.Process:
+    """Return the worker's one pool process."""
+    (server,) = psutil.Process(worker.pid).children()
+    (process,) = server.children()
+    return process
+
+
+@pytest.fixture
+def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
+    """Nobody has been anywhere, nothing is remembered, and the worker ends with the test."""
+    with Stage(redis_server, tmp_path) as stage:
+        yield stage
+
+
+def test_model_runs_while_the_last_batch_is_settled(fresh: Stage):
+    """Hooks of one batch wait for the next one's model, and that one's are entered before."""
+    client = fresh.client()
+    results = send(client, "a", running=["b entered"], settling=["b running"])
+    results += send(client, "b", running=["a settling"])
+    work(fresh)
+
+    assert ["a", "a", "b", "b"] == answers(results)
+    assert [["a", True, "main"], ["b", True, "main"]] == [fact[:3] for fact in fresh.facts("ran")]
+    assert [["a", True, "clerk"]] * 2 + [["b", True, "clerk"]] * 2 == fresh.facts("settled")
+
+
+def test_switch_keeps_batches_apart(fresh: Stage):
+    """With `batch_overlap = False` a batch is settled before the next is begun."""
+    client = fresh.client()
+    results = send(client, "a") + send(client, "b")
+    work(fresh, batch_overlap=False)
+
+    assert ["a", "a", "b", "b"] == answers(results)
+    assert {"main"} == {where for _, _, where in fresh.facts("settled")}
+
+
+def test_neighbours_soft_limit_does_not_strike(fresh: Stage):
+    """A limit that passes while its batch is settled leaves the model of the next one alone."""
+    client = fresh.client()
+    results = send(client, "a", settling=["limit over"], options={"soft_time_limit": 1})
+    results += send(client, "b", running=["limit over"], options={"soft_time_limit": 30})
+    worker = work(fresh)
+    wait_for(fresh, "b running")
+    log = Path(worker.log)
+    struck = lambda: "Soft time limit (1s) exceeded" in log.read_text()  # noqa: E731
+    wait_until(lambda: "" if struck() else "not struck", [worker], what="limit", timeout=SOON)
+    go_on(fresh.redis, "limit over")
+
+    assert ["a", "a", "b", "b"] == answers(results)
+    assert [["a", True], ["b", True]] == [fact[:2] for fact in fresh.facts("ran")]
+
+
+def test_soft_limit_strikes_its_own_model(fresh: Stage):
+    """The limit of the running batch interrupts it, though its neighbour is being settled."""
+    client = fresh.client()
+    results = send(client, "a", settling=["b interrupted"])
+    late = send(client, "b", running=["never"], options={"soft_time_limit": 1})
+    work(fresh)
+    for result in late:
+        with pytest.raises(Exception, match="SoftTimeLimitExceeded"):
+            result.get(timeout=SOON)
+
+    assert ["a", "a"] == answers(results)
+
+
+def test_process_killed_between_two_batches(fresh: Stage):
+    """Whoever was settled, ran or lay ready is answered; what had not begun runs once."""
+    client = fresh.client()
+    results = send(client, "a", settling=["go"]) + send(client, "b", running=["go"])
+    results += send(client, "c")
+    worker = work(fresh)
+    wait_for(fresh, "a settling")
+    wait_for(fresh, "b running")
+    pool_process(worker).kill()
+    go_on(fresh.redis, "go")
+
+    assert list("aabbcc") == answers(results)
+    ran = Counter(name for name, *_ in fresh.facts("ran"))
+    assert {"a": 3, "b": 2, "c": 1} == ran  # who was lost runs alone
+
+
+def test_killer_finds_its_end(fresh: Stage):
+    """A model that kills its process is found out, though its neighbours are with it there."""
+    client = fresh.client()
+    results = send(client, "a", settling=["b running"])
+    bad = send(client, "b", running=["a settling"], kills=True)
+    results += send(client, "c")
+    work(fresh)
+
+    assert list("aacc") == answers(results)
+    assert ["PoisonItem"] * 2 == [type(error).__name__ for error in answers(bad)]
+
+
+def test_warm_shutdown_ends_what_is_settled_and_what_lies_ready(fresh: Stage):
+    """A worker told to stop leaves when each batch that reached its process has its end."""
+    client = fresh.client()
+    results = send(client, "a", settling=["go"]) + send(client, "b", running=["go"])
+    worker = work(fresh)
+    wait_for(fresh, "a settling")
+    wait_for(fresh, "b running")
+    os.kill(psutil.Process(worker.pid).children()[0].pid, 15)
+    go_on(fresh.redis, "go")
+
+    assert list("aabb") == answers(results)
+
+    worker.stop(grace=SOON)
+
+    assert 0 == worker.exit_code
+    assert ["a", "b"] == [name for name, *_ in fresh.facts("ran")]
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3])
+def test_process_that_is_replaced_takes_nothing_along(fresh: Stage, tasks: int):
+    """With `--max-tasks-per-child` each batch runs once, and each process its number of them."""
+    client = fresh.client()
+    names = [f"n{n}" for n in range(6)]
+    results = [result for name in names for result in send(client, name)]
+    work(fresh, f"--max-tasks-per-child={tasks}")
+
+    assert [name for name in names for _ in range(2)] == answers(results)
+    ran = fresh.facts("ran")
+    assert names == [name for name, *_ in ran]
+    assert [tasks] * (6 // tasks) == list(Counter(pid for *_, pid in ran).values())
+
+
+def test_ordinary_task_has_the_process_to_itself(fresh: Stage):
+    """An ordinary task begins when the batch before it has been settled."""
+    client = fresh.client()
+    results = send(client, "a")
+    results.append(client.send_task("overlapped.plain", ("plain",)))
+    results += send(client, "b")
+    work(fresh)
+
+    assert ["a", "a", "plain", "b", "b"] == answers(results)
+    names = [name for name, *_ in fresh.facts("settled")]
+    assert ["a", "a"] == names[: names.index("plain")][:2]

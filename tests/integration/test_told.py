@@ -1,0 +1,97 @@
+"""A client that names its reply channel hears there of every end of its tasks."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from celery import chord
+
+from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER, read_replies
+from tests.conftest import Shop
+
+CHANNEL = f"{REPLY_CHANNEL}of-this-test"
+
+HEADERS = {"headers": {REPLY_HEADER: CHANNEL}}
+
+
+@contextmanager
+def listening(shop: Shop) -> Iterator[Any]:
+    """Be subscribed to the client's channel."""
+    with shop.memory() as client, client.pubsub() as subscription:
+        subscription.subscribe(CHANNEL)
+        assert subscription.get_message(timeout=5)["type"] == "subscribe"
+        yield subscription
+
+
+def told(subscription: Any, number: int) -> dict[str, dict[str, Any]]:
+    """Return what is said of so many tasks, by their ids; nothing else is said later."""
+    answers: dict[str, dict[str, Any]] = {}
+    deadline = time.monotonic() + 60
+    while len(answers) < number and time.monotonic() < deadline:
+        message = subscription.get_message(timeout=1)
+        for task_id, value in read_replies(message["data"]) if message else ():
+            meta = json.loads(value)
+            assert meta["status"] == answers.setdefault(task_id, meta)["status"]
+    return answers
+
+
+def ask(task: Any, *args: Any, **options: Any) -> str:
+    """Send a task that names the channel; return its id."""
+    return task.apply_async(args, **{**HEADERS, **options}).id
+
+
+@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
+def test_every_end_is_told(each_shop: Shop, bulk: bool):  # noqa: FBT001
+    """Answers, errors, retries, refusals and chords: each is told as it is stored."""
+    shop = each_shop
+    shop.worker("-c", "1", conf={"batch_bulk": bulk})
+    body = chord([shop.double.s(n).set(**HEADERS) for n in range(3)], shop.total.s())
+    with listening(shop) as subscription:
+        wanted = {
+            ask(shop.odd, "fine"): "SUCCESS",
+            ask(shop.odd, "bad"): "FAILURE",
+            ask(shop.odd, "unserialisable"): "FAILURE",
+            ask(shop.flaky, "again"): "SUCCESS",
+            ask(shop.double, 1, serializer="pickle"): "FAILURE",
+            ask(shop.timed, 20): "FAILURE",
+        }
+        wanted |= {part.id: "SUCCESS" for part in body.apply_async().parent}
+        answers = told(subscription, len(wanted))
+    with shop.memory() as client:
+        stored = {name: client.get(f"celery-task-meta-{name}") for name in wanted}
+
+    assert wanted == {name: meta["status"] for name, meta in answers.items()}
+    assert answers == {name: json.loads(value) for name, value in stored.items()}
+
+
+def test_ends_that_no_process_lived_to_store_are_told(shop: Shop):
+    """Whose process died or ran into a limit, or who was revoked or expired, is told as well."""
+    worker = shop.worker("-c", "1")
+    with listening(shop) as subscription:
+        poison = ask(shop.deadly, "exit")
+        slow = ask(shop.sluggish, 20, time_limit=1.0)
+        busy = ask(shop.sluggish, 3)
+        unwanted = ask(shop.double, 1)
+        shop.app.control.revoke([unwanted], reply=True, timeout=10, destination=[worker.name])
+        running = ask(shop.sluggish, 2)
+        shop.app.control.revoke(
+            [running], terminate=True, reply=True, timeout=10, destination=[worker.name]
+        )
+        late = ask(shop.double, 1, expires=datetime(2020, 1, 1, tzinfo=UTC))
+        answers = told(subscription, 6)
+
+    assert {
+        poison: "FAILURE",
+        slow: "FAILURE",
+        busy: "SUCCESS",
+        unwanted: "REVOKED",
+        running: "REVOKED",
+        late: "REVOKED",
+    } == {name: meta["status"] for name, meta in answers.items()}
+    assert "PoisonItem" == answers[poison]["result"]["exc_type"]

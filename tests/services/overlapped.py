@@ -1,0 +1,73 @@
+"""An app whose models and hooks wait for each other, so that the order of things shows."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import redis
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from celery_batch import BatchTask
+from tests.services.props import remember, stage_app
+
+app = stage_app("overlapped")
+
+
+def at(place: str, *others: str, timeout: float = 20.0) -> bool:
+    """Say where we are; return whether somebody has been at the other places by then."""
+    with redis.Redis(unix_socket_path=os.environ["STAGE_MEMORY"]) as client:
+        client.sadd("stage:places", place)
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if all(client.sismember("stage:places", other) for other in others):
+                return True
+            time.sleep(0.01)
+    return False
+
+
+def go_on(client: redis.Redis, place: str) -> None:
+    """Be at a place without going there, for those who wait for it."""
+    client.sadd("stage:places", place)
+
+
+class Watched(BatchTask):
+    """Waits in its hooks and its model for whatever its argument names."""
+
+    def before_start(self, _task_id: str, args: Any, _kwargs: Any) -> None:
+        """Be entered."""
+        name, _ = args[0]
+        at(f"{name} entered")
+
+    def on_success(self, _retval: Any, _task_id: str, args: Any, _kwargs: Any) -> None:
+        """Be settled."""
+        name, waits = args[0]
+        met = at(f"{name} settling", *waits.get("settling", ()))
+        where = threading.current_thread() is threading.main_thread()
+        remember("settled", [name, met, "main" if where else "clerk"])
+
+
+@app.task(base=Watched, name="overlapped.watched", max_batch_size=2, max_wait=5.0, linger=0.5)
+def watched(item):
+    """Run, and wait for what the first item names."""
+    name, waits = item[0]
+    try:
+        met = at(f"{name} running", *waits.get("running", ()))
+    except SoftTimeLimitExceeded:
+        at(f"{name} interrupted")
+        raise
+    where = threading.current_thread() is threading.main_thread()
+    remember("ran", [name, met, "main" if where else "clerk", os.getpid()])
+    if waits.get("kills"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [each[0] for each in item]
+
+
+@app.task(name="overlapped.plain")
+def plain(name):
+    """Run as an ordinary task, which nothing of ours goes on beside."""
+    remember("settled", [name, True, "plain"])
+    return name

@@ -1,0 +1,507 @@
+"""Results in a Redis backend: stored as Celery stores them, many at once, and told of."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, states
+from celery.app.task import Context
+from celery.backends.redis import RedisBackend
+from celery.exceptions import BackendStoreError
+from celery.worker import state as worker_state
+from redis.exceptions import OutOfMemoryError
+
+from celery_batch import BatchTask
+from celery_batch.cli.redis_server import RedisServer
+from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER, read_replies
+from celery_batch.worker.redis_results import Recorder, buffered_results, tell_clients
+from celery_batch.worker.redis_store import RedisStore
+from tests.services.shop import emptied
+
+#: Celery's own backend uses what redis-py has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:Call to deprecated setex:DeprecationWarning")
+
+HERE, THERE = f"{REPLY_CHANNEL}here", f"{REPLY_CHANNEL}there"
+
+SERIALIZERS = ["json", "yaml", "msgpack", "pickle"]
+
+STATES = {
+    states.SUCCESS: {"text": "Grüße", "deep": [[1, 2.5, None]]},
+    states.FAILURE: ValueError("bad"),
+    states.RETRY: KeyError("again"),
+    states.REVOKED: RuntimeError("revoked"),
+    states.STARTED: {"pid": 1, "hostname": "here"},
+    "HALF WAY": {"done": 50},
+}
+
+
+def same(x):
+    """Return what came."""
+    return x
+
+
+@pytest.fixture
+def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
+    """A connection to the Redis of this test, which begins empty."""
+    emptied(redis_server)
+    with redis.Redis(unix_socket_path=str(redis_server.directory / "redis.sock")) as client:
+        yield client
+
+
+@pytest.fixture
+def make_app(broker: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Celery]:
+    """Make an app with these settings, with one batch task, whose time stands still."""
+    monkeypatch.setattr(RedisStore, "no_scripts", None)
+    monkeypatch.setattr(RedisStore, "_has_warned", False)
+
+    def make(**conf: Any) -> Celery:
+        app = Celery("results", broker="memory://", backend=broker, set_as_current=False)
+        app.conf.update({"result_expires": 600, "accept_content": SERIALIZERS, **conf})
+        app.now = lambda: datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+        app.task(base=BatchTask, name="results.same")(same)
+        return app
+
+    return make
+
+
+def store(app: Celery, *stored: tuple[str, str, Any], **options: Any) -> None:
+    """Store states of tasks, given as id, state and result, as the end of one batch does."""
+    task = app.tasks["results.same"]
+    with buffered_results(task):
+        for task_id, state, result in stored:
+            task.backend.store_result(task_id, result, state, request=context(task_id, **options))
+
+
+def context(task_id: str, **fields: Any) -> Context:
+    """Return what Celery knows of a running task."""
+    about = {"task": "results.same", "args": [1], "kwargs": {"y": 2}, "hostname": "w@here"}
+    info = {"delivery_info": {"routing_key": "celery"}, "parent_id": "parent", "group": "group"}
+    return Context(id=task_id, **about, **info, **fields)
+
+
+def contents(client: redis.Redis) -> dict[bytes, tuple[bytes, int]]:
+    """Return all keys with their values and their seconds to live."""
+    return {key: (client.get(key), client.ttl(key)) for key in client.scan_iter()}
+
+
+def listen(client: redis.Redis, *channels: str) -> Any:
+    """Return a subscription to some channels, once Redis knows of it."""
+    subscription = client.pubsub()
+    subscription.subscribe(*channels)
+    for _ in channels:
+        assert subscription.get_message(timeout=5)["type"] == "subscribe"
+    return subscription
+
+
+def heard(subscription: Any) -> list[tuple[str, bytes]]:
+    """Return what has been published on the channels, in order."""
+    messages = []
+    while message := subscription.get_message(timeout=0.2):
+        messages.append((message["channel"].decode(), message["data"]))
+    return messages
+
+
+@pytest.mark.parametrize("extended", [True, False], ids=["extended", "brief"])
+@pytest.mark.parametrize("serializer", SERIALIZERS)
+@pytest.mark.parametrize("state", STATES)
+def test_what_is_stored_is_celery_s(
+    make_app: Callable[..., Celery],
+    client: redis.Redis,
+    state: str,
+    serializer: str,
+    extended: bool,  # noqa: FBT001
+):
+    """Value, expiry and notification are those of Celery's own backend, to the byte."""
+    app = make_app(
+        result_serializer=serializer, result_extended=extended, result_failure_expires=60
+    )
+    subscription = listen(client, "celery-task-meta-one")
+    backend = app._get_backend()
+    backend.store_result("one", STATES[state], state, request=context("one"))
+    expected = client.get("celery-task-meta-one"), client.ttl("celery-task-meta-one")
+    told = heard(subscription)
+    client.flushall()
+    store(app, ("one", state, STATES[state]))
+    actual = client.get("celery-task-meta-one"), client.ttl("celery-task-meta-one")
+
+    assert expected == actual
+    assert expected[0]
+    assert told == heard(subscription)
+    subscription.close()
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"result_compression": "gzip"},
+        {"result_expires": None},
+        {"result_expires": 0},
+        {"result_failure_expires": 0},
+        {"result_backend_transport_options": {"global_keyprefix": "shop"}},
+    ],
+    ids=["compressed", "no expiry", "zero expiry", "failures for ever", "key prefix"],
+)
+@pytest.mark.parametrize("state", [states.SUCCESS, states.FAILURE])
+def test_settings_of_the_backend_are_kept(
+    make_app: Callable[..., Celery], client: redis.Redis, state: str, conf: dict[str, Any]
+):
+    """Compression, expiry and key prefix are those of Celery's own backend."""
+    app = make_app(**conf)
+    app._get_backend().store_result("one", STATES[state], state, request=context("one"))
+    expected = contents(client)
+    client.flushall()
+    store(app, ("one", state, STATES[state]))
+    actual = contents(client)
+
+    assert 1 == len(expected)
+    assert expected == actual
+
+
+def standing(status: str, how: str) -> bytes:
+    """Return a stored state in one of the forms in which it may be found."""
+    meta = {"status": status, "result": [[]], "task_id": "one"}
+    match how:
+        case "celery's json":
+            return json.dumps(meta).encode()
+        case "other json":
+            return json.dumps(dict(reversed(meta.items())), indent=1).encode()
+        case "deep json":
+            deep = "[" * 900 + "]" * 900  # Redis' own decoder has had enough of it
+            return f'{{"result": {deep}, "task_id": "one", "status": "{status}"}}'.encode()
+    raise ValueError(how)
+
+
+FORMS = ["celery's json", "other json", "deep json"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (states.SUCCESS, states.SUCCESS),
+        (states.REVOKED, states.REVOKED),
+        (states.FAILURE, states.SUCCESS),
+        (states.STARTED, states.SUCCESS),
+    ],
+)
+def test_what_is_final_stands(
+    make_app: Callable[..., Celery], client: redis.Redis, before: str, after: str, form: str
+):
+    """A success or a revocation in any JSON is not overwritten; what is no end is."""
+    client.set("celery-task-meta-one", standing(before, form))
+    store(make_app(), ("one", states.SUCCESS, "new"))
+    stored = json.loads(client.get("celery-task-meta-one"))
+
+    assert after == stored["status"]
+    assert (stored["result"] == "new") == (before != after)
+
+
+@pytest.mark.parametrize("serializer", ["yaml", "msgpack", "pickle", "json"])
+@pytest.mark.parametrize("before", [states.SUCCESS, states.FAILURE])
+def test_what_redis_cannot_read_python_judges(
+    make_app: Callable[..., Celery], client: redis.Redis, before: str, serializer: str
+):
+    """In other forms than JSON, or compressed, a success stands and a failure does not."""
+    compression = "zlib" if serializer == "json" else None
+    app = make_app(result_serializer=serializer, result_compression=compression)
+    store(app, ("one", before, STATES[before]), ("other", states.FAILURE, ValueError("x")))
+    store(app, ("one", states.SUCCESS, "new"), ("other", states.SUCCESS, "new"))
+    backend = app._get_backend()
+    expected = STATES[states.SUCCESS] if before == states.SUCCESS else "new"
+
+    assert expected == backend.get_task_meta("one")["result"]
+    assert "new" == backend.get_task_meta("other")["result"]
+    assert client.exists("celery-task-meta-one")
+
+
+def test_a_batch_takes_one_round_trip(make_app: Callable[..., Celery], client: redis.Redis):
+    """Sixty-four results are stored by one script, and a thousand by two."""
+    app = make_app()
+    store(app, ("first", states.SUCCESS, 0))  # the script is there from now on
+    client.config_resetstat()
+    store(app, *((f"few{n}", states.SUCCESS, n) for n in range(64)))
+    few = client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    store(app, *((f"many{n}", states.SUCCESS, n) for n in range(1000)))
+    many = client.info("commandstats")["cmdstat_evalsha"]["calls"] - few
+
+    assert (1, 2) == (few, many)
+    assert 1065 == client.dbsize()
+    assert "cmdstat_mget" not in client.info("commandstats")
+
+
+def test_large_results_go_in_pieces(make_app: Callable[..., Celery], client: redis.Redis):
+    """No script carries more than about a megabyte, unless one result is larger."""
+    app = make_app()
+    store(app, ("first", states.SUCCESS, 0))
+    client.config_resetstat()
+    store(app, *((f"large{n}", states.SUCCESS, "x" * 400_000) for n in range(8)))
+
+    assert 4 == client.info("commandstats")["cmdstat_evalsha"]["calls"]
+    assert {400_000} == {len(app.AsyncResult(f"large{n}").result) for n in range(8)}
+
+
+def test_each_client_hears_once_of_all_its_results(
+    make_app: Callable[..., Celery], client: redis.Redis
+):
+    """One message for each reply channel: ids and values, as they are stored, in order."""
+    app = make_app()
+    subscription = listen(client, HERE, THERE)
+    task = app.tasks["results.same"]
+    channels = {"a": HERE, "b": THERE, "c": HERE, "d": None, "e": HERE}
+    with buffered_results(task):
+        for task_id, channel in channels.items():
+            request = context(task_id, **({REPLY_HEADER: channel} if channel else {}))
+            state, value = (states.RETRY, KeyError()) if task_id == "e" else (states.SUCCESS, "Ü")
+            task.backend.store_result(task_id, value, state, request=request)
+    messages = {channel: read_replies(payload) for channel, payload in heard(subscription)}
+    stored = {name: client.get(f"celery-task-meta-{name}") for name in channels}
+    subscription.close()
+
+    assert {
+        HERE: [("a", stored["a"]), ("c", stored["c"])],
+        THERE: [("b", stored["b"])],
+    } == messages
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_what_stands_is_told(make_app: Callable[..., Celery], client: redis.Redis, serializer: str):
+    """Whoever asks for what has succeeded before hears of that success, not of the late news."""
+    app = make_app(result_serializer=serializer)
+    store(app, ("one", states.SUCCESS, "first"))
+    first = client.get("celery-task-meta-one")
+    subscription = listen(client, HERE)
+    store(app, ("one", states.FAILURE, ValueError("late")), **{REPLY_HEADER: HERE})
+    ((_, payload),) = heard(subscription)
+    subscription.close()
+
+    assert [("one", first)] == read_replies(payload)
+
+
+def test_what_is_large_is_not_sent_along(make_app: Callable[..., Celery], client: redis.Redis):
+    """Of a large result a client hears that it is there, and reads it where it is stored."""
+    subscription = listen(client, HERE)
+    results = (("small", states.SUCCESS, "x"), ("large", states.SUCCESS, "x" * 300_000))
+    store(make_app(), *results, **{REPLY_HEADER: HERE})
+    ((_, payload),) = heard(subscription)
+    subscription.close()
+
+    assert [("small", False), ("large", True)] == [
+        (name, not value) for name, value in read_replies(payload)
+    ]
+
+
+@pytest.mark.parametrize("name", [7, None, ["x"], "", "elsewhere", REPLY_CHANNEL + "x" * 256])
+def test_channel_that_is_no_name_is_nobody_s(
+    make_app: Callable[..., Celery], client: redis.Redis, name: Any
+):
+    """The header comes from the wire: what cannot be a channel is left alone."""
+    store(make_app(), ("one", states.SUCCESS, 1), **{REPLY_HEADER: name})
+
+    assert client.get("celery-task-meta-one")
+
+
+def test_storing_twice_does_no_harm(make_app: Callable[..., Celery], client: redis.Redis):
+    """A script whose answer was lost is run again: the first result stands, and is told again."""
+    app = make_app()
+    subscription = listen(client, HERE)
+    for value in ("first", "second"):
+        store(app, ("one", states.SUCCESS, value), **{REPLY_HEADER: HERE})
+    payloads = [payload for _, payload in heard(subscription)]
+    subscription.close()
+
+    assert "first" == app.AsyncResult("one").result
+    assert 2 == len(payloads)
+    assert payloads[0] == payloads[1]
+
+
+@pytest.fixture
+def without_scripts(client: redis.Redis, broker: str) -> Iterator[str]:
+    """The URL of a user who may do everything but run scripts."""
+    rules = ("on", "nopass", "~*", "&*", "+@all", "-@scripting")
+    client.execute_command("ACL", "SETUSER", "plain", "reset", *rules)
+    yield broker.replace("://", "://plain:any@", 1)
+    client.acl_deluser("plain")
+
+
+def test_without_scripts_the_same_is_stored_and_told(
+    make_app: Callable[..., Celery],
+    client: redis.Redis,
+    without_scripts: str,
+    caplog: pytest.LogCaptureFixture,
+):
+    """Where Redis lets us run no script the same happens in steps, and one warning says so."""
+    app = make_app()
+    app.conf.result_backend = without_scripts
+    client.set("celery-task-meta-old", standing(states.SUCCESS, "celery's json"))
+    subscription = listen(client, HERE)
+    with caplog.at_level(logging.WARNING):
+        for n in range(2):
+            results = ((name, states.SUCCESS, n) for name in ("old", f"new{n}"))
+            store(app, *results, **{REPLY_HEADER: HERE})
+    told = [read_replies(payload) for _, payload in heard(subscription)]
+    subscription.close()
+
+    assert 1 == len([each for each in caplog.records if "no script" in each.message])
+    assert [["old", "new0"], ["old", "new1"]] == [[name for name, _ in each] for each in told]
+    assert [[[]], 0, 1] == [app.AsyncResult(name).result for name in ("old", "new0", "new1")]
+    assert all(dict(each)["old"] == client.get("celery-task-meta-old") for each in told)
+
+
+def test_client_that_may_not_be_told_keeps_nobody_from_being_stored(
+    make_app: Callable[..., Celery],
+    client: redis.Redis,
+    broker: str,
+    caplog: pytest.LogCaptureFixture,
+):
+    """Where the rules forbid a reply channel results are stored, and one warning says so."""
+    rules = ("on", "nopass", "~*", "resetchannels", "&celery-task-meta-*", "+@all")
+    client.execute_command("ACL", "SETUSER", "narrow", "reset", *rules)
+    app = make_app()
+    app.conf.result_backend = broker.replace("://", "://narrow:any@", 1)
+    with caplog.at_level(logging.WARNING):
+        for name in ("one", "two"):
+            store(app, (name, states.SUCCESS, 1), **{REPLY_HEADER: HERE})
+    client.acl_deluser("narrow")
+
+    assert client.exists("celery-task-meta-one", "celery-task-meta-two") == 2
+    assert 1 == len([each for each in caplog.records if "tell a client" in each.message])
+
+
+def test_full_memory_is_reported_as_such(make_app: Callable[..., Celery], client: redis.Redis):
+    """A Redis without room is one that may have room later, and is not without scripts."""
+    app = make_app()
+    backend = app.tasks["results.same"].backend
+    recorder = Recorder.of(backend)
+    client.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(OutOfMemoryError):
+            backend.store_result("one", 1, states.SUCCESS, request=context("one", batch_reply=HERE))
+    finally:
+        client.config_set("maxmemory", "0")
+
+    assert recorder is not None
+    assert RedisStore.no_scripts is None
+
+
+def test_what_is_too_large_is_the_item_s_error(
+    make_app: Callable[..., Celery], monkeypatch: pytest.MonkeyPatch
+):
+    """A result that Redis would not take is refused when it is stored, as by Celery."""
+    app = make_app()
+    monkeypatch.setattr(RedisBackend, "_MAX_STR_VALUE_SIZE", 1000)
+    with pytest.raises(BackendStoreError, match="too large"):
+        store(app, ("one", states.SUCCESS, "x" * 2000))
+
+
+@pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
+@pytest.mark.parametrize(
+    ("state", "told"), [("FAILURE", True), ("REVOKED", True), ("SUCCESS", True), ("RETRY", False)]
+)
+def test_every_end_is_told_whoever_stores_it(
+    make_app: Callable[..., Celery],
+    client: redis.Redis,
+    state: str,
+    told: bool,  # noqa: FBT001
+    bulk: bool,  # noqa: FBT001
+):
+    """Celery's own handlers tell the client of each end that they store, on every path."""
+    app = make_app(batch_bulk=bulk)
+    tell_clients(app, [])
+    subscription = listen(client, HERE)
+    request = context("one", **{REPLY_HEADER: HERE})
+    match state:
+        case "FAILURE":
+            app.backend.mark_as_failure("one", ValueError("x"), request=request)
+        case "REVOKED":
+            app.backend.mark_as_revoked("one", "expired", request=request)
+        case "SUCCESS":
+            app.backend.mark_as_done("one", 1, request=request)
+        case "RETRY":
+            app.backend.mark_as_retry("one", ValueError("x"), request=request)
+    replies = [read_replies(payload) for _, payload in heard(subscription)]
+    subscription.close()
+
+    assert [[("one", client.get("celery-task-meta-one"))]] * told == replies
+
+
+def test_who_is_revoked_by_id_is_told(
+    make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """Remote control revokes by an id; the worker knows whose request that is."""
+    app = make_app()
+    tell_clients(app, [])
+    held = SimpleNamespace(request_dict={REPLY_HEADER: HERE})
+    monkeypatch.setitem(worker_state.requests, "one", held)
+    subscription = listen(client, HERE)
+    app.backend.mark_as_revoked("one", reason="revoked", store_result=True)
+    app.backend.mark_as_revoked("two", reason="revoked", store_result=True)
+    replies = [read_replies(payload) for _, payload in heard(subscription)]
+    subscription.close()
+
+    assert [["one"]] == [[name for name, _ in each] for each in replies]
+
+
+def test_every_thread_tells(make_app: Callable[..., Celery], client: redis.Redis):
+    """Celery has a backend for each thread; all of them tell, and keep to themselves."""
+    app = make_app()
+    tell_clients(app, app.tasks.values())
+    subscription = listen(client, HERE)
+    request = context("one", **{REPLY_HEADER: HERE})
+
+    def fail() -> None:
+        app.backend.mark_as_failure("one", ValueError("x"), request=request)
+        app.backend.client.close()
+
+    with buffered_results(app.tasks["results.same"]):
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        replies = heard(subscription)
+    subscription.close()
+
+    assert 1 == len(replies)
+
+
+def test_shared_backend_keeps_threads_apart(make_app: Callable[..., Celery], client: redis.Redis):
+    """With one backend for all threads, a batch keeps back its own thread's results only."""
+    app = make_app(result_backend_thread_safe=True)
+    task = app.tasks["results.same"]
+    with buffered_results(task):
+        task.backend.store_result("mine", 1, states.SUCCESS, request=context("mine"))
+        thread = threading.Thread(
+            target=task.backend.store_result, args=("theirs", 1, states.SUCCESS)
+        )
+        thread.start()
+        thread.join()
+        during = client.exists("celery-task-meta-mine"), client.exists("celery-task-meta-theirs")
+
+    assert (0, 1) == during
+    assert client.exists("celery-task-meta-mine")
+
+
+class Derived(RedisBackend):
+    """A backend of the user's own."""
+
+
+def test_backend_of_one_s_own_stores_by_itself(
+    make_app: Callable[..., Celery], client: redis.Redis, broker: str
+):
+    """A class derived from Celery's stores as it likes; its clients are told afterwards."""
+    app = make_app()
+    backend = Derived(app=app, url=broker.removeprefix("redis+"))
+    Recorder.of(backend)
+    subscription = listen(client, HERE)
+    request = context("one", **{REPLY_HEADER: HERE})
+    backend.store_result("one", 1, states.SUCCESS, request=request)
+    ((_, payload),) = heard(subscription)
+    subscription.close()
+
+    assert [("one", client.get("celery-task-meta-one"))] == read_replies(payload)
