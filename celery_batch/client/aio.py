@@ -39,7 +39,7 @@ async def apply_async(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
             options.setdefault("priority", request.delivery_info.get("priority"))
     future = loop.create_future()
     apply = partial(task.apply_async, args, kwargs, **options)
-    _outgoing(loop).add(loop, _Call(apply, copy_context(), future))
+    _outgoing(loop).add(loop, _Call(task, apply, copy_context(), future))
     result = await future
     if parent and options.get("add_to_parent", True):
         parent.add_trail(result)
@@ -47,6 +47,7 @@ async def apply_async(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
 
 
 class _Call(NamedTuple):
+    task: Any
     apply: Callable[[], Any]
     context: Context
     future: asyncio.Future[Any]
@@ -108,7 +109,7 @@ def _send(calls: list[_Call]) -> list[Any]:
     gathering, outcomes = Gathering(), []
     for call in calls:
         try:
-            outcomes.append(call.context.run(gathered_by, gathering, call.apply))
+            outcomes.append(call.context.run(gathered_by, gathering, call.task, call.apply))
         except Exception as error:  # noqa: BLE001 (it is raised where the call was made)
             outcomes.append(error)
     with closing(gathering), suppress(Exception):  # the same

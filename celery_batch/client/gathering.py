@@ -11,7 +11,9 @@ from celery_batch.client.outbox import PIECE, Letter, Outbox
 
 __all__ = ["Gathering", "gathered", "gathering"]
 
-_current: ContextVar[Gathering | None] = ContextVar("celery_batch_gathering", default=None)
+_current: ContextVar[tuple[Gathering | None, Any]] = ContextVar(
+    "celery_batch_gathering", default=(None, None)
+)
 
 
 class Burst(Protocol):
@@ -95,15 +97,15 @@ class Gathering:
 
 
 @contextmanager
-def gathering(app: Any = None) -> Iterator[Gathering]:
+def gathering(app: Any) -> Iterator[Gathering]:
     """
-    Write together what this thread or coroutine sends meanwhile on the short road.
+    Write together what an app's canvas sends meanwhile.
 
     Args:
-        app: Whose canvas this is, if it is one's.
+        app: The Celery app.
     """
     gathering = Gathering(app)
-    token = _current.set(gathering)
+    token = _current.set((gathering, None))
     try:
         yield gathering
         gathering.flush()
@@ -112,20 +114,34 @@ def gathering(app: Any = None) -> Iterator[Gathering]:
         gathering.close()
 
 
-def gathered() -> Gathering | None:
-    """Return where letters are to be kept, if they are."""
-    return _current.get()
-
-
-def gathered_by(gathering: Gathering, call: Callable[[], Any]) -> Any:
+def gathered(task: Any, options: Any) -> Gathering | None:
     """
-    Call with letters kept, and return what the call does.
+    Return where a call is to be kept, if it is one that is gathered.
+
+    Others go at once, since who makes them may wait for their results before the
+    next write.
 
     Args:
-        gathering: Keeps them.
-        call: Sends some.
+        task: The task that is called.
+        options: The call's options.
     """
-    token = _current.set(gathering)
+    gathering, wanted = _current.get()
+    if gathering is None or gathering.app is None:
+        return gathering if wanted is task else None
+    is_of_canvas = "producer" in options and gathering.app is task.app
+    return gathering if is_of_canvas else None
+
+
+def gathered_by(gathering: Gathering, task: Any, call: Callable[[], Any]) -> Any:
+    """
+    Make a call that is kept, and return its result.
+
+    Args:
+        gathering: Keeps it.
+        task: The task that is called.
+        call: Calls it.
+    """
+    token = _current.set((gathering, task))
     try:
         return call()
     finally:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
+from functools import partial
 from typing import Any
 
 from kombu.exceptions import OperationalError
 
-from celery_batch.client.gathering import gathering
+from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.errors import BatchError, ConfigurationError
 
 __all__ = ["PartlySent", "apply_many"]
@@ -47,15 +49,16 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
     if "task_id" in options:
         raise ConfigurationError(f"{task.name}: many calls cannot have one task_id")
     results: list[Any] = []
-    with gathering() as gathered:
+    with closing(Gathering()) as gathering:
         try:
-            for args, kwargs in rows:
-                results.append(task.apply_async(args, kwargs, **options))
-            gathered.flush()
+            for args, kwargs in rows:  # whoever makes the rows may send and wait meanwhile
+                call = partial(task.apply_async, args, kwargs, **options)
+                results.append(gathered_by(gathering, task, call))
+            gathering.flush()
         except Exception as error:
-            if not gathered.sent:
+            if not gathering.sent:
                 raise
             known = {result.id: result for result in results}
-            sent = [known.get(each.id, each) for each in gathered.sent]
+            sent = [known.get(each.id, each) for each in gathering.sent]
             raise PartlySent(f"only {len(sent)} calls were surely sent: {error}", sent) from error
     return results

@@ -48,7 +48,7 @@ class OwnRoad:
         """
         if gathering is None:
             return apply(**options)
-        is_canvas = gathering.app is self._app
+        is_canvas = gathering.app is not None
         ways = _OTHER_WAYS - {"producer"} if is_canvas else _OTHER_WAYS
         if not ways.isdisjoint(options):
             return self._singly(partial(apply, **options), gathering)

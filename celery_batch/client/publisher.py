@@ -12,8 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from celery.result import denied_join_result
-
 from celery_batch.client.answers import expected
 from celery_batch.client.call import Call
 from celery_batch.client.gathering import Gathering, gathered
@@ -24,6 +22,7 @@ from celery_batch.client.outbox import Letter, Outbox
 from celery_batch.client.own_road import OwnRoad
 from celery_batch.client.redis_road import RedisRoad
 from celery_batch.client.terms import Terms
+from celery_batch.client.unsubscribed import unsubscribed
 
 __all__ = ["Publisher"]
 
@@ -69,8 +68,8 @@ class Publisher:
         terms = self._settled()
         if not (terms.bulk and terms.is_plain and is_plain_celery(self._app)):
             return None
-        gathering = gathered()
-        if "producer" in options and (gathering is None or gathering.app is not self._app):
+        gathering = gathered(task, options)
+        if "producer" in options and (gathering is None or gathering.app is None):
             return None  # not Celery's own, for all we know
         call = Call(args, kwargs, options, self._app.current_worker_task)
         frozen = gathering and gathering.frozen.get(options.get("task_id", ""))
@@ -107,7 +106,7 @@ class Publisher:
             kwargs: Keyword arguments, or None.
             options: As `apply_async` takes them.
         """
-        gathering = gathered()
+        gathering = gathered(task, options)
         own = partial(apply, args, kwargs)
         if not self._settled().bulk or self._app.conf.task_always_eager:
             result = own(**options)
@@ -122,7 +121,7 @@ class Publisher:
         task_id = options.get("task_id") or new_id()
         result = expected(task, task_id, listener, frozen)
         headers = {**headers, "batch_reply": listener.channel}
-        with denied_join_result():  # nor does the backend subscribe to each
+        with unsubscribed(self._app):
             options = {**options, "task_id": task_id, "headers": headers}
             done = self._own_road.send(own, options, gathering)
         result.ignored = done.ignored

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import chord, group
+from celery import chord, group, signals
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import PartlySent
@@ -329,3 +329,41 @@ def test_what_cannot_be_encoded_fails_as_celerys_does(sender: Callable[..., Send
 
     assert type(theirs.value) is type(ours.value)
     assert {} == here.taken()
+
+
+def test_rows_may_come_from_other_calls(sender: Callable[..., Sender]) -> None:
+    """What is sent while rows are made is in the broker at once, so that it can be waited for."""
+    here = warmed(sender())
+    other = here.make("other")
+    for _ in range(2):
+        other.delay("warm")
+    here.taken()
+
+    def items() -> Iterator[str]:
+        """Send calls of two tasks, and see them in the broker."""
+        for task in (other, here.task):
+            task.delay("inner")
+            yield str(here.redis.llen("celery"))
+
+    here.task.delay_many(items())
+
+    assert ["('inner',)", "('inner',)", "('1',)", "('2',)"] == texts(here.taken())
+
+
+def test_a_receiver_may_send_and_wait(sender: Callable[..., Sender]) -> None:
+    """What a receiver sends while many calls are gathered is in the broker at once."""
+    here = warmed(sender())
+    other = here.make("other")
+    seen = []
+
+    def ask(sender: str, **_: Any) -> None:
+        """Send a call of another task, and see it in the broker."""
+        if sender == "shout":
+            other.delay("inner")
+            seen.append(here.redis.llen("celery"))
+
+    signals.before_task_publish.connect(ask)
+    here.task.delay_many("ab")
+
+    assert [1, 2] == seen
+    assert 4 == len(here.taken()["celery"])

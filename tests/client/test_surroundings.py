@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from celery import Task, signals
+from celery._state import task_join_will_block
 from kombu import Queue
 
 from celery_batch import BatchTask
+from celery_batch.client.result import BatchResult
 from tests.client.conftest import Sender
 from tests.client.test_same_message import ID, comparable
 from tests.client.test_sending import counted, warmed
@@ -207,3 +209,32 @@ heavy = ("torch", "celery_batch.worker", "celery_batch.client.publisher",
 print([name for name in heavy if name in sys.modules])
 """
     assert "[]" == in_python(code)
+
+
+def test_nobody_subscribes_to_what_is_told(sender: Callable[..., Sender]) -> None:
+    """Celery's own road subscribes to no result that our listener hears of, and to all others."""
+    here = warmed(sender())
+    with counted(here) as ours:
+        result = here.task.apply_async(("a",), countdown=1)
+    with counted(here) as theirs:
+        other = here.stock(("a",))
+        other.backend.result_consumer._pubsub.get_message(timeout=1)
+
+    assert isinstance(result, BatchResult)
+    assert "subscribe" not in ours
+    assert 1 == theirs["subscribe"]
+
+
+def test_others_may_wait_while_a_call_is_sent(sender: Callable[..., Sender]) -> None:
+    """A call on Celery's own road keeps no other thread from waiting for its results."""
+    here = warmed(sender())
+    allowed = []
+
+    def look(**_: Any) -> None:
+        """Look whether results may be waited for now."""
+        allowed.append(not task_join_will_block())
+
+    signals.before_task_publish.connect(look)
+    here.task.delay("a")
+
+    assert [True] == allowed
