@@ -380,7 +380,7 @@ def test_pending_result_is_small(teller: Teller):
     finally:
         tracemalloc.stop()
 
-    assert mine < 1100, (mine, theirs, len(stock))
+    assert mine < 600, (mine, theirs, len(stock))
 
 
 def test_sweep_goes_in_pieces(teller: Teller, monkeypatch):
