@@ -128,3 +128,16 @@ def test_chord_counts_items_of_batches(shop: Shop):
     body = chord(group(shop.double.s(n) for n in range(30)), shop.total.s())
 
     assert sum(2 * n for n in range(30)) == body.apply_async().get(timeout=30)
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
+def test_plain_items_pass_their_tracers_by(shop: Shop, pool: str):
+    """In a worker as users start it, a batch of plain items runs inside one tracer."""
+    shop.worker("-c", "1", "-P", pool)
+    results = [shop.tracers.delay(n) for n in range(8)]
+    linked = [shop.tracers.apply_async((n,), link=shop.plain.si(1)) for n in range(8)]
+    alone, nested = [[each.get(timeout=30) for each in asked] for asked in (results, linked)]
+
+    assert {1} == {tracers for _, tracers in alone}
+    assert max(size for size, _ in alone) > 1
+    assert all(size == tracers for size, tracers in nested)

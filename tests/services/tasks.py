@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
+import traceback
 from pathlib import Path
 
 from celery import Celery
@@ -35,6 +37,21 @@ def double(x):
     """Double each number, and remember the batch."""
     remember("double", items=x)
     return [value * 2 for value in x]
+
+
+@app.task(base=BatchTask, name="shop.tracers", max_batch_size=8, max_wait=2.0, linger=0.5)
+def tracers(x):
+    """Count the tracers that this batch runs inside of."""
+    depths = [
+        sum(frame.f_code is trace_code() for frame, _ in traceback.walk_stack(top))
+        for top in sys._current_frames().values()
+    ]
+    return [[len(x), max(depths)] for _ in x]
+
+
+def trace_code():
+    """Return the code of what Celery's tracers are."""
+    return plain.__trace__.__code__
 
 
 @app.task(base=BatchTask, name="shop.slow", max_batch_size=8, max_wait=0.05)
