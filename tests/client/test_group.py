@@ -248,9 +248,11 @@ def test_many_members_awaited(teller: Teller):
     results = teller.ask_many(20)
 
     async def one(result: BatchResult) -> Any:
+        """Await one of them."""
         return await result
 
     async def everybody() -> list[Any]:
+        """Await all of them."""
         waiting = [asyncio.create_task(one(result)) for result in results]
         await asyncio.sleep(0)
         for n, result in enumerate(results):

@@ -207,6 +207,7 @@ def test_restart_of_redis_while_waiting(tmp_path: Path):
         teller.app.backend.client.ping()
 
         async def wait_for(result: BatchResult) -> object:
+            """Await a result."""
             return await result
 
         with ThreadPoolExecutor(4) as pool:
@@ -323,6 +324,7 @@ def test_large_value_is_read_where_it_is_stored(teller: Teller):
     large = "x" * (LARGEST_VALUE + 1)
 
     async def wait() -> object:
+        """Await a result."""
         return await results[1]
 
     with ThreadPoolExecutor(2) as pool:

@@ -169,6 +169,7 @@ def test_ignored_result_is_not_waited_for(teller: Teller):
     result.ignored = True
 
     async def wait_for_it() -> Any:
+        """Await it."""
         return await result
 
     assert (None, None) == (result.get(), asyncio.run(wait_for_it()))
@@ -325,6 +326,7 @@ def test_error_before_it_in_a_chain_is_raised(teller: Teller):
     teller.listener.expect_many(ends[:2])
 
     async def wait_for(result: BatchResult) -> Any:
+        """Await a result."""
         return await result
 
     with ThreadPoolExecutor(4) as pool:
@@ -343,9 +345,11 @@ def test_awaited_in_many_coroutines(teller: Teller):
     """A thousand coroutines wait on one connection, each for its own result."""
 
     async def everybody() -> list[Any]:
+        """Await all of them."""
         results = teller.ask_many(1000)
 
         async def one(result: BatchResult) -> Any:
+            """Await one of them."""
             return await result
 
         waiting = [asyncio.create_task(one(result)) for result in results]
@@ -372,6 +376,7 @@ def test_cancelled_await_leaves_the_task_alone(teller: Teller):
     inbox = inbox_of(teller.app)
 
     async def twice() -> tuple[bool, list[str], Any]:
+        """Give up once, and await again."""
         try:
             async with asyncio.timeout(0.05):
                 await result
@@ -391,6 +396,7 @@ def test_awaited_error_is_raised(teller: Teller):
     teller.answer(result, failure(), states.FAILURE)
 
     async def wait_for_it() -> Any:
+        """Await it."""
         return await result
 
     with pytest.raises(ValueError, match="a bad item"):
@@ -403,11 +409,13 @@ def test_result_of_another_process_can_be_awaited(teller: Teller):
     ticks: list[float] = []
 
     async def tick() -> None:
+        """Run as long as the loop does."""
         while True:
             ticks.append(time.monotonic())
             await asyncio.sleep(0.01)
 
     async def wait_for_it() -> Any:
+        """Await it."""
         ticking = asyncio.create_task(tick())
         asyncio.get_running_loop().call_later(0.3, teller.store, foreign, 1)
         value = await foreign
@@ -428,6 +436,7 @@ def test_awaited_without_a_listener(redis_server: Any, backend: str):
     future = BatchResult("awaited", app=app).future()
 
     async def wait_for_it() -> Any:
+        """Await it."""
         asyncio.get_running_loop().call_later(
             0.2, app.backend.store_result, "awaited", 1, "SUCCESS"
         )
@@ -446,6 +455,7 @@ def test_future_is_done_with_the_task(teller: Teller):
     futures[0].add_done_callback(lambda future: seen.append(future.result()))
 
     async def wrapped() -> Any:
+        """Await a future."""
         return await asyncio.wrap_future(good.future())
 
     before = [future.done() for future in futures]

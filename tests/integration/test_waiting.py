@@ -38,6 +38,7 @@ def test_all_that_one_can_ask(busy_shop: Shop):
     shop = busy_shop
 
     async def awaited() -> list[Any]:
+        """Await them one after the other."""
         results = [shop.double.delay(n) for n in range(40)]
         return [await result for result in results]
 
