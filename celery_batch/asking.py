@@ -49,6 +49,16 @@ class Asking(Task):  # type: ignore[misc]
             result = publisher.send_as_celery_does(self, own, args, kwargs, options)
         return result
 
+    def apply(self, *args: Any, **options: Any) -> Any:
+        """
+        Run a call at once, in this process; see Celery's `Task.apply`.
+
+        Args:
+            args: Celery's parameters.
+            options: The same by name.
+        """
+        return _client("eager").EagerBatchResult.of(super().apply(*args, **options))
+
     async def adelay(self, *args: Any, **kwargs: Any) -> Any:
         """Send a call from a coroutine; see `aapply_async`."""
         return await self.aapply_async(args, kwargs)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
-from celery.result import GroupResult
+from celery import states
+from celery.result import GroupResult, assert_will_not_block
 from celery.utils.functional import noop
 
 from celery_batch.client.patience import Patience
 from celery_batch.client.result import BatchResult
 
 __all__ = ["BatchGroup", "adopt_groups"]
+
+#: What `join_native` takes after ``timeout`` and ``propagate``.
+_MORE = (
+    *("interval", "callback", "no_ack"),
+    *("on_message", "on_interval", "disable_sync_subtasks"),
+)
 
 
 class BatchGroup(GroupResult):  # type: ignore[misc]
@@ -39,16 +47,58 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
         Raises:
             TimeoutError: Celery's; they have not all ended by then.
         """
-        members = self.results
-        heard = all(isinstance(each, BatchResult) and each.is_heard for each in members)
-        if on_message or not members or not heard:
+        if on_message or not self._is_heard():
             return super().iter_native(  # type: ignore[no-any-return]
                 timeout, interval, no_ack, on_message, on_interval
             )
         self._on_full.finalize()
         return self._arrivals(Patience(self.app, timeout, on_interval or noop))
 
-    def _arrivals(self, patience: Patience) -> Iterator[tuple[str, Any]]:
+    def join_native(
+        self,
+        timeout: float | None = None,
+        propagate: bool = True,  # noqa: FBT001, FBT002 (Celery's signature)
+        *more: Any,
+        **options: Any,
+    ) -> list[Any] | None:
+        """
+        Wait for all members, and return their results in order; see Celery.
+
+        Args:
+            timeout: Most seconds to wait for all of them.
+            propagate: Raise the first error that comes, else return errors as values.
+            more: Celery's other parameters, in their order.
+            options: The same by name.
+
+        Raises:
+            TimeoutError: Celery's; they have not all ended by then.
+            Exception: Whatever a member has failed with.
+        """
+        options.update(zip(_MORE, more, strict=False))
+        if options.get("on_message") or not self._is_heard():
+            return super().join_native(timeout, propagate, **options)  # type: ignore[no-any-return]
+        if options.get("disable_sync_subtasks", True):
+            assert_will_not_block()
+        tell = options.get("callback")
+        values: dict[str, Any] = {}
+        patience = Patience(self.app, timeout, options.get("on_interval") or noop)
+        # An error keeps our frame, and with it the iterator, as long as its result lives.
+        with closing(self._arrivals(patience)) as arrivals:
+            for task_id, meta in arrivals:
+                value = values[task_id] = meta["result"]
+                if propagate and meta["status"] in states.PROPAGATE_STATES:
+                    raise value
+                if tell:
+                    tell(task_id, value)
+        return None if tell else [values[member.id] for member in self.results]
+
+    def _is_heard(self) -> bool:
+        members = self.results
+        return bool(members) and all(
+            isinstance(each, BatchResult) and each.is_heard for each in members
+        )
+
+    def _arrivals(self, patience: Patience) -> Generator[tuple[str, Any], None, None]:
         missing = {id(member): member for member in self.results}
         watched = []
         try:

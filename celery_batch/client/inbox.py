@@ -46,7 +46,8 @@ class Reply:
     """
 
     __slots__ = (
-        *("__weakref__", "inbox", "is_asked", "is_told", "since", "task_id", "value", "watchers"),
+        *("__weakref__", "inbox", "is_asked", "is_told", "listeners"),
+        *("since", "task_id", "value", "watchers"),
     )
 
     def __init__(self, inbox: Inbox, task_id: str) -> None:
@@ -60,6 +61,8 @@ class Reply:
         self.since = 0.0
         #: The stored value, still encoded; empty if it is too large to be sent along.
         self.value: bytes | None = None
+        #: Called when it comes; as long as there are watchers, it is looked for as well.
+        self.listeners: list[Watcher] | None = None
         self.watchers: list[Watcher] | None = None
 
 
@@ -127,8 +130,9 @@ class Inbox:
         """
         is_urgent = not reply.is_told or self.is_stale(reply)
         with self._lock:
-            if not _add(reply, watcher):
+            if reply.value is not None:
                 return False
+            reply.watchers = [*(reply.watchers or ()), watcher]
             if is_urgent:
                 self._strays.add(reply, 0.0)
             else:
@@ -140,18 +144,21 @@ class Inbox:
     def listen(self, reply: Reply, watcher: Watcher) -> bool:
         """Have a function called when a reply is heard of, as `watch`, but do not look for it."""
         with self._lock:
-            return _add(reply, watcher)
+            if reply.value is not None:
+                return False
+            reply.listeners = [*(reply.listeners or ()), watcher]
+            return True
 
     def leave(self, reply: Reply, watcher: Watcher) -> bool:
         """Return whether a function was still to be called; it will not be any more."""
         with self._lock:
-            watchers = reply.watchers
-            if not watchers or watcher not in watchers:
-                return False
-            watchers.remove(watcher)
-            if not watchers:
-                self._drop(reply)
-            return True
+            for those in (reply.watchers, reply.listeners):
+                if those and watcher in those:
+                    those.remove(watcher)
+                    if not reply.watchers:
+                        self._drop(reply)
+                    return True
+            return False
 
     def deliver(self, heard: Iterable[tuple[str, bytes]]) -> None:
         """
@@ -170,7 +177,8 @@ class Inbox:
                 if reply.watchers:
                     watchers += reply.watchers
                     self._drop(reply)
-                reply.watchers = None
+                watchers += reply.listeners or ()
+                reply.watchers = reply.listeners = None
         _local.is_delivering = True
         for watcher in watchers:
             try:
@@ -227,16 +235,6 @@ class Inbox:
     def _drop(self, reply: Reply) -> None:
         self._told.drop(reply)
         self._strays.drop(reply)
-
-
-def _add(reply: Reply, watcher: Watcher) -> bool:
-    if reply.value is not None:
-        return False
-    if reply.watchers is None:
-        reply.watchers = [watcher]
-    else:
-        reply.watchers.append(watcher)
-    return True
 
 
 _local = threading.local()

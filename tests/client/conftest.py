@@ -1,4 +1,4 @@
-"""Apps that send, and what of it comes to lie in the broker."""
+"""Apps that send, and what of it comes to lie in the broker; results told by the tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from celery import Celery, Task
 from kombu import pools
 
 from celery_batch import BatchTask
+from celery_batch.cli.redis_server import RedisServer
 from celery_batch.client.listener import close_listener
+from tests.services.shop import emptied
+from tests.services.teller import Teller
 
 
 class Sender:
@@ -73,3 +76,11 @@ def sender(broker: str) -> Iterator[Callable[..., Sender]]:
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def teller(redis_server: RedisServer) -> Iterator[Teller]:
+    """A client on an empty Redis, whose results are told to it by the tests."""
+    emptied(redis_server)
+    with Teller(redis_server) as teller:
+        yield teller

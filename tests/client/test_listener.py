@@ -1,0 +1,423 @@
+"""One connection hears of all results, and is there again after whatever happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import logging
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+
+from celery_batch.cli.child import wait_until
+from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client import store, sweep
+from celery_batch.client.inbox import inbox_of
+from celery_batch.client.listener import close_listener, is_listening, listener_for
+from celery_batch.client.result import BatchResult
+from celery_batch.replies import LARGEST_VALUE
+from tests.services.shop import emptied
+from tests.services.teller import Teller
+
+SOON = 20.0
+
+
+def threads(name: str) -> list[threading.Thread]:
+    """Return this process' threads of a name."""
+    return [thread for thread in threading.enumerate() if thread.name == name]
+
+
+def until_heard(teller: Teller) -> None:
+    """Return when the listener's channel has a subscriber."""
+    channel = teller.listener.channel
+
+    def why_not() -> str:
+        try:
+            return "" if teller.redis.pubsub_numsub(channel)[0][1] else "nobody listens"
+        except store.RedisError as error:
+            return str(error)
+
+    wait_until(why_not, [], what=channel, timeout=SOON)
+
+
+def test_channel_is_confirmed_before_it_is_named(teller: Teller):
+    """Whoever is told the channel's name can count on being heard."""
+    channel = teller.listener.channel
+
+    assert {channel: 1} == teller.subscribers()
+    assert is_listening(teller.app)
+
+
+def test_one_listener_for_all_threads(teller: Teller):
+    """However many threads ask at once, there is one listener and one connection."""
+    with ThreadPoolExecutor(32) as pool:
+        found = set(pool.map(lambda _: listener_for(teller.app), range(64)))
+
+    assert 1 == len(found)
+    assert [1] == list(teller.subscribers().values())
+
+
+def test_results_cost_no_subscription(teller: Teller):
+    """Waiting for many results takes the one channel only."""
+    results = teller.ask_many(20)
+    with ThreadPoolExecutor(20) as pool:
+        answers = [pool.submit(result.get, 10) for result in results]
+        channels = teller.subscribers()
+        for n, result in enumerate(results):
+            teller.answer(result, n)
+
+    assert list(range(20)) == [answer.result() for answer in answers]
+    assert {teller.listener.channel: 1} == channels
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [{"batch_bulk": False}, {"result_backend": "cache+memory://"}, {"result_backend": "rpc://"}],
+    ids=["switched off", "cache", "rpc"],
+)
+def test_no_listener_where_results_go_celery_s_way(redis_server: RedisServer, conf: dict):
+    """Other backends, and a switch, leave results to Celery."""
+    with_conf = Teller(redis_server, **conf)
+
+    assert listener_for(with_conf.app) is None
+
+
+def test_no_listener_inside_a_task(teller: Teller):
+    """A task may not wait for others, so no pool process begins to listen."""
+    from celery.result import denied_join_result  # noqa: PLC0415
+
+    with denied_join_result():
+        inside = listener_for(teller.app)
+
+    assert inside is None
+    assert not is_listening(teller.app)
+
+
+def test_user_who_may_not_listen_is_told_once(tmp_path: Path, caplog):
+    """Where Redis forbids the channel, results go Celery's way, with one warning."""
+    with RedisServer(tmp_path / "redis") as server, Teller(server) as teller:
+        teller.redis.execute_command("ACL", "SETUSER", "default", "resetchannels")
+        with caplog.at_level(logging.WARNING):
+            found = [listener_for(teller.app) for _ in range(3)]
+        warnings = [one for one in caplog.records if "does not let us listen" in one.message]
+
+    assert [None] * 3 == found
+    assert 1 == len(warnings)
+
+
+def test_no_listener_while_redis_is_away(tmp_path: Path):
+    """A Redis that does not answer costs a moment, and is heard when it is back."""
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    with Teller(server) as teller:
+        server.stop()
+        without = listener_for(teller.app)
+        with server:
+            wait_until(
+                lambda: "" if listener_for(teller.app) else "none yet",
+                [],
+                what="listener",
+                timeout=SOON,
+            )
+            result = teller.ask()
+            teller.answer(result, 1)
+            answer = result.get(timeout=SOON)
+
+    assert (None, 1) == (without, answer)
+
+
+def test_key_prefix_is_kept(redis_server: RedisServer):
+    """With a global key prefix the channel carries it, and keys are found."""
+    emptied(redis_server)
+    with Teller(
+        redis_server, result_backend_transport_options={"global_keyprefix": "mine:"}
+    ) as teller:
+        result, untold = teller.ask_many(2)
+        teller.answer(result, 1)
+        teller.store(untold, 2)
+        keys = {key.decode() for key in teller.redis.scan_iter()}
+
+        assert teller.listener.channel.startswith("mine:celery-batch-replies-")
+        assert {f"mine:celery-task-meta-{each.id}" for each in (result, untold)} == keys
+        assert [1, 2] == [result.get(timeout=SOON), untold.get(timeout=SOON)]
+
+
+def test_missed_notification_costs_a_second(teller: Teller):
+    """What is stored and not told of is found soon, without asking again and again."""
+    results = teller.ask_many(3)
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(result.get) for result in results]
+        wait_until(
+            lambda: "" if all(each.reply.watchers for each in results) else "not yet",
+            [],
+            what="waiting threads",
+            timeout=SOON,
+        )
+        for n, result in enumerate(results):
+            teller.store(result, n)
+        before = teller.redis.info("commandstats").get("cmdstat_mget", {}).get("calls", 0)
+        began = time.monotonic()
+        values = [answer.result() for answer in answers]
+        took = time.monotonic() - began
+        looks = teller.redis.info("commandstats")["cmdstat_mget"]["calls"] - before
+
+    assert [0, 1, 2] == values
+    assert took < 3.0  # one sweep, on a busy machine
+    assert looks <= 3
+
+
+def test_results_that_were_there_all_along_are_not_waited_for(teller: Teller):
+    """After an interruption, each of many results is found by a look, not by a sweep each."""
+    results = teller.ask_many(30)
+    for n, result in enumerate(results):
+        teller.store(result, n)
+    inbox_of(teller.app).look_again()
+    began = time.monotonic()
+    values = [result.get(timeout=SOON) for result in results]
+
+    assert list(range(30)) == values
+    assert time.monotonic() - began < 10.0  # 27 seconds by sweeps
+
+
+def test_lost_connection_is_made_again(teller: Teller):
+    """When Redis cuts the connection, waiting goes on, and later replies are heard."""
+    waiting, later = teller.ask_many(2)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(waiting.get)
+        assert teller.redis.client_kill_filter(_type="pubsub") == 1
+        teller.store(waiting, 1)
+        first = answer.result(SOON)
+    until_heard(teller)
+    teller.answer(later, 2)
+
+    assert [1, 2] == [first, later.get(timeout=SOON)]
+
+
+def test_restart_of_redis_while_waiting(tmp_path: Path):
+    """Threads and coroutines that wait survive a Redis that goes and comes back."""
+    with RedisServer(tmp_path / "redis") as server, Teller(server) as teller:
+        results = teller.ask_many(6)
+        teller.app.backend.client.ping()
+
+        async def wait_for(result: BatchResult) -> object:
+            """Await a result."""
+            return await result
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(result.get) for result in results[:2]]
+            answers += [pool.submit(asyncio.run, wait_for(result)) for result in results[2:4]]
+            futures = [result.future() for result in results[4:]]
+            wait_until(
+                lambda: "" if all(each.reply.watchers for each in results) else "not yet",
+                [],
+                what="waiting threads",
+                timeout=SOON,
+            )
+            server.stop()
+            wait_until(
+                lambda: "" if not (tmp_path / "redis/redis.sock").exists() else "still there",
+                [],
+                what="no Redis",
+                timeout=SOON,
+            )
+            server.start()
+            for n, result in enumerate(results):
+                teller.store(result, n)
+            values = [answer.result(SOON) for answer in [*answers, *futures]]
+        until_heard(teller)
+        after = teller.ask()
+        teller.answer(after, "after")
+
+        assert list(range(6)) == values
+        assert "after" == after.get(timeout=SOON)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("name", ["celery-batch-replies", "celery-batch-sweep"])
+def test_thread_that_died_is_begun_again(teller: Teller, name: str, monkeypatch):
+    """If one of the two threads ends against all odds, the other begins it again."""
+    monkeypatch.setattr(store, "QUIET", 0.2)
+    until_heard(teller)
+    before = set(threads(name))
+    (victim,) = [thread for thread in before if thread is teller.listener._threads[name[13:]]]
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(victim.ident), ctypes.py_object(SystemExit)
+    )
+    if name.endswith("replies"):
+        teller.tell([])
+        teller.redis.publish(teller.listener.channel, b"")
+    wait_until(
+        lambda: "" if set(threads(name)) - before else "not yet", [], what=name, timeout=SOON
+    )
+    until_heard(teller)
+    told, untold = teller.ask_many(2)
+    teller.answer(told, 1)
+    teller.store(untold, 2)
+
+    assert [1, 2] == [told.get(timeout=SOON), untold.get(timeout=SOON)]
+    assert not victim.is_alive()
+
+
+def test_silent_connection_is_given_up(teller: Teller, monkeypatch):
+    """A connection whose other side is gone without a word is made again."""
+    monkeypatch.setattr(store, "QUIET", 0.1)
+    monkeypatch.setattr(store, "PATIENCE", 0.5)
+    channel = teller.listener.channel
+    until_heard(teller)
+    (first,) = teller.redis.client_list(_type="pubsub")
+    teller.redis.publish(channel, b"")
+    subscription = teller.listener._subscription
+    monkeypatch.setattr(subscription._pubsub, "ping", lambda: None)
+    wait_until(
+        lambda: (
+            ""
+            if [one for one in teller.redis.client_list(_type="pubsub") if one["id"] != first["id"]]
+            else "not yet"
+        ),
+        [],
+        what="another connection",
+        timeout=SOON,
+    )
+    result = teller.ask()
+    teller.answer(result, 1)
+
+    assert 1 == result.get(timeout=SOON)
+
+
+def test_idle_connection_is_kept(teller: Teller, monkeypatch):
+    """A connection that is only quiet answers a ping, and stays."""
+    monkeypatch.setattr(store, "QUIET", 0.05)
+    until_heard(teller)
+    teller.redis.publish(teller.listener.channel, b"")
+    (first,) = teller.redis.client_list(_type="pubsub")
+    pings = lambda: teller.redis.info("commandstats").get("cmdstat_ping", {}).get("calls", 0)  # noqa: E731
+    before = pings()
+    wait_until(lambda: "" if pings() > before + 3 else "not yet", [], what="pings", timeout=SOON)
+    (last,) = teller.redis.client_list(_type="pubsub")
+
+    assert first["id"] == last["id"]
+
+
+def test_what_is_no_reply_is_ignored(teller: Teller, caplog):
+    """Garbage on the channel harms nobody."""
+    result = teller.ask()
+    with caplog.at_level(logging.WARNING):
+        teller.redis.publish(teller.listener.channel, b"\xff\xfe")
+        teller.redis.publish(teller.listener.channel, b"1:a,")
+        teller.answer(result, 1)
+
+        assert 1 == result.get(timeout=SOON)
+    assert 2 == caplog.text.count("Heard what is no reply")
+
+
+def test_large_value_is_read_where_it_is_stored(teller: Teller):
+    """What is too large to be told is there all the same, however one waits."""
+    results = teller.ask_many(4)
+    future = results[0].future()
+    large = "x" * (LARGEST_VALUE + 1)
+
+    async def wait() -> object:
+        """Await a result."""
+        return await results[1]
+
+    with ThreadPoolExecutor(2) as pool:
+        answers = [pool.submit(asyncio.run, wait()), pool.submit(results[2].get, SOON)]
+        for result in results:
+            teller.store(result, large)
+        teller.tell(results)
+        values = [future.result(SOON), *(each.result() for each in answers), results[3].get(SOON)]
+
+    assert all(large == value for value in values)
+
+
+def test_results_that_nobody_wants_leave_nothing_behind(teller: Teller):
+    """Two hundred thousand results, dropped, timed out, answered or not, leave memory as it was."""
+    inbox = inbox_of(teller.app)
+    process = psutil.Process(os.getpid())
+
+    def many(rounds: int) -> int:
+        for n in range(rounds):
+            results = teller.ask_many(1000)
+            results[0].then(print, weak=True)
+            results[1].future().cancel()
+            with pytest.raises(CeleryTimeoutError):
+                results[2].get(timeout=0.0)
+            if n % 10 == 0:
+                for result in results[3:6]:
+                    teller.answer(result, n)
+                assert n == results[3].get(timeout=SOON)
+        del results, result
+        gc.collect()
+        return process.memory_info().rss
+
+    before = many(20)
+    after = many(200)
+    left = len(inbox), inbox.take(10), len(teller.app.backend._pending_results[0])
+
+    assert (0, [], 0) == left
+    assert after - before < 4 << 20
+
+
+def test_pending_result_is_small(teller: Teller):
+    """A result that waits takes a small part of what Celery's takes."""
+    import tracemalloc  # noqa: PLC0415
+
+    number = 2000
+    ours = teller.ask_many(1)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        ours += teller.ask_many(number)
+        mine = (tracemalloc.get_traced_memory()[0] - before) / number
+        before = tracemalloc.get_traced_memory()[0]
+        stock = [teller.app.AsyncResult(str(n)) for n in range(number)]
+        theirs = (tracemalloc.get_traced_memory()[0] - before) / number
+    finally:
+        tracemalloc.stop()
+
+    assert mine < 600, (mine, theirs, len(stock))
+
+
+def test_sweep_goes_in_pieces(teller: Teller, monkeypatch):
+    """Looking for much is done in pieces, so that Redis serves others meanwhile."""
+    sizes = []
+    monkeypatch.setattr(sweep, "PIECE", 100)
+    results = teller.ask_many(1000)
+    read = teller.listener._store.read
+
+    def spy(task_ids: list[str]) -> object:
+        sizes.append(len(task_ids))
+        return read(task_ids)
+
+    monkeypatch.setattr(teller.listener._store, "read", spy)
+    futures = [result.future() for result in results]
+    for n, result in enumerate(results):
+        teller.app.backend.set(teller.app.backend.get_key_for_task(result.id), _value(teller, n))
+
+    assert list(range(1000)) == [future.result(SOON) for future in futures]
+    assert 100 == max(sizes)
+
+
+def _value(teller: Teller, value: object) -> str:
+    meta = teller.app.backend._get_result_meta(value, "SUCCESS", None, None)
+    return teller.app.backend.encode(meta)
+
+
+def test_who_waits_outlives_a_closed_listener(teller: Teller):
+    """Closing the listener leaves nobody waiting: what is awaited is looked for all the same."""
+    results = teller.ask_many(2)
+    futures = [result.future() for result in results]
+    close_listener(teller.app)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(results[0].get)
+        for result in results:
+            teller.store(result, 1)
+
+        assert [1, 1, 1] == [answer.result(SOON), *(future.result(SOON) for future in futures)]

@@ -1,0 +1,177 @@
+"""Results are heard of in forks, in gevent, in event loops, behind TLS and passwords."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+from celery_batch.cli.redis_server import RedisServer
+from tests.services.shop import emptied
+
+_START = """
+    import asyncio, os, sys, threading, time
+    from uuid import uuid4
+    from celery import Celery
+    import warnings
+    warnings.simplefilter("ignore")
+    from celery_batch.client.listener import listener_for
+    from celery_batch.client.result import BatchResult
+    from celery_batch.replies import write_replies
+
+    app = Celery("asker", broker=sys.argv[-1], backend=sys.argv[-1])
+
+    def ask(number):
+        results = [BatchResult(str(uuid4()), app=app) for _ in range(number)]
+        listener_for(app).expect_many(results)
+        return results
+
+    def store(result, value):
+        app.backend.store_result(result.id, value, "SUCCESS")
+
+    def answer(result, value, channel=None):
+        store(result, value)
+        key = app.backend.get_key_for_task(result.id)
+        for payload in write_replies([(result.id, app.backend.client.get(key))]):
+            app.backend.client.publish(channel or listener_for(app).channel, payload)
+"""
+
+
+@pytest.fixture
+def run(redis_server: RedisServer, in_python: Callable[..., str]) -> Callable[[str], str]:
+    """Run a snippet with a client of its own; return what it prints."""
+    url = emptied(redis_server)
+
+    def run(code: str, before: str = "") -> str:
+        whole = before + textwrap.dedent(_START).replace("sys.argv[-1]", repr(url))
+        return in_python(whole + textwrap.dedent(code))
+
+    return run
+
+
+def test_listener_is_made_again_after_a_fork(run: Callable[[str], str]):
+    """A forked process has an ear of its own, and finds what was asked before."""
+    printed = run(
+        """
+        before, answered = ask(2)
+        answer(answered, "answered")
+        assert answered.get(timeout=20) == "answered"
+        parent = listener_for(app).channel
+        pid = os.fork()
+        if not pid:
+            assert listener_for(app).channel != parent
+            (mine,) = ask(1)
+            answer(mine, "mine")
+            assert mine.get(timeout=20) == "mine"
+            assert answered.get() == "answered"
+            assert before.get(timeout=20) == "before"
+            async def wait():
+                return await before
+            assert asyncio.run(wait()) == "before"
+            assert before.future().result(20) == "before"
+            os._exit(0)
+        time.sleep(0.1)
+        answer(before, "before", parent)
+        assert os.waitpid(pid, 0)[1] == 0
+        (after,) = ask(1)
+        answer(after, "after")
+        print(before.get(timeout=20), after.get(timeout=20), listener_for(app).channel == parent)
+        """
+    )
+
+    assert "before after True" == printed
+
+
+def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
+    """A fork at any moment, with locks held by threads that it does not have, hangs nobody."""
+    printed = run(
+        """
+        stop = threading.Event()
+        def busy():
+            while not stop.is_set():
+                results = ask(50)
+                for result in results:
+                    result.reply.inbox.watch(result.reply, print)
+                    result.reply.inbox.leave(result.reply, print)
+        threads = [threading.Thread(target=busy) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        codes = []
+        for n in range(20):
+            pid = os.fork()
+            if not pid:
+                (mine,) = ask(1)
+                answer(mine, n)
+                os._exit(0 if mine.get(timeout=20) == n else 1)
+            codes.append(os.waitpid(pid, 0)[1])
+        stop.set()
+        for thread in threads:
+            thread.join()
+        print(sum(codes))
+        """
+    )
+
+    assert "0" == printed
+
+
+def test_waiting_in_gevent(run: Callable[..., str]):
+    """In a process patched by gevent, greenlets wait without keeping others from running."""
+    pytest.importorskip("gevent")
+    printed = run(
+        """
+        import gevent
+        results = ask(100)
+        ticks = []
+        def tick():
+            while True:
+                ticks.append(1)
+                gevent.sleep(0.01)
+        gevent.spawn(tick)
+        waiting = [gevent.spawn(result.get, 20) for result in results]
+        gevent.sleep(0.1)
+        for n, result in enumerate(results[:50]):
+            answer(result, n)
+        for n, result in enumerate(results[50:]):
+            store(result, 50 + n)
+        gevent.joinall(waiting, timeout=30)
+        print([greenlet.value for greenlet in waiting] == list(range(100)), len(ticks) > 10)
+        """,
+        "from gevent import monkey; monkey.patch_all()\n",
+    )
+
+    assert "True True" == printed
+
+
+def test_waiting_in_one_event_loop(run: Callable[[str], str]):
+    """As in an ASGI server: coroutines await results that are asked for while others wait."""
+    printed = run(
+        """
+        async def request(n):
+            (result,) = await asyncio.to_thread(ask, 1)
+            asyncio.get_running_loop().run_in_executor(None, answer, result, n)
+            async with asyncio.timeout(20):
+                return await result
+
+        async def serve():
+            return await asyncio.gather(*(request(n) for n in range(200)))
+
+        print(asyncio.run(serve()) == list(range(200)), asyncio.run(serve()) == list(range(200)))
+        """
+    )
+
+    assert "True True" == printed
+
+
+def test_program_ends_while_it_listens(run: Callable[[str], str]):
+    """A program that has waited for results ends at once, and silently."""
+    printed = run(
+        """
+        results = ask(3)
+        future = results[0].future()
+        answer(results[1], 1)
+        print(results[1].get(timeout=20))
+        """
+    )
+
+    assert "1" == printed

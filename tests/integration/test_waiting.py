@@ -1,0 +1,155 @@
+"""Results of real workers are told to the process that asked, and found where nobody tells."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from celery.result import AsyncResult
+
+from celery_batch.cli.child import wait_until
+from celery_batch.client.listener import listener_for
+from celery_batch.client.result import BatchResult
+from tests.conftest import Shop
+
+SOON = 60.0
+
+
+@pytest.fixture(params=[{}, {"batch_bulk": False}], ids=["bulk", "one by one"])
+def busy_shop(each_shop: Shop, request: pytest.FixtureRequest) -> Shop:
+    """A shop with a worker that stores in bulk, or singly."""
+    each_shop.worker("-c", "1", conf=request.param)
+    return each_shop
+
+
+def channels(shop: Shop) -> set[str]:
+    """Return who listens to what on the results' Redis."""
+    with shop.memory() as client:
+        names = {name.decode() for name in client.pubsub_channels("celery*")}
+    return {name for name in names if "-blank-" not in name}  # of the message that is the template
+
+
+def test_all_that_one_can_ask(busy_shop: Shop):
+    """Single calls, many, groups, chords and chains, awaited or not, all end with their values."""
+    shop = busy_shop
+
+    async def awaited() -> list[Any]:
+        """Await them one after the other."""
+        results = [shop.double.delay(n) for n in range(40)]
+        return [await result for result in results]
+
+    one = shop.double.delay(1)
+    future = shop.double.delay(2).future()
+    many = shop.double.delay_many(range(100))
+    members = group(shop.double.s(n) for n in range(50)).apply_async()
+    mixed = group([shop.double.s(5), shop.plain.s(5), shop.odd.s("five")]).apply_async()
+    body = chord((shop.double.s(n) for n in range(10)), shop.total.s()).apply_async()
+    steps = chain(shop.double.s(1), shop.double.s(), shop.plain.s()).apply_async()
+    with ThreadPoolExecutor(8) as pool:
+        threads = list(pool.map(lambda n: shop.double.delay(n).get(timeout=SOON), range(40)))
+
+    assert isinstance(one, BatchResult)
+    assert (2, 4) == (one.get(timeout=SOON), future.result(SOON))
+    assert [2 * n for n in range(100)] == [result.get(timeout=SOON) for result in many]
+    assert [2 * n for n in range(50)] == members.get(timeout=SOON)
+    assert [10, 6, "FIVE"] == mixed.get(timeout=SOON)
+    assert (90, 5) == (body.get(timeout=SOON), steps.get(timeout=SOON))
+    assert [2 * n for n in range(40)] == threads == asyncio.run(awaited())
+
+
+def test_one_channel_is_enough(shop: Shop):
+    """What is asked of batch tasks subscribes to nothing but the process' own channel."""
+    shop.worker("-c", "1")
+    shop.double.delay(0).get(timeout=SOON)
+    results = [shop.double.delay(n) for n in range(20)]
+    results += shop.double.delay_many(range(20))
+    members = group(shop.double.s(n) for n in range(20)).apply_async()
+    listening = channels(shop)
+    [result.get(timeout=SOON) for result in results]
+    members.get(timeout=SOON)
+
+    assert {listener_for(shop.app).channel} == listening == channels(shop)
+
+
+def test_errors_are_celery_s(busy_shop: Shop):
+    """A failure is the same error, with the same traceback, in our result as in Celery's."""
+    shop = busy_shop
+    bad, revoked = shop.odd.delay("bad"), shop.odd.apply_async(("late",), countdown=5)
+    revoked.revoke()
+    with pytest.raises(ValueError, match="a bad item") as ours:
+        bad.get(timeout=SOON)
+    stock = AsyncResult(bad.id, app=shop.app)
+    with pytest.raises(ValueError, match="a bad item") as theirs:
+        stock.get(timeout=SOON)
+    error = revoked.get(timeout=SOON, propagate=False)
+
+    assert (type(theirs.value), theirs.value.args) == (type(ours.value), ours.value.args)
+    assert (stock.traceback, stock.state) == (bad.traceback, bad.state)
+    assert ("TaskRevokedError", "REVOKED") == (type(error).__name__, revoked.state)
+
+
+def test_stock_client_and_ours_hear_of_one_task(shop: Shop):
+    """Celery's own result, waiting for the same task, is told as ever."""
+    shop.worker("-c", "1")
+    ours = shop.slow.delay(3)
+    with ThreadPoolExecutor(1) as pool:
+        theirs = pool.submit(AsyncResult(ours.id, app=shop.app).get, timeout=SOON)
+
+        assert (3, 3) == (ours.get(timeout=SOON), theirs.result())
+
+
+def test_replies_come_before_a_sweep(shop: Shop):
+    """Answers are told, not found by looking for them."""
+    shop.worker("-c", "1")
+    shop.double.delay(0).get(timeout=SOON)
+    sweeps = 0
+    read = listener_for(shop.app)._store.read
+
+    def spy(task_ids: list[str]) -> Any:
+        nonlocal sweeps
+        found = read(task_ids)
+        sweeps += len(found)
+        return found
+
+    listener_for(shop.app)._store.read = spy
+    began = time.monotonic()
+    for n in range(20):
+        shop.double.delay(n).get(timeout=SOON)
+    took = time.monotonic() - began
+
+    assert sweeps <= 1, took  # one may be looked for just when it comes
+
+
+def test_worker_that_is_killed_costs_no_answer(shop: Shop):
+    """Who waits while a worker dies has the answer of the next one."""
+    worker = shop.worker("-c", "1")
+    results = [shop.slow.delay(n) for n in range(60)]
+    results[0].get(timeout=SOON)
+    worker.child.stop(0)
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(result.get, SOON) for result in results]
+        shop.worker("-c", "1")
+
+        assert list(range(60)) == [answer.result() for answer in answers]
+
+
+def test_connection_of_the_listener_is_cut_under_load(shop: Shop):
+    """However often the listener's connection is cut, all results come."""
+    shop.worker("-c", "1")
+    with shop.memory() as client, ThreadPoolExecutor(4) as pool:
+        results = [shop.slow.delay(n) for n in range(40)]
+        answers = [pool.submit(result.get, SOON) for result in results]
+        for n in (5, 15, 25):
+            wait_until(
+                lambda n=n: "" if sum(answer.done() for answer in answers) > n else "not yet",
+                [],
+                what="answers",
+                timeout=SOON,
+            )
+            client.client_kill_filter(_type="pubsub")
+
+        assert list(range(40)) == [answer.result() for answer in answers]

@@ -1,0 +1,82 @@
+"""A worker's last words: values stored as Celery stores them, and told as our workers tell them."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any, Self
+from uuid import uuid4
+
+import redis
+from celery import Celery
+
+from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client.listener import close_listener, listener_for
+from celery_batch.client.result import BatchResult
+from celery_batch.replies import write_replies
+
+__all__ = ["Teller"]
+
+
+class Teller:
+    """
+    A client's app, and what a worker would do for it.
+
+    Args:
+        server: The Redis that is its result backend.
+        conf: The app's settings.
+    """
+
+    def __init__(self, server: RedisServer, **conf: Any) -> None:
+        self.redis = redis.Redis(unix_socket_path=str(server.directory / "redis.sock"))
+        self.app = Celery("asker", broker=server.url, backend=server.url, set_as_current=False)
+        self.app.conf.update(conf)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        gc.collect()  # Celery's results unsubscribe when they go; Redis should be there then
+        close_listener(self.app)
+        self.app.backend.result_consumer.stop()
+        self.app.close()
+        self.redis.close()
+
+    @property
+    def listener(self) -> Any:
+        """The app's listener."""
+        return listener_for(self.app)
+
+    def ask(self, **options: Any) -> BatchResult:
+        """Return the result of a message that has been sent, or so it seems."""
+        result = BatchResult(str(uuid4()), app=self.app, **options)
+        self.listener.expect(result)
+        return result
+
+    def ask_many(self, number: int) -> list[BatchResult]:
+        """Return the results of messages that have been sent, or so it seems."""
+        results = [BatchResult(str(uuid4()), app=self.app) for _ in range(number)]
+        self.listener.expect_many(results)
+        return results
+
+    def store(self, result: Any, value: Any, state: str = "SUCCESS", **more: Any) -> None:
+        """End a task as stock Celery does: store its value, and tell who subscribed to it."""
+        self.app.backend.store_result(result.id, value, state, **more)
+
+    def tell(self, results: Iterable[Any], channel: str | None = None) -> int:
+        """Tell the channel what is stored; return how many have heard."""
+        results = list(results)
+        keys = [self.app.backend.get_key_for_task(result.id) for result in results]
+        ids = [result.id for result in results]
+        payloads = write_replies(zip(ids, self.redis.mget(keys), strict=True))
+        return sum(self.redis.publish(channel or self.listener.channel, each) for each in payloads)
+
+    def answer(self, result: Any, value: Any, state: str = "SUCCESS", **more: Any) -> None:
+        """End a task as our workers do."""
+        self.store(result, value, state, **more)
+        self.tell([result])
+
+    def subscribers(self) -> dict[str, int]:
+        """Return how many listen on each channel."""
+        names = self.redis.pubsub_channels()
+        return {name.decode(): number for name, number in self.redis.pubsub_numsub(*names)}
