@@ -62,7 +62,7 @@ def _measure_lone(effort: Effort) -> dict[str, Any]:
                 player.ask("lone", n=5)
             for _ in range(effort.rounds):
                 for kind, player in cast.items():
-                    times[kind] += player.ask("lone", n=effort.items(60))["times"]
+                    times[kind] += player.ask("lone", n=effort.items(40))["times"]
         own = median(times["pure"])
         for kind in kinds[1:]:
             each = sorted(times[kind])

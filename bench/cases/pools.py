@@ -60,4 +60,6 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
     return [Sheet("A lone request on each pool, max_wait=0.1 (milliseconds)", headings, rows)]
 
 
-CASE = Case("pools", "a lone request on prefork, solo and threads", _measure, _sheets)
+CASE = Case(
+    "pools", "a lone request on prefork, solo and threads", _measure, _sheets, by_default=False
+)
