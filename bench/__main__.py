@@ -26,7 +26,7 @@ def main() -> int:
     rounds, share = (1, 0.1) if options.quick else (options.rounds, options.share)
     effort = Effort(rounds, share, peers=not options.no_peers)
     console = Console()
-    measured = {"about": document.about(), "cases": {}}
+    measured = {"about": document.about(effort), "cases": {}}
     for name in chosen:
         started = time.monotonic()
         data = _CASES[name].measure(effort)

@@ -13,7 +13,7 @@ import celery
 import psutil
 
 from bench.plot import draw
-from bench.sheet import Case, goals_sheet
+from bench.sheet import Case, Effort, goals_sheet
 from celery_batch import __version__
 
 __all__ = ["about", "write"]
@@ -24,10 +24,12 @@ _DATA = _DOCS / "benchmarks.json"
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
-def about() -> dict[str, Any]:
-    """Return where and when this is measured."""
+def about(effort: Effort) -> dict[str, Any]:
+    """Return where, when and how thoroughly this is measured."""
     return {
         "date": datetime.now(tz=UTC).strftime("%Y-%m-%d"),
+        "rounds": effort.rounds,
+        "share": effort.share,
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "load": round(os.getloadavg()[0], 1),
@@ -72,5 +74,6 @@ def _body(known: dict[str, Any], cases: dict[str, Case]) -> str:
 def _where(about: dict[str, Any]) -> str:
     return (
         f"Measured {about['date']} on {about['cores']} cores with {about['memory_gib']} GiB,"
-        f" load {about['load']} before; Python {about['python']}, Celery {about['celery']}."
+        f" load {about['load']} before; {about['rounds']} rounds,"
+        f" {about['share']:.0%} of the items; Python {about['python']}, Celery {about['celery']}."
     )
