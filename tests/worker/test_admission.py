@@ -30,6 +30,7 @@ def nothing(*_: Any, **__: Any) -> None:
 def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """Return an app with one batch task."""
     monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    monkeypatch.setattr(signals.task_received, "receivers", [])  # other tests' apps have some
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
 
     @app.task(base=BatchTask, name="shop.double")
