@@ -12,6 +12,7 @@ from weakref import ref
 
 from billiard.einfo import ExceptionInfo
 from celery.exceptions import TaskRevokedError
+from celery.worker import state
 from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import Batch, Reason
@@ -76,8 +77,9 @@ class BatchJob:
         self.answer: BatchEnd | None = None
         self._listener = listener
         self._ended = self._told = False
-        #: Guards the end, and who is there to see it: pools may tell of it on threads.
-        self._lock = threading.Lock()
+        #: Guards the end, and who is there to see it: pools may tell of it on threads,
+        #: and a signal's handler on top of us.
+        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         state = "ended" if self._ended else "running" if self.accepted else "ready"
@@ -120,8 +122,11 @@ class BatchJob:
         try:
             result = self._submit(pool)
         except Exception as error:
-            logger.exception("Could not hand %r to the pool", self)
-            self._on_failure(error_info(error))
+            if state.should_terminate or state.should_stop is not None:
+                self._end(Ending())  # a pool of threads that is closing, in its way of saying so
+            else:
+                logger.exception("Could not hand %r to the pool", self)
+                self._on_failure(error_info(error))
             raise TaskRevokedError(self.id) from error
         self._remember(result)
         return result

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from celery.worker import state
 from celery.worker.state import task_ready, task_reserved
 
 from celery_batch.batching.batch import Batch
@@ -147,7 +148,7 @@ class Lanes:
     def pump(self) -> None:
         """Send off every batch that may leave now; arm the alarm for the next that may."""
         self._consumer.batch_ledger.drop_lost()
-        while self._open:
+        while self._open and not state.should_terminate:
             self._give_up_late_ones()
             soonest = [lane.next_deadline for lane in self._lanes.values()]
             lanes = sorted(self._lanes.values(), key=lambda lane: lane.oldest)

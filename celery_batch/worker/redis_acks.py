@@ -48,7 +48,8 @@ class BulkAcks:
         self._tags = tags
         self._marks: list[str] = []
         self._is_flushing_soon = self._is_trying_again = False
-        self._lock = threading.Lock()  # pools may acknowledge on threads
+        self._lock = threading.RLock()  # pools may acknowledge on threads
+        self._is_sending = False
         self._sweeps = 0
         self.has_ended = False
         qos = self._qos
@@ -92,10 +93,16 @@ class BulkAcks:
         """
         self._is_flushing_soon = False
         with self._lock:
-            if not self.has_ended and (self._tags or self._marks):
-                self._send()
+            if self._is_sending:  # we are in a signal's handler, on top of who sends this too
+                return
+            self._is_sending = True
+            try:
+                while not self.has_ended and (self._tags or self._marks) and self._send():
+                    pass
+            finally:
+                self._is_sending = False
 
-    def _send(self) -> None:
+    def _send(self) -> bool:
         keys = self._lease.keys
         tags, marks = list(self._tags), list(self._marks)
         try:
@@ -108,9 +115,10 @@ class BulkAcks:
             if not self._is_trying_again:
                 self._is_trying_again = True
                 self._consumer.hub.call_later(_AGAIN, self._try_again)
-        else:
-            del self._tags[: len(tags)]
-            del self._marks[: len(marks)]
+            return False
+        del self._tags[: len(tags)]
+        del self._marks[: len(marks)]
+        return True
 
     def _try_again(self) -> None:
         self._is_trying_again = False

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from celery.concurrency.base import BasePool
 from celery.states import READY_STATES
 from celery.utils.functional import noop
+from celery.worker import state
 from celery.worker.request import Request
 
 from celery_batch.chunks import ROWS
@@ -110,6 +112,15 @@ class BatchRequest(Request):  # type: ignore[misc]
             super().reject(requeue=requeue)
             self.was_rejected = True
 
+    def on_failure(self, exc_info: Any, *args: Any, return_ok: bool = False, **options: Any) -> Any:
+        """As Celery's, except that a cold shutdown loses nobody."""
+        is_told = return_ok or self.acknowledged or not self._task.acks_late
+        if state.should_terminate and not is_told and not self.has_succeeded:
+            # Celery acknowledges it now and stores nothing. Left alone, it goes back.
+            state.task_ready(self)
+            return None
+        return super().on_failure(exc_info, *args, return_ok=return_ok, **options)
+
     @property
     def is_routine(self) -> bool:
         """Whether its start and its success go into Celery's books, and nowhere else."""
@@ -174,6 +185,15 @@ class BatchRequest(Request):  # type: ignore[misc]
         """What tells this try of the task from its other tries."""
         retries = self._request_dict.get("retries")
         return self.id, retries if isinstance(retries, int) else 0
+
+    def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
+        """
+        Stop this request, for its message to be delivered again.
+
+        What runs on a thread nobody can stop: it runs on, and is answered.
+        """
+        if getattr(pool.terminate_job, "__func__", None) is not BasePool.terminate_job:
+            super().cancel(pool, *args, **options)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: ARG002 (Celery's signature)
         """

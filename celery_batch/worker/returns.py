@@ -36,7 +36,7 @@ class Returns:
     def __init__(self) -> None:
         self._fates: OrderedDict[tuple[str, int], Known | BatchJob] = OrderedDict()
         self._losses: dict[tuple[str, int], int] = {}
-        self._lock = threading.Lock()  # on the threads pool, jobs end on their own threads
+        self._lock = threading.RLock()  # jobs end on threads, and in signal handlers
 
     def __len__(self) -> int:
         return len(self._fates)

@@ -36,7 +36,7 @@ class Slots:
         self._depth = 1 if self.run_inline else 2
         self.in_flight = 0
         #: Guards `in_flight` and every decision that rests on it.
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal's handler may hear of an end
 
     @property
     def are_flushed(self) -> bool:

@@ -16,6 +16,7 @@ from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import residents
 from celery_batch.worker import capacity, control
 from celery_batch.worker.bulk import BulkPath
+from celery_batch.worker.composure import keep_composed
 from celery_batch.worker.gate import Gate
 from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.loading import load_models
@@ -71,6 +72,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, worker: Any) -> None:
         """Return when every process of the pool is warm."""
+        keep_composed()
         try:
             if self._warm_up is not None:
                 self._warm_up.wait(worker.pool)

@@ -1,0 +1,47 @@
+"""A worker that is told to quit at a bad moment ends all the same, and loses nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_batch.cli.redis_server import RedisServer
+from tests.services.stage import Stage
+
+APP = "tests.services.interrupted"
+
+
+@pytest.fixture
+def stage(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
+    """An empty Redis, and workers that end with the test."""
+    with Stage(redis_server, tmp_path) as stage:
+        yield stage
+
+
+@pytest.mark.parametrize(
+    ("moment", "pool"),
+    [
+        ("deciding", "prefork"),
+        ("deciding", "threads"),
+        ("queueing", "prefork"),
+        ("queueing", "threads"),
+        ("reading", "prefork"),
+        ("logging", "threads"),
+    ],
+)
+def test_quits_at_a_bad_moment(stage: Stage, moment: str, pool: str):
+    """Whatever it holds or has half read, it ends, and the next one does exactly the rest."""
+    conf = {"worker_soft_shutdown_timeout": 2.0}
+    first = stage.worker(APP, "-c", "2", "-P", pool, conf=conf, QUIT_WHILE=moment)
+    client = stage.client()
+    results = [client.send_task("interrupted.slow", (n,)) for n in range(60)]
+    stage.await_facts("told", 1)
+    ended = first.wait(20)
+    stage.worker(APP, "-c", "2", conf=conf)
+
+    assert ended, first.tail()
+    assert list(range(60)) == [result.get(timeout=60) for result in results]
+    assert {1} == set(Counter(stage.facts("ran")).values())
