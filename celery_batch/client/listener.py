@@ -27,6 +27,9 @@ __all__ = ["Listener", "close_listener", "is_listening", "listener_for"]
 
 logger = logging.getLogger(__name__)
 
+#: Seconds to the first try after a loss.
+_SOONEST = 0.05
+
 
 class Listener:
     """
@@ -106,18 +109,18 @@ class Listener:
         self._sweeper.close()
 
     def _hear(self) -> None:
-        pause = 0.05
+        pause = _SOONEST
         while self._is_open:
             try:
                 self._subscribe()
-                pause = 0.05
+                pause = _SOONEST
                 self._read()
             except FORBIDDEN as error:
                 logger.warning("Redis does not let us listen (%s): results one by one", error)
                 self.is_forbidden, self._is_open = True, False
                 self._sweeper.close()
             except Exception as error:  # noqa: BLE001 (whatever it is, we must hear again)
-                if self._is_open:
+                if self._is_open and pause == _SOONEST:  # once for each loss
                     logger.warning("Lost the connection that tells of results: %s", error)
             self._decided.set()
             if self._is_open:

@@ -13,11 +13,11 @@ Rule 4: what the pool was told is running gets its end before this process exits
 from __future__ import annotations
 
 import logging
-import pickle
 import sys
 import threading
 from collections import deque
 from contextlib import suppress
+from pickle import dumps
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -133,7 +133,7 @@ class _Clerks:
             return
         with self._writing:
             if message[0] == ACK:  # between two models; plain numbers need no pickler of billiard's
-                self._worker.outq.send_payload(pickle.dumps(message))
+                self._worker.outq.send_payload(dumps(message))
             else:
                 self._put(message)
 
