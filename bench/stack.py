@@ -73,6 +73,10 @@ def broker() -> Iterator[RedisServer]:
     """
     with RedisServer() as redis:
         os.environ["CELERY_BROKER_URL"] = os.environ["CELERY_RESULT_BACKEND"] = redis.url
-        yield redis
-        app.close()
-        pools.reset()
+        try:
+            yield redis
+        finally:
+            app.close()
+            pools.reset()
+            # What the next case starts has a server of its own.
+            del os.environ["CELERY_BROKER_URL"], os.environ["CELERY_RESULT_BACKEND"]
