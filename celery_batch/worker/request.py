@@ -193,7 +193,7 @@ class BatchRequest(Request):  # type: ignore[misc]
         What runs on a thread nobody can stop: it runs on, and is answered.
         """
         if getattr(pool.terminate_job, "__func__", None) is not BasePool.terminate_job:
-            super().cancel(pool, *args, **options)
+            super().cancel(_OncePerProcess(pool), *args, **options)
 
     def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: ARG002 (Celery's signature)
         """
@@ -204,3 +204,21 @@ class BatchRequest(Request):  # type: ignore[misc]
         """
         if not self._already_revoked:
             self._announce_revoked("terminated", True, signal, False)  # noqa: FBT003 (Celery's signature)
+
+
+class _OncePerProcess:
+    """
+    A pool whose processes are told once to end, for all of a batch.
+
+    A second signal kills a process on the spot: with half an answer written, or with
+    the lock that it shares with the pool, which then waits for ever.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def terminate_job(self, pid: int, signal: Any = None) -> None:
+        processes = getattr(getattr(self._pool, "_pool", None), "_pool", ())
+        told = {each.pid for each in processes if getattr(each, "_job_terminated", False)}
+        if pid not in told:
+            self._pool.terminate_job(pid, signal)

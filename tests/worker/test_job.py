@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery.concurrency.solo import TaskPool as SoloPool
+from celery.worker import state
 
 from celery_batch.worker.batch_end import BatchEnd
 from celery_batch.worker.settle import run_batch
@@ -87,6 +88,23 @@ def test_batch_of_revoked_requests_gives_its_place_back(worker: Worker, pool: Po
 def test_closing_pool_leaves_messages_with_the_broker(worker: Worker, pool: Pool):
     """A pool that takes nothing more costs no place, and nobody is told anything."""
     pool.closing = True
+    worker.send("pairs", "a", "b")
+
+    assert 0 == worker.in_flight
+    assert [] == worker.heard
+
+
+def test_pool_of_threads_that_is_closing_leaves_messages_too(
+    start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+):
+    """It says so with an error, which is nobody's fault."""
+
+    class Closed(Pool):
+        def apply_async(self, *_: Any, **__: Any) -> None:
+            monkeypatch.setattr(state, "should_stop", 0)
+            raise RuntimeError("cannot schedule new futures after shutdown")
+
+    worker = start(Closed())
     worker.send("pairs", "a", "b")
 
     assert 0 == worker.in_flight

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from billiard.einfo import ExceptionInfo
+from billiard.exceptions import TimeLimitExceeded
 from celery import Celery
+from celery.concurrency.base import BasePool
+from celery.worker import state
 from celery.worker.request import create_request_cls
 
 from celery_batch import BatchTask
@@ -138,3 +143,50 @@ def test_terminating_announces_the_end_once(make: Any):
     assert ["acknowledged"] == message.heard
     assert request.is_done
     assert "REVOKED" == request.task.AsyncResult("a").state
+
+
+def failed(error: Exception) -> ExceptionInfo:
+    """An error as the pool reports it."""
+    try:
+        raise error
+    except type(error):
+        return ExceptionInfo()
+
+
+def test_cold_shutdown_acknowledges_only_what_is_stored(make: Any, monkeypatch: pytest.MonkeyPatch):
+    """What fails while the worker goes down in haste has an answer, or comes again."""
+    unstored, stored = Message(), Message()
+    monkeypatch.setattr(state, "should_terminate", 1)
+    make(unstored).on_failure(failed(TimeLimitExceeded(3)))
+    make(stored).on_failure(failed(ValueError()), return_ok=True)
+
+    assert [] == unstored.heard
+    assert ["acknowledged"] == stored.heard
+
+
+def test_running_thread_is_left_to_end(make: Any):
+    """Where a pool cannot stop what runs, cancelling it is no error, and it may still answer."""
+    request = make(Message())
+    request.time_start = 1.0
+    request.cancel(BasePool())
+
+    assert not request.is_cancelled
+
+
+def test_process_of_a_batch_is_told_once_to_end(make: Any):
+    """A second signal would kill it in the middle of its last words."""
+    process = SimpleNamespace(pid=7, _job_terminated=False)
+    told: list[int] = []
+
+    def terminate_job(pid: int, _signal: Any = None) -> None:
+        told.append(pid)
+        process._job_terminated = True
+
+    pool = SimpleNamespace(terminate_job=terminate_job, _pool=SimpleNamespace(_pool=[process]))
+    requests = [make(Message()), make(Message())]
+    for request in requests:
+        request.time_start, request.worker_pid = 1.0, 7
+        request.cancel(pool, emit_retry=False)
+
+    assert [7] == told
+    assert all(request.is_cancelled for request in requests)
