@@ -94,6 +94,16 @@ def test_worker_can_be_stopped_while_it_loads(shop: Shop):
     assert time.monotonic() - started < 5
 
 
+def test_worker_can_quit_while_it_loads(shop: Shop):
+    """SIGQUIT during a long load ends the worker soon."""
+    worker = shop.launch(*COUNTER, "-c", "1", SHOP_LOAD_SECONDS="600")
+    while "[tasks]" not in worker.log:
+        assert not worker.child.wait(0.05), worker.log
+    os.kill(worker.pid, signal.SIGQUIT)
+
+    assert worker.child.wait(10), worker.log
+
+
 def test_model_is_unloaded_when_the_worker_stops(shop: Shop):
     """A process that ends in peace lets go of its model."""
     worker = shop.worker(*COUNTER, "-c", "1")

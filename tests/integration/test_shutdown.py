@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections import Counter
 
 import pytest
@@ -30,6 +32,35 @@ def test_restart_under_load_loses_nothing_and_repeats_nothing(
     assert 0 < done_by_first < 500
     assert list(range(500)) == answers
     assert {1} == set(runs.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "signals"),
+    [
+        (("-c", "1"), (signal.SIGQUIT,)),
+        (("-c", "2"), (signal.SIGTERM, signal.SIGQUIT)),
+        (("-P", "threads", "-c", "2"), (signal.SIGTERM, signal.SIGQUIT)),
+        (("-P", "solo"), (signal.SIGQUIT,)),
+    ],
+    ids=["one-quit", "two-terminated-quit", "threads-terminated-quit", "solo-quit"],
+)
+def test_quitting_under_load_loses_nothing(
+    each_shop: Shop, options: tuple[str, ...], signals: tuple[signal.Signals, ...]
+):
+    """SIGQUIT, out of the blue or to hurry a warm shutdown: it ends, and the next one goes on."""
+    shop = each_shop
+    first = shop.worker(*options, conf={"worker_soft_shutdown_timeout": 1.0})
+    results = [shop.slow.delay(n) for n in range(300)]
+    results[30].get(timeout=60)
+    for number in signals:
+        os.kill(first.pid, number)
+    ended = first.child.wait(25)
+    done_by_first = sum(len(fact["items"]) for fact in shop.recall("slow"))
+    shop.worker(*options)
+
+    assert ended, first.log
+    assert done_by_first < 300
+    assert list(range(300)) == [result.get(timeout=120) for result in results]
 
 
 def test_buffered_requests_are_back_in_the_queue(shop: Shop):
