@@ -115,7 +115,7 @@ class BatchRequest(Request):  # type: ignore[misc]
     def on_failure(self, exc_info: Any, *args: Any, return_ok: bool = False, **options: Any) -> Any:
         """As Celery's, except that a cold shutdown loses nobody."""
         is_told = return_ok or self.acknowledged or not self._task.acks_late
-        if state.should_terminate and not is_told and not self.has_succeeded:
+        if state.should_terminate and not is_told:
             # Celery acknowledges it now and stores nothing. Left alone, it goes back.
             state.task_ready(self)
             return None
