@@ -71,8 +71,10 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def make_app(broker: str) -> Iterator[Callable[..., Celery]]:
+def make_app(broker: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Celery]]:
     """Make an app with these settings, which is the current one, and whose time stands still."""
+    for signal in plain._RECEIVERS:
+        monkeypatch.setattr(signal, "receivers", [])  # other tests' apps have some
     apps: list[Celery] = []
 
     def make(**conf: Any) -> Celery:
