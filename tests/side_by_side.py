@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 #: Each has a process to itself, one after the other.
 APART = ("tests/integration/features", "tests/integration/surroundings", "tests/faults")
 
-_PYTEST = [sys.executable, "-m", "pytest", "-q", "--reruns", "1", "-r", "fER"]
+_PYTEST = [sys.executable, "-m", "pytest", "-q", "--reruns", "1", "-r", "fER", "--durations=8"]
 
 
 def run(*options: str) -> int:
@@ -36,7 +36,7 @@ def codes() -> Iterator[int]:
     with ThreadPoolExecutor() as threads:
         apart = [threads.submit(lambda: [run(folder) for folder in APART])]
         ignored = [f"--ignore={folder}" for folder in APART]
-        yield run("-n", "2", "--dist", "loadfile", *ignored)
+        yield run("-n", "3", "--dist", "loadfile", *ignored)
         for each in apart:
             yield from each.result()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+# redis imports this one when it makes its first connections; in a process that forks
+# just then, the child would wait for ever for an import that nobody finishes.
+import secrets  # noqa: F401
 from contextlib import suppress
 from typing import Any
 
