@@ -4,6 +4,9 @@ One tree of errors, shared by every room.
 Arguments are plain strings, so that any result serializer can carry an error
 from the worker to the caller; the HTTP status lives on the class, so that every
 web door can answer with the same one.  A class's docstring is its default message.
+
+One more, `PartlySent`, is kombu's `OperationalError` too and carries results, so it
+lives with the client; this module imports nothing of Celery's.
 """
 
 from __future__ import annotations

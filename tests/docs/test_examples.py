@@ -128,7 +128,7 @@ def test_readme_example_answers(broker: str, tmp_path: Path):
 
     assert ["celery", "-A", "tasks", "worker", "--concurrency=1"] == [celery, *words]
     assert "" == asked.stderr
-    assert ["42", "1"] == promised == asked.stdout.split()
+    assert ["42", "1", "999000", "[2, 4, 6]", "42"] == promised == asked.stdout.splitlines()
 
 
 def test_every_setting_is_documented_with_its_default():
