@@ -49,6 +49,19 @@ class Asking(Task):  # type: ignore[misc]
             result = publisher.send_as_celery_does(self, own, args, kwargs, options)
         return result
 
+    def AsyncResult(self, task_id: str, **options: Any) -> Any:  # noqa: N802 (Celery's name)
+        """
+        Return the result of a call, a `BatchResult` unless another base has one of its own.
+
+        Args:
+            task_id: The call's id.
+            options: ``parent``: the result before it in a chain.
+        """
+        own = super().AsyncResult
+        if own.__func__ is not Task.AsyncResult:
+            return own(task_id, **options)
+        return _client("result").BatchResult(task_id, backend=self.backend, app=self.app, **options)
+
     def apply(self, *args: Any, **options: Any) -> Any:
         """
         Run a call at once, in this process; see Celery's `Task.apply`.

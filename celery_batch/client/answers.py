@@ -22,12 +22,9 @@ def expected(task: Any, task_id: str, listener: Any, frozen: Any = None) -> Any:
         listener: Who hears its answer; None for Celery's own way.
         frozen: The result, if there is one already.
     """
-    if listener is None:
-        return task.AsyncResult(task_id)
-    result = frozen
-    if result is None:
-        result = BatchResult(task_id, backend=task.backend, app=task.app)
-    listener.expect(result)
+    result = task.AsyncResult(task_id) if frozen is None else frozen
+    if listener is not None and isinstance(result, BatchResult):
+        listener.expect(result)
     return result
 
 
@@ -41,12 +38,9 @@ def foreseen(app: Any, tasks: Iterable[Any], frozen: dict[str, Any]) -> Iterator
         frozen: Is given the results that hear, by their tasks' ids.
     """
     for signature, result, group_id in tasks:
-        heard = result
-        if type(result) is app.AsyncResult and not signature.subtask_type:
+        if isinstance(result, BatchResult) and not signature.subtask_type:
             task = app.tasks.get(signature.task)
-            if isinstance(task, Asking) and listener_for(app) is not None:
-                heard = BatchResult(
-                    result.id, backend=result.backend, app=app, parent=result.parent
-                )
-                frozen[heard.id] = heard
-        yield signature, heard, group_id
+            is_told = isinstance(task, Asking) and task.backend is app.backend
+            if is_told and listener_for(app) is not None:
+                frozen[result.id] = result
+        yield signature, result, group_id

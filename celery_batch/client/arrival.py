@@ -6,8 +6,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from celery.backends.rpc import RPCBackend
-
+from celery_batch.client.elsewhere import is_of_thread
 from celery_batch.client.listener import is_listening, listener_for
 from celery_batch.client.loops import Doorbell
 
@@ -30,10 +29,11 @@ async def arrived(result: Any) -> None:
     Raises:
         Exception: Whatever a task before it in a chain has failed with.
     """
-    if not is_listening(result.app):  # the first one waits for Redis, so not in the loop
-        await asyncio.to_thread(listener_for, result.app)
-    if is_listening(result.app):
-        await _heard(result)
+    if not result.is_elsewhere:
+        if not is_listening(result.app):  # the first one waits for Redis, so not in the loop
+            await asyncio.to_thread(listener_for, result.app)
+        if is_listening(result.app):
+            await _heard(result)
     if not result.reply.value:
         await _looked_for(result)
 
@@ -59,13 +59,13 @@ async def _looked_for(result: Any) -> None:
     while True:
         if result.parent:
             await _off_loop(result, result._maybe_reraise_parent_error)  # noqa: SLF001
-        if await _off_loop(result, result.ready):
+        if await _off_loop(result, result.look):
             return
         await asyncio.sleep(pause)
         pause = min(1.5 * pause, SELDOM)
 
 
 async def _off_loop(result: Any, ask: Any) -> Any:
-    if isinstance(result.backend, RPCBackend):
+    if is_of_thread(result.backend):
         return ask()  # its messages come to the thread that has sent the task
     return await asyncio.to_thread(ask)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from celery_batch.client.outbox import PIECE, Letter, Outbox
+from celery_batch.client.outbox import FULL, PIECE, Letter, Outbox
 
 __all__ = ["Gathering", "gathered", "gathering"]
 
@@ -31,7 +31,7 @@ class Burst(Protocol):
 
 class Gathering:
     """
-    Letters on their way, 1,000 in one write.
+    Letters on their way, 1,000 or 8 MiB in one write.
 
     Args:
         app: Whose canvas this is, if it is one's.
@@ -50,6 +50,7 @@ class Gathering:
         #: RabbitMQ's way, if that is the broker.
         self.burst: Burst | None = None
         self._kept: list[tuple[Letter, Any]] = []
+        self._size = 0
         self._outbox: Outbox | None = None
 
     def add(self, letter: Letter, result: Any, outbox: Outbox) -> None:
@@ -65,7 +66,9 @@ class Gathering:
             self.flush()
             self._outbox = outbox
         self._kept.append((letter, result))
-        if len(self._kept) >= PIECE and self.app is None:  # a canvas holds a producer meanwhile
+        self._size += len(letter.text)
+        is_full = len(self._kept) >= PIECE or self._size >= FULL
+        if is_full and self.app is None:  # a canvas holds a producer meanwhile
             self.flush()
 
     def flush(self) -> None:
@@ -77,7 +80,7 @@ class Gathering:
         """
         if self.burst is not None:
             self.burst.flush()
-        kept, self._kept = self._kept, []
+        kept, self._kept, self._size = self._kept, [], 0
         if not kept or self._outbox is None:
             return
         try:

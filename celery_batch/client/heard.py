@@ -10,6 +10,7 @@ from celery.backends.base import BackendGetMetaError
 from celery.result import AsyncResult
 from vine import promise
 
+from celery_batch.client.elsewhere import is_elsewhere, is_of_thread
 from celery_batch.client.inbox import Reply, Watcher, inbox_of
 
 __all__ = ["HeardResult"]
@@ -32,6 +33,8 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
     app: Any = None
     _backend: Any = None
     _ignored = False
+    #: Whether it is stored where the app's listener does not look.
+    is_elsewhere = False
     #: What is known of its task, decoded, once the task has ended.
     _meta: dict[str, Any] | None = None
     #: Whether Celery's own machinery waits for it.
@@ -51,8 +54,12 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
             raise ValueError("a result needs the id of its task")
         self.app = app_or_default(app or self.app)
         self.id = id
-        if backend is not None and backend is not self.app.backend:
+        usual = self.app.backend
+        if backend is not None and backend is not usual:
             self._backend = backend
+            self.is_elsewhere = is_elsewhere(backend, self.app)
+        elif is_of_thread(usual):
+            self._backend = usual
         if parent is not None:
             self.parent = parent
         #: What the inbox hears for it.
@@ -60,7 +67,7 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
 
     @property
     def backend(self) -> Any:
-        """The result backend; the app's in this thread unless one was given."""
+        """The result backend; the app's in this thread unless it is another, or RPC."""
         return self._backend or self.app.backend
 
     @property
@@ -108,7 +115,7 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
         """Return itself if its task has ended, as far as the backend can be asked."""
         try:
             return self if self.ready() else None
-        except (*self.backend.connection_errors, BackendGetMetaError):
+        except (*getattr(self.backend, "connection_errors", ()), BackendGetMetaError):
             return None
 
     def maybe_throw(self, propagate: bool = True, callback: Any = None) -> Any:  # noqa: FBT001, FBT002

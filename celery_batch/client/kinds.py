@@ -16,6 +16,7 @@ from celery.exceptions import QueueNotFound
 from kombu import messaging
 from kombu.exceptions import OperationalError
 
+from celery_batch.asking import Asking
 from celery_batch.client.template import Template
 
 __all__ = ["Kinds", "is_plain_celery"]
@@ -170,7 +171,9 @@ def _is_plain(task: Any, options: dict[str, Any]) -> bool:
     return (
         options.get("expires") is None
         and kind.shadow_name is Task.shadow_name
-        and kind.AsyncResult is Task.AsyncResult
+        and not any(
+            "AsyncResult" in vars(base) for base in kind.__mro__ if base not in (Asking, Task)
+        )
         and task._dump_pydantic_arguments is None  # noqa: SLF001
         and not (task.soft_time_limit and task.time_limit)
         and (

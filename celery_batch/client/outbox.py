@@ -11,12 +11,17 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
-__all__ = ["Letter", "Outbox"]
+__all__ = ["FULL", "PIECE", "Letter", "Outbox"]
 
 #: Most letters in one write.
 PIECE = 1000
+
+#: Characters after which a write takes no more letters: they are copied to be sent, and
+#: Redis serves nobody else while it takes them in.
+FULL = 8 << 20
 
 
 class Letter:
@@ -53,7 +58,8 @@ class Outbox:
     def __init__(self, write: Callable[[list[Letter]], None]) -> None:
         self._write = write
         self._ready: deque[Letter] = deque()
-        self._writing = threading.Lock()
+        #: Reentrant: what a signal's handler sends in the midst of a write is written at once.
+        self._writing = threading.RLock()
 
     def __len__(self) -> int:
         """Return how many letters wait for a write."""
@@ -82,11 +88,9 @@ class Outbox:
                 raise letter.error
 
     def _write_ready(self) -> None:
-        piece: list[Letter] = []
-        while self._ready and len(piece) < PIECE:
-            letter = self._ready.popleft()
-            if letter.error is None:
-                piece.append(letter)
+        piece = self._next_piece()
+        if not piece:
+            return
         try:
             self._write(piece)
         except Exception as error:  # noqa: BLE001 (each of its senders raises it)
@@ -97,6 +101,17 @@ class Outbox:
             # This thread is told to end, the others are not: theirs is written again.
             self._ready.extendleft(letter for letter in reversed(piece) if not letter.sent)
             raise
+
+    def _next_piece(self) -> list[Letter]:
+        piece: list[Letter] = []
+        size = 0
+        with suppress(IndexError):  # no more; asking first says nothing, handlers take some, too
+            while len(piece) < PIECE and size < FULL:
+                letter = self._ready.popleft()
+                if letter.error is None:
+                    piece.append(letter)
+                    size += len(letter.text)
+        return piece
 
 
 def by_key(letters: Iterable[Letter]) -> dict[str, list[Letter]]:

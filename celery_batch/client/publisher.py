@@ -23,6 +23,7 @@ from celery_batch.client.own_road import OwnRoad
 from celery_batch.client.redis_road import RedisRoad
 from celery_batch.client.terms import Terms
 from celery_batch.client.unsubscribed import unsubscribed
+from celery_batch.replies import REPLY_HEADER
 
 __all__ = ["Publisher"]
 
@@ -116,11 +117,11 @@ class Publisher:
         headers = options.get("headers") or {}
         frozen = gathering and gathering.frozen.get(options.get("task_id", ""))
         listener = self._listener(task, options, gathering, frozen)
-        if listener is None or "batch_reply" in headers:
+        if listener is None or REPLY_HEADER in headers:
             return self._own_road.send(own, options, gathering)
         task_id = options.get("task_id") or new_id()
         result = expected(task, task_id, listener, frozen)
-        headers = {**headers, "batch_reply": listener.channel}
+        headers = {**headers, REPLY_HEADER: listener.channel}
         with unsubscribed(self._app):
             options = {**options, "task_id": task_id, "headers": headers}
             done = self._own_road.send(own, options, gathering)
@@ -142,6 +143,8 @@ class Publisher:
             return None
         if not self._terms.has_headers or self._app.current_worker_task:
             return None
+        if task.backend is not self._app.backend:
+            return None  # the listener hears of nothing that is kept elsewhere
         if gathering is not None and gathering.app is not None and frozen is None:
             return None  # a canvas has results of its own
         return listener_for(self._app)

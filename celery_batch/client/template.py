@@ -16,6 +16,8 @@ from kombu import messaging
 from kombu.serialization import dumps as serialized
 from kombu.utils.json import dumps
 
+from celery_batch.replies import REPLY_HEADER
+
 __all__ = ["MessageMaker", "Template", "json_text"]
 
 _Producer: Any = messaging.Producer
@@ -65,7 +67,7 @@ class Template(NamedTuple):
         """
         blanks = {option: _MARK + option for option in _BLANK_OPTIONS}
         if reply:
-            options = {**options, "headers": {"batch_reply": _MARK + "reply"}}
+            options = {**options, "headers": {REPLY_HEADER: _MARK + "reply"}}
         with producer.connection._reraise_as_library_errors():  # noqa: SLF001
             learner = _Learner(producer.channel, auto_declare=False)
             learner.serializer = producer.serializer

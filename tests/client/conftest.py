@@ -39,7 +39,7 @@ class Sender:
         def shout(text: list[Any], mark: list[Any] | None = None) -> list[Any]:
             return [(one, two) for one, two in zip(text, mark or text, strict=True)]
 
-        return self.app.task(base=BatchTask, name=name, **options)(shout)
+        return self.app.task(**{"base": BatchTask, "name": name, **options})(shout)
 
     def stock(self, *args: Any, **options: Any) -> Any:
         """Send as Celery does."""

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_batch.client.outbox import PIECE, Letter, Outbox
+from celery_batch.client.gathering import Gathering
+from celery_batch.client.outbox import FULL, PIECE, Letter, Outbox
 
 
 class Broker:
@@ -39,6 +40,47 @@ def test_letters_go_in_pieces() -> None:
 
     assert [PIECE, 2] == [len(piece) for piece in broker.pieces]
     assert [str(PIECE), str(PIECE + 1)] == broker.pieces[1]
+
+
+def test_large_letters_go_in_small_pieces() -> None:
+    """A write has no more than one letter beyond 8 MiB, in an outbox and in what is gathered."""
+    broker = Broker()
+    quarter = "x" * (FULL // 4)
+    Outbox(broker.write).send(letters(*[quarter] * 9))
+    once = [len(piece) for piece in broker.pieces]
+    broker.pieces.clear()
+    gathering, outbox = Gathering(), Outbox(broker.write)
+    for letter in letters(*[quarter] * 6):
+        gathering.add(letter, letter.text, outbox)
+    kept = [len(piece) for piece in broker.pieces]
+    gathering.flush()
+
+    assert [4, 4, 1] == once
+    assert ([4], [4, 2]) == (kept, [len(piece) for piece in broker.pieces])
+
+
+def test_signal_handler_sends_while_its_thread_writes(in_python: Callable[..., str]) -> None:
+    """A handler that strikes in the midst of a write sends at once, and both letters arrive."""
+    code = """
+import faulthandler, os, signal
+faulthandler.dump_traceback_later(20, exit=True)
+from celery_batch.client.outbox import Letter, Outbox
+order = []
+def write(letters):
+    order.append([letter.text for letter in letters])
+    if len(order) == 1:
+        signal.raise_signal(signal.SIGUSR1)
+    for letter in letters:
+        letter.sent = True
+        order.append(letter.text)
+outbox = Outbox(write)
+signal.signal(signal.SIGUSR1, lambda *_: outbox.send([Letter("list", "farewell")]))
+outbox.send([Letter("list", "a"), Letter("list", "b")])
+print(order, len(outbox))
+"""
+    expected = [["a", "b"], ["farewell"], "farewell", "a", "b"]
+
+    assert f"{expected} 0" == in_python(code)
 
 
 def test_letters_that_wait_for_a_write_share_the_next() -> None:
