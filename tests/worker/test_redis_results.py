@@ -444,6 +444,28 @@ def test_every_end_is_told_whoever_stores_it(
     assert [[("one", client.get("celery-task-meta-one"))]] * told == replies
 
 
+def test_what_is_stored_stands_though_it_cannot_be_told(
+    make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """Redis goes away between storing and telling: the caller of the backend hears of success."""
+    app = make_app(batch_bulk=False)
+    tell_clients(app, [])
+    backend, looks = app.backend, []
+    get = backend.get
+
+    def get_once(key: Any) -> Any:
+        looks.append(key)  # Celery looks before it stores
+        if len(looks) > 1:
+            raise redis.ConnectionError("gone")
+        return get(key)
+
+    monkeypatch.setattr(backend, "get", get_once)
+    backend.mark_as_done("one", 1, request=context("one", **{REPLY_HEADER: HERE}))
+
+    assert 2 == len(looks)
+    assert "SUCCESS" == json.loads(client.get("celery-task-meta-one"))["status"]
+
+
 def test_who_is_revoked_by_id_is_told(
     make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
