@@ -28,15 +28,16 @@ class BatchEnd:
     What a pool process says of a batch.
 
     Args:
-        settled: For each request what Celery's tracer made of it, in order; None for
-            one that has no answer and is to run again.
+        settled: For each request what Celery's tracer made of it, in order; the error of
+            one whose failure is still to be stored; None for one that has no answer and
+            is to run again.
         calls: How often the model was called.
         safe_size: Most items that fit into memory; None if nothing ran out of it.
         broken: Why this process is of no more use, if it is.
         fate: What kept those that have no answer from it.
     """
 
-    settled: list[Settled | None]
+    settled: list[Settled | ExceptionInfo | None]
     calls: int = 1
     safe_size: int | None = None
     broken: str | None = None

@@ -23,6 +23,7 @@ from typing import Any
 
 import billiard
 from billiard.common import terminate_handler_fired
+from billiard.einfo import ExceptionInfo
 from billiard.pool import ACK, READY, TASK, MaybeEncodingError
 
 from celery_batch.worker.batch_end import error_info
@@ -194,7 +195,7 @@ class _Clerks:
                     break
                 if not request:
                     continue
-                if self._to_read is not None:
+                if self._to_read:  # a clerk may have said meanwhile that this was the last
                     self._to_read -= 1
                 turn = self._turn(request)
                 if turn is not None:
@@ -215,16 +216,27 @@ class _Clerks:
         try:
             end = settle(turn.task_name, turn.deliveries, turn.perform)
             turn.await_start()
-            self._report(turn, end)
-        except BaseException:
+            if not turn.has_raised:
+                self._report(turn, end)
+        except BaseException as error:
             logger.debug("A batch of %s has ended its process", turn.task_name, exc_info=True)
+            if not turn.has_raised:
+                self._leave(turn, error)
         finally:
             turn.close()
 
-    def _report(self, turn: Turn, end: Any) -> None:
+    def _leave(self, turn: Turn, error: BaseException) -> None:
+        """Report that a hook wants this process to exit, as billiard would, and have it exit."""
+        turn.await_start()
+        with suppress(Exception):  # nobody is there to hear it
+            self._report(turn, ExceptionInfo(), went_well=False)
+        self._to_read = 0
+        self._read.put(error)
+
+    def _report(self, turn: Turn, end: Any, *, went_well: bool = True) -> None:
         tail = (self._worker.inqW_fd,)
         try:
-            self.put((READY, (*turn.job, (True, end), *tail)))
+            self.put((READY, (*turn.job, (went_well, end), *tail)))
         except Exception as error:  # noqa: BLE001 (as billiard: what cannot be pickled is the job's error)
             einfo = error_info(MaybeEncodingError(error, end))
             self.put((READY, (*turn.job, (False, einfo), *tail)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from billiard.einfo import ExceptionInfo
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 
@@ -65,7 +66,9 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> End
     """
     ending = Ending()
     for request, settled in zip(requests, end.settled, strict=True):
-        if settled is not None and not settled[0] and is_routine(request):
+        if isinstance(settled, ExceptionInfo):
+            ending.news.append(News(request, request.on_failure, (settled,)))
+        elif settled is not None and not settled[0] and is_routine(request):
             ending.done.append(request)
         elif settled is not None:
             ending.news.append(News(request, request.on_success, (settled,)))

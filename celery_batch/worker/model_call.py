@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
@@ -56,20 +57,31 @@ class ModelCall:
         Args:
             limit: The soft time limit of this batch.
         """
-        global _broken  # noqa: PLW0603 (one device a process)
         if _broken is not None:  # since this batch was made ready
             self.fate = Fate.REFUSED
             return [Outcome(again=True)] * len(self._asked)
-        runner = self.task.runner()
-        before = runner.calls
         try:
-            with self._span.around_model(self._rows), limit.in_model(), seat.running_batch():
+            with (
+                self._observed(),
+                self._span.around_model(self._rows),
+                limit.in_model(),
+                seat.running_batch(),
+            ):
                 return answer_all(self.task, self._asked, self._columns)
         except SoftTimeLimitExceeded as error:  # it struck before the model was called
             again = self.task.acks_late and len(self._asked) > 1
             return [Outcome(again=True) if again else Outcome(error=error)] * len(self._asked)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
             return [Outcome(error=error, origin=error.__traceback__)] * len(self._asked)
+
+    @contextmanager
+    def _observed(self) -> Iterator[None]:
+        """Note what the model's runner has learnt."""
+        global _broken  # noqa: PLW0603 (one device a process)
+        runner = self.task.runner()
+        before = runner.calls
+        try:
+            yield
         finally:
             self.calls = runner.calls - before
             _broken = runner.broken

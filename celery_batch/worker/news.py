@@ -7,9 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kombu.exceptions import EncodeError
+
 __all__ = ["News"]
 
 logger = logging.getLogger(__name__)
+
+#: What is wrong with what is to be stored, and will be the next time.
+_LASTING_ERRORS = (EncodeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ class News:
         Call the handler; whatever it raises, the others hear theirs.
 
         Returns:
-            Whether the request has ended.  If its result cannot be stored, it has
+            Whether the request has ended.  If its result cannot be stored now, it has
             not, and is to run again: nobody may wait for ever.
         """
         if self.request.is_done:  # revoked while it ran: its end has been announced
@@ -51,7 +56,10 @@ class News:
             if request.has_succeeded:  # and heard of it; only what came after went wrong
                 request.acknowledge()
                 return True
-            request.task.backend.mark_as_failure(request.id, error, request=request._context)  # noqa: SLF001
+            try:
+                request.task.backend.mark_as_failure(request.id, error, request=request._context)  # noqa: SLF001
+            except _LASTING_ERRORS:
+                logger.exception("No end of %s[%s] can be stored", request.name, request.id)
             request.acknowledge()
         except Exception as failure:  # noqa: BLE001 (what cannot be stored is computed again)
             logger.warning("%s[%s] runs again: %s", request.name, request.id, failure)

@@ -30,10 +30,11 @@ def may_overlap(task: Any) -> bool:
     Say whether a task's model may run on another thread than its items' tracers.
 
     What a ``__call__`` of its own sets up may be there for its own thread only, and so
-    may the use of a backend of its own.
+    may the use of a backend of its own, given to the decorator or put there later.
     """
     return (
         isinstance(task, BatchTask)
         and type(task).__call__ is Task.__call__
+        and type(task).backend is Task.backend
         and task._backend is None  # noqa: SLF001 (the property would make one)
     )

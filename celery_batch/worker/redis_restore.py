@@ -25,7 +25,7 @@ __all__ = ["Restorer", "Terms"]
 logger = logging.getLogger(__name__)
 
 #: Messages in one script; Redis serves nobody else meanwhile.
-_CHUNK = 100
+_AT_ONCE = 100
 
 _SWEPT_AT_ONCE = 1000
 
@@ -76,9 +76,9 @@ class Restorer:
             terms: What must hold, or nothing happens.
         """
         given, tags = 0, list(flags)
-        for first in range(0, max(len(tags), 1), _CHUNK):
-            chunk = {tag: flags[tag] for tag in tags[first : first + _CHUNK]}
-            moved = self._move(chunk, terms)
+        for first in range(0, max(len(tags), 1), _AT_ONCE):
+            some = {tag: flags[tag] for tag in tags[first : first + _AT_ONCE]}
+            moved = self._move(some, terms)
             if moved < 0:  # the owner has come back to life
                 break
             given += moved

@@ -25,6 +25,7 @@ from redis.exceptions import OutOfMemoryError, ReadOnlyError
 
 from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER
 from celery_batch.worker.redis_store import Entry, RedisStore
+from celery_batch.worker.shapes import is_name
 
 __all__ = [
     "Recorder",
@@ -40,9 +41,6 @@ logger = logging.getLogger(__name__)
 
 #: From a result's fields to what is stored.
 Encode = Callable[[dict[str, Any]], str | bytes]
-
-#: Characters of a reply channel's name; it comes from the wire.
-_LONGEST_CHANNEL = 255
 
 
 def passing_errors(backend: Any) -> tuple[type[Exception], ...]:
@@ -77,9 +75,8 @@ def reply_channel(task_id: str, state: str, request: Any) -> str:
 
 
 def named_channel(name: Any) -> str:
-    """Return the channel that a header names; empty for what is no name of one."""
-    named = isinstance(name, str) and REPLY_CHANNEL in name and len(name) <= _LONGEST_CHANNEL
-    return name if named else ""
+    """Return the channel that a header names; empty for what is no name, or not of one."""
+    return name if is_name(name) and REPLY_CHANNEL in name else ""
 
 
 class ResultBuffer:

@@ -83,8 +83,12 @@ class RedisStore:
             self._write_piece(piece)
 
     def tell(self, task_id: str, channel: str) -> None:
-        """Tell a client what is stored for a task."""
-        stored = self._backend.get(self._backend.get_key_for_task(task_id))
+        """Tell a client what is stored for a task, if that can be done."""
+        try:
+            stored = self._backend.get(self._backend.get_key_for_task(task_id))
+        except Exception as error:  # noqa: BLE001 (what is stored is stored)
+            self._warn_untold(error)
+            return
         if stored:
             self._publish({channel: [(task_id, stored)]})
 

@@ -58,6 +58,16 @@ class BatchRequest(Request):  # type: ignore[misc]
     #: The limit, in seconds, that the deadline comes from.
     limit: float | None = None
 
+    #: Whether the connection of its message is gone, so that it acknowledges nothing.
+    is_disowned = False
+
+    #: Whether its message was rejected, and may be meant to come again.
+    was_rejected = False
+
+    #: What is to be said to the broker once a handler has done everything else.
+    _last_words: Callable[[], None] | None = None
+    _holds_back = False
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         counted = self._request_dict.get(LOSSES)
@@ -69,16 +79,6 @@ class BatchRequest(Request):  # type: ignore[misc]
         rows = self._request_dict.get(ROWS)
         if isinstance(rows, int) and rows > 0:
             self.rows = rows
-
-    #: Whether the connection of its message is gone, so that it acknowledges nothing.
-    is_disowned = False
-
-    #: Whether its message was rejected, and may be meant to come again.
-    was_rejected = False
-
-    #: What is to be said to the broker once a handler has done everything else.
-    _last_words: Callable[[], None] | None = None
-    _holds_back = False
 
     @contextmanager
     def acknowledging_last(self) -> Iterator[None]:

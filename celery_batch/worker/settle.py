@@ -105,11 +105,12 @@ class _Run:
         self._deliveries = deliveries
         self._perform = perform
         self._accept = prepare_accept_content(task.app.conf.accept_content)
-        self._settled: list[Settled | None] = [None] * len(deliveries)
+        self._settled: list[Settled | ExceptionInfo | None] = [None] * len(deliveries)
         self._asked: dict[int, Asked] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._call: ModelCall | None = None
         self._waited = 0.0
+        self._can_store = True
         self._buffer: ResultBuffer | None = None
         #: Who goes through a tracer, and who takes the short way, as it was admitted.
         self._traced = list(range(len(deliveries)))
@@ -194,7 +195,7 @@ class _Run:
         outcome = self._outcomes.get(index)
         self._settled[index] = None if outcome is not None and outcome.again else settled
 
-    def _trace(self, delivery: Delivery, answer: Answer) -> Settled:
+    def _trace(self, delivery: Delivery, answer: Answer) -> Settled | ExceptionInfo:
         task = self._task
         try:
             args, kwargs, embed = delivery.decode(self._accept)
@@ -213,11 +214,18 @@ class _Run:
             runtime = max(runtime - self._waited, 0.0)
         return (1, retval, runtime) if info else (0, shown, runtime)
 
-    def _fail(self, delivery: Delivery, error: Exception) -> Settled:
-        """Settle what no tracer has told the caller of, who would wait for ever."""
-        request = Context(delivery.request)
-        self._task.backend.mark_as_failure(delivery.task_id, error, request=request)
-        return 1, error_info(error), 0.0
+    def _fail(self, delivery: Delivery, error: Exception) -> Settled | ExceptionInfo:
+        """Settle what no tracer has told the caller of, or leave that to the worker."""
+        einfo, backend = error_info(error), self._task.backend
+        if not self._can_store:
+            return einfo
+        try:
+            backend.mark_as_failure(delivery.task_id, error, request=Context(delivery.request))
+        except Exception as failure:  # noqa: BLE001 (its own, and not its neighbours')
+            self._can_store = not isinstance(failure, passing_errors(backend))
+            logger.warning("Could not store that %s has failed: %s", delivery.task_id, failure)
+            return einfo
+        return 1, einfo, 0.0
 
     def _run_model(self) -> None:
         if self._plain:

@@ -23,7 +23,8 @@ __all__ = ["Turn"]
 #: Outcomes, and the seconds that the model call had to wait.
 _Answer = tuple[Sequence[Outcome], float]
 
-#: Seconds that a batch's tracers have to hear of what ends the process.
+#: Seconds that a batch's tracers have to hear of what ends the process, in its model.  The
+#: second of clerks is for other batches, and comes after this if the process is to terminate.
 _LAST_MOMENT = 5.0
 
 
@@ -54,8 +55,8 @@ class Turn:
     A batch that has reached this process.
 
     Args:
-        number: The pool's number of the job.
-        limit: Of the batch; it is given once the main thread takes the batch up.
+        job: The pool's numbers of the job.
+        arguments: Those of `run_batch`.
     """
 
     def __init__(self, job: tuple[Any, Any], arguments: tuple[Any, ...]) -> None:
@@ -63,6 +64,8 @@ class Turn:
         self.task_name, self.deliveries, self.soft_limit = arguments
         #: What its soft limit does; set when it is taken up.
         self.limit = SoftLimit()
+        #: Whether the main thread tells the pool how this ended: with an error of its own.
+        self.has_raised = False
         self._taken = threading.Event()
         self._settled = threading.Event()
         self._offers: SimpleQueue[_Offer | None] = SimpleQueue()
@@ -91,6 +94,7 @@ class Turn:
                     outcomes = offer.context.run(offer.call, self.limit)
                 self._kept = outcomes, waited
         except BaseException as error:
+            self.has_raised = True
             self._answers.put(error)
             self._settled.wait(_LAST_MOMENT)
             raise

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from celery_batch.chunks import ROWS
+from celery_batch.worker.request import LOSSES
 from celery_batch.worker.shapes import (
     LONGEST_NAME,
     are_limits,
@@ -243,10 +245,8 @@ _PLACE = ("exchange", "routing_key")
 _FIELDS: _Checks = {
     **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), is_name_or_none),
     **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), is_text_or_none),
-    **dict.fromkeys(
-        ("retries", "group_index", "replaced_task_nesting", "batch_losses"), is_count_or_none
-    ),
-    "batch_rows": is_rows_or_none,
+    **dict.fromkeys(("retries", "group_index", "replaced_task_nesting", LOSSES), is_count_or_none),
+    ROWS: is_rows_or_none,
     "ignore_result": is_flag_or_none,
     "timelimit": are_limits,
     "stamped_headers": are_stamped,
@@ -261,8 +261,8 @@ _RARE = (
     "meth",
     "group_index",
     "stamped_headers",
-    "batch_losses",
-    "batch_rows",
+    LOSSES,
+    ROWS,
 )
 _NONE_OF_THEM = [None] * len(_RARE)
 _USUAL = {

@@ -136,6 +136,18 @@ def test_killer_finds_its_end(fresh: Stage):
     assert ["PoisonItem"] * 2 == [type(error).__name__ for error in answers(bad)]
 
 
+def test_hook_that_exits_is_found_out(fresh: Stage):
+    """A hook that ends the process costs its own items alone, and nobody waits for ever."""
+    client = fresh.client()
+    results = send(client, "a", settling=["b entered"])
+    bad = send(client, "b", exits=True)
+    results += send(client, "c")
+    work(fresh)
+
+    assert list("aacc") == answers(results)
+    assert ["PoisonItem"] * 2 == [type(error).__name__ for error in answers(bad)]
+
+
 def test_warm_shutdown_ends_what_is_settled_and_what_lies_ready(fresh: Stage):
     """A worker told to stop leaves when each batch that reached its process has its end."""
     client = fresh.client()
@@ -166,6 +178,19 @@ def test_process_that_is_replaced_takes_nothing_along(fresh: Stage, tasks: int):
     ran = fresh.facts("ran")
     assert names == [name for name, *_ in ran]
     assert [tasks] * (6 // tasks) == list(Counter(pid for *_, pid in ran).values())
+
+
+def test_process_with_too_much_memory_takes_nothing_along(fresh: Stage):
+    """With `worker_max_memory_per_child` each batch is answered, though one lies in the process."""
+    client = fresh.client()
+    names = [f"n{n}" for n in range(3)]
+    results = [result for name in names for result in send(client, name)]
+    work(fresh, worker_max_memory_per_child=1)
+
+    assert [name for name in names for _ in range(2)] == answers(results)
+    ran = fresh.facts("ran")
+    assert names == [name for name, *_ in ran]
+    assert len(names) == len({pid for *_, pid in ran})
 
 
 def test_ordinary_task_has_the_process_to_itself(fresh: Stage):

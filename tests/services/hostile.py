@@ -16,6 +16,8 @@ from uuid import uuid4
 import amqp
 from amqp.exceptions import FrameSyntaxError as FrameError
 
+from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER
+
 __all__ = ["HOSTILE", "RAW", "encoded", "post", "valid"]
 
 #: Bytes of a frame of AMQP, less what surrounds the properties.
@@ -153,6 +155,8 @@ HOSTILE: dict[str, Callable[[], dict[str, Any]]] = {
     "eta after time": _with("headers", "eta", value="9999-12-31T23:59:59-14:00"),
     "expires before time": _with("headers", "expires", value="0001-01-01T00:00:00+14:00"),
     "expires after time": _with("headers", "expires", value="9999-12-31T23:59:59-14:00"),
+    "reply channel beyond UTF-8": _with("headers", REPLY_HEADER, value=f"{REPLY_CHANNEL}\ud800"),
+    "reply channel of two lines": _with("headers", REPLY_HEADER, value=f"{REPLY_CHANNEL}a\nb"),
     "stamp is not hashable": _with("headers", "stamped_headers", value=[{}]),
     "a million headers": _with("headers", value={str(n): n for n in range(1_000_000)}),
     "headers nested deeply": _with("headers", "extra", value=nested(600)),

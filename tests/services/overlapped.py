@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -39,8 +40,10 @@ class Watched(BatchTask):
 
     def before_start(self, _task_id: str, args: Any, _kwargs: Any) -> None:
         """Be entered."""
-        name, _ = args[0]
+        name, waits = args[0]
         at(f"{name} entered")
+        if waits.get("exits"):
+            sys.exit(3)
 
     def on_success(self, _retval: Any, _task_id: str, args: Any, _kwargs: Any) -> None:
         """Be settled."""

@@ -22,7 +22,12 @@ from redis.exceptions import OutOfMemoryError
 from celery_batch import BatchTask
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER, read_replies
-from celery_batch.worker.redis_results import Recorder, buffered_results, tell_clients
+from celery_batch.worker.redis_results import (
+    Recorder,
+    buffered_results,
+    named_channel,
+    tell_clients,
+)
 from celery_batch.worker.redis_store import RedisStore
 from tests.services.shop import emptied
 
@@ -298,7 +303,13 @@ def test_what_is_large_is_not_sent_along(make_app: Callable[..., Celery], client
     ]
 
 
-@pytest.mark.parametrize("name", [7, None, ["x"], "", "elsewhere", REPLY_CHANNEL + "x" * 256])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(7, None, ["x"], "", "elsewhere", REPLY_CHANNEL + "x" * 256),
+        *(REPLY_CHANNEL + "\ud800", REPLY_CHANNEL + "\n"),
+    ],
+)
 def test_channel_that_is_no_name_is_nobody_s(
     make_app: Callable[..., Celery], client: redis.Redis, name: Any
 ):
@@ -306,6 +317,7 @@ def test_channel_that_is_no_name_is_nobody_s(
     store(make_app(), ("one", states.SUCCESS, 1), **{REPLY_HEADER: name})
 
     assert client.get("celery-task-meta-one")
+    assert "" == named_channel(name)
 
 
 def test_storing_twice_does_no_harm(make_app: Callable[..., Celery], client: redis.Redis):
@@ -430,6 +442,28 @@ def test_every_end_is_told_whoever_stores_it(
     subscription.close()
 
     assert [[("one", client.get("celery-task-meta-one"))]] * told == replies
+
+
+def test_what_is_stored_stands_though_it_cannot_be_told(
+    make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """Redis goes away between storing and telling: the caller of the backend hears of success."""
+    app = make_app(batch_bulk=False)
+    tell_clients(app, [])
+    backend, looks = app.backend, []
+    get = backend.get
+
+    def get_once(key: Any) -> Any:
+        looks.append(key)  # Celery looks before it stores
+        if len(looks) > 1:
+            raise redis.ConnectionError("gone")
+        return get(key)
+
+    monkeypatch.setattr(backend, "get", get_once)
+    backend.mark_as_done("one", 1, request=context("one", **{REPLY_HEADER: HERE}))
+
+    assert 2 == len(looks)
+    assert "SUCCESS" == json.loads(client.get("celery-task-meta-one"))["status"]
 
 
 def test_who_is_revoked_by_id_is_told(

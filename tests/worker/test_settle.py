@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from billiard.einfo import ExceptionInfo
 from celery import Celery, signals
 from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
 from celery.exceptions import Ignore, Reject
@@ -191,7 +193,64 @@ def test_runtime_covers_the_model(app: Celery):
     assert all(runtime >= 0.05 for _, _, runtime in deliver(sleepy, 1, 2, 3))
 
 
-def test_what_cannot_be_settled_is_reported(app: Celery, monkeypatch: pytest.MonkeyPatch):
+def refuse_to_store(monkeypatch: pytest.MonkeyPatch, task: Any, refused: str) -> None:
+    """Let the failure of one item not be stored."""
+    mark_as_failure = task.backend.mark_as_failure
+
+    def mark(task_id: str, *args: Any, **options: Any) -> Any:
+        if task_id == refused:
+            raise ValueError("no way to write this")
+        return mark_as_failure(task_id, *args, **options)
+
+    monkeypatch.setattr(type(task.backend), "mark_as_failure", staticmethod(mark))
+
+
+def test_failure_that_cannot_be_stored_is_its_own(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """An item that cannot be read, nor its failure stored, is left to the worker; others run."""
+
+    @app.task(base=BatchTask)
+    def fine(x):
+        return x
+
+    refuse_to_store(monkeypatch, fine, "bad")
+    bodies = {"a": json.dumps(_body(1)), "bad": "[[1", "b": json.dumps(_body(2))}
+    deliveries = [
+        Delivery(task_id, _headers(fine, task_id), body, "application/json", "utf-8")
+        for task_id, body in bodies.items()
+    ]
+    settled = run_batch(fine.name, deliveries).settled
+
+    assert ["1", "2"] == [settled[n][1] for n in (0, 2)]
+    assert isinstance(settled[1], ExceptionInfo)
+    assert ["SUCCESS", "PENDING", "SUCCESS"] == [app.AsyncResult(name).state for name in bodies]
+
+
+def test_batch_that_cannot_be_stored_fails_item_by_item(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever's failure cannot be stored either, the others have theirs."""
+
+    @app.task(base=BatchTask)
+    def fine(x):
+        return x
+
+    @contextmanager
+    def broken(_: Any) -> Iterator[None]:
+        yield None
+        raise ValueError("no way to write these")
+
+    _CACHE.clear()
+    monkeypatch.setattr("celery_batch.worker.settle.buffered_results", broken)
+    monkeypatch.setattr(type(fine.backend), "mark_as_done", lambda *_, **__: None)
+    refuse_to_store(monkeypatch, fine, "id1")
+    settled = deliver(fine, 1, 2, 3)
+
+    assert ["FAILURE", "PENDING", "FAILURE"] == [app.AsyncResult(f"id{n}").state for n in range(3)]
+    assert [1, 1] == [settled[n][0] for n in (0, 2)]
+    assert "no way to write these" == str(_error(settled[1]))
+
+
+def test_what_cannot_be_settled_is_left_to_the_worker(app: Celery, monkeypatch: pytest.MonkeyPatch):
     """Nothing is raised out of a batch: two of the pools would keep it to themselves."""
 
     @app.task(base=BatchTask)
@@ -204,6 +263,6 @@ def test_what_cannot_be_settled_is_reported(app: Celery, monkeypatch: pytest.Mon
     monkeypatch.setattr(type(fine.backend), "_store_result", broken)
     monkeypatch.setattr(type(fine.backend), "mark_as_failure", broken)
     delivery = Delivery("id", _headers(fine, "id"), (["a"], {}, {}), None, None)
-    end = run_batch(fine.name, [delivery])
+    (settled,) = run_batch(fine.name, [delivery]).settled
 
-    assert "no right to write" in str(_error(end))
+    assert "no right to write" in str(_error(settled))

@@ -1,0 +1,198 @@
+"""What a pool process says of a batch: once, whatever its hooks and its model do."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from billiard.pool import READY, TASK
+from celery import Celery, _state
+from celery.app.trace import build_tracer
+
+from celery_batch import BatchTask
+from celery_batch.worker.clerks import _Clerks
+from celery_batch.worker.delivery import Delivery
+from celery_batch.worker.settle import run_batch
+
+INBOX = 7
+
+
+class Process:
+    """What a pool process of billiard's has that matters here, and its loop."""
+
+    def __init__(self, app: Celery) -> None:
+        self.maxtasks, self.inqW_fd = None, INBOX
+        self.jobs: SimpleQueue[Any] = SimpleQueue()
+        self.words: SimpleQueue[Any] = SimpleQueue()
+        self.outq = SimpleNamespace(put=self.words.put, send_payload=self.words.put)
+        _Clerks(app, self).take_over()
+
+    def wait_for_job(self) -> Any:
+        """Return the next job; raise what ends the process."""
+        job = self.jobs.get()
+        if isinstance(job, BaseException):
+            raise job
+        return job
+
+    def _ensure_messages_consumed(self, completed: int) -> bool:  # noqa: ARG002 (billiard's)
+        return True
+
+    def send(self, task: Any, number: int) -> None:
+        """Write a batch of one into the process."""
+        name = f"id{number}"
+        headers = {"id": name, "task": task.name, "delivery_info": {}}
+        delivery = Delivery(name, headers, [[number], {}, {}], None, None)
+        self.jobs.put((TASK, (number, 0, run_batch, (task.name, [delivery], None), {})))
+
+    def run_next(self) -> None:
+        """Run a job as billiard's loop does."""
+        _, (job, index, function, args, kwargs) = self.wait_for_job()
+        leaves = None
+        try:
+            result = True, function(*args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 (as billiard)
+            result = False, ExceptionInfo()
+            leaves = error if isinstance(error, (SystemExit, KeyboardInterrupt)) else None
+        self.outq.put((READY, (job, index, result, INBOX)))
+        if leaves is not None:
+            raise leaves
+
+    def said(self) -> list[tuple[int, bool]]:
+        """Return the jobs that have ended, and whether well, as the pool was told."""
+        found = []
+        while not self.words.empty():
+            _, (job, _, (went_well, _), _) = self.words.get()
+            found.append((job, went_well))
+        return found
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+    """An app whose results stay in this process; that of all of its threads."""
+    options = {"broker": "memory://", "backend": "cache+memory://", "set_as_current": True}
+    with Celery("clerks", **options) as app:
+        monkeypatch.setattr(_state, "default_app", app)
+        yield app
+
+
+@pytest.fixture
+def process(app: Celery) -> Iterator[Process]:
+    """A process whose clerks leave with the test."""
+    interval, before = sys.getswitchinterval(), set(threading.enumerate())
+    process = Process(app)
+    yield process
+    process.jobs.put(EOFError())
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+    sys.setswitchinterval(interval)
+
+
+class Leaving(BatchTask):
+    """Has a hook that raises what the test says, in its first item."""
+
+    abstract = True
+    error: type[BaseException] = SystemExit
+    where = "before_start"
+    #: Set when the second item is entered, for the first one to wait for.
+    entered: threading.Event | None = None
+
+    def before_start(self, _task_id: str, args: Any, _kwargs: Any) -> None:
+        """Be entered."""
+        if args == [2] and self.entered is not None:
+            self.entered.set()
+        if args == [1] and self.where == "before_start":
+            raise self.error
+
+    def on_success(self, _retval: Any, _task_id: str, args: Any, _kwargs: Any) -> None:
+        """Be settled."""
+        if args == [1] and self.where == "on_success":
+            if self.entered is not None:
+                self.entered.wait(10)
+            raise self.error
+
+
+def same(x):
+    """Return what came."""
+    return x
+
+
+def declared(app: Celery, function: Any = same, **options: Any) -> Any:
+    """Return a task, ready to be traced."""
+    app.task(name="clerks.same", **{"base": BatchTask, "shared": False, **options})(function)
+    task = app.tasks["clerks.same"]
+    task.__trace__ = build_tracer(task.name, task, app=app)
+    return task
+
+
+@pytest.mark.parametrize("where", ["before_start", "on_success"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_exit_of_a_hook_is_told_and_carried_out(
+    app: Celery, process: Process, error: type[BaseException], where: str
+):
+    """The pool hears of it once, as it would from billiard, and the process then ends."""
+    task = declared(app, base=Leaving, error=error, where=where)
+    process.send(task, 1)
+    process.run_next()
+    with pytest.raises(error):
+        process.run_next()
+
+    assert [(1, False)] == process.said()
+
+
+def test_batch_that_lies_ready_is_not_lost_with_an_exit(app: Celery, process: Process):
+    """What the other clerk has read by then is answered before the process ends."""
+    entered = threading.Event()
+    task = declared(app, base=Leaving, error=SystemExit, where="on_success", entered=entered)
+    for number in (1, 2):
+        process.send(task, number)
+    for _ in range(2):
+        process.run_next()
+    with pytest.raises(SystemExit):
+        process.run_next()
+    process._ensure_messages_consumed(completed=2)
+
+    assert [(1, False), (2, True)] == sorted(process.said())
+
+
+def test_exit_of_a_model_is_told_once(app: Celery, process: Process):
+    """There the main thread tells it, and the clerk does not."""
+
+    def leave(_):
+        raise SystemExit(3)
+
+    process.send(declared(app, leave), 1)
+    with pytest.raises(SystemExit):
+        process.run_next()
+
+    assert [(1, False)] == process.said()
+
+
+def test_runner_that_cannot_be_made_is_told_once(app: Celery, process: Process):
+    """A setting that turns out to be wrong in the process fails the batch, in one word."""
+
+    class Misset(BatchTask):
+        abstract = True
+
+        def runner(self) -> Any:
+            raise ValueError("a wrong setting")
+
+    process.send(declared(app, base=Misset), 1)
+    process.run_next()
+    process._ensure_messages_consumed(completed=1)
+
+    assert 1 == len(process.said())
+
+
+def test_batch_that_goes_well_is_told_once(app: Celery, process: Process):
+    """Its clerk says so when the results are stored."""
+    process.send(declared(app), 1)
+    process.run_next()
+    process._ensure_messages_consumed(completed=1)
+
+    assert [(1, True)] == process.said()
