@@ -7,7 +7,6 @@ nobody holds any more leaves nothing behind.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -17,11 +16,11 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from celery.utils.functional import noop
 
+from celery_batch.client.barriers import Barriers
+from celery_batch.client.callbacks import call_each
 from celery_batch.client.rounds import Round
 
-__all__ = ["Inbox", "Reply", "Watcher", "inbox_of", "is_delivering"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Inbox", "Reply", "Watcher", "inbox_of"]
 
 #: Called once, without arguments, by the thread that heard of the reply.
 Watcher = Callable[[], object]
@@ -75,7 +74,8 @@ class Inbox:
         self._told = Round(SWEEP)
         self._strays = Round(STRAY)
         self._restored = 0.0
-        self._unready: dict[Any, None] = {}
+        #: Those of groups, which count our replies.
+        self.barriers = Barriers()
         #: False in a process that was forked from the one it belongs to.
         self.is_here = True
         #: Called when a look is due sooner than was foreseen.
@@ -179,35 +179,13 @@ class Inbox:
                     self._drop(reply)
                 watchers += reply.listeners or ()
                 reply.watchers = reply.listeners = None
-        _local.is_delivering = True
-        for watcher in watchers:
-            try:
-                watcher()
-            except Exception:
-                logger.exception("A callback of a result has failed")
-        _local.is_delivering = False
-
-    def count(self, barrier: Any) -> None:
-        """
-        Count one for a barrier, which is still being built perhaps.
-
-        Args:
-            barrier: Celery's, of a group. If all its members come while it is built, it
-                never looks whether they have; then `close_barriers` does.
-        """
-        barrier()
-        if not barrier.finalized:
-            self._unready[barrier] = None
+        call_each(watchers)
 
     def close_barriers(self) -> bool:
-        """Tell the barriers that were built meanwhile; return whether some are still not."""
-        for barrier in list(self._unready):
-            if barrier.finalized:
-                del self._unready[barrier]
-                if barrier._value >= barrier.size and not barrier.ready:  # noqa: SLF001
-                    barrier.ready = True
-                    barrier.p()
-        return bool(self._unready)
+        """Tell the groups that were built meanwhile; return whether to look soon again."""
+        whole, is_building = self.barriers.whole()
+        call_each(whole)
+        return is_building
 
     def take(self, most: int) -> list[str]:
         """Return ids that should be looked for now, those first that waited longest."""
@@ -237,7 +215,6 @@ class Inbox:
         self._strays.drop(reply)
 
 
-_local = threading.local()
 _inboxes: WeakKeyDictionary[Any, Inbox] = WeakKeyDictionary()
 
 
@@ -250,11 +227,6 @@ def inbox_of(app: Any) -> Inbox:
     """
     found = _inboxes.get(app)
     return found if found is not None else _inboxes.setdefault(app, Inbox())
-
-
-def is_delivering() -> bool:
-    """Return whether this thread is the one that others wait for."""
-    return getattr(_local, "is_delivering", False)
 
 
 def _begin_anew() -> None:
