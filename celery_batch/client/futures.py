@@ -67,7 +67,7 @@ class ResultFuture(Future):  # type: ignore[type-arg]
         """Leave nothing behind if it was cancelled."""
         if self.cancelled():
             reply = self._batch_result.reply
-            reply.inbox.leave(reply, self.settle)
+            reply.inbox.leave_soon(reply, self.settle)
 
 
 def future_of(result: Any) -> ResultFuture:

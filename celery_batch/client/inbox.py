@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -66,11 +68,17 @@ class Reply:
 
 
 class Inbox:
-    """All replies of one app in this process; safe for threads."""
+    """
+    All replies of one app in this process; safe for threads.
+
+    A signal handler may ask while its own thread does, hence the kind of lock.
+    """
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[str, Reply] = WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        #: Who leaves as soon as somebody has the lock.
+        self._left: deque[tuple[Reply, Watcher]] = deque()
         self._told = Round(SWEEP)
         self._strays = Round(STRAY)
         self._restored = 0.0
@@ -87,11 +95,9 @@ class Inbox:
 
     def reply(self, task_id: str) -> Reply:
         """Return the reply to a task, one for all who hold its result."""
+        new = Reply(self, task_id)  # not under the lock: it may start the garbage collector
         with self._lock:
-            found = self._known.get(task_id)
-            if found is None:
-                found = self._known[task_id] = Reply(self, task_id)
-            return found
+            return self._known.setdefault(task_id, new)
 
     def expect(self, replies: Iterable[Reply]) -> list[Reply]:
         """
@@ -130,6 +136,7 @@ class Inbox:
         """
         is_urgent = not reply.is_told or self.is_stale(reply)
         with self._lock:
+            self._let_go()
             if reply.value is not None:
                 return False
             reply.watchers = [*(reply.watchers or ()), watcher]
@@ -152,13 +159,16 @@ class Inbox:
     def leave(self, reply: Reply, watcher: Watcher) -> bool:
         """Return whether a function was still to be called; it will not be any more."""
         with self._lock:
-            for those in (reply.watchers, reply.listeners):
-                if those and watcher in those:
-                    those.remove(watcher)
-                    if not reply.watchers:
-                        self._drop(reply)
-                    return True
-            return False
+            return self._leave(reply, watcher)
+
+    def leave_soon(self, reply: Reply, watcher: Watcher) -> None:
+        """
+        Have a function not be called any more, but for a moment perhaps; take no lock.
+
+        This is for what ends with its last reference: the garbage collector may end it
+        in any thread at any moment, in our own midst.
+        """
+        self._left.append((reply, watcher))
 
     def deliver(self, heard: Iterable[tuple[str, bytes]]) -> None:
         """
@@ -169,6 +179,7 @@ class Inbox:
         """
         watchers: list[Watcher] = []
         with self._lock:
+            self._let_go()
             for task_id, value in heard:
                 reply = self._known.get(task_id)
                 if reply is None or reply.value is not None:
@@ -191,6 +202,7 @@ class Inbox:
         """Return ids that should be looked for now, those first that waited longest."""
         now = time.monotonic()
         with self._lock:
+            self._let_go()
             due = self._strays.take(now, most)
             due += self._told.take(now, most - len(due))
             for reply in due:
@@ -209,6 +221,20 @@ class Inbox:
             self._told.all_due()
             self._strays.all_due()
         self.hurry()
+
+    def _let_go(self) -> None:
+        with suppress(IndexError):
+            while self._left:
+                self._leave(*self._left.popleft())
+
+    def _leave(self, reply: Reply, watcher: Watcher) -> bool:
+        for those in (reply.watchers, reply.listeners):
+            if those and watcher in those:
+                those.remove(watcher)
+                if not reply.watchers:
+                    self._drop(reply)
+                return True
+        return False
 
     def _drop(self, reply: Reply) -> None:
         self._told.drop(reply)

@@ -92,7 +92,9 @@ class Listener:
 
     def check(self) -> None:
         """Begin again what should run and does not: nobody may wait for a thread that died."""
-        with self._guard:
+        if not self._guard.acquire(blocking=False):
+            return  # somebody does, perhaps this very thread
+        try:
             for name, run in (("replies", self._hear), ("sweep", self._sweeper.run)):
                 thread = self._threads.get(name)
                 if self._is_open and (thread is None or not thread.is_alive()):
@@ -101,6 +103,8 @@ class Listener:
                     thread = threading.Thread(target=run, name=f"celery-batch-{name}", daemon=True)
                     self._threads[name] = thread
                     thread.start()
+        finally:
+            self._guard.release()
 
     def close(self) -> None:
         """Hear no more; who waits falls back on looking by himself."""
@@ -154,7 +158,7 @@ class Listener:
 
 
 _listeners: dict[Any, Listener | None] = {}
-_guard = threading.Lock()
+_guard = threading.RLock()
 
 
 def listener_for(app: Any) -> Listener | None:
@@ -219,7 +223,7 @@ def close_listener(app: Any) -> None:
 
 def _begin_anew() -> None:
     global _guard, _listeners
-    _guard, _listeners = threading.Lock(), {}  # threads do not survive a fork, and locks stay held
+    _guard, _listeners = threading.RLock(), {}  # threads do not survive a fork, and locks stay held
 
 
 os.register_at_fork(after_in_child=_begin_anew)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from celery_batch.client.inbox import Inbox
 from celery_batch.client.store import ResultStore
@@ -35,18 +36,20 @@ class Sweeper:
         self._inbox = inbox
         self._store = store
         self._look_after = look_after
-        self._wake = threading.Event()
+        #: Free when rung; an Event's own lock would stop a signal handler that rings, too.
+        self._bell = threading.Lock()
         self._is_open = True
         self._is_failing = False
 
     def hurry(self) -> None:
         """Look now for what is due."""
-        self._wake.set()
+        with suppress(RuntimeError):  # rung already
+            self._bell.release()
 
     def close(self) -> None:
         """End soon."""
         self._is_open = False
-        self._wake.set()
+        self.hurry()
 
     def run(self) -> None:
         """Look whenever something is due, until closed."""
@@ -56,8 +59,7 @@ class Sweeper:
             if rest:
                 time.sleep(rest)
             else:
-                self._wake.wait(wait)
-            self._wake.clear()
+                self._bell.acquire(timeout=wait)
             self._look_after()
             rest = self._sweep()
             if self._inbox.close_barriers():
@@ -66,11 +68,11 @@ class Sweeper:
 
     def _sweep(self) -> float:
         """Look for one piece; return for how long to rest."""
-        task_ids = self._inbox.take(PIECE)
-        if not task_ids:
-            return 0.0
         began = time.monotonic()
         try:
+            task_ids = self._inbox.take(PIECE)
+            if not task_ids:
+                return 0.0
             self._inbox.deliver(self._store.read(task_ids))
         except Exception as error:  # noqa: BLE001 (whatever it is, waiting ones must be looked for)
             if not self._is_failing:
