@@ -7,6 +7,7 @@ import ctypes
 import gc
 import logging
 import os
+import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from celery import Celery
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_batch.cli.child import wait_until
@@ -21,6 +23,7 @@ from celery_batch.cli.redis_server import RedisServer
 from celery_batch.client import store, sweep
 from celery_batch.client.inbox import inbox_of
 from celery_batch.client.listener import close_listener, is_listening, listener_for
+from celery_batch.client.patience import PIECE, Patience
 from celery_batch.client.result import BatchResult
 from celery_batch.replies import LARGEST_VALUE
 from tests.services.shop import emptied
@@ -110,6 +113,65 @@ def test_user_who_may_not_listen_is_told_once(tmp_path: Path, caplog):
 
     assert [None] * 3 == found
     assert 1 == len(warnings)
+
+
+def test_who_waits_when_listening_is_forbidden(tmp_path: Path):
+    """If Redis takes the right to listen away, what is waited for is found, however one waits."""
+    with RedisServer(tmp_path / "redis") as server, Teller(server) as teller:
+        results = teller.ask_many(5)
+        group = teller.app.GroupResult("group", teller.ask_many(40))
+        listener = teller.listener
+
+        async def wait_for(result: BatchResult) -> object:
+            """Await a result."""
+            return await result
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(asyncio.run, wait_for(results[0]))]
+            answers += [pool.submit(result.get, SOON) for result in results[1:3]]
+            answers.append(pool.submit(group.get, SOON))
+            futures = [results[3].future()]
+            waiting = [*results[:4], group[-1]]
+            wait_until(
+                lambda: "" if all(each.reply.watchers for each in waiting) else "not yet",
+                [],
+                what="waiting threads",
+                timeout=SOON,
+            )
+            allowed = "&celery-task-meta-*"
+            teller.redis.execute_command("ACL", "SETUSER", "default", "resetchannels", allowed)
+            teller.redis.client_kill_filter(_type="pubsub")
+            wait_until(
+                lambda: "" if listener.is_forbidden else "not yet", [], what="loss", timeout=SOON
+            )
+            for n, result in enumerate([*results, *group]):
+                teller.store(result, n)
+            late = asyncio.run(wait_for(results[4])), results[4].future().result(SOON)
+            values = [answer.result(SOON) for answer in [*answers, *futures]]
+
+        assert listener_for(teller.app) is None
+    assert (4, 4) == late
+    assert [0, 1, 2, list(range(5, 45)), 3] == values
+
+
+def test_no_pause_after_a_find(monkeypatch: pytest.MonkeyPatch):
+    """Where nobody tells, whoever has found something looks for more at once."""
+    app = Celery("asker", backend="cache+memory://", set_as_current=False)
+    patience = Patience(app, None, lambda: None)
+    pauses: list[float] = []
+
+    class Silence:
+        def get(self, timeout: float) -> None:
+            """Note how long it is listened for."""
+            pauses.append(timeout)
+            raise queue.Empty
+
+    monkeypatch.setattr(patience, "_rung", Silence())
+    there = iter(["a", "b", None, "c"])
+    found = [patience.wait(lambda: next(there)) for _ in range(3)]
+
+    assert ["a", "b", "c"] == found
+    assert [PIECE, 0.0, 0.0, PIECE] == pauses
 
 
 def test_no_listener_while_redis_is_away(tmp_path: Path):
