@@ -21,6 +21,9 @@ PIECE = 500
 #: Seconds it sleeps for each second that it reads, when much is due.
 REST = 4.0
 
+#: Most seconds that it sleeps, however long it has read.
+LONGEST_REST = 1.0
+
 
 class Sweeper:
     """
@@ -80,4 +83,4 @@ class Sweeper:
             self._is_failing = True
             return 0.1
         self._is_failing = False
-        return REST * (time.monotonic() - began)
+        return min(REST * (time.monotonic() - began), LONGEST_REST)

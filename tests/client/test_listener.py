@@ -21,7 +21,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.client import store, sweep
-from celery_batch.client.inbox import inbox_of
+from celery_batch.client.inbox import Inbox, inbox_of
 from celery_batch.client.listener import close_listener, is_listening, listener_for
 from celery_batch.client.patience import PIECE, Patience
 from celery_batch.client.result import BatchResult
@@ -465,6 +465,25 @@ def test_sweep_goes_in_pieces(teller: Teller, monkeypatch):
 
     assert list(range(1000)) == [future.result(SOON) for future in futures]
     assert 100 == max(sizes)
+
+
+def test_slow_look_costs_no_long_rest(monkeypatch: pytest.MonkeyPatch):
+    """However long Redis takes for a look, the next follows within a second."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    inbox = Inbox()
+    reply = inbox.reply("1")
+    inbox.watch(reply, pytest.fail)
+
+    class Slow:
+        def read(self, _task_ids: list[str]) -> list[tuple[str, bytes]]:
+            """Find nothing, slowly."""
+            now[0] += 2.0
+            return []
+
+    rest = sweep.Sweeper(inbox, Slow(), lambda: None)._sweep()
+
+    assert sweep.LONGEST_REST == rest <= 1.0
 
 
 def _value(teller: Teller, value: object) -> str:
