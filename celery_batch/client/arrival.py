@@ -59,7 +59,7 @@ async def _looked_for(result: Any) -> None:
     while True:
         if result.parent:
             await _off_loop(result, result._maybe_reraise_parent_error)  # noqa: SLF001
-        if await _off_loop(result, result.ready):
+        if await _off_loop(result, result.look):
             return
         await asyncio.sleep(pause)
         pause = min(1.5 * pause, SELDOM)

@@ -85,7 +85,9 @@ def future_of(result: Any) -> ResultFuture:
         result: A `BatchResult`.
     """
     future = ResultFuture(result)
-    if listener_for(result.app) is None:
+    if result._ignored:  # noqa: SLF001 (it is there already: nothing)
+        future.settle()
+    elif listener_for(result.app) is None:
         threading.Thread(target=_wait, args=(result, future), daemon=True).start()
     else:
         future.watch()

@@ -109,9 +109,10 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
 
     def look(self) -> Self | None:
         """Return itself if its task has ended, as far as the backend can be asked."""
+        lost = getattr(self.backend, "connection_errors", ())  # not every backend knows its own
         try:
             return self if self.ready() else None
-        except (*self.backend.connection_errors, BackendGetMetaError):
+        except (*lost, BackendGetMetaError):
             return None
 
     def maybe_throw(self, propagate: bool = True, callback: Any = None) -> Any:  # noqa: FBT001, FBT002

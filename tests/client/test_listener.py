@@ -21,6 +21,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.client import store, sweep
+from celery_batch.client.arrival import arrived
 from celery_batch.client.inbox import Inbox, inbox_of
 from celery_batch.client.listener import close_listener, is_listening, listener_for
 from celery_batch.client.patience import PIECE, Patience
@@ -193,6 +194,35 @@ def test_no_listener_while_redis_is_away(tmp_path: Path):
             answer = result.get(timeout=SOON)
 
     assert (None, 1) == (without, answer)
+
+
+def test_awaited_while_redis_is_away(tmp_path: Path):
+    """Who awaits a result before Redis has ever answered has it when Redis is there."""
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    with Teller(server, result_backend_always_retry=False) as teller:
+        server.stop()
+        without = listener_for(teller.app)
+        result = BatchResult("untold", app=teller.app)
+
+        async def wait() -> object:
+            """Await it, and have Redis begin meanwhile."""
+            waiting = asyncio.ensure_future(arrived(result))
+            done, _ = await asyncio.wait([waiting], timeout=0.5)
+            if done:
+                return "no longer awaited", waiting.exception()
+            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(teller.store, result, 1)
+            async with asyncio.timeout(SOON):
+                await waiting
+            return result.result
+
+        try:
+            value = asyncio.run(wait())
+        finally:
+            server.stop()
+
+    assert (None, 1) == (without, value)
 
 
 def test_key_prefix_is_kept(redis_server: RedisServer):
