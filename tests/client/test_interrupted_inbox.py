@@ -65,17 +65,17 @@ def test_finaliser_takes_no_lock(teller: Teller, begin: Callable[..., Callable[[
 
 def test_signal_handler_may_ask_and_wait(teller: Teller):
     """Who interrupts a thread that is in the inbox can ask, wait and listen there."""
-    inbox = inbox_of(teller.app)
+    inbox, listener = inbox_of(teller.app), teller.listener
     asked: list[Any] = []
 
     def interrupted() -> None:
         """Be in the inbox, and ask."""
-        with inbox._lock, teller.listener._guard:
+        with inbox._lock, listener._guard:
             result = teller.ask()
             with pytest.raises(CeleryTimeoutError):
                 result.get(timeout=0.0)
             asked.append((result, result.future()))
-            teller.listener.check()
+            listener.check()
 
     thread = threading.Thread(target=interrupted, daemon=True)
     thread.start()

@@ -132,7 +132,7 @@ def test_fork_while_the_inbox_is_busy(run: Callable[[str], str], way: str):
                 else:
                     result._cache
                     values.append(result.get())
-            unheard.get()  # as in Celery, somebody has to look
+            listener_for(app)  # as in Celery, somebody has to look
             while len(values) < 2:
                 time.sleep(0.01)
             assert values == [1, 2], values
