@@ -51,7 +51,7 @@ async def _heard(result: Any) -> None:
             await asyncio.wait((future,), timeout=PARENTS)
         await future
     finally:
-        reply.inbox.leave(reply, watcher)
+        reply.inbox.leave_soon(reply, watcher)
 
 
 async def _looked_for(result: Any) -> None:

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
+from celery_batch.client.inbox import Reply
 from celery_batch.client.listener import listener_for
 
 __all__ = ["ResultFuture", "future_of"]
@@ -24,6 +25,14 @@ class ResultFuture(Future):  # type: ignore[type-arg]
     def __init__(self, result: Any) -> None:
         super().__init__()
         self._batch_result = result
+        self._reply: Reply = result.own_reply()
+
+    def watch(self) -> None:
+        """Be done when the reply is heard of."""
+        if self._reply.inbox.watch(self._reply, self.settle):
+            self.add_done_callback(self._abandon)
+        else:
+            self.settle()
 
     def settle(self) -> None:
         """Wake those who wait."""
@@ -63,11 +72,9 @@ class ResultFuture(Future):  # type: ignore[type-arg]
             return error
         return None
 
-    def abandon(self, _done: Any) -> None:
-        """Leave nothing behind if it was cancelled."""
+    def _abandon(self, _done: Any) -> None:
         if self.cancelled():
-            reply = self._batch_result.reply
-            reply.inbox.leave(reply, self.settle)
+            self._reply.inbox.leave_soon(self._reply, self.settle)
 
 
 def future_of(result: Any) -> ResultFuture:
@@ -78,12 +85,12 @@ def future_of(result: Any) -> ResultFuture:
         result: A `BatchResult`.
     """
     future = ResultFuture(result)
-    if listener_for(result.app) is None:
-        threading.Thread(target=_wait, args=(result, future), daemon=True).start()
-    elif result.reply.inbox.watch(result.reply, future.settle):
-        future.add_done_callback(future.abandon)
-    else:
+    if result._ignored:  # noqa: SLF001 (it is there already: nothing)
         future.settle()
+    elif listener_for(result.app) is None:
+        threading.Thread(target=_wait, args=(result, future), daemon=True).start()
+    else:
+        future.watch()
     return future
 
 

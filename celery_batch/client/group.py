@@ -114,7 +114,7 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
                     yield member.id, member._get_task_meta()  # noqa: SLF001
         finally:
             for reply, watcher in watched:
-                reply.inbox.leave(reply, watcher)
+                reply.inbox.leave_soon(reply, watcher)
 
 
 def _first_ready(missing: dict[int, BatchResult]) -> BatchResult | None:

@@ -101,9 +101,12 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
     def own_reply(self) -> Reply:
         """Return its reply in this process, which may be a fork of the one that asked."""
         reply = self.reply
-        if not reply.inbox.is_here and reply.value is None:
-            self.reply = inbox_of(self.app).reply(self.id)
-            self.reply.is_asked = reply.is_asked
+        if not reply.inbox.is_here:  # its lock may be held for ever
+            inbox = inbox_of(self.app)
+            self.reply = inbox.reply(self.id)
+            self.reply.is_asked |= reply.is_asked
+            if reply.value is not None:
+                inbox.deliver([(self.id, reply.value)])
         return self.reply
 
     @property
@@ -113,9 +116,10 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
 
     def look(self) -> Self | None:
         """Return itself if its task has ended, as far as the backend can be asked."""
+        lost = getattr(self.backend, "connection_errors", ())  # not every backend knows its own
         try:
             return self if self.ready() else None
-        except (*getattr(self.backend, "connection_errors", ()), BackendGetMetaError):
+        except (*lost, BackendGetMetaError):
             return None
 
     def maybe_throw(self, propagate: bool = True, callback: Any = None) -> Any:  # noqa: FBT001, FBT002
@@ -166,8 +170,9 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
         self._is_native = True
         self._backend = self.backend  # this thread's, which will be drained
         thens, self._thens = self._thens, ()
+        inbox = self.reply.inbox
         for callback, watcher in thens:
-            if self.reply.inbox.leave(self.reply, watcher):
+            if not inbox.is_here or inbox.leave(self.reply, watcher):
                 self.on_ready.then(callback)
         self._backend.add_pending_result(self, weak=weak)
 

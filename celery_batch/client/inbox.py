@@ -7,21 +7,22 @@ nobody holds any more leaves nothing behind.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from celery.utils.functional import noop
 
+from celery_batch.client.barriers import Barriers
+from celery_batch.client.callbacks import call_each
 from celery_batch.client.rounds import Round
 
-__all__ = ["Inbox", "Reply", "Watcher", "inbox_of", "is_delivering"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["Inbox", "Reply", "Watcher", "inbox_of"]
 
 #: Called once, without arguments, by the thread that heard of the reply.
 Watcher = Callable[[], object]
@@ -67,15 +68,22 @@ class Reply:
 
 
 class Inbox:
-    """All replies of one app in this process; safe for threads."""
+    """
+    All replies of one app in this process; safe for threads.
+
+    A signal handler may ask while its own thread does, hence the kind of lock.
+    """
 
     def __init__(self) -> None:
         self._known: WeakValueDictionary[str, Reply] = WeakValueDictionary()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        #: Who leaves as soon as somebody has the lock.
+        self._left: deque[tuple[Reply, Watcher]] = deque()
         self._told = Round(SWEEP)
         self._strays = Round(STRAY)
         self._restored = 0.0
-        self._unready: dict[Any, None] = {}
+        #: Those of groups, which count our replies.
+        self.barriers = Barriers()
         #: False in a process that was forked from the one it belongs to.
         self.is_here = True
         #: Called when a look is due sooner than was foreseen.
@@ -87,11 +95,9 @@ class Inbox:
 
     def reply(self, task_id: str) -> Reply:
         """Return the reply to a task, one for all who hold its result."""
+        new = Reply(self, task_id)  # not under the lock: it may start the garbage collector
         with self._lock:
-            found = self._known.get(task_id)
-            if found is None:
-                found = self._known[task_id] = Reply(self, task_id)
-            return found
+            return self._known.setdefault(task_id, new)
 
     def expect(self, replies: Iterable[Reply]) -> list[Reply]:
         """
@@ -130,6 +136,7 @@ class Inbox:
         """
         is_urgent = not reply.is_told or self.is_stale(reply)
         with self._lock:
+            self._let_go()
             if reply.value is not None:
                 return False
             reply.watchers = [*(reply.watchers or ()), watcher]
@@ -152,13 +159,16 @@ class Inbox:
     def leave(self, reply: Reply, watcher: Watcher) -> bool:
         """Return whether a function was still to be called; it will not be any more."""
         with self._lock:
-            for those in (reply.watchers, reply.listeners):
-                if those and watcher in those:
-                    those.remove(watcher)
-                    if not reply.watchers:
-                        self._drop(reply)
-                    return True
-            return False
+            return self._leave(reply, watcher)
+
+    def leave_soon(self, reply: Reply, watcher: Watcher) -> None:
+        """
+        Have a function not be called any more, but for a moment perhaps; take no lock.
+
+        This is for what ends with its last reference: the garbage collector may end it
+        in any thread at any moment, in our own midst.
+        """
+        self._left.append((reply, watcher))
 
     def deliver(self, heard: Iterable[tuple[str, bytes]]) -> None:
         """
@@ -169,6 +179,7 @@ class Inbox:
         """
         watchers: list[Watcher] = []
         with self._lock:
+            self._let_go()
             for task_id, value in heard:
                 reply = self._known.get(task_id)
                 if reply is None or reply.value is not None:
@@ -179,40 +190,19 @@ class Inbox:
                     self._drop(reply)
                 watchers += reply.listeners or ()
                 reply.watchers = reply.listeners = None
-        _local.is_delivering = True
-        for watcher in watchers:
-            try:
-                watcher()
-            except Exception:
-                logger.exception("A callback of a result has failed")
-        _local.is_delivering = False
-
-    def count(self, barrier: Any) -> None:
-        """
-        Count one for a barrier, which is still being built perhaps.
-
-        Args:
-            barrier: Celery's, of a group. If all its members come while it is built, it
-                never looks whether they have; then `close_barriers` does.
-        """
-        barrier()
-        if not barrier.finalized:
-            self._unready[barrier] = None
+        call_each(watchers)
 
     def close_barriers(self) -> bool:
-        """Tell the barriers that were built meanwhile; return whether some are still not."""
-        for barrier in list(self._unready):
-            if barrier.finalized:
-                del self._unready[barrier]
-                if barrier._value >= barrier.size and not barrier.ready:  # noqa: SLF001
-                    barrier.ready = True
-                    barrier.p()
-        return bool(self._unready)
+        """Tell the groups that were built meanwhile; return whether to look soon again."""
+        whole, is_building = self.barriers.whole()
+        call_each(whole)
+        return is_building
 
     def take(self, most: int) -> list[str]:
         """Return ids that should be looked for now, those first that waited longest."""
         now = time.monotonic()
         with self._lock:
+            self._let_go()
             due = self._strays.take(now, most)
             due += self._told.take(now, most - len(due))
             for reply in due:
@@ -232,12 +222,25 @@ class Inbox:
             self._strays.all_due()
         self.hurry()
 
+    def _let_go(self) -> None:
+        with suppress(IndexError):
+            while self._left:
+                self._leave(*self._left.popleft())
+
+    def _leave(self, reply: Reply, watcher: Watcher) -> bool:
+        for those in (reply.watchers, reply.listeners):
+            if those and watcher in those:
+                those.remove(watcher)
+                if not reply.watchers:
+                    self._drop(reply)
+                return True
+        return False
+
     def _drop(self, reply: Reply) -> None:
         self._told.drop(reply)
         self._strays.drop(reply)
 
 
-_local = threading.local()
 _inboxes: WeakKeyDictionary[Any, Inbox] = WeakKeyDictionary()
 
 
@@ -250,11 +253,6 @@ def inbox_of(app: Any) -> Inbox:
     """
     found = _inboxes.get(app)
     return found if found is not None else _inboxes.setdefault(app, Inbox())
-
-
-def is_delivering() -> bool:
-    """Return whether this thread is the one that others wait for."""
-    return getattr(_local, "is_delivering", False)
 
 
 def _begin_anew() -> None:

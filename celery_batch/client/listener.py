@@ -92,38 +92,46 @@ class Listener:
 
     def check(self) -> None:
         """Begin again what should run and does not: nobody may wait for a thread that died."""
-        with self._guard:
+        if not self._guard.acquire(blocking=False):
+            return  # somebody does, perhaps this very thread
+        try:
             for name, run in (("replies", self._hear), ("sweep", self._sweeper.run)):
                 thread = self._threads.get(name)
+                if name == "replies" and self.is_forbidden:
+                    continue
                 if self._is_open and (thread is None or not thread.is_alive()):
                     if thread is not None:
                         logger.error("The thread that hears of results had died: begun again")
                     thread = threading.Thread(target=run, name=f"celery-batch-{name}", daemon=True)
                     self._threads[name] = thread
                     thread.start()
+        finally:
+            self._guard.release()
 
     def close(self) -> None:
-        """Hear no more; who waits falls back on looking by himself."""
+        """Hear and look no more; who is in `get` falls back on looking by himself."""
         self._is_open = False
         self._store.wake(self.channel)
         self._sweeper.close()
 
     def _hear(self) -> None:
         pause = _SOONEST
-        while self._is_open:
+        while self._is_open and not self.is_forbidden:
             try:
                 self._subscribe()
                 pause = _SOONEST
                 self._read()
             except FORBIDDEN as error:
                 logger.warning("Redis does not let us listen (%s): results one by one", error)
-                self.is_forbidden, self._is_open = True, False
-                self._sweeper.close()
+                self.is_forbidden = True
+                if not self.is_confirmed:  # else some wait already: the sweeper finds it for them
+                    self._is_open = False
+                    self._sweeper.close()
             except Exception as error:  # noqa: BLE001 (whatever it is, we must hear again)
                 if self._is_open and pause == _SOONEST:  # once for each loss
                     logger.warning("Lost the connection that tells of results: %s", error)
             self._decided.set()
-            if self._is_open:
+            if self._is_open and not self.is_forbidden:
                 time.sleep(pause)
                 pause = min(2 * pause, 1.0)
 
@@ -154,7 +162,7 @@ class Listener:
 
 
 _listeners: dict[Any, Listener | None] = {}
-_guard = threading.Lock()
+_guard = threading.RLock()
 
 
 def listener_for(app: Any) -> Listener | None:
@@ -219,7 +227,7 @@ def close_listener(app: Any) -> None:
 
 def _begin_anew() -> None:
     global _guard, _listeners
-    _guard, _listeners = threading.Lock(), {}  # threads do not survive a fork, and locks stay held
+    _guard, _listeners = threading.RLock(), {}  # threads do not survive a fork, and locks stay held
 
 
 os.register_at_fork(after_in_child=_begin_anew)

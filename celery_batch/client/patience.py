@@ -32,6 +32,7 @@ class Patience:
         self._app = app
         self._end = None if timeout is None else time.monotonic() + timeout
         self._on_interval = on_interval
+        self._has_found = False
         self._rung: queue.SimpleQueue[Any] = queue.SimpleQueue()
         #: To be called, from any thread, with what has come.
         self.ring = self._rung.put
@@ -53,15 +54,18 @@ class Patience:
         """
         while True:
             left = self.left
+            pause = 0.0 if self._has_found else PIECE  # there may be more
             with suppress(queue.Empty):
-                return self._rung.get(timeout=PIECE if left is None else min(left, PIECE))
+                return self._rung.get(timeout=pause if left is None else min(left, pause))
             listener = listener_for(self._app)
             if listener is None or self.left == 0.0:
                 found = look()
+                self._has_found = found is not None
                 if found is not None:
                     return found
                 if self.left == 0.0:
                     raise CeleryTimeoutError("The operation timed out.")
             else:
+                self._has_found = False
                 listener.check()
             self._on_interval()

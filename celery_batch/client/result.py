@@ -18,9 +18,10 @@ from celery.result import assert_will_not_block
 from vine import Thenable, barrier, promise
 
 from celery_batch.client.arrival import SELDOM, SOON, arrived
+from celery_batch.client.callbacks import is_delivering
 from celery_batch.client.futures import ResultFuture, future_of
 from celery_batch.client.heard import HeardResult
-from celery_batch.client.inbox import Watcher, is_delivering
+from celery_batch.client.inbox import Watcher
 from celery_batch.client.patience import Patience
 
 __all__ = ["BatchResult"]
@@ -132,7 +133,7 @@ class BatchResult(HeardResult):
         reply, inbox = self.reply, self.reply.inbox
         watcher: Watcher
         if isinstance(callback, barrier):
-            watcher, hook = partial(inbox.count, callback), inbox.listen
+            watcher, hook = partial(inbox.barriers.count, callback), inbox.listen
         elif weak:
             watcher, hook = partial(_call, weakref.ref(self), callback), inbox.listen
         else:

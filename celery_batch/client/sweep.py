@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from celery_batch.client.inbox import Inbox
 from celery_batch.client.store import ResultStore
@@ -19,6 +20,9 @@ PIECE = 500
 
 #: Seconds it sleeps for each second that it reads, when much is due.
 REST = 4.0
+
+#: Most seconds that it sleeps, however long it has read.
+LONGEST_REST = 1.0
 
 
 class Sweeper:
@@ -35,18 +39,20 @@ class Sweeper:
         self._inbox = inbox
         self._store = store
         self._look_after = look_after
-        self._wake = threading.Event()
+        #: Free when rung; an Event's own lock would stop a signal handler that rings, too.
+        self._bell = threading.Lock()
         self._is_open = True
         self._is_failing = False
 
     def hurry(self) -> None:
         """Look now for what is due."""
-        self._wake.set()
+        with suppress(RuntimeError):  # rung already
+            self._bell.release()
 
     def close(self) -> None:
         """End soon."""
         self._is_open = False
-        self._wake.set()
+        self.hurry()
 
     def run(self) -> None:
         """Look whenever something is due, until closed."""
@@ -56,8 +62,7 @@ class Sweeper:
             if rest:
                 time.sleep(rest)
             else:
-                self._wake.wait(wait)
-            self._wake.clear()
+                self._bell.acquire(timeout=wait)
             self._look_after()
             rest = self._sweep()
             if self._inbox.close_barriers():
@@ -66,11 +71,11 @@ class Sweeper:
 
     def _sweep(self) -> float:
         """Look for one piece; return for how long to rest."""
-        task_ids = self._inbox.take(PIECE)
-        if not task_ids:
-            return 0.0
         began = time.monotonic()
         try:
+            task_ids = self._inbox.take(PIECE)
+            if not task_ids:
+                return 0.0
             self._inbox.deliver(self._store.read(task_ids))
         except Exception as error:  # noqa: BLE001 (whatever it is, waiting ones must be looked for)
             if not self._is_failing:
@@ -78,4 +83,4 @@ class Sweeper:
             self._is_failing = True
             return 0.1
         self._is_failing = False
-        return REST * (time.monotonic() - began)
+        return min(REST * (time.monotonic() - began), LONGEST_REST)

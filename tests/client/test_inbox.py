@@ -176,7 +176,7 @@ def test_barrier_that_is_being_built_counts_all(inbox: Inbox, told: int):
             self.reply = reply
 
         def then(self, callback: barrier) -> None:
-            inbox.listen(self.reply, lambda: inbox.count(callback))
+            inbox.listen(self.reply, lambda: inbox.barriers.count(callback))
             if self.reply is replies[-1]:
                 inbox.deliver([(name, b"x") for name in names[:told]])
 

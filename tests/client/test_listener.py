@@ -7,6 +7,7 @@ import ctypes
 import gc
 import logging
 import os
+import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,13 +15,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from celery import Celery
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.client import store, sweep
-from celery_batch.client.inbox import inbox_of
+from celery_batch.client.arrival import arrived
+from celery_batch.client.inbox import Inbox, inbox_of
 from celery_batch.client.listener import close_listener, is_listening, listener_for
+from celery_batch.client.patience import PIECE, Patience
 from celery_batch.client.result import BatchResult
 from celery_batch.replies import LARGEST_VALUE
 from tests.services.shop import emptied
@@ -112,6 +116,65 @@ def test_user_who_may_not_listen_is_told_once(tmp_path: Path, caplog):
     assert 1 == len(warnings)
 
 
+def test_who_waits_when_listening_is_forbidden(tmp_path: Path):
+    """If Redis takes the right to listen away, what is waited for is found, however one waits."""
+    with RedisServer(tmp_path / "redis") as server, Teller(server) as teller:
+        results = teller.ask_many(5)
+        group = teller.app.GroupResult("group", teller.ask_many(40))
+        listener = teller.listener
+
+        async def wait_for(result: BatchResult) -> object:
+            """Await a result."""
+            return await result
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = [pool.submit(asyncio.run, wait_for(results[0]))]
+            answers += [pool.submit(result.get, SOON) for result in results[1:3]]
+            answers.append(pool.submit(group.get, SOON))
+            futures = [results[3].future()]
+            waiting = [*results[:4], group[-1]]
+            wait_until(
+                lambda: "" if all(each.reply.watchers for each in waiting) else "not yet",
+                [],
+                what="waiting threads",
+                timeout=SOON,
+            )
+            allowed = "&celery-task-meta-*"
+            teller.redis.execute_command("ACL", "SETUSER", "default", "resetchannels", allowed)
+            teller.redis.client_kill_filter(_type="pubsub")
+            wait_until(
+                lambda: "" if listener.is_forbidden else "not yet", [], what="loss", timeout=SOON
+            )
+            for n, result in enumerate([*results, *group]):
+                teller.store(result, n)
+            late = asyncio.run(wait_for(results[4])), results[4].future().result(SOON)
+            values = [answer.result(SOON) for answer in [*answers, *futures]]
+
+        assert listener_for(teller.app) is None
+    assert (4, 4) == late
+    assert [0, 1, 2, list(range(5, 45)), 3] == values
+
+
+def test_no_pause_after_a_find(monkeypatch: pytest.MonkeyPatch):
+    """Where nobody tells, whoever has found something looks for more at once."""
+    app = Celery("asker", backend="cache+memory://", set_as_current=False)
+    patience = Patience(app, None, lambda: None)
+    pauses: list[float] = []
+
+    class Silence:
+        def get(self, timeout: float) -> None:
+            """Note how long it is listened for."""
+            pauses.append(timeout)
+            raise queue.Empty
+
+    monkeypatch.setattr(patience, "_rung", Silence())
+    there = iter(["a", "b", None, "c"])
+    found = [patience.wait(lambda: next(there)) for _ in range(3)]
+
+    assert ["a", "b", "c"] == found
+    assert [PIECE, 0.0, 0.0, PIECE] == pauses
+
+
 def test_no_listener_while_redis_is_away(tmp_path: Path):
     """A Redis that does not answer costs a moment, and is heard when it is back."""
     server = RedisServer(tmp_path / "redis")
@@ -131,6 +194,35 @@ def test_no_listener_while_redis_is_away(tmp_path: Path):
             answer = result.get(timeout=SOON)
 
     assert (None, 1) == (without, answer)
+
+
+def test_awaited_while_redis_is_away(tmp_path: Path):
+    """Who awaits a result before Redis has ever answered has it when Redis is there."""
+    server = RedisServer(tmp_path / "redis")
+    server.start()
+    with Teller(server, result_backend_always_retry=False) as teller:
+        server.stop()
+        without = listener_for(teller.app)
+        result = BatchResult("untold", app=teller.app)
+
+        async def wait() -> object:
+            """Await it, and have Redis begin meanwhile."""
+            waiting = asyncio.ensure_future(arrived(result))
+            done, _ = await asyncio.wait([waiting], timeout=0.5)
+            if done:
+                return "no longer awaited", waiting.exception()
+            await asyncio.to_thread(server.start)
+            await asyncio.to_thread(teller.store, result, 1)
+            async with asyncio.timeout(SOON):
+                await waiting
+            return result.result
+
+        try:
+            value = asyncio.run(wait())
+        finally:
+            server.stop()
+
+    assert (None, 1) == (without, value)
 
 
 def test_key_prefix_is_kept(redis_server: RedisServer):
@@ -403,6 +495,25 @@ def test_sweep_goes_in_pieces(teller: Teller, monkeypatch):
 
     assert list(range(1000)) == [future.result(SOON) for future in futures]
     assert 100 == max(sizes)
+
+
+def test_slow_look_costs_no_long_rest(monkeypatch: pytest.MonkeyPatch):
+    """However long Redis takes for a look, the next follows within a second."""
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    inbox = Inbox()
+    reply = inbox.reply("1")
+    inbox.watch(reply, pytest.fail)
+
+    class Slow:
+        def read(self, _task_ids: list[str]) -> list[tuple[str, bytes]]:
+            """Find nothing, slowly."""
+            now[0] += 2.0
+            return []
+
+    rest = sweep.Sweeper(inbox, Slow(), lambda: None)._sweep()
+
+    assert sweep.LONGEST_REST == rest <= 1.0
 
 
 def _value(teller: Teller, value: object) -> str:

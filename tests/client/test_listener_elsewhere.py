@@ -83,6 +83,69 @@ def test_listener_is_made_again_after_a_fork(run: Callable[[str], str]):
     assert "before after True" == printed
 
 
+def test_future_of_what_was_asked_before_a_fork(run: Callable[[str], str]):
+    """A future is done in a fork too, and first of all what is done there."""
+    printed = run(
+        """
+        before, never = ask(2)
+        store(before, "before")
+        pid = os.fork()
+        if not pid:
+            never.future().cancel()
+            print(before.future().result(10), flush=True)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        """
+    )
+
+    assert "before" == printed
+
+
+@pytest.mark.parametrize("way", ["then", "future", "_cache"])
+def test_fork_while_the_inbox_is_busy(run: Callable[[str], str], way: str):
+    """What was asked or heard before a fork needs no lock of the process that was forked."""
+    printed = run(
+        f"""
+        import signal
+        heard, unheard = ask(2)
+        answer(heard, 1)
+        while heard.reply.value is None:
+            time.sleep(0.01)
+        unheard.then(str)
+        store(unheard, 2)
+        taken, done = threading.Event(), threading.Event()
+        def hold():
+            with heard.reply.inbox._lock:
+                taken.set()
+                done.wait()
+        threading.Thread(target=hold).start()
+        taken.wait()
+        pid = os.fork()
+        if not pid:
+            signal.alarm(15)  # rather than hang
+            values = []
+            for result in (heard, unheard):
+                if "{way}" == "then":
+                    result.then(lambda result: values.append(result.get()))
+                elif "{way}" == "future":
+                    values.append(result.future().result())
+                else:
+                    result._cache
+                    values.append(result.get())
+            listener_for(app)  # as in Celery, somebody has to look
+            while len(values) < 2:
+                time.sleep(0.01)
+            assert values == [1, 2], values
+            os._exit(0)
+        status = os.waitpid(pid, 0)[1]
+        done.set()
+        print("status", status)
+        """
+    )
+
+    assert "status 0" == printed.splitlines()[-1]
+
+
 def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
     """A fork at any moment, with locks held by threads that it does not have, hangs nobody."""
     printed = run(

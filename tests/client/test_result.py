@@ -173,6 +173,7 @@ def test_ignored_result_is_not_waited_for(teller: Teller):
         return await result
 
     assert (None, None) == (result.get(), asyncio.run(wait_for_it()))
+    assert result.future().result(0) is None
 
 
 def test_state_before_the_end_is_asked_for(teller: Teller):
