@@ -19,6 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 #: Each has a process to itself, one after the other.
 APART = ("tests/integration/features", "tests/integration/surroundings", "tests/faults")
 
+#: What ``make check`` runs.
+ELSEWHERE = "tests/docs"
+
 _PYTEST = [sys.executable, "-m", "pytest", "-q", "--reruns", "1", "-r", "fER", "--durations=8"]
 
 
@@ -35,7 +38,7 @@ def codes() -> Iterator[int]:
     """Run everything, and return how each part went."""
     with ThreadPoolExecutor() as threads:
         apart = [threads.submit(lambda: [run(folder) for folder in APART])]
-        ignored = [f"--ignore={folder}" for folder in APART]
+        ignored = [f"--ignore={folder}" for folder in (*APART, ELSEWHERE)]
         yield run("-n", "3", "--dist", "loadfile", *ignored)
         for each in apart:
             yield from each.result()

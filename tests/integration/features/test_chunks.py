@@ -33,7 +33,6 @@ def close_both_slots(place: Place) -> str:
     return gate
 
 
-@pytest.mark.pools(*EVERY_POOL)
 @pytest.mark.parametrize(
     ("rows", "calls"),
     [(1, [1]), (5, [5]), (64, [64]), (256, [64] * 4), (1000, [64] * 15 + [40])],
