@@ -18,6 +18,15 @@ from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave what is marked as thorough to ``THOROUGH=1 make test``: it takes minutes more."""
+    if "THOROUGH" in os.environ:
+        return
+    left_out = [item for item in items if item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
 @pytest.fixture(autouse=True)
 def _own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Celery shares every task with all apps there will be; not from one test to the next."""

@@ -27,6 +27,7 @@ def _run(*command: str, **env: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_cases_measure_and_say_what_is_reached(tmp_path):
     """A few items of a drain and of a prefilled queue give figures and goals."""
     written = tmp_path / "measured.json"
@@ -40,6 +41,7 @@ def test_cases_measure_and_say_what_is_reached(tmp_path):
     assert [2_000] == [row["drained"] for row in cases["million"]["rows"]]
 
 
+@pytest.mark.thorough
 def test_gpu_script_runs_without_a_gpu(tmp_path):
     """The one-file script for GPUs runs tiny models on the CPU, and every answer comes back."""
     pytest.importorskip("torch")

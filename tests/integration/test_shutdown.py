@@ -37,12 +37,16 @@ def test_restart_under_load_loses_nothing_and_repeats_nothing(
 @pytest.mark.parametrize(
     ("options", "signals"),
     [
-        (("-c", "1"), (signal.SIGQUIT,)),
-        (("-c", "2"), (signal.SIGTERM, signal.SIGQUIT)),
-        (("-P", "threads", "-c", "2"), (signal.SIGTERM, signal.SIGQUIT)),
-        (("-P", "solo"), (signal.SIGQUIT,)),
+        pytest.param(("-c", "1"), (signal.SIGQUIT,), id="one-quit"),
+        *(
+            pytest.param(options, signals, id=name, marks=pytest.mark.thorough)
+            for name, options, signals in (
+                ("two-terminated-quit", ("-c", "2"), (signal.SIGTERM, signal.SIGQUIT)),
+                ("threads-quit", ("-P", "threads", "-c", "2"), (signal.SIGTERM, signal.SIGQUIT)),
+                ("solo-quit", ("-P", "solo"), (signal.SIGQUIT,)),
+            )
+        ),
     ],
-    ids=["one-quit", "two-terminated-quit", "threads-terminated-quit", "solo-quit"],
 )
 def test_quitting_under_load_loses_nothing(
     each_shop: Shop, options: tuple[str, ...], signals: tuple[signal.Signals, ...]

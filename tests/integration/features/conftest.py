@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +22,22 @@ MODULE = "tests.services.features"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test on both brokers, on prefork or on the pools that its marker names."""
+    """
+    Run each test on both brokers, on prefork or on the pools that its marker names.
+
+    What solo and threads do differently has nothing to do with the broker: unless
+    ``THOROUGH`` is set, they run on Redis only.
+    """
     if "place" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("pools")
     names = marker.args if marker else ("prefork",)
-    pairs = [(broker, pool) for broker in BROKERS for pool in names]
+    pairs = [
+        (broker, pool)
+        for broker in BROKERS
+        for pool in names
+        if broker == "redis" or pool == "prefork" or "THOROUGH" in os.environ
+    ]
     ids = ["-".join(pair) for pair in pairs]
     metafunc.parametrize("where", pairs, ids=ids, scope="session")
 
