@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import pytest
+
 from workers.models.network import WordFiller, restore, save
 from workers.models.train_infilling import CORPUS, Plan, main, mistakes, read_corpus, train
 
 
+@pytest.mark.thorough
 def test_training_can_be_repeated(tmp_path):
     """The same plan gives the same file, byte for byte; another seed gives another."""
     pieces = read_corpus(CORPUS)
@@ -15,6 +18,7 @@ def test_training_can_be_repeated(tmp_path):
     assert once != other
 
 
+@pytest.mark.thorough
 def test_training_learns(tmp_path, capsys):
     """A short training on two rhymes is enough to know them; the file keeps what was learnt."""
     pieces = [["Jack be nimble, Jack be quick,"], ["Hickory, dickory, dock,"]]
