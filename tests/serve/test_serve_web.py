@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from contextlib import contextmanager
+from unittest.mock import AsyncMock
 
 import pytest
 from starlette.testclient import TestClient
@@ -77,15 +78,8 @@ def test_what_is_not_there_is_told_in_json(client):
 
 def test_an_answer_that_is_no_json_is_a_500(client, monkeypatch):
     """A number that JSON has not, say."""
-
-    async def answered():
-        return float("nan")
-
-    async def sent(_sending):
-        _sending.close()
-        return answered()
-
-    monkeypatch.setattr(web, "_sent", sent)
+    answered = AsyncMock(return_value=float("nan"))
+    monkeypatch.setattr(web, "_sent", AsyncMock(side_effect=lambda it: it.close() or answered()))
     status, body = _both(client.post("/predict", json={}))
 
     assert 500 == status
