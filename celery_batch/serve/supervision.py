@@ -57,9 +57,9 @@ class Health:
 
     Args:
         program: What it is.
-        state: ``"running"``, ``"starting"``, ``"crashing"`` (it ends soon after each
-            start, and is started again after a pause), ``"given up"``, ``"stopping"``
-            or ``"stopped"``.
+        state: ``"running"``, ``"starting"``, ``"crashing"`` (it has ended soon after its
+            start, and is started again and again), ``"given up"``, ``"stopping"`` or
+            ``"stopped"``.
         since: Seconds since it has last been started, or has ended.
         restarts: How often it was started after the first time.
         error: The last line in its log that tells of an error, if any.
@@ -92,14 +92,18 @@ def health(running: Sequence[Program], folder: Path) -> list[Health]:
             found = {each["name"]: each for each in proxy.supervisor.getAllProcessInfo()}
     except (OSError, xmlrpc.client.Error) as error:
         raise SupervisorAway(f"{folder}: supervisor does not answer: {error}") from error
-    starts = (folder / LOG).read_text(errors="replace")
-    return [_health(each, found[each.name], starts, folder) for each in running]
+    told = (folder / LOG).read_text(errors="replace")
+    return [_health(each, found[each.name], told, folder) for each in running]
 
 
-def _health(program: Program, info: dict[str, Any], starts: str, folder: Path) -> Health:
+def _health(program: Program, info: dict[str, Any], told: str, folder: Path) -> Health:
     state = _WORDS.get(info["statename"], info["statename"].lower())
     began = info["start"] if info["pid"] else info["stop"] or info["start"]
-    count = starts.count(f"spawned: '{program.name}' with pid")
+    count = told.count(f"spawned: '{program.name}' with pid")
+    of_late = told.rpartition(f"success: {program.name} entered RUNNING")[2]
+    # In a loop it is being started most of the time; to be ended once is no loop.
+    if state == "starting" and of_late.count(f"exited: {program.name} (") > 1:
+        state = "crashing"
     return Health(
         program,
         state,
