@@ -36,6 +36,12 @@ __all__ = ["Deployment"]
 #: Seconds in which the web server has to say that it is there.
 _HEALTHZ = 5.0
 
+#: Variables that Celery would heed more than our configuration; a shell may have them for others.
+_ELSEWHERE = (
+    *("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"),
+    "CELERY_RESULT_BACKEND",
+)
+
 #: Lines of a log that are shown when its process ends too soon.
 _LINES = 20
 
@@ -106,6 +112,8 @@ class Deployment:
         Raises:
             ConfigurationError: The folder or the port is in use, or there is no Redis.
         """
+        for variable in _ELSEWHERE:
+            os.environ.pop(variable, None)
         _refuse_taken_port(self.config)
         if self._asked.broker is None:
             find_redis_server()
@@ -178,9 +186,10 @@ class Deployment:
         for row in rows:
             if row.restarts or row.state in ("crashing", "given up"):
                 raise ServerFailed(_last_words(row, self.folder))
-        wanted = {program.node for program in self.programs if program.node}
+        host = socket.gethostname()  # others may serve the same queue
+        wanted = {f"{program.node}@{host}" for program in self.programs if program.node}
         try:
-            warm = {name.rpartition("@")[0] for name in warm_workers(app, self.config.task_name)}
+            warm = warm_workers(app, self.config.task_name)
         except OperationalError as error:
             return f"the broker cannot be reached: {error}"
         if cold := sorted(wanted - warm):

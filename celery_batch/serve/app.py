@@ -56,7 +56,6 @@ def make_app(config: ServeConfig) -> Celery:
         result_expires=max(60.0, 2 * config.time_limit),
         broker_connection_retry_on_startup=True,
         task_publish_retry_policy=_ONCE_MORE,
-        worker_hijack_root_logger=True,
     )
     return app
 

@@ -37,7 +37,14 @@ class Serving:
             self.port = probe.getsockname()[1]
         path = folder / "serve.yaml"
         path.write_text(f"{config}\nPort: {self.port}\n")
-        self._env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self._env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            # A shell may have them for something else: these are no servers of ours.
+            "CELERY_BROKER_URL": "redis://127.0.0.1:1/0",
+            "CELERY_RESULT_BACKEND": "redis://127.0.0.1:1/0",
+        }
         self.child = Child(
             [CELERY, "batch", "serve", "-c", str(path), "--dir", str(self.run)],
             folder / "serve.log",
