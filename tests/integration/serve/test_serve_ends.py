@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
+from celery_batch.serve.app import LARGEST_BODY
+
 HANDLE = """
 import os
 from celery_batch.serve.handle import BaseHandle, registry
@@ -60,3 +64,30 @@ def test_a_handle_that_cannot_be_loaded_is_a_clear_error(served, broker):
     assert 1 == serving.child.exit_code
     assert "has no class Trail; did you mean Trial?" in serving.said
     assert "Traceback (most recent call last):\n  File" not in serving.said.partition("---")[0]
+
+
+@pytest.mark.thorough
+def test_a_model_that_hangs_is_broken_off(served, tmp_path, broker):
+    """Who waits for it is told so in time, and those who come later are served."""
+    serving = served(
+        f"GPUs: cpu\nHandle: tests.services.handles:Trial\nBroker: {broker}\nTimeLimit: 5\n"
+        f"Env: {{TRIAL_FOLDER: {tmp_path}}}\n"
+    ).ready()
+    status, answer = serving.post({"name": "endless", "hold": "for ever"})
+
+    assert (504, "no answer within 5 s") == (status, answer["error"])
+    serving.until(lambda: "" if serving.post({"name": "next"})[0] == 200 else "not yet")
+
+
+@pytest.mark.thorough
+def test_a_picture_of_many_megabytes_comes_through(served, tmp_path, broker):
+    """What the web server takes, the broker and the worker take, too."""
+    serving = served(
+        f"GPUs: cpu\nHandle: tests.services.handles:Trial\nBroker: {broker}\n"
+        f"Env: {{TRIAL_FOLDER: {tmp_path}}}\n"
+    ).ready()
+    picture = "x" * (LARGEST_BODY - 100)
+    status, answer = serving.post({"name": "large", "img": picture})
+
+    assert 200 == status
+    assert picture == answer["task_info"]["img"]
