@@ -28,8 +28,8 @@ import subprocess
 import sys
 import time
 
-#: Seconds a server gets to stop by itself once its parent was killed.
-ORPHAN_GRACE = 0.7
+#: Seconds a server gets to stop by itself once its parent was killed, or we are told to stop.
+ORPHAN_GRACE = float(os.environ.get("CELERY_BATCH_KEEPER_GRACE", "0.7"))
 
 #: Linux' prctl option "signal me when my parent ends".
 PR_SET_PDEATHSIG = 1

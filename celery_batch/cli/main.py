@@ -11,6 +11,7 @@ import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_batch.cli.redis_server import RedisServer
+from celery_batch.cli.serve import serve, status
 from celery_batch.errors import BatchError
 from celery_batch.worker import control
 
@@ -26,6 +27,10 @@ control.register()
 @handle_preload_options  # type: ignore[untyped-decorator]  # Celery has no types
 def batch(_ctx: click.Context) -> None:
     """Batched model serving."""
+
+
+batch.add_command(serve)
+batch.add_command(status)
 
 
 @batch.command(name="redis", cls=CeleryCommand)

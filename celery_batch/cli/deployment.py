@@ -1,0 +1,218 @@
+"""A served handle: supervisor and all it keeps alive, for as long as this process lives."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import urllib.request
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+from kombu.exceptions import OperationalError
+
+from celery_batch.cli import keeper
+from celery_batch.cli.child import Child, ServerFailed, wait_until
+from celery_batch.cli.redis_server import RedisServer, find_redis_server
+from celery_batch.cli.run_folder import ASKED, clear
+from celery_batch.config import Settings
+from celery_batch.errors import ConfigurationError
+from celery_batch.serve.app import CONFIG, make_app
+from celery_batch.serve.config import ServeConfig
+from celery_batch.serve.programs import (
+    GRACE,
+    environment,
+    programs,
+    supervisor_conf,
+)
+from celery_batch.serve.readiness import warm_workers
+from celery_batch.serve.supervision import LOG, Health, SupervisorAway, health
+
+__all__ = ["Deployment"]
+
+#: Seconds in which the web server has to say that it is there.
+_HEALTHZ = 5.0
+
+#: Lines of a log that are shown when its process ends too soon.
+_LINES = 20
+
+
+class Deployment:
+    """
+    All processes of a served handle.
+
+    Args:
+        config: What is served.
+        folder: For its sockets and logs; made, private, and removed after a good end.
+    """
+
+    def __init__(self, config: ServeConfig, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self._asked = config
+        self.programs = list(programs(config, self.folder))
+        self._child: Child | None = None
+
+    @classmethod
+    def running_in(cls, folder: Path) -> Self:
+        """
+        Look at one that another process runs.
+
+        Args:
+            folder: Its folder.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        try:
+            config = ServeConfig.from_json((folder / ASKED).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigurationError(f"{folder}: nothing is served from here: {error}") from error
+        return cls(config, folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, _trace: object) -> None:
+        if self._child is None:
+            return
+        # In turn: the web server, the workers, Redis; each has its own time to end.
+        self._child.stop(3 * GRACE)
+        if kind is None or not issubclass(kind, Exception):
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    @cached_property
+    def config(self) -> ServeConfig:
+        """What is served, with the URL of its broker."""
+        broker = self._asked.broker or RedisServer(self.folder / "redis").url
+        return replace(self._asked, broker=broker)
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine post to."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.config.host, self.config.host)  # noqa: S104
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.config.port}/predict"
+
+    def start(self, beside: Path) -> None:
+        """
+        Start everything; `wait_until_ready` says when it serves.
+
+        Args:
+            beside: The folder of the configuration file, where the handle's module is
+                looked for after the current one.
+
+        Raises:
+            ConfigurationError: The folder or the port is in use.
+        """
+        _refuse_taken_port(self.config)
+        if self._asked.broker is None:
+            find_redis_server()
+        clear(self.folder)
+        (self.folder / ASKED).write_text(self._asked.to_json(), encoding="utf-8")
+        served = self.folder / "serve.json"
+        served.write_text(self.config.to_json(), encoding="utf-8")
+        keep = [sys.executable, "-I", "-S", keeper.__file__, ""]
+        conf = self.folder / "supervisord.conf"
+        conf.write_text(supervisor_conf(self.programs, self.folder, keep), encoding="utf-8")
+        env = environment(self._asked, [Path.cwd(), beside.absolute()], os.environ)
+        self._child = Child(
+            [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(conf)],
+            self.folder / LOG,
+            env={**env, CONFIG: str(served), "TMPDIR": str(self.folder)},
+        )
+
+    def wait_until_ready(self) -> None:
+        """
+        Return when every worker has its handle loaded and the web server answers.
+
+        Raises:
+            ServerFailed: A process ended meanwhile; with the last lines of its log.
+        """
+        app = make_app(self.config)
+        timeout = Settings.of(app).load_timeout
+        with app:
+            wait_until(
+                lambda: self._why_not_ready(app),
+                [self._require_child()],
+                what=f"serving {self.config.handle}",
+                timeout=timeout,
+            )
+
+    def warnings(self) -> list[str]:
+        """Return what the handle, or what we say of it, has warned of while it was loaded."""
+        first = next(program for program in self.programs if program.device)
+        lines = (self.folder / f"{first.name}.log").read_text(errors="replace").splitlines()
+        return [line.partition("] ")[2] for line in lines if "WARNING/ForkPoolWorker" in line]
+
+    def ended(self, seconds: float) -> bool:
+        """Wait for supervisor to end, this many seconds at most; say whether it has."""
+        return self._require_child().wait(seconds)
+
+    def check(self) -> None:
+        """
+        Do nothing while supervisor runs.
+
+        Raises:
+            ServerFailed: It has ended; with the last lines of its log.
+        """
+        self._require_child().check()
+
+    def health(self) -> list[Health]:
+        """
+        Return how each process fares.
+
+        Raises:
+            SupervisorAway: Supervisor does not answer.
+        """
+        return health(self.programs, self.folder)
+
+    def _why_not_ready(self, app: object) -> str:
+        try:
+            rows = self.health()
+        except SupervisorAway as error:
+            return str(error)
+        for row in rows:
+            if row.restarts or row.state in ("crashing", "given up"):
+                raise ServerFailed(_last_words(row, self.folder))
+        wanted = {program.node for program in self.programs if program.node}
+        try:
+            warm = {name.rpartition("@")[0] for name in warm_workers(app, self.config.task_name)}
+        except OperationalError as error:
+            return f"the broker cannot be reached: {error}"
+        if cold := sorted(wanted - warm):
+            return f"no handle yet in {', '.join(cold)}"
+        return self._why_no_web()
+
+    def _why_no_web(self) -> str:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            opener.open(f"{self.url.removesuffix('predict')}healthz", timeout=_HEALTHZ).close()
+        except OSError as error:
+            return f"the web server does not answer: {error}"
+        return ""
+
+    def _require_child(self) -> Child:
+        if self._child is None:
+            raise ConfigurationError("nothing is served yet: call start() first")
+        return self._child
+
+
+def _refuse_taken_port(config: ServeConfig) -> None:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.host, config.port))
+        except OSError as error:
+            where = f"{config.host}, port {config.port}"
+            raise ConfigurationError(f"the web server cannot listen on {where}: {error}") from error
+
+
+def _last_words(row: Health, folder: Path) -> str:
+    log = folder / f"{row.program.name}.log"
+    lines = log.read_text(errors="replace").splitlines()[-_LINES:]
+    return "\n".join(
+        [f"{row.program.name} ended while it started: {row.error}", f"--- the end of {log}", *lines]
+    )

@@ -1,0 +1,76 @@
+"""Where a served handle has its sockets and logs: private, one for each port of this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from celery_batch.errors import ConfigurationError
+
+__all__ = ["ASKED", "SOCKET", "clear", "is_live", "live_folders", "usual_folder"]
+
+#: The file that makes a folder ours: what is served from it.
+ASKED = "asked.json"
+
+#: Where supervisor listens.
+SOCKET = "supervisor.sock"
+
+#: Longest path of a unix socket in bytes (macOS; Linux has 108).
+_SOCKET_PATH_LIMIT = 104
+
+
+def usual_folder(port: int) -> Path:
+    """
+    Return where the files of a web server on this port lie, unless a folder is given.
+
+    Args:
+        port: The web server's.
+    """
+    return _home() / str(port)
+
+
+def live_folders() -> Iterator[Path]:
+    """Name the usual folders of this user from which something is served."""
+    home = _home()
+    if home.is_dir():
+        yield from sorted(folder for folder in home.iterdir() if is_live(folder))
+
+
+def is_live(folder: Path) -> bool:
+    """Say whether something is served from a folder."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(folder / SOCKET)) == 0
+
+
+def clear(folder: Path) -> None:
+    """
+    Make a folder, private and empty; what a killed `serve` has left there is removed.
+
+    Args:
+        folder: Absolute.
+
+    Raises:
+        ConfigurationError: It is in use, is not ours, or its path is too long.
+    """
+    if len(os.fsencode(folder / "redis" / "redis.sock")) >= _SOCKET_PATH_LIMIT:
+        raise ConfigurationError(
+            f"{folder}: too long for a socket in it; name a folder with a shorter path by --dir"
+        )
+    if is_live(folder):
+        raise ConfigurationError(f"{folder}: `celery batch serve` runs from here already")
+    if folder.exists() and any(folder.iterdir()):
+        if not (folder / ASKED).exists():
+            raise ConfigurationError(f"{folder}: holds other things; name an empty folder by --dir")
+        shutil.rmtree(folder)
+    for each in [folder.parent, folder] if folder.parent == _home() else [folder]:
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if each.stat().st_uid != os.getuid() or each.stat().st_mode & 0o077:
+            raise ConfigurationError(f"{each}: others have rights here; chmod 700 it first")
+
+
+def _home() -> Path:
+    return Path(tempfile.gettempdir()) / f"celery-batch-{os.getuid()}"

@@ -1,0 +1,89 @@
+"""The Celery app of a served handle, the same for its workers and its web server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from celery_batch.errors import ConfigurationError
+from celery_batch.serve.config import ServeConfig
+from celery_batch.task import BatchTask
+
+__all__ = ["CONFIG", "LARGEST_BODY", "config_of_process", "make_app", "make_task"]
+
+#: The environment variable that names the file with this process's `ServeConfig`.
+CONFIG = "CELERY_BATCH_SERVE"
+
+#: Most bytes that a client may post.
+LARGEST_BODY = 16 << 20
+
+#: Seconds after its soft time limit at which a batch's process is killed, model and all.
+_LAST_MOMENT = 5.0
+
+#: How long to try a server that is away: a client waits.
+_ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
+
+
+def config_of_process() -> ServeConfig:
+    """
+    Read what this process serves.
+
+    Raises:
+        ConfigurationError: It was not started by ``celery batch serve``.
+    """
+    path = os.environ.get(CONFIG)
+    if not path:
+        raise ConfigurationError(f"{CONFIG} is not set: start this by `celery batch serve`")
+    return ServeConfig.from_json(Path(path).read_text(encoding="utf-8"))
+
+
+def make_app(config: ServeConfig) -> Celery:
+    """
+    Make the app; nothing is connected yet.
+
+    Args:
+        config: With a broker.
+    """
+    app = Celery("serve", broker=config.broker, backend=config.broker, set_as_current=False)
+    app.conf.update(
+        task_default_queue=config.queue,
+        # A message holds the body twice encoded: JSON in JSON, and base64 around it.
+        batch_max_message_size=2 * LARGEST_BODY,
+        # A client that is gone fetches nothing.
+        result_expires=max(60.0, 2 * config.time_limit),
+        broker_connection_retry_on_startup=True,
+        task_publish_retry_policy=_ONCE_MORE,
+        worker_hijack_root_logger=True,
+    )
+    return app
+
+
+def make_task(app: Celery, config: ServeConfig, **options: Any) -> Any:
+    """
+    Make the task that answers one envelope, as its callers know it: without the handle.
+
+    Args:
+        app: From `make_app`.
+        config: The same.
+        options: More of the task's options.
+    """
+
+    def predict(_data: list[Any]) -> list[Any]:
+        raise ConfigurationError(f"{config.task_name} runs in the workers of `celery batch serve`")
+
+    options = {**task_options(config), **options}
+    return app.task(base=BatchTask, name=config.task_name, **options)(predict)
+
+
+def task_options(config: ServeConfig) -> dict[str, Any]:
+    """Return the options of the task behind ``/predict``."""
+    return {
+        "max_batch_size": config.max_batch_size,
+        "max_wait": config.max_wait,
+        "expires": config.time_limit,
+        "soft_time_limit": config.time_limit,
+        "time_limit": config.time_limit + _LAST_MOMENT,
+    }

@@ -1,0 +1,134 @@
+"""A handle as a model: what a worker loads, and how a batch goes through it."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from typing import Any, ClassVar
+
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from celery_batch.errors import WrongResultCount
+from celery_batch.serve.finding import find_handle
+from celery_batch.serve.handle import NO_GPU, Handle
+from celery_batch.serving.model import Model
+from celery_batch.serving.trouble import is_device_broken
+
+__all__ = ["HandleModel"]
+
+logger = logging.getLogger(__name__)
+
+#: Most threads for preprocessing and postprocessing in one worker process.
+_MOST_THREADS = 8
+
+
+class HandleModel(Model):
+    """
+    Loads a handle by its name, and takes batches of envelopes through it.
+
+    Subclass it to say which: the class is imported where it is needed, once the
+    process is pinned to its device.
+    """
+
+    #: As in the configuration: ``"Class"`` or ``"module:Class"``.
+    handle_name: ClassVar[str]
+
+    def load(self, device: str) -> None:
+        """
+        Make the handle.
+
+        Args:
+            device: ``"cuda:0"`` for the one GPU that this process sees, or ``"cpu"``.
+        """
+        kind = find_handle(self.handle_name)
+        self._handle: Any = kind(device.removeprefix("cuda:") if device != "cpu" else NO_GPU)
+        self._takes_lists = isinstance(self._handle, Handle)
+        if not self._takes_lists:
+            logger.warning(
+                "%s takes one request at a time, so the model runs once for each of a batch;"
+                " make it a celery_batch.serve.handle.Handle, whose forward takes a list, and"
+                " the model runs once for all of them",
+                kind.__qualname__,
+            )
+        self._threads = _threads()
+
+    def examples(self) -> Sequence[Any]:
+        """Return the envelopes of the handle's examples."""
+        examples = self._handle.examples() if self._takes_lists else ()
+        return [{"task_id": "warm-up", "task_info": example} for example in examples]
+
+    def predict(self, batch: list[Any]) -> Sequence[Any]:
+        """
+        Answer a batch of envelopes.
+
+        Args:
+            batch: One for each request.
+
+        Returns:
+            An answer for each; an error that is one request's alone in its place.
+        """
+        if not self._takes_lists:
+            return [_attempt(self._one, data) for data in batch]
+        try:
+            return self._many(batch)
+        except SoftTimeLimitExceeded:  # a thread may hang: leave it behind
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = _threads()
+            raise
+
+    def _many(self, batch: list[Any]) -> list[Any]:
+        # A copy: a batch that fails is tried again in parts, from what the clients have sent.
+        answers = self._each(self._handle.preprocess, deepcopy(batch))
+        places = [
+            place for place, answer in enumerate(answers) if not isinstance(answer, Exception)
+        ]
+        outputs = self._forward([answers[place] for place in places]) if places else []
+        for place, answer in zip(
+            places, self._each(self._handle.postprocess, outputs), strict=True
+        ):
+            answers[place] = answer
+        return answers
+
+    def _forward(self, inputs: list[Any]) -> Sequence[Any]:
+        outputs = self._handle.forward(inputs)
+        if isinstance(outputs, (str, bytes, dict)) or not hasattr(outputs, "__len__"):
+            problem = f"a {type(outputs).__name__}"
+        elif len(outputs) != len(inputs):
+            problem = f"{len(outputs)} outputs"
+        else:
+            return list(outputs)
+        raise WrongResultCount(
+            f"{type(self._handle).__qualname__}.forward returned {problem} for a list of"
+            f" {len(inputs)}; it must return one output for each, in order"
+        )
+
+    def _each(self, step: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+        return list(self._threads.map(lambda value: _attempt(step, value), values))
+
+    def _one(self, data: Any) -> Any:
+        handle = self._handle
+        if callable(handle):
+            return handle(data)
+        return handle.postprocess(handle.forward(handle.preprocess(data)))
+
+
+def _attempt(step: Callable[[Any], Any], value: Any) -> Any:
+    """Take one step for one request; return the error if it is that request's alone."""
+    if isinstance(value, Exception):  # what `forward` has returned for it
+        return value
+    try:
+        return step(value)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:
+        if is_device_broken(error):
+            raise
+        logger.exception("%s failed for one request", step.__qualname__)
+        return error
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "handle")
