@@ -1,0 +1,154 @@
+"""``celery batch serve`` as a user starts it, and its clients."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from celery_batch.cli.child import Child, wait_until
+from celery_batch.cli.deployment import Deployment
+from celery_batch.serve.supervision import Health
+from tests.services.shop import CELERY, ROOT
+
+#: Seconds for anything that takes a moment on a slow machine.
+PATIENCE = 90.0
+
+
+class Serving:
+    """A ``serve`` that runs, and what its clients and its operator do."""
+
+    def __init__(self, config: str, folder: Path) -> None:
+        self.run = folder / "run"
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        path = folder / "serve.yaml"
+        path.write_text(f"{config}\nPort: {self.port}\n")
+        self._env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        self.child = Child(
+            [CELERY, "batch", "serve", "-c", str(path), "--dir", str(self.run)],
+            folder / "serve.log",
+            env=self._env,
+        )
+        self._clients = ThreadPoolExecutor(64)
+
+    @property
+    def said(self) -> str:
+        """Everything it has printed."""
+        return self.child.log.read_text()
+
+    def ready(self) -> Serving:
+        """Return when it has said that it is."""
+        self.until(lambda: "" if " is ready on " in self.said else "has not said it")
+        return self
+
+    def until(self, ready: Callable[[], str], what: str = "serve") -> None:
+        """Wait until something is as it should be."""
+        wait_until(ready, [self.child], what=what, timeout=PATIENCE)
+
+    def post(self, body: Any, path: str = "/predict") -> tuple[int, Any]:
+        """Post JSON, or bytes as they are; return the status and what JSON comes back."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self._request("POST", path, data)
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """Get a page."""
+        return self._request("GET", path)
+
+    def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        with closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            return answer.status, json.load(answer)
+
+    def asking(self, info: dict[str, Any]) -> Future[tuple[int, Any]]:
+        """Post beside this thread."""
+        return self._clients.submit(self.post, info)
+
+    def health(self, program: str) -> Health:
+        """Return how a process fares."""
+        rows = Deployment.running_in(self.run).health()
+        return next(row for row in rows if row.program.name == program)
+
+    def status(self) -> list[str]:
+        """Return the lines of ``celery batch status``."""
+        command = [CELERY, "batch", "status", "--dir", str(self.run)]
+        return subprocess.check_output(command, env=self._env, text=True).splitlines()
+
+    def pid(self, program: str) -> int:
+        """Return the id of the process itself, below its keeper; 0 if there is none."""
+        try:
+            (server,) = psutil.Process(self.health(program).pid).children()
+        except (psutil.NoSuchProcess, ValueError):
+            return 0
+        return server.pid
+
+    def kill(self, program: str) -> None:
+        """Kill a process, and return when another has taken its place."""
+        before = self.pid(program)
+        os.kill(before, signal.SIGKILL)
+        self.until(lambda: "" if self.pid(program) not in (0, before) else f"{program} is away")
+
+    def family(self) -> list[psutil.Process]:
+        """Return the process of the command itself, and all that it has started."""
+        (command,) = psutil.Process(self.child.pid).children()
+        return [command, *command.children(recursive=True)]
+
+    def close(self) -> None:
+        """Stop it as a supervisor would."""
+        self.child.stop(grace=PATIENCE)
+        self._clients.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Callable[[str], Serving]]:
+    """Start one with a configuration of its own."""
+    running: list[Serving] = []
+
+    def start(config: str) -> Serving:
+        running.append(Serving(config, tmp_path))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def serving(
+    tmp_path_factory: pytest.TempPathFactory,
+    redis_server: Any,  # noqa: ARG001 (where there is none, this is skipped)
+) -> Iterator[Serving]:
+    """One for all tests of a module, with a Redis of its own; SIGTERM ends all of it."""
+    folder = tmp_path_factory.mktemp("serving")
+    config = f"""
+GPUs: ""
+Handle: tests.services.handles:Trial
+MaxWait: 0.05
+TimeLimit: 60
+Env:
+  TRIAL_FOLDER: {folder}
+"""
+    serving = Serving(config, folder)
+    serving.ready()
+    family = serving.family()
+    assert len(family) > 8
+    yield serving
+    family = serving.family()
+    serving.close()
+    assert [] == [process for process in family if process.is_running()]
+    assert re.search("Everything has stopped", serving.said)
+    assert not serving.run.exists()

@@ -1,0 +1,168 @@
+"""One handle that is served over HTTP, and everything that may happen to it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import redis
+
+from tests.integration.serve.conftest import Serving
+
+
+def _folder(serving: Serving) -> Path:
+    return serving.run.parent
+
+
+def _held(serving: Serving, name: str) -> str:
+    return "" if (_folder(serving) / f"{name}.held").exists() else "the model is not held yet"
+
+
+def test_an_envelope_goes_through_the_handle_and_comes_back(serving):
+    """The handle gets the task's id and what was posted, and what it returns is the answer."""
+    status, answer = serving.post({"name": "one"})
+
+    assert 200 == status
+    assert {"task_id", "task_info"} == set(answer)
+    assert "one" == answer["task_info"]["name"]
+    assert 36 == len(answer["task_id"])
+
+
+def test_requests_go_through_forward_together(serving):
+    """Requests that come while the model is busy make one batch."""
+    name = uuid4().hex
+    first = serving.asking({"name": "first", "hold": name})
+    serving.until(lambda: _held(serving, name))
+    others = [serving.asking({"name": str(number)}) for number in range(12)]
+    (_folder(serving) / name).touch()
+
+    answers = [each.result()[1]["task_info"] for each in [first, *others]]
+
+    assert ["first", *map(str, range(12))] == [answer["name"] for answer in answers]
+    assert max(answer["result"]["size"] for answer in answers) > 1
+
+
+def test_many_requests_wait_at_once_and_keep_nobody_waiting(serving):
+    """While the model is held and all clients wait, the web server answers others at once."""
+    name = uuid4().hex
+    waiting = [serving.asking({"name": str(n), "hold": name}) for n in range(60)]
+    serving.until(lambda: _held(serving, name))
+
+    assert (200, {"status": "ok"}) == serving.get("/healthz")
+    assert 400 == serving.post(b"{")[0]
+    assert not any(each.done() for each in waiting)
+    (_folder(serving) / name).touch()
+    assert {200} == {each.result()[0] for each in waiting}
+
+
+def test_nothing_is_polled_while_a_request_waits(serving):
+    """A second of waiting costs Redis a look or two, not fifty."""
+    name = uuid4().hex
+    waiting = serving.asking({"name": "patient", "hold": name})
+    serving.until(lambda: _held(serving, name))
+    with redis.Redis(unix_socket_path=str(serving.run / "redis/redis.sock")) as client:
+        before, began = _looks(client), time.monotonic()
+        serving.until(lambda: "" if time.monotonic() > began + 1 else "a second has not passed")
+        looks = _looks(client) - before
+    (_folder(serving) / name).touch()
+
+    assert 200 == waiting.result()[0]
+    assert looks < 15
+
+
+def _looks(client):
+    statistics = client.info("commandstats")
+    return sum(statistics.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("get", "mget"))
+
+
+def test_an_error_is_its_requests_alone_and_kills_nobody(serving):
+    """Errors in any step reach their clients; the others of the batch have their answers."""
+    name = uuid4().hex
+    first = serving.asking({"name": "first", "hold": name})
+    serving.until(lambda: _held(serving, name))
+    bad = [
+        serving.asking({"name": step, "raise": step})
+        for step in ("preprocess", "forward", "postprocess")
+    ]
+    good = [serving.asking({"name": str(number)}) for number in range(3)]
+    (_folder(serving) / name).touch()
+
+    pid = first.result()[1]["task_info"]["result"]["pid"]
+    for each in bad:
+        status, answer = each.result()
+        assert 422 == status
+        assert "does not like" in answer["error"]
+    assert {(200, pid)} == {
+        (status, answer["task_info"]["result"]["pid"])
+        for status, answer in (each.result() for each in good)
+    }
+
+
+def test_a_bug_in_a_handle_is_for_the_operator(serving):
+    """A client hears of an unexpected error, and of the task to look for; not what it says."""
+    status, answer = serving.post({"name": "bug", "crash": "forward"})
+
+    assert (500, "the handle failed") == (status, answer["error"])
+    assert "RuntimeError: a secret" in (serving.run / "cpu-0.log").read_text()
+
+
+def test_what_is_no_json_object_is_refused(serving):
+    """Malformed JSON is a 400 that says why, and so is JSON of another kind."""
+    for body in (b"", b"{", b"[1]", b"\xff", b"[" * 100_000):
+        status, answer = serving.post(body)
+        assert 400 == status
+        assert "the body" in answer["error"]
+
+
+def test_a_request_survives_the_death_of_its_model_process(serving):
+    """The process is replaced, and the request that it held is served by the next one."""
+    status, answer = serving.post({"name": "deadly", "die": uuid4().hex})
+
+    assert (200, "deadly") == (status, answer["task_info"]["name"])
+
+
+def test_a_killed_worker_is_back_and_its_requests_are_answered(serving):
+    """What a worker held when it was killed is served when it is back."""
+    name = uuid4().hex
+    waiting = [serving.asking({"name": str(n), "hold": name}) for n in range(5)]
+    serving.until(lambda: _held(serving, name))
+    serving.kill("cpu-0")
+    (_folder(serving) / name).touch()
+
+    assert {200} == {each.result()[0] for each in waiting}
+
+
+def test_a_killed_web_server_is_back(serving):
+    """Clients that come after it was killed are served."""
+    serving.kill("web")
+    serving.until(lambda: _why_not_served(serving))
+
+    assert 200 == serving.post({"name": "again"})[0]
+
+
+def _why_not_served(serving):
+    try:
+        return "" if serving.get("/readyz")[0] == 200 else "not ready"
+    except OSError as error:
+        return str(error)
+
+
+def test_a_crash_loop_shows_in_the_status(serving):
+    """A worker whose handle cannot be loaded is tried again, and seen to fail; then it recovers."""
+    broken = _folder(serving) / "broken"
+    broken.touch()
+    try:
+        serving.kill("cpu-0")
+        serving.until(lambda: "" if serving.health("cpu-0").state == "crashing" else "not yet")
+        _title, heads, *lines = serving.status()
+    finally:
+        broken.unlink()
+    (line,) = (line for line in lines if line.startswith("cpu-0"))
+
+    assert ["program", "device", "state", "since", "restarts", "last", "error"] == heads.split()
+    assert ["cpu-0", "cpu", "crashing"] == line.split()[:3]
+    assert "the weights are broken" in line
+    assert serving.health("cpu-0").restarts > 0
+    serving.until(lambda: _why_not_served(serving))
+    assert 200 == serving.post({"name": "recovered"})[0]

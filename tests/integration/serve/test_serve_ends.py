@@ -1,0 +1,62 @@
+"""easy-serve's own handles, and the ends of ``celery batch serve``."""
+
+from __future__ import annotations
+
+import signal
+
+HANDLE = """
+import os
+from celery_batch.serve.handle import BaseHandle, registry
+
+@registry.reg()
+class Plain(BaseHandle):
+    def __init__(self, gpu):
+        self.place = [int(gpu), os.environ["CUDA_VISIBLE_DEVICES"]]
+
+    def preprocess(self, data):
+        data["task_info"]["number"] = int(data["task_info"].pop("text"))
+        return data
+
+    def forward(self, data):
+        data["task_info"]["result"] = data["task_info"].pop("number") * 2
+        return data
+
+    def postprocess(self, data):
+        data["task_info"]["place"] = self.place
+        return data
+
+    def __call__(self, data):
+        return self.postprocess(self.forward(self.preprocess(data)))
+"""
+
+
+def test_a_handle_of_easy_serve_works_unchanged_and_nothing_outlives_a_kill(
+    served, tmp_path, broker
+):
+    """Its class is found beside the configuration, each process sees its GPU; SIGKILL ends all."""
+    (tmp_path / "handle.py").write_text(HANDLE)
+    config = f'GPUs: "0,1"\nProcessPerGPU: 1\nHandle: Plain\nBroker: {broker}\n'
+
+    serving = served(config).ready()
+    asked = [serving.asking({"text": str(number)}) for number in range(16)]
+    answers = [each.result()[1]["task_info"] for each in asked]
+    refused = serving.post({"text": "many"})
+    family = serving.family()
+    family[0].send_signal(signal.SIGKILL)
+
+    assert [2 * number for number in range(16)] == [answer["result"] for answer in answers]
+    assert {(0, "0"), (0, "1")} >= {tuple(answer["place"]) for answer in answers}
+    assert (422, {"error", "task_id"}) == (refused[0], set(refused[1]))
+    assert "Warning: Plain takes one request at a time" in serving.said
+    for process in family:
+        process.wait(60)
+
+
+def test_a_handle_that_cannot_be_loaded_is_a_clear_error(served, broker):
+    """The command ends, and says which class was looked for where."""
+    serving = served(f"GPUs: cpu\nHandle: tests.services.handles:Trail\nBroker: {broker}\n")
+    serving.child.wait(90)
+
+    assert 1 == serving.child.exit_code
+    assert "has no class Trail; did you mean Trial?" in serving.said
+    assert "Traceback (most recent call last):\n  File" not in serving.said.partition("---")[0]
