@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from celery_batch.cli.child import Child, wait_until
-from tests.conftest import _need
+from tests.conftest import need
 from tests.services.nginx import Nginx, find_nginx
 from tests.services.tls import free_port
 
@@ -109,7 +109,7 @@ class Load:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     """Start two servers."""
-    _need(find_nginx)
+    need(find_nginx)
     folder = tmp_path_factory.mktemp("sites")
     sites = [Site(folder), Site(folder)]
     yield sites
