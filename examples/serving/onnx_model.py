@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +21,14 @@ from celery_batch.errors import ConfigurationError
 
 __all__ = ["OnnxModel", "Outputs", "Row"]
 
+logger = logging.getLogger(__name__)
+
 #: One input of the model: an array for each of the file's inputs, without the batch's axis.
 Row = Sequence[NDArray[np.float32]]
 #: What one call of the model returned: an array for each of the file's outputs.
 Outputs = Sequence[NDArray[Any]]
 
+_CUDA = "CUDAExecutionProvider"
 _FATAL_ONLY = 4
 
 
@@ -49,6 +53,8 @@ class OnnxModel:
         if not path.is_file():
             raise ConfigurationError(f"no such ONNX file: {path}")
         self._session = onnxruntime.InferenceSession(path, _options(), _providers(gpu))
+        if int(gpu) >= 0 and _CUDA not in self._session.get_providers():
+            logger.warning("no CUDA in ONNX Runtime: %s runs on the processor", path)
         self._inputs = [each.name for each in self._session.get_inputs()]
         self.outputs = [each.name for each in self._session.get_outputs()]
         if len(self._inputs) != len(example):
@@ -96,7 +102,6 @@ def _options() -> onnxruntime.SessionOptions:
 
 
 def _providers(gpu: str) -> list[Any]:
-    cuda = "CUDAExecutionProvider"
-    if int(gpu) < 0 or cuda not in onnxruntime.get_available_providers():
+    if int(gpu) < 0 or _CUDA not in onnxruntime.get_available_providers():
         return ["CPUExecutionProvider"]
-    return [(cuda, {"device_id": int(gpu)}), "CPUExecutionProvider"]
+    return [(_CUDA, {"device_id": int(gpu)}), "CPUExecutionProvider"]

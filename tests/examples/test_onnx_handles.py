@@ -187,6 +187,18 @@ def test_foreign_file_says_so(monkeypatch, tmp_path):
         CoCoYOLOV3Handle(NO_GPU)
 
 
+def test_processor_in_place_of_a_gpu_is_told(caplog, monkeypatch, tmp_path):
+    """A runtime without CUDA serves on the processor, and warns where a GPU was meant."""
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
+    example = [np.zeros((3, 224, 224), np.float32)]
+    OnnxModel(resnet18(tmp_path / "x.onnx"), NO_GPU, example)
+    quiet = caplog.text
+    OnnxModel(tmp_path / "x.onnx", "0", example)
+
+    assert "" == quiet
+    assert "no CUDA in ONNX Runtime" in caplog.text
+
+
 @pytest.mark.parametrize(("told", "threads"), [(None, 0), ("3", 3)], ids=["untold", "three"])
 def test_threads_are_as_many_as_the_process_is_told(monkeypatch, tmp_path, told, threads):
     """The runtime's own threads heed OMP_NUM_THREADS, as all other libraries do."""
