@@ -104,11 +104,13 @@ class Deployment:
                 looked for after the current one.
 
         Raises:
-            ConfigurationError: The folder or the port is in use.
+            ConfigurationError: The folder or the port is in use, or there is no Redis.
         """
         _refuse_taken_port(self.config)
         if self._asked.broker is None:
             find_redis_server()
+        else:
+            _refuse_missing_broker(self.config)
         clear(self.folder)
         (self.folder / ASKED).write_text(self._asked.to_json(), encoding="utf-8")
         served = self.folder / "serve.json"
@@ -208,6 +210,15 @@ def _refuse_taken_port(config: ServeConfig) -> None:
         except OSError as error:
             where = f"{config.host}, port {config.port}"
             raise ConfigurationError(f"the web server cannot listen on {where}: {error}") from error
+
+
+def _refuse_missing_broker(config: ServeConfig) -> None:
+    with make_app(config) as app, app.connection_for_write() as connection:
+        try:
+            connection.ensure_connection(max_retries=2, interval_start=0.2, interval_step=0.2)
+        except OperationalError as error:
+            where = connection.as_uri()  # without its password
+            raise ConfigurationError(f"Broker: {where} cannot be reached: {error}") from error
 
 
 def _last_words(row: Health, folder: Path) -> str:

@@ -85,14 +85,14 @@ def environment(
         places: Folders in which the handle's module is looked for.
         ours: This process's environment.
     """
-    workers = len(config.devices) * config.slots
-    paths = [*map(str, places), *filter(None, [ours.get("PYTHONPATH")])]
+    given = {**ours, **config.env}
+    paths = [*map(str, places), *filter(None, [given.get("PYTHONPATH")])]
     # As many math threads as cores in every worker would only fight.
+    workers = len(config.devices) * config.slots
     threads = str(max((os.cpu_count() or 1) // workers, 1))
     return {
         "OMP_NUM_THREADS": threads,
-        **ours,
-        **config.env,
+        **given,
         "CELERY_BATCH_KEEPER_GRACE": str(GRACE),
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",

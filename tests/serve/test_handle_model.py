@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.errors import ConfigurationError, WrongResultCount
 from celery_batch.serve.finding import find_handle
@@ -216,3 +217,33 @@ def test_a_class_that_is_nowhere_is_told_where_it_was_looked_for(name, said):
         find_handle(name)
 
     assert said in str(refused.value)
+
+
+def test_a_time_limit_leaves_hanging_threads_behind():
+    """The limit is the batch's, and the next one has threads that are free."""
+    model = loaded(Short)
+    before = model._threads
+
+    def strike(_batch):
+        raise SoftTimeLimitExceeded
+
+    model._handle.outputs = strike
+    with pytest.raises(SoftTimeLimitExceeded):
+        model.predict([envelope(1)])
+    model._handle.outputs = list
+
+    assert before is not model._threads
+    assert [envelope(1)] == model.predict([envelope(1)])
+
+
+@pytest.mark.parametrize("error", [SoftTimeLimitExceeded(), RuntimeError("CUDA error: gone")])
+def test_what_ends_a_process_or_a_batch_is_no_requests_own(error):
+    """Who calls a handle one by one has to hear of it, too."""
+    model = loaded(Uncalled)
+
+    def strike(_data):
+        raise error
+
+    model._handle.preprocess = strike
+    with pytest.raises(type(error)):
+        model.predict([envelope(1), envelope(2)])

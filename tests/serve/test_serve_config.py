@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.serve.config import ServeConfig, read_config
+from celery_batch.serve.config import _KEYS, ServeConfig, read_config
 
 
 @pytest.fixture
@@ -114,3 +117,10 @@ def test_gpus_are_read_as_they_are_written(read, text, devices):
 def test_what_is_wrong_is_named_with_its_line(complaint, text, said):
     """The message names the line, the key, and what to write."""
     assert complaint(text).startswith(said)
+
+
+def test_every_key_is_documented():
+    """The page that explains the file has a row for each key, and no other."""
+    page = (Path(__file__).parents[2] / "docs" / "serve.md").read_text()
+
+    assert sorted(_KEYS) == sorted(re.findall(r"^\| `([A-Z]\w+)` \|", page, re.MULTILINE))

@@ -141,6 +141,18 @@ def test_a_killed_web_server_is_back(serving):
     assert 200 == serving.post({"name": "again"})[0]
 
 
+def test_a_killed_redis_is_back(serving):
+    """What waits in it is served when it is back, and so are those who come later."""
+    name = uuid4().hex
+    waiting = [serving.asking({"name": str(n), "hold": name}) for n in range(3)]
+    serving.until(lambda: _held(serving, name))
+    serving.kill("redis")
+    (_folder(serving) / name).touch()
+
+    assert {200} == {each.result()[0] for each in waiting}
+    assert 200 == serving.post({"name": "later"})[0]
+
+
 def _why_not_served(serving):
     try:
         return "" if serving.get("/readyz")[0] == 200 else "not ready"

@@ -1,0 +1,131 @@
+"""What ``celery batch serve`` and ``celery batch status`` refuse before anything starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from click.testing import CliRunner
+
+from celery_batch.cli import run_folder
+from celery_batch.cli.run_folder import ASKED, SOCKET, clear
+from celery_batch.cli.serve import serve, status
+from celery_batch.errors import ConfigurationError
+
+
+@pytest.fixture
+def refusal(tmp_path):
+    """Call a command that fails, and return what it says."""
+
+    def run(command, *options, config="GPUs: cpu\nHandle: H\n"):
+        path = tmp_path / "serve.yaml"
+        path.write_text(config)
+        given = ["-c", str(path)] if command is serve else []
+        done = CliRunner().invoke(command, [*given, *options])
+        assert 1 == done.exit_code, done.output
+        return done.output
+
+    return run
+
+
+def test_a_wrong_file_is_refused_with_its_line(refusal):
+    """Nothing starts, and there is no traceback."""
+    said = refusal(serve, config="Handle: H\nGPU: 0\n")
+
+    assert said.startswith("Error: ")
+    assert said.endswith("serve.yaml:2: GPU: no such key; did you mean GPUs?\n")
+
+
+def test_a_port_in_use_is_refused(refusal, tmp_path):
+    """Rather than found out by a web server that ends again and again."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        said = refusal(serve, "--port", port, "--dir", str(tmp_path / "run"))
+
+    assert f"the web server cannot listen on 127.0.0.1, port {port}" in said
+
+
+def test_a_broker_that_is_away_is_refused_without_its_password(refusal, tmp_path):
+    """A misspelt URL is seen at once."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = f"Handle: H\nGPUs: cpu\nBroker: redis://:secret@127.0.0.1:{port}/0\n"
+    said = refusal(serve, "--port", str(port), "--dir", str(tmp_path / "run"), config=config)
+
+    assert "Broker: redis://" in said
+    assert "cannot be reached" in said
+    assert "secret" not in said
+
+
+def test_status_without_anything_served_says_so(refusal, monkeypatch, tmp_path):
+    """And names the command that serves."""
+    monkeypatch.setattr(run_folder, "_home", lambda: tmp_path / "home")
+
+    assert "nothing is served" in refusal(status)
+    assert "nothing is served from here" in refusal(status, "--dir", str(tmp_path))
+
+
+def test_a_folder_is_made_private_and_cleared_of_a_former_run(tmp_path):
+    """What a killed command has left is removed."""
+    folder = tmp_path / "run"
+    clear(folder)
+    (folder / ASKED).touch()
+    (folder / "web.log").touch()
+    clear(folder)
+
+    assert [] == list(folder.iterdir())
+    assert 0o700 == folder.stat().st_mode & 0o777
+
+
+def test_a_folder_that_is_no_former_run_is_left_alone(tmp_path):
+    """Somebody's files are never removed."""
+    (tmp_path / "thesis").touch()
+
+    with pytest.raises(ConfigurationError, match="holds other things"):
+        clear(tmp_path)
+
+
+def test_a_folder_in_use_is_refused(tmp_path):
+    """Two commands never share one."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / SOCKET))
+        server.listen()
+        with pytest.raises(ConfigurationError, match="runs from here already"):
+            clear(folder)
+
+
+def test_a_folder_of_others_is_refused(tmp_path):
+    """They could put a socket of their own in it."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(0o755)
+
+    with pytest.raises(ConfigurationError, match="chmod 700"):
+        clear(folder)
+
+
+def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
+    """With the option that helps."""
+    with pytest.raises(ConfigurationError, match="--dir"):
+        clear(tmp_path / ("x" * 100))
+
+
+def test_each_port_of_a_user_has_a_usual_folder(monkeypatch, tmp_path):
+    """So that two servers on one machine do not meet, and status finds both."""
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    folder = run_folder.usual_folder(9876)
+    clear(folder)
+
+    assert tmp_path / f"celery-batch-{os.getuid()}" / "9876" == folder
+    assert 0o700 == folder.parent.stat().st_mode & 0o777
+    assert [] == list(run_folder.live_folders())
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / SOCKET))
+        server.listen()
+        assert [folder] == list(run_folder.live_folders())
