@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from celery_batch.errors import WrongResultCount
+from celery_batch.errors import BatchError, WrongResultCount
 from celery_batch.serve.finding import find_handle
 from celery_batch.serve.handle import NO_GPU, Handle
 from celery_batch.serving.model import Model
@@ -118,7 +118,7 @@ class HandleModel(Model):
 def _attempt(step: Callable[[Any], Any], value: Any) -> Any:
     """Take one step for one request; return the error if it is that request's alone."""
     if isinstance(value, Exception):  # what `forward` has returned for it
-        return value
+        return _plain(value)
     try:
         return step(value)
     except SoftTimeLimitExceeded:
@@ -127,7 +127,17 @@ def _attempt(step: Callable[[Any], Any], value: Any) -> Any:
         if is_device_broken(error):
             raise
         logger.exception("%s failed for one request", step.__qualname__)
+        return _plain(error)
+
+
+def _plain(error: Exception) -> Exception:
+    """Make what calls a request wrong known where nobody has the user's modules: in the web."""
+    if isinstance(error, BatchError):
         return error
+    for kind in (ValueError, TypeError):
+        if isinstance(error, kind):
+            return kind(str(error))
+    return error
 
 
 def _threads() -> ThreadPoolExecutor:
