@@ -14,7 +14,7 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import Settings, policy_of
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import residents
-from celery_batch.worker import capacity, control
+from celery_batch.worker import capacity, control, garbage
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.composure import keep_composed
 from celery_batch.worker.gate import Gate
@@ -80,6 +80,9 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
                 load_models(worker.app, self._names)
         except BatchError as error:
             self._fail(error)
+        garbage.keep_what_is_there()
+        if self._warm_up is not None:
+            garbage.look_seldom()
         self._announce()
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 (Celery's signature)
