@@ -18,9 +18,9 @@ from celery_batch.client.gathering import Gathering, gathered
 from celery_batch.client.ids import new_id
 from celery_batch.client.kinds import Kinds, is_plain_celery
 from celery_batch.client.listener import listener_for
-from celery_batch.client.outbox import Letter, Outbox
+from celery_batch.client.outbox import Outbox
 from celery_batch.client.own_road import OwnRoad
-from celery_batch.client.redis_road import RedisRoad
+from celery_batch.client.short_road import ShortRoad
 from celery_batch.client.terms import Terms
 from celery_batch.client.unsubscribed import unsubscribed
 from celery_batch.replies import REPLY_HEADER
@@ -41,7 +41,7 @@ class Publisher:
         self._app = app
         self._terms = Terms(app)
         self._kinds = Kinds(app)
-        self._outbox = Outbox(RedisRoad(app).write)
+        self._outbox = Outbox(ShortRoad(app).write)
         self._own_road = OwnRoad(app, self._outbox)
 
     @classmethod
@@ -84,7 +84,9 @@ class Publisher:
             "reply_to": self._app.thread_oid,
             "reply": None if listener is None else listener.channel,
         }
-        letter = Letter(template.key, call.text(template, terms, task_id, **told))
+        letter = call.letter(template, terms, task_id, **told)
+        if letter is None:
+            return None
         result = expected(task, task_id, listener, frozen)
         result.ignored = options.get("ignore_result", task.ignore_result)
         if gathering is None:
