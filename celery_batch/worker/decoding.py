@@ -43,7 +43,9 @@ def payload_of(message: Any) -> Any:
     """
     if message._decoded_cache is None and _is_plain(message):  # noqa: SLF001 (kombu's own cache)
         try:
-            message._decoded_cache = decode_json(message.body.decode())  # noqa: SLF001
+            body = message.body
+            text = body.decode() if type(body) is bytes else body
+            message._decoded_cache = decode_json(text)  # noqa: SLF001
         except (ValueError, RecursionError):
             return message.payload  # kombu comes to the same end, and says so in its own way
     return message.payload
@@ -52,7 +54,7 @@ def payload_of(message: Any) -> Any:
 def _is_plain(message: Any) -> bool:
     return (
         message.content_type == _JSON
-        and type(message.body) is bytes
+        and type(message.body) in (bytes, str)
         and message.accept is not None
         and _JSON in message.accept
         and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or somebody else's decoder)

@@ -15,6 +15,7 @@ from celery_batch.config import Settings, policy_of
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import residents
 from celery_batch.worker import capacity, control, garbage
+from celery_batch.worker.amqp_frames import read_together
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.composure import keep_composed
 from celery_batch.worker.gate import Gate
@@ -162,7 +163,13 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
             self.bulk.open()
             if not self.bulk.is_open:
                 capacity.read_what_is_useful(consumer)
+            self._read_together(consumer)
         self.lanes.open()
+
+    def _read_together(self, consumer: Any) -> None:
+        is_amqp = consumer.connection.transport.driver_type == "amqp"
+        if is_amqp and consumer.hub and consumer.app.conf.get("batch_bulk", True):
+            read_together(consumer.connection.connection, self.lanes)
 
     def stop(self, consumer: Any) -> None:
         """Give back what has not been sent to the pool."""
