@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, Self
 
 from amqp.serialization import dumps
 from kombu import messaging
-from kombu.serialization import dumps as serialized
 
 from celery_batch.client.outbox import Letter
-from celery_batch.client.template import BLANK_OPTIONS, MARK, Fields, teach
+from celery_batch.client.template import BLANK_OPTIONS, MARK, Fields, payload_of, teach
 
 __all__ = ["AmqpLetter", "AmqpTemplate"]
 
@@ -35,8 +34,8 @@ _BASIC, _PUBLISH = 60, 40
 #: The largest number that py-amqp writes in four bytes.
 _LARGEST_INT = 2**31 - 1
 
-#: Characters of a short text.
-_LONGEST_SHORT = 255
+#: Characters of a short text, whatever they are: it has 255 bytes.
+_LONGEST_SHORT = 63
 
 
 class AmqpLetter(Letter):
@@ -76,6 +75,19 @@ class Blanks(NamedTuple):
         if MARK.encode() in b"".join((first, *rest[1::2])):
             return None
         return cls(first, list(zip([names[each] for each in rest[::2]], rest[1::2], strict=True)))
+
+    def settle(self, values: Fields, encode: Callable[[Any], bytes]) -> Blanks:
+        """Return the same with some blanks filled in."""
+        first, rest = self.first, []
+        for name, after in self.rest:
+            if name not in values:
+                rest.append((name, after))
+            elif rest:
+                last, before = rest[-1]
+                rest[-1] = (last, before + encode(values[name]) + after)
+            else:
+                first += encode(values[name]) + after
+        return Blanks(first, rest)
 
     def fill(self, values: Fields, encode: Callable[[Any], bytes]) -> bytes:
         """Return the bytes with values in their blanks."""
@@ -131,6 +143,13 @@ class AmqpTemplate(NamedTuple):
             teach(task, options, learner, reply=reply, without=_NO_BLANK)
             return learner.template()
 
+    def settle(self, values: Fields) -> AmqpTemplate | None:
+        """Return the template with some blanks filled in; None if a value has no place there."""
+        if any(not _is_short(values.get(name, "")) for name, _ in self.after.rest):
+            return None
+        headers, after = self.headers.settle(values, _item), self.after.settle(values, _short)
+        return self._replace(headers=headers, after=after)
+
     def letter(self, body: tuple[Any, ...], values: Fields) -> Letter | None:
         """
         Return one call's message; None if it has no place for a value.
@@ -139,9 +158,9 @@ class AmqpTemplate(NamedTuple):
             body: Its arguments, keyword arguments and what comes after.
             values: For each blank.
         """
-        if any(len(str(values[name])) > _LONGEST_SHORT // 4 for name, _ in self.after.rest):
+        if not all(_is_short(values[name]) for name, _ in self.after.rest):
             return None
-        _, _, payload = serialized(body, serializer=self.serializer)
+        payload = payload_of(body, self.serializer)
         text = payload.encode(self.encoding) if isinstance(payload, str) else payload
         table = self.headers.fill(values, _item)
         head = pack(">HHQ", _BASIC, 0, len(text)) + self.before + pack(">I", len(table))
@@ -203,6 +222,10 @@ def _item(value: Any) -> bytes:
         text = value.encode("utf-8", "surrogatepass")
         return pack(">cI", b"S", len(text)) + text
     return pack(">ci", b"I", value) if abs(value) <= _LARGEST_INT else pack(">cq", b"L", value)
+
+
+def _is_short(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= _LONGEST_SHORT
 
 
 def _short(value: Any) -> bytes:

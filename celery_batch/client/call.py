@@ -80,19 +80,27 @@ class Call(NamedTuple):
             root_id = root_id or self.parent.request.root_id or self.parent.request.id
             parent_id = parent_id or self.parent.request.id
         values: Fields = {
+            **self.constants(**told),
             "task_id": task_id,
             "root_id": root_id or task_id,
             "parent_id": parent_id,
+            "argsrepr": described(args, terms.args_limit, terms.repr_levels),
+            "kwargsrepr": described(kwargs, terms.kwargs_limit, terms.repr_levels),
+        }
+        return template.letter((args, kwargs, self._embed(template)), values)
+
+    def constants(self, **told: str | None) -> Fields:
+        """Return what all calls with these options have, as `letter` is told."""
+        options = self.options
+        return {
+            "parent_id": options.get("parent_id"),
             "group_id": options.get("group_id"),
             "group_index": options.get("group_index"),
             "reply_to": options.get("reply_to") or told["reply_to"],
             "eta": None,
             "shadow": options.get("shadow") or None,
-            "argsrepr": described(args, terms.args_limit, terms.repr_levels),
-            "kwargsrepr": described(kwargs, terms.kwargs_limit, terms.repr_levels),
             "reply": told["reply"],
         }
-        return template.letter((args, kwargs, self._embed(template)), values)
 
     def leave_trail(self, result: Any) -> None:
         """Tell the task that calls of its child."""

@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 from kombu import messaging
 from kombu.serialization import dumps as serialized
-from kombu.utils.json import dumps
+from kombu.serialization import registry
+from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.ids import new_id
 from celery_batch.client.outbox import Letter
 from celery_batch.replies import REPLY_HEADER
 
-__all__ = ["BLANK_OPTIONS", "MARK", "Fields", "MessageMaker", "Template", "teach"]
+__all__ = ["BLANK_OPTIONS", "MARK", "Fields", "MessageMaker", "Template", "payload_of", "teach"]
 
 _Producer: Any = messaging.Producer
 
@@ -30,6 +31,8 @@ Fields = dict[str, str | int | None]
 
 #: Never part of a message that is not ours, as nobody can foresee it.
 MARK = f"blank-{os.urandom(12).hex()}-"
+
+_encode_json = JSONEncoder().encode
 
 #: Arguments of `Celery.send_task` that become blanks.
 BLANK_OPTIONS = (
@@ -77,6 +80,13 @@ class Template(NamedTuple):
             teach(task, options, learner, reply=reply)
             return learner.template()
 
+    def settle(self, values: Fields) -> Template:
+        """Return the template with some blanks filled in."""
+        text = self.text
+        for name, value in values.items():
+            text = text.replace(f"%({name})s", _json_text(value).replace("%", "%%"))
+        return self._replace(text=text)
+
     def letter(self, body: tuple[Any, ...], values: Fields) -> Letter:
         """
         Return one call's message.
@@ -85,11 +95,27 @@ class Template(NamedTuple):
             body: Its arguments, keyword arguments and what comes after.
             values: For each blank but the body and the tag.
         """
-        _, _, payload = serialized(body, serializer=self.serializer)
+        payload = payload_of(body, self.serializer)
         texts = {name: _json_text(value) for name, value in values.items()}
         texts["tag"] = f'"{new_id()}"'
         texts["body"] = f'"{self.codec.encode(payload)}"'
         return Letter(self.key, self.text % texts)
+
+
+def payload_of(body: tuple[Any, ...], serializer: str) -> Any:
+    """
+    Return a body serialized as kombu does it, with one encoder for all where it is JSON.
+
+    Raises:
+        EncodeError: Kombu's; it cannot be.
+    """
+    known = registry._encoders.get(serializer)  # noqa: SLF001 (or somebody else's encoder)
+    if serializer == "json" and known is not None and known.encoder is dumps:
+        try:
+            return _encode_json(body)
+        except Exception:  # noqa: BLE001 (kombu meets it as well, and says so in its own way)
+            return serialized(body, serializer=serializer)[2]
+    return serialized(body, serializer=serializer)[2]
 
 
 def teach(
