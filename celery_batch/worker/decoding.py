@@ -13,7 +13,8 @@ __all__ = ["decode_json", "payload_of"]
 
 _JSON = "application/json"
 
-_decode = json.JSONDecoder().decode
+_decoder = json.JSONDecoder()
+_decode, _scan = _decoder.decode, _decoder.scan_once  # type: ignore[attr-defined]
 
 #: An ASCII character in disguise: what no encoder writes, and ``__type__`` could hide in.
 _DISGUISED = re.compile(r"\\u00[2-7]")
@@ -31,7 +32,11 @@ def decode_json(text: str) -> Any:
     """
     if "__type__" in text or ("\\u00" in text and _DISGUISED.search(text)):
         return loads(text)
-    return _decode(text)
+    try:
+        found, end = _scan(text, 0)
+    except StopIteration:
+        return _decode(text)  # white space before it, or no JSON, which it says
+    return found if end == len(text) else _decode(text)
 
 
 def payload_of(message: Any) -> Any:
