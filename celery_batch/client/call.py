@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NamedTuple
 
 from kombu.utils.functional import maybe_list
 
-from celery_batch.client.ids import new_id
+from celery_batch.client.amqp_template import AmqpTemplate
+from celery_batch.client.outbox import Letter
 from celery_batch.client.reprs import described
-from celery_batch.client.template import Template, json_text
+from celery_batch.client.template import Fields, Template
 from celery_batch.client.terms import Terms
 
-__all__ = ["Call"]
+__all__ = ["AnyTemplate", "Call"]
+
+#: For one broker or the other.
+AnyTemplate = Template | AmqpTemplate
 
 #: Options that are texts, or nothing.
 _TEXTS = frozenset(("task_id", "root_id", "parent_id", "group_id", "reply_to", "shadow"))
@@ -59,9 +62,11 @@ class Call(NamedTuple):
         if not isinstance(args, (list, tuple)):
             raise TypeError("task args must be a list or tuple")
 
-    def text(self, template: Template, terms: Terms, task_id: str, **told: str | None) -> str:
+    def letter(
+        self, template: AnyTemplate, terms: Terms, task_id: str, **told: str | None
+    ) -> Letter | None:
         """
-        Return the message.
+        Return the message; None if it has no place for one of its options.
 
         Args:
             template: For its kind.
@@ -74,29 +79,35 @@ class Call(NamedTuple):
         if self.parent:
             root_id = root_id or self.parent.request.root_id or self.parent.request.id
             parent_id = parent_id or self.parent.request.id
-        index = options.get("group_index")
-        values = {
-            "task_id": json_text(task_id),
-            "root_id": json_text(root_id or task_id),
-            "parent_id": json_text(parent_id),
-            "group_id": json_text(options.get("group_id")),
-            "group_index": "null" if index is None else str(index),
-            "reply_to": json_text(options.get("reply_to") or told["reply_to"]),
-            "eta": "null",
-            "shadow": json_text(options.get("shadow") or None),
-            "argsrepr": quoted(described(args, terms.args_limit, terms.repr_levels)),
-            "kwargsrepr": quoted(described(kwargs, terms.kwargs_limit, terms.repr_levels)),
-            "tag": f'"{new_id()}"',
-            "reply": json_text(told["reply"]),
+        values: Fields = {
+            **self.constants(**told),
+            "task_id": task_id,
+            "root_id": root_id or task_id,
+            "parent_id": parent_id,
+            "argsrepr": described(args, terms.args_limit, terms.repr_levels),
+            "kwargsrepr": described(kwargs, terms.kwargs_limit, terms.repr_levels),
         }
-        return template.fill((args, kwargs, self._embed(template)), values)
+        return template.letter((args, kwargs, self._embed(template)), values)
+
+    def constants(self, **told: str | None) -> Fields:
+        """Return what all calls with these options have, as `letter` is told."""
+        options = self.options
+        return {
+            "parent_id": options.get("parent_id"),
+            "group_id": options.get("group_id"),
+            "group_index": options.get("group_index"),
+            "reply_to": options.get("reply_to") or told["reply_to"],
+            "eta": None,
+            "shadow": options.get("shadow") or None,
+            "reply": told["reply"],
+        }
 
     def leave_trail(self, result: Any) -> None:
         """Tell the task that calls of its child."""
         if self.parent and self.options.get("add_to_parent", True):
             self.parent.add_trail(result)
 
-    def _embed(self, template: Template) -> dict[str, Any]:
+    def _embed(self, template: AnyTemplate) -> dict[str, Any]:
         options = self.options
         if _AFTERWARDS.isdisjoint(options):
             return template.embed

@@ -65,6 +65,20 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
         #: What the inbox hears for it.
         self.reply: Reply = inbox_of(self.app).reply(id)
 
+    @classmethod
+    def of_call(cls, task_id: str, app: Any, reply: Reply) -> Self:
+        """
+        Return the result of a call that is about to be sent, with the app's own backend.
+
+        Args:
+            task_id: The task's id, a new one.
+            app: The Celery app.
+            reply: To the call.
+        """
+        result = cls.__new__(cls)  # past everything that is looked up, and is known here
+        result.app, result.id, result.reply = app, task_id, reply
+        return result
+
     @property
     def backend(self) -> Any:
         """The result backend; the app's in this thread unless it is another, or RPC."""

@@ -119,6 +119,15 @@ class Inbox:
                 expected.append(reply)
         return expected
 
+    def expect_new(self, task_id: str) -> Reply:
+        """Return the reply to a message with a new id, which is about to be sent."""
+        reply = Reply(self, task_id)
+        reply.is_asked = reply.is_told = True
+        reply.since = time.monotonic()
+        with self._lock:
+            self._known[task_id] = reply
+        return reply
+
     def is_stale(self, reply: Reply) -> bool:
         """Return whether a look might find what we have not heard of; then one should follow."""
         now = time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextvars import ContextVar
 from types import FunctionType
 from typing import Any
@@ -17,6 +18,8 @@ from kombu import messaging
 from kombu.exceptions import OperationalError
 
 from celery_batch.asking import Asking
+from celery_batch.client.amqp_template import AmqpTemplate
+from celery_batch.client.call import AnyTemplate
 from celery_batch.client.template import Template
 
 __all__ = ["Kinds", "is_plain_celery"]
@@ -56,6 +59,12 @@ _OF_CALL = frozenset(
     ]
 )
 _PLAIN = frozenset((str, int, float, bool, type(None)))
+
+#: By the broker.
+_LEARN: dict[str, Callable[..., AnyTemplate | None]] = {
+    "redis": Template.learn,
+    "amqp": AmqpTemplate.learn,
+}
 
 #: Most kinds of messages that are remembered.
 _MOST = 1000
@@ -104,9 +113,9 @@ class Kinds:
     def __init__(self, app: Any) -> None:
         self._app = app
         self._router: Any = None
-        self._known: dict[Any, Template | None] = {}
+        self._known: dict[Any, AnyTemplate | None] = {}
 
-    def template(self, task: Any, options: dict[str, Any], *, reply: bool) -> Template | None:
+    def template(self, task: Any, options: dict[str, Any], *, reply: bool) -> AnyTemplate | None:
         """
         Return the template for a call; None if it has none, or none yet.
 
@@ -140,28 +149,27 @@ class Kinds:
         reply, *of_kind = kind[2:]
         options = {**own, **{name: value for name, value, _ in of_kind}}
         options.setdefault("ignore_result", task.ignore_result)
-        if not _is_plain(task, options) or not self._is_redis(producer):
+        learn = self._way_to_learn(producer) if _is_plain(task, options) else None
+        if learn is None:
             self._known[kind] = None
             return
         try:
             with self._app.producer_or_acquire(producer) as one:
-                self._known[kind] = Template.learn(task, options, one, reply=reply)
+                self._known[kind] = learn(task, options, one, reply=reply)
         except (OperationalError, QueueNotFound):
             pass  # Celery's own road meets it too, and says so
         except Exception:
             self._known[kind] = None
             logger.warning("%s: messages are sent singly", task.name, exc_info=True)
 
-    def _is_redis(self, producer: Any) -> bool:
+    def _way_to_learn(self, producer: Any) -> Callable[..., AnyTemplate | None] | None:
         app = self._app
         with app.producer_or_acquire(producer) as one:
-            transport = one.connection.transport
+            driver = one.connection.transport.driver_type
         routes = app.amqp.router.routes
-        return (
-            transport.driver_type == "redis"
-            and type(app.amqp) is amqp.AMQP
-            and all(isinstance(route, MapRoute) for route in routes)
-        )
+        if type(app.amqp) is amqp.AMQP and all(isinstance(route, MapRoute) for route in routes):
+            return _LEARN.get(driver)
+        return None
 
 
 def _is_plain(task: Any, options: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from celery._state import task_join_will_block
 
-from celery_batch.client.inbox import inbox_of
+from celery_batch.client.inbox import Reply, inbox_of
 from celery_batch.client.store import FORBIDDEN, PATIENCE, ResultStore, Subscription
 from celery_batch.client.sweep import Sweeper
 from celery_batch.replies import REPLY_CHANNEL, read_replies
@@ -68,6 +68,10 @@ class Listener:
         if not self.is_confirmed:
             self._decided.wait(timeout)
         return self.is_confirmed
+
+    def reply_to(self, task_id: str) -> Reply:
+        """Get ready for the reply to a new message, before it is written, and return it."""
+        return self._inbox.expect_new(task_id)
 
     def expect(self, result: Any) -> None:
         """

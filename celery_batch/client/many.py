@@ -10,6 +10,7 @@ from typing import Any
 from kombu.exceptions import OperationalError
 
 from celery_batch.client.gathering import Gathering, gathered_by
+from celery_batch.client.publisher import Publisher
 from celery_batch.errors import BatchError, ConfigurationError
 
 __all__ = ["PartlySent", "apply_many"]
@@ -51,9 +52,15 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
     results: list[Any] = []
     with closing(Gathering()) as gathering:
         try:
+            series = None
             for args, kwargs in rows:  # whoever makes the rows may send and wait meanwhile
-                call = partial(task.apply_async, args, kwargs, **options)
-                results.append(gathered_by(gathering, task, call))
+                if series is None or not series.holds():
+                    series = Publisher.of(task.app).series(task, options)
+                if series is None:
+                    call = partial(task.apply_async, args, kwargs, **options)
+                    results.append(gathered_by(gathering, task, call))
+                else:
+                    results.append(series.send(args, kwargs, gathering))
             gathering.flush()
         except Exception as error:
             if not gathering.sent:

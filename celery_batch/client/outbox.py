@@ -30,12 +30,12 @@ class Letter:
 
     Args:
         key: The list, with its prefix.
-        text: The message.
+        text: The message, or most of it.
     """
 
     __slots__ = ("error", "key", "sent", "text")
 
-    def __init__(self, key: str, text: str) -> None:
+    def __init__(self, key: str, text: str | bytes) -> None:
         self.key = key
         self.text = text
         self.sent = False

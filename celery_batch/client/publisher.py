@@ -12,20 +12,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from celery_batch.asking import Asking
 from celery_batch.client.answers import expected
 from celery_batch.client.call import Call
 from celery_batch.client.gathering import Gathering, gathered
 from celery_batch.client.ids import new_id
 from celery_batch.client.kinds import Kinds, is_plain_celery
 from celery_batch.client.listener import listener_for
-from celery_batch.client.outbox import Letter, Outbox
+from celery_batch.client.outbox import Outbox
 from celery_batch.client.own_road import OwnRoad
-from celery_batch.client.redis_road import RedisRoad
+from celery_batch.client.series import Series
+from celery_batch.client.short_road import ShortRoad
 from celery_batch.client.terms import Terms
 from celery_batch.client.unsubscribed import unsubscribed
 from celery_batch.replies import REPLY_HEADER
 
 __all__ = ["Publisher"]
+
+#: Options by which a call differs from others of its kind in more than its arguments.
+_OWN = frozenset(("producer", "root_id", "link", "link_error", "chain", "chord"))
 
 
 class Publisher:
@@ -41,7 +46,7 @@ class Publisher:
         self._app = app
         self._terms = Terms(app)
         self._kinds = Kinds(app)
-        self._outbox = Outbox(RedisRoad(app).write)
+        self._outbox = Outbox(ShortRoad(app).write)
         self._own_road = OwnRoad(app, self._outbox)
 
     @classmethod
@@ -84,7 +89,9 @@ class Publisher:
             "reply_to": self._app.thread_oid,
             "reply": None if listener is None else listener.channel,
         }
-        letter = Letter(template.key, call.text(template, terms, task_id, **told))
+        letter = call.letter(template, terms, task_id, **told)
+        if letter is None:
+            return None
         result = expected(task, task_id, listener, frozen)
         result.ignored = options.get("ignore_result", task.ignore_result)
         if gathering is None:
@@ -93,6 +100,35 @@ class Publisher:
             gathering.add(letter, result, self._outbox)
         call.leave_trail(result)
         return result
+
+    def series(self, task: Any, options: dict[str, Any]) -> Series | None:
+        """
+        Return a way to make many calls on the short road; None if there is none, or none yet.
+
+        Args:
+            task: The task that is called.
+            options: As `apply_async` takes them, the same for all.
+        """
+        app, terms = self._app, self._settled()
+        call = Call((), {}, options, app.current_worker_task)
+        if not (terms.bulk and terms.is_plain and is_plain_celery(app) and _is_usual(task, call)):
+            return None
+        listener = self._listener(task, options, None, None)
+        template = self._kinds.template(task, options, reply=listener is not None)
+        told = {
+            "reply_to": app.thread_oid,
+            "reply": None if listener is None else listener.channel,
+        }
+        settled = template and template.settle(call.constants(**told))
+        if settled is None:
+            return None
+        router = app.amqp.router
+
+        def holds() -> bool:
+            is_same = terms.hold(app.conf) and app.amqp.router is router
+            return is_same and is_plain_celery(app)
+
+        return Series(task, options, terms, settled, listener, self._outbox, holds, self.pid)
 
     def send_as_celery_does(
         self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
@@ -148,3 +184,9 @@ class Publisher:
         if gathering is not None and gathering.app is not None and frozen is None:
             return None  # a canvas has results of its own
         return listener_for(self._app)
+
+
+def _is_usual(task: Any, call: Call) -> bool:
+    """Return whether a call needs nothing that is not the same for all of many."""
+    is_asked_so = type(task).apply_async is Asking.apply_async and "apply_async" not in vars(task)
+    return is_asked_so and not call.parent and call.is_plain() and _OWN.isdisjoint(call.options)

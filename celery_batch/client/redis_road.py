@@ -89,7 +89,11 @@ def _push(channel: Any, letters: list[Letter]) -> None:
 
 def _packed(key: str, letters: list[Letter]) -> bytes:
     """Return an LPUSH as it goes over the wire."""
-    words = [b"LPUSH", key.encode(), *(letter.text.encode() for letter in letters)]
+    words = [b"LPUSH", key.encode(), *map(_encoded, letters)]
     return b"*%d\r\n" % len(words) + b"".join(
         b"$%d\r\n%b\r\n" % (len(word), word) for word in words
     )
+
+
+def _encoded(letter: Letter) -> bytes:
+    return letter.text.encode() if isinstance(letter.text, str) else letter.text

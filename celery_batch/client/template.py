@@ -9,24 +9,33 @@ What a message looks like is therefore known to Celery alone.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NamedTuple
 
 from kombu import messaging
 from kombu.serialization import dumps as serialized
-from kombu.utils.json import dumps
+from kombu.serialization import registry
+from kombu.utils.json import JSONEncoder, dumps
 
+from celery_batch.client.ids import new_id
+from celery_batch.client.outbox import Letter
 from celery_batch.replies import REPLY_HEADER
 
-__all__ = ["MessageMaker", "Template", "json_text"]
+__all__ = ["BLANK_OPTIONS", "MARK", "Fields", "MessageMaker", "Template", "payload_of", "teach"]
 
 _Producer: Any = messaging.Producer
 
+#: What a call fills in.
+Fields = dict[str, str | int | None]
+
 #: Never part of a message that is not ours, as nobody can foresee it.
-_MARK = f"blank-{os.urandom(12).hex()}-"
+MARK = f"blank-{os.urandom(12).hex()}-"
+
+_encode_json = JSONEncoder().encode
 
 #: Arguments of `Celery.send_task` that become blanks.
-_BLANK_OPTIONS = (
+BLANK_OPTIONS = (
     *("task_id", "root_id", "parent_id", "group_id", "group_index"),
     *("reply_to", "eta", "shadow"),
 )
@@ -65,36 +74,82 @@ class Template(NamedTuple):
             producer: Celery's, to the broker that they go to.
             reply: Whether the messages say where their answers are told.
         """
-        blanks = {option: _MARK + option for option in _BLANK_OPTIONS}
-        if reply:
-            options = {**options, "headers": {REPLY_HEADER: _MARK + "reply"}}
         with producer.connection._reraise_as_library_errors():  # noqa: SLF001
             learner = _Learner(producer.channel, auto_declare=False)
             learner.serializer = producer.serializer
-            task.app.send_task(
-                task.name,
-                (),
-                {},
-                producer=learner,
-                task_type=task,
-                result_cls=_NoResult,
-                add_to_parent=False,
-                **blanks,
-                **options,
-            )
+            teach(task, options, learner, reply=reply)
             return learner.template()
 
-    def fill(self, body: tuple[Any, ...], values: dict[str, str]) -> str:
+    def settle(self, values: Fields) -> Template:
+        """Return the template with some blanks filled in."""
+        text = self.text
+        for name, value in values.items():
+            text = text.replace(f"%({name})s", _json_text(value).replace("%", "%%"))
+        return self._replace(text=text)
+
+    def letter(self, body: tuple[Any, ...], values: Fields) -> Letter:
         """
         Return one call's message.
 
         Args:
             body: Its arguments, keyword arguments and what comes after.
-            values: For each blank but the body a JSON text.
+            values: For each blank but the body and the tag.
         """
-        _, _, payload = serialized(body, serializer=self.serializer)
-        values["body"] = f'"{self.codec.encode(payload)}"'
-        return self.text % values
+        payload = payload_of(body, self.serializer)
+        texts = {name: _json_text(value) for name, value in values.items()}
+        texts["tag"] = f'"{new_id()}"'
+        texts["body"] = f'"{self.codec.encode(payload)}"'
+        return Letter(self.key, self.text % texts)
+
+
+def payload_of(body: tuple[Any, ...], serializer: str) -> Any:
+    """
+    Return a body serialized as kombu does it, with one encoder for all where it is JSON.
+
+    Raises:
+        EncodeError: Kombu's; it cannot be.
+    """
+    known = registry._encoders.get(serializer)  # noqa: SLF001 (or somebody else's encoder)
+    if serializer == "json" and known is not None and known.encoder is dumps:
+        try:
+            return _encode_json(body)
+        except Exception:  # noqa: BLE001 (kombu meets it as well, and says so in its own way)
+            return serialized(body, serializer=serializer)[2]
+    return serialized(body, serializer=serializer)[2]
+
+
+def teach(
+    task: Any,
+    options: dict[str, Any],
+    learner: Any,
+    *,
+    reply: bool,
+    without: Collection[str] = (),
+) -> None:
+    """
+    Have Celery send a call whose options are blanks.
+
+    Args:
+        task: The task that is called.
+        options: The options of all the calls, the task's own among them.
+        learner: A producer that keeps the message.
+        reply: Whether the message says where its answer is told.
+        without: Options that are left out.
+    """
+    blanks = {option: MARK + option for option in BLANK_OPTIONS if option not in without}
+    if reply:
+        options = {**options, "headers": {REPLY_HEADER: MARK + "reply"}}
+    task.app.send_task(
+        task.name,
+        (),
+        {},
+        producer=learner,
+        task_type=task,
+        result_cls=_NoResult,
+        add_to_parent=False,
+        **blanks,
+        **options,
+    )
 
 
 class _NoResult:
@@ -167,18 +222,19 @@ class _Learner(MessageMaker):
         codec = self.channel.codecs.get(message["properties"]["body_encoding"])
         if codec is None:
             return None
-        message["body"] = _MARK + "body"
+        message["body"] = MARK + "body"
         for part in ("argsrepr", "kwargsrepr"):
-            message["headers"][part] = _MARK + part
-        message["properties"]["delivery_tag"] = _MARK + "tag"
+            message["headers"][part] = MARK + part
+        message["properties"]["delivery_tag"] = MARK + "tag"
         text = dumps(message).replace("%", "%%")
-        for blank in (*_BLANK_OPTIONS, *_BLANK_PARTS):
-            text = text.replace(f'"{_MARK}{blank}"', f"%({blank})s")
-        if _MARK in text:
+        for blank in (*BLANK_OPTIONS, *_BLANK_PARTS):
+            text = text.replace(f'"{MARK}{blank}"', f"%({blank})s")
+        if MARK in text:
             return None
         return Template(self.key, text, self.embed, self.body_serializer, codec)
 
 
-def json_text(value: str | None) -> str:
-    """Return a text or nothing as JSON."""
-    return "null" if value is None else quoted(value)
+def _json_text(value: str | int | None) -> str:
+    if type(value) is str:
+        return quoted(value)
+    return "null" if value is None else str(value)

@@ -13,7 +13,8 @@ __all__ = ["decode_json", "payload_of"]
 
 _JSON = "application/json"
 
-_decode = json.JSONDecoder().decode
+_decoder = json.JSONDecoder()
+_decode, _scan = _decoder.decode, _decoder.scan_once  # type: ignore[attr-defined]
 
 #: An ASCII character in disguise: what no encoder writes, and ``__type__`` could hide in.
 _DISGUISED = re.compile(r"\\u00[2-7]")
@@ -31,7 +32,11 @@ def decode_json(text: str) -> Any:
     """
     if "__type__" in text or ("\\u00" in text and _DISGUISED.search(text)):
         return loads(text)
-    return _decode(text)
+    try:
+        found, end = _scan(text, 0)
+    except StopIteration:
+        return _decode(text)  # white space before it, or no JSON, which it says
+    return found if end == len(text) else _decode(text)
 
 
 def payload_of(message: Any) -> Any:
@@ -43,7 +48,9 @@ def payload_of(message: Any) -> Any:
     """
     if message._decoded_cache is None and _is_plain(message):  # noqa: SLF001 (kombu's own cache)
         try:
-            message._decoded_cache = decode_json(message.body.decode())  # noqa: SLF001
+            body = message.body
+            text = body.decode() if type(body) is bytes else body
+            message._decoded_cache = decode_json(text)  # noqa: SLF001
         except (ValueError, RecursionError):
             return message.payload  # kombu comes to the same end, and says so in its own way
     return message.payload
@@ -52,7 +59,7 @@ def payload_of(message: Any) -> Any:
 def _is_plain(message: Any) -> bool:
     return (
         message.content_type == _JSON
-        and type(message.body) is bytes
+        and type(message.body) in (bytes, str)
         and message.accept is not None
         and _JSON in message.accept
         and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or somebody else's decoder)

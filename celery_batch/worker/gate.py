@@ -37,6 +37,7 @@ from celery_batch.worker.refusal import (
     reason_of,
     store_refusal,
 )
+from celery_batch.worker.shapes import is_flat
 from celery_batch.worker.teller import Teller
 from celery_batch.worker.wellformed import (
     Malformed,
@@ -149,7 +150,9 @@ class Gate:
             )
         check_content(message)
         if not isinstance(self._channel, virtual.Channel):  # there it has been done
-            check_size([message.headers, message.properties])
+            headers, properties = message.headers, message.properties
+            if not (is_flat(headers) and is_flat(properties, headers)):
+                check_size([headers, properties])
         fields = message.headers
         if "task" not in fields:
             payload = message.payload

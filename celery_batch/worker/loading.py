@@ -24,6 +24,7 @@ from celery.utils.log import current_process_index
 from celery_batch.config import Settings
 from celery_batch.serving import devices, residents
 from celery_batch.worker.clerks import employ
+from celery_batch.worker.garbage import keep_what_is_there
 from celery_batch.worker.overlap import is_wanted
 
 __all__ = ["Plan", "load_in_pool_process", "load_models"]
@@ -120,6 +121,7 @@ def load_in_pool_process() -> None:
     signals.worker_process_shutdown.connect(_unload, weak=False)
     if is_wanted(current_app, plan.processes):
         employ(current_app._get_current_object())  # noqa: SLF001 (proxies look up where they are)
+    keep_what_is_there()
     _report(plan, error=None)
 
 

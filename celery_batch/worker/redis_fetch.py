@@ -24,7 +24,8 @@ from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.redis_bells import Bells
 from celery_batch.worker.redis_lease import Lease
-from celery_batch.worker.redis_scripts import KEEP, POP
+from celery_batch.worker.redis_pop import POP
+from celery_batch.worker.redis_scripts import KEEP
 
 __all__ = ["BulkFetch"]
 

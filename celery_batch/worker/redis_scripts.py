@@ -11,81 +11,18 @@ allows then; what follows in the same script is allowed too.
 
 from __future__ import annotations
 
-__all__ = ["DONE", "KEEP", "MISSING", "POP", "RENEW", "RETURN", "STORE", "SWEEP"]
+__all__ = ["DONE", "KEEP", "MISSING", "NOW", "RENEW", "RETURN", "STORE", "SWEEP"]
 
-_NOW = """
+#: How a script begins that needs the time.
+NOW = """
 local clock = redis.call('TIME')
 local now = clock[1] .. '.' .. string.format('%06d', clock[2])
 """
 
-#: Pop messages and write down who has them.
-#: KEYS: index, unacked, owner of, held, owners, alive, then the queues' lists in order.
-#: ARGV: how many (a chunk counts with its rows), owner, what alive says, its milliseconds.
-#: Returns nothing, or three numbers for each message (its list, the lengths of its tag and
-#: of itself), and then all tags and messages in one: a reply of two parts is soon read.
-#: A message is decoded only to be read; encoding it again would turn an empty list
-#: into an empty object.  Nothing here may fail on what anybody can send: a script that
-#: fails half way has popped messages that nobody then has.
-POP = (
-    _NOW
-    + """
-local found, about, wanted = {}, {}, tonumber(ARGV[1])
-local index, entries, owners, flags = {}, {}, {}, {}
-for i = 7, #KEYS do
-  while wanted > 0 do
-    local message = redis.pcall('RPOP', KEYS[i])
-    if type(message) ~= 'string' then break end
-    local tag = ''
-    local readable, decoded = pcall(cjson.decode, message)
-    local properties = readable and type(decoded) == 'table' and decoded.properties
-    local claimed = type(properties) == 'table' and properties.delivery_tag
-    local headers = readable and type(decoded) == 'table' and decoded.headers
-    local rows = type(headers) == 'table' and headers.batch_rows
-    if type(rows) == 'number' and rows > 1 then wanted = wanted - rows + 1 end
-    if type(claimed) == 'string' and claimed ~= '' and #claimed <= 255
-        and not string.find(claimed, '[^ -~]') then
-      tag = claimed
-      local info = properties.delivery_info
-      if type(info) ~= 'table' then info = {} end
-      local exchange = type(info.exchange) == 'string' and info.exchange or ''
-      local key = type(info.routing_key) == 'string' and info.routing_key or ''
-      index[#index + 1] = now
-      index[#index + 1] = tag
-      entries[#entries + 1] = tag
-      entries[#entries + 1] = '[' .. message .. ', ' .. cjson.encode(exchange)
-        .. ', ' .. cjson.encode(key) .. ']'
-      owners[#owners + 1] = tag
-      owners[#owners + 1] = ARGV[2]
-      flags[#flags + 1] = tag
-      flags[#flags + 1] = '0'
-    end
-    about[#about + 1] = i - 6
-    about[#about + 1] = #tag
-    about[#about + 1] = #message
-    found[#found + 1] = tag
-    found[#found + 1] = message
-    wanted = wanted - 1
-  end
-end
-if #index > 0 then
-  redis.call('ZADD', KEYS[1], unpack(index))
-  redis.call('HSET', KEYS[2], unpack(entries))
-  redis.call('HSET', KEYS[3], unpack(owners))
-  redis.call('HSET', KEYS[4], unpack(flags))
-  redis.call('SADD', KEYS[5], ARGV[2])
-  if redis.call('PEXPIRE', KEYS[6], ARGV[4]) == 0 then
-    redis.call('SET', KEYS[6], ARGV[3], 'PX', ARGV[4])
-  end
-end
-if #found == 0 then return {} end
-return {table.concat(about, ' '), table.concat(found)}
-"""
-)
-
 #: Write down a message that was read by itself.
 #: KEYS: index, unacked, owner of, held, owners.  ARGV: owner, tag, entry.
 KEEP = (
-    _NOW
+    NOW
     + """
 redis.call('ZREM', KEYS[1], ARGV[2])
 redis.call('ZADD', KEYS[1], now, ARGV[2])
@@ -123,7 +60,7 @@ end
 #: KEYS: alive, owners, held, index.  ARGV: what alive says, milliseconds, owner, "1".
 #: Returns 1 where the worker had been taken for dead.
 RENEW = (
-    _NOW
+    NOW
     + """
 local lapsed = 0
 if redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then

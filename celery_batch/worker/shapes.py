@@ -14,6 +14,7 @@ __all__ = [
     "are_stamps",
     "is_count_or_none",
     "is_flag_or_none",
+    "is_flat",
     "is_limit",
     "is_name",
     "is_name_or_none",
@@ -26,8 +27,41 @@ __all__ = [
 #: Characters of an id, a name, a content type: AMQP's own limit for such texts.
 LONGEST_NAME = 255
 
+#: What Celery's headers hold where there is nothing in them.
+_NOTHING: tuple[Any, ...] = ({}, [], [None, None])
+
 #: Retries and the like; far above any use, far below what is slow to print.
 LARGEST_COUNT = 2**31
+
+
+#: Types of values that hold no others, whatever their size.
+_SINGLE = frozenset((int, float, bool, type(None)))
+
+#: Values, and characters of them and their names, that are few beside any limit.
+_FEW_VALUES, _FEW_CHARACTERS = 100, 10_000
+
+
+def is_flat(table: dict[Any, Any], known: Any = None) -> bool:
+    """
+    Say whether a table has few values, short ones, and nothing in those.
+
+    Args:
+        table: As decoded.
+        known: A value in it that has been looked at already.
+    """
+    if len(table) > _FEW_VALUES:
+        return False
+    size = 0
+    for name, value in table.items():
+        if type(name) is not str:
+            return False
+        size += len(name)
+        kind = type(value)
+        if kind is str:
+            size += len(value)
+        elif kind not in _SINGLE and value is not known and value not in _NOTHING:
+            return False
+    return size <= _FEW_CHARACTERS
 
 
 def is_name(value: Any) -> bool:

@@ -14,7 +14,9 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import Settings, policy_of
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import residents
-from celery_batch.worker import capacity, control
+from celery_batch.worker import capacity, control, garbage
+from celery_batch.worker.amqp_acks import AmqpAcks
+from celery_batch.worker.amqp_frames import read_together
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.composure import keep_composed
 from celery_batch.worker.gate import Gate
@@ -80,6 +82,9 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
                 load_models(worker.app, self._names)
         except BatchError as error:
             self._fail(error)
+        garbage.keep_what_is_there()
+        if self._warm_up is not None:
+            garbage.look_seldom()
         self._announce()
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 (Celery's signature)
@@ -147,6 +152,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         self.lanes = consumer.batch_lanes = Lanes(consumer)
         self.gate = consumer.batch_gate = Gate(consumer)
         self.bulk = BulkPath(consumer)
+        self.acks: AmqpAcks | None = None
         reconnect_soon(consumer)
         control.register()
 
@@ -159,7 +165,14 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
             self.bulk.open()
             if not self.bulk.is_open:
                 capacity.read_what_is_useful(consumer)
+            self._go_together(consumer)
         self.lanes.open()
+
+    def _go_together(self, consumer: Any) -> None:
+        is_amqp = consumer.connection.transport.driver_type == "amqp"
+        if is_amqp and consumer.hub and consumer.app.conf.get("batch_bulk", True):
+            read_together(consumer.connection.connection, self.lanes)
+            consumer.batch_ledger = self.acks = AmqpAcks(consumer.task_consumer.channel, consumer)
 
     def stop(self, consumer: Any) -> None:
         """Give back what has not been sent to the pool."""
@@ -167,11 +180,14 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         self.lanes.close(restarting=restarting)
         if restarting:
             self.bulk.close()  # at a shutdown what runs is still ours until the channel closes
+            self.acks = None
 
     def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 (Celery's signature)
         """Send the last acknowledgements, while the connection is still there."""
         self.gate.close()
         self.bulk.flush()
+        if self.acks is not None:
+            self.acks.flush()
 
     def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002 (Celery's signature)
         """Return the batch counters for ``celery inspect stats`` and Flower."""

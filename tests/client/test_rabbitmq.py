@@ -13,6 +13,7 @@ from kombu import Queue, pools
 from kombu.exceptions import OperationalError
 
 from celery_batch import BatchTask, PartlySent
+from celery_batch.cli.child import wait_until
 
 CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
 
@@ -133,3 +134,77 @@ def test_a_group_arrives(apps: Any) -> None:
     result = group(task.s(str(number)) for number in range(5)).apply_async()
 
     assert ids(taken(task)) == [each.id for each in result]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "priority": {"priority": 9},
+    "shadow": {"shadow": "whisper %s"},
+    "group": {"group_id": "g", "group_index": 3, "root_id": "r", "parent_id": "p"},
+    "large index": {"group_index": 2**40},
+    "time limits": {"time_limit": 9, "soft_time_limit": 7.5},
+    "pickle": {"serializer": "pickle"},
+    "yaml": {"serializer": "yaml"},
+    "retries": {"retries": 2},
+    "reply to": {"reply_to": "elsewhere"},
+    "long reply to": {"reply_to": "x" * 200},
+    "delivery mode": {"delivery_mode": 1},
+    "headers": {"headers": {"tenant": "a"}},
+    "chord": {"chord": {"task": "sum", "args": []}, "group_id": "g"},
+}
+
+TEXTS = ["it's 100% \N{SNOWMAN}", "x" * 300_000]
+
+
+def missing(task: Any, found: list[Any], count: int) -> str:
+    """Take what has come, and say whether something is missing."""
+    found += taken(task)
+    return "" if len(found) == count else f"{len(found)} messages"
+
+
+def whole(message: Any) -> Any:
+    """Return all that is in a message, in order, and where it was sent."""
+    properties = {**message.properties, "application_headers": list(message.headers.items())}
+    place = message.delivery_info["exchange"], message.delivery_info["routing_key"]
+    return list(properties.items()), message.body, place
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=["text", "several frames"])
+def test_short_road_makes_celerys_messages(apps: Any, text: str) -> None:
+    """Whatever the options, a message is the same field by field, in the same order."""
+    task = apps()
+    given = {"task_id": "6f1c1f0e-0000-4000-8000-00000000000a"}
+    for options in OPTIONS.values():
+        for _ in range(2):  # the first of its kind goes Celery's own road
+            task.apply_async((text,), None, **given, **options)
+        Task.apply_async(task, (text,), None, **given, **options)
+        found: list[Any] = []
+        wait_until(lambda: missing(task, found, 3), [], what="three messages", timeout=20)  # noqa: B023
+        _, ours, theirs = found
+
+        assert whole(theirs) == whole(ours)
+
+
+def test_many_calls_are_written_together(apps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many calls Celery makes one message, and none goes through py-amqp's publishing."""
+    task = apps()
+    published: list[Any] = []
+    publish = Channel.basic_publish
+    monkeypatch.setattr(
+        Channel, "basic_publish", lambda *a, **k: (published.append(a), publish(*a, **k))[1]
+    )
+    results = task.delay_many(range(300))
+
+    assert 1 == len(published)
+    assert [each.id for each in results] == ids(taken(task))
+
+
+def test_many_calls_survive_a_lost_connection(apps: Any) -> None:
+    """A connection that was lost since the last call is made anew, and all calls arrive."""
+    task = apps()
+    first = task.delay_many(range(3))
+    with task.app.producer_pool.acquire() as producer:
+        producer.connection.default_channel.connection.sock.shutdown(2)
+    more = task.delay_many(range(300))
+
+    assert ids(taken(task)) == [each.id for each in (*first, *more)]

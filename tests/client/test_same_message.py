@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import re
 from collections.abc import Callable
 from typing import Any
@@ -88,6 +89,31 @@ def test_every_option_makes_celerys_message(
     assert theirs
     assert in_order(comparable(theirs)) == in_order(comparable(ours))
     assert theirs == ours
+
+
+def without_id(message: dict[str, Any]) -> Any:
+    """Take out what is the call's own."""
+    text = json.dumps(comparable({"": [message]})[""][0])
+    return json.loads(text.replace(message["headers"]["id"], "its id"))
+
+
+@pytest.mark.parametrize("options", CALLS.values(), ids=CALLS)
+def test_each_of_many_is_celerys_message(
+    sender: Callable[..., Any], options: dict[str, Any]
+) -> None:
+    """What `apply_many` looks up once for all is what it would be for each."""
+    here = sender()
+    arguments = (("it's 100% \N{SNOWMAN}", "!"), {})
+    here.task.apply_many([arguments] * 3, **options)
+    ours = here.taken()
+    here.stock(*arguments, **options)
+    theirs = here.taken()
+    ((key, (message,)),) = theirs.items()
+    of_celery = without_id(message)
+    of_ours = [without_id(each) for each in ours[key]]
+
+    assert [of_celery] * 3 == of_ours
+    assert in_order({key: [of_celery] * 3}) == in_order({key: of_ours})
 
 
 def test_links_are_the_same(sender: Callable[..., Any]) -> None:

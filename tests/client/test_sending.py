@@ -15,7 +15,7 @@ import pytest
 from celery import chord, group, signals
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_batch import PartlySent
+from celery_batch import BatchTask, PartlySent
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.client.listener import listener_for
 from celery_batch.client.result import BatchResult
@@ -348,6 +348,45 @@ def test_rows_may_come_from_other_calls(sender: Callable[..., Sender]) -> None:
     here.task.delay_many(items())
 
     assert ["('inner',)", "('inner',)", "('1',)", "('2',)"] == texts(here.taken())
+
+
+def test_who_listens_from_some_row_on_hears_of_the_rest(sender: Callable[..., Sender]) -> None:
+    """What is looked up once for many rows is looked up again when it has changed."""
+    here = warmed(sender())
+    heard: list[str] = []
+
+    def hear(headers: Any, **_: Any) -> None:
+        heard.append(headers["argsrepr"])
+
+    def rows() -> Iterator[Any]:
+        yield ("a",), None
+        yield ("b",), None
+        signals.before_task_publish.connect(hear)
+        yield ("c",), None
+        signals.before_task_publish.disconnect(hear)
+        yield ("d",), None
+
+    results = here.task.apply_many(rows())
+
+    assert ["('c',)"] == heard
+    assert ["('a',)", "('b',)", "('c',)", "('d',)"] == texts(here.taken())
+    assert 4 == len(results)
+
+
+def test_calls_of_an_own_method_go_through_it(sender: Callable[..., Sender]) -> None:
+    """A task class with its own way to send has each of many sent that way."""
+
+    class Loud(BatchTask):
+        abstract = True
+
+        def apply_async(self, args: Any = None, *more: Any, **options: Any) -> Any:
+            return super().apply_async((args[0].upper(),), *more, **options)
+
+    here = sender()
+    task = here.make("loud", base=Loud)
+    task.delay_many(["a", "b", "c"])
+
+    assert ["('A',)", "('B',)", "('C',)"] == texts(here.taken())
 
 
 def test_a_receiver_may_send_and_wait(sender: Callable[..., Sender]) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kombu.transport.virtual import Channel
 
 from celery_batch.worker import wellformed
+from celery_batch.worker.shapes import is_flat
 from celery_batch.worker.wellformed import (
     Malformed,
     check_content,
@@ -195,3 +196,17 @@ def test_usual_headers_are_well_formed(name, value):
 
     if wellformed._are_usual(headers):
         wellformed._check_known(headers, wellformed._FIELDS, "")
+
+
+def test_flat_is_a_promise():
+    """What is called flat passes the count, and what may not pass is not called so."""
+    message = valid()
+    headers, properties = message["headers"], {**message["properties"], "application": {"x": 1}}
+
+    assert is_flat(headers)
+    assert is_flat({"a": "x" * 9_000, "none": None, "limits": [None, None], "empty": {}})
+    assert is_flat({"known": headers, "priority": 1}, headers)
+    assert not is_flat(properties)
+    for table in ({"a": [1]}, {"a": "x" * 20_000}, {"x" * 20_000: 1}, {1: 1}, {"a": (1,)}):
+        assert not is_flat(table)
+    assert not is_flat({str(n): n for n in range(200)})

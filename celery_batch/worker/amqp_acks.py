@@ -1,0 +1,92 @@
+"""
+Many acknowledgements to RabbitMQ in one, where kombu sends one for each.
+
+RabbitMQ numbers what it delivers on a channel, from 1, and takes one acknowledgement for
+all up to a number.  That is said only where nothing up to it is still to be settled;
+whatever is settled out of order is acknowledged by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from celery_batch.worker.ledger import NoLedger
+
+__all__ = ["AmqpAcks"]
+
+logger = logging.getLogger(__name__)
+
+
+class AmqpAcks(NoLedger):
+    """
+    Collects acknowledgements and sends them once in a pass of the event loop.
+
+    Args:
+        channel: Py-amqp's, on which nothing has been delivered yet.
+        consumer: Celery's consumer, with an event loop.
+    """
+
+    collects = True
+
+    def __init__(self, channel: Any, consumer: Any) -> None:
+        self._consumer = consumer
+        self._ack_now, self._reject_now = channel.basic_ack, channel.basic_reject
+        channel.basic_ack, channel.basic_reject = self.ack, self.reject
+        self._tags: list[int] = []
+        #: All up to this number is settled, and beyond it these are.
+        self._floor, self._beyond = 0, set[int]()
+        self._is_flushing_soon = self._is_sending = False
+        self._lock = threading.RLock()  # pools may acknowledge on threads
+
+    def ack(self, delivery_tag: int, multiple: bool = False) -> None:  # noqa: FBT001, FBT002 (py-amqp's signature)
+        """Acknowledge one message, soon."""
+        with self._lock:
+            if multiple:  # nobody does, who knows only of one
+                self._tags += range(self._floor + 1, delivery_tag)
+            self._tags.append(delivery_tag)
+        self._flush_soon()
+
+    def reject(self, delivery_tag: int, requeue: bool) -> None:  # noqa: FBT001 (py-amqp's signature)
+        """Reject one message, now."""
+        self._reject_now(delivery_tag, requeue=requeue)
+        with self._lock:
+            self._settle([delivery_tag])
+
+    def flush(self) -> None:
+        """Send what has been collected, unless the connection is gone, which then is found lost."""
+        self._is_flushing_soon = False
+        with self._lock:
+            if self._is_sending:  # we are in a signal's handler, on top of who sends this too
+                return
+            self._is_sending = True
+            try:
+                while self._tags:
+                    tags, self._tags = self._tags, []
+                    self._send(sorted({tag for tag in tags if tag > self._floor} - self._beyond))
+            except (*self._consumer.connection_errors, AttributeError) as error:
+                logger.warning("Could not acknowledge (%s): RabbitMQ delivers again", error)
+            finally:
+                self._is_sending = False
+
+    def _send(self, tags: list[int]) -> None:
+        self._settle(tags)
+        together = [tag for tag in tags if tag <= self._floor]
+        if together:
+            self._ack_now(together[-1], multiple=len(together) > 1)
+        for tag in tags[len(together) :]:
+            self._ack_now(tag)
+
+    def _settle(self, tags: list[int]) -> None:
+        self._beyond.update(tags)
+        while self._floor + 1 in self._beyond:
+            self._floor += 1
+            self._beyond.remove(self._floor)
+
+    def _flush_soon(self) -> None:
+        if not self._consumer.batch_lanes.is_open:
+            self.flush()  # nobody will come by later
+        elif not self._is_flushing_soon:
+            self._is_flushing_soon = True
+            self._consumer.hub.call_soon(self.flush)

@@ -1,0 +1,51 @@
+"""
+What Python's garbage collector need not look at again and again.
+
+A worker has a few hundred thousand objects that stay for ever, and some dozens for each
+message that go by themselves when it is answered.  By its own measure the collector
+looks at the ones after every few messages, and at the others every few thousand: a fifth
+of what a message costs.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+
+__all__ = ["keep_what_is_there", "look_seldom"]
+
+#: New objects after which the collector looks at them, where messages are handled: about
+#: as many as all the messages that a worker holds have.
+_MANY = 20_000
+
+#: Python's own measures, which somebody may have changed for reasons of theirs.
+_PYTHONS = ((700, 10, 10), (2000, 10, 10), (2000, 10, 0))
+
+_before: tuple[int, int, int] | None = None
+
+
+def keep_what_is_there() -> None:
+    """Have the collector never look again at what this process has now."""
+    gc.collect()
+    gc.freeze()
+
+
+def look_seldom() -> None:
+    """
+    Have the collector look less often, in this process and in none that it forks.
+
+    Not where a model runs: what it leaves behind may be large, and on a device.
+    """
+    global _before  # noqa: PLW0603 (the collector is the process' own, too)
+    measures = gc.get_threshold()
+    if measures in _PYTHONS:
+        _before = measures
+        gc.set_threshold(_MANY, *measures[1:])
+
+
+def _look_often() -> None:
+    if _before is not None:
+        gc.set_threshold(*_before)
+
+
+os.register_at_fork(after_in_child=_look_often)

@@ -1,0 +1,98 @@
+"""
+The script that hands out messages, and writes down who has them.
+
+Rule 1: nothing in it may fail on what anybody can send: a script that fails half way
+        has popped messages that nobody then has.
+Rule 2: a message is only read, never encoded again, which would turn an empty list into
+        an empty object.
+Rule 3: a message of kombu's ends with what is needed of it, which is found without
+        decoding the whole; only where it is found in an object that must be the message's
+        own properties.  Everything else is decoded.  What the two make of a message that
+        is no JSON may differ: it is refused, and crossed out if it was written down.
+"""
+
+from __future__ import annotations
+
+from celery_batch.worker.redis_scripts import NOW
+
+__all__ = ["POP"]
+
+#: The end of a message of kombu's.  Quotes in texts are escaped, so that the words stand
+#: for names here; as the message ends with it, the object is the outermost one's last part.
+_END = (
+    r'^, "properties": {[^{}]*"delivery_info": {"exchange": "([^"\\%c]*)", '
+    r'"routing_key": "([^"\\%c]*)"}[^{}]*, "delivery_tag": "([^"\\]*)"}}$'
+)
+
+#: Pop messages and write down who has them.
+#: KEYS: index, unacked, owner of, held, owners, alive, then the queues' lists in order.
+#: ARGV: how many (a chunk counts with its rows), owner, what alive says, its milliseconds.
+#: Returns nothing, or three numbers for each message (its list, the lengths of its tag and
+#: of itself), and then all tags and messages in one: a reply of two parts is soon read.
+POP = (
+    NOW
+    + f"local ending = [==[{_END}]==]\n"
+    + """
+local found, about, wanted = {}, {}, tonumber(ARGV[1])
+local index, entries, owners, flags = {}, {}, {}, {}
+local function quick(message)
+  local at = string.find(message, ', "properties": {', 1, true)
+  if not at or string.find(message, 'batch_rows', 1, true) then return nil end
+  local exchange, key, tag = string.match(message, ending, at)
+  if not tag then return nil end
+  return tag, '"' .. exchange .. '"', '"' .. key .. '"', 1
+end
+local function thorough(message)
+  local readable, decoded = pcall(cjson.decode, message)
+  if not readable or type(decoded) ~= 'table' then return nil, '""', '""', 1 end
+  local headers, properties = decoded.headers, decoded.properties
+  if type(headers) ~= 'table' then headers = {} end
+  if type(properties) ~= 'table' then properties = {} end
+  local rows, info = headers.batch_rows, properties.delivery_info
+  if type(rows) ~= 'number' then rows = 1 end
+  if type(info) ~= 'table' then info = {} end
+  local exchange = type(info.exchange) == 'string' and info.exchange or ''
+  local key = type(info.routing_key) == 'string' and info.routing_key or ''
+  return properties.delivery_tag, cjson.encode(exchange), cjson.encode(key), rows
+end
+for i = 7, #KEYS do
+  while wanted > 0 do
+    local message = redis.pcall('RPOP', KEYS[i])
+    if type(message) ~= 'string' then break end
+    local tag, exchange, key, rows = quick(message)
+    if not rows then tag, exchange, key, rows = thorough(message) end
+    if rows > 1 then wanted = wanted - rows + 1 end
+    if type(tag) == 'string' and tag ~= '' and #tag <= 255 and not string.find(tag, '[^ -~]') then
+      index[#index + 1] = now
+      index[#index + 1] = tag
+      entries[#entries + 1] = tag
+      entries[#entries + 1] = '[' .. message .. ', ' .. exchange .. ', ' .. key .. ']'
+      owners[#owners + 1] = tag
+      owners[#owners + 1] = ARGV[2]
+      flags[#flags + 1] = tag
+      flags[#flags + 1] = '0'
+    else
+      tag = ''
+    end
+    about[#about + 1] = i - 6
+    about[#about + 1] = #tag
+    about[#about + 1] = #message
+    found[#found + 1] = tag
+    found[#found + 1] = message
+    wanted = wanted - 1
+  end
+end
+if #index > 0 then
+  redis.call('ZADD', KEYS[1], unpack(index))
+  redis.call('HSET', KEYS[2], unpack(entries))
+  redis.call('HSET', KEYS[3], unpack(owners))
+  redis.call('HSET', KEYS[4], unpack(flags))
+  redis.call('SADD', KEYS[5], ARGV[2])
+  if redis.call('PEXPIRE', KEYS[6], ARGV[4]) == 0 then
+    redis.call('SET', KEYS[6], ARGV[3], 'PX', ARGV[4])
+  end
+end
+if #found == 0 then return {} end
+return {table.concat(about, ' '), table.concat(found)}
+"""
+)
