@@ -36,7 +36,7 @@ def _own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[RedisServer]:
     """A Redis of our own; where none is installed, a reason to skip, or under CI to fail."""
-    _need(find_redis_server)
+    need(find_redis_server)
     with RedisServer() as server:
         yield server
 
@@ -44,12 +44,13 @@ def redis_server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="session")
 def rabbitmq_server() -> Iterator[RabbitMQServer]:
     """A RabbitMQ of our own; where none is installed, a reason to skip, or under CI to fail."""
-    _need(find_rabbitmq_server)
+    need(find_rabbitmq_server)
     with RabbitMQServer() as server:
         yield server
 
 
-def _need(find: Callable[[], str]) -> None:
+def need(find: Callable[[], str]) -> None:
+    """Skip, or fail under CI, where a server cannot be found."""
     try:
         find()
     except ConfigurationError as error:
