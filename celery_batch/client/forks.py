@@ -11,8 +11,8 @@ from kombu.utils.objects import cached_property
 
 __all__ = ["renew_locks"]
 
-#: Whose cached properties we read.  Kombu locks such a property each time it is read,
-#: for all objects of the class together.
+#: Whose cached properties we read.  Kombu locks such a property each time it is read, for
+#: all objects of the class together; an app's settings are loaded within such a lock.
 _CLASSES = (Celery, PendingConfiguration, AMQP, Connection)
 
 

@@ -181,7 +181,7 @@ def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
         for thread in threads:
             thread.start()
         codes = []
-        for n in range(20):
+        for n in range(10):
             pid = os.fork()
             if not pid:
                 (mine,) = ask(1)
@@ -198,19 +198,18 @@ def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
     assert "0" == printed
 
 
-def test_fork_while_settings_are_read(run: Callable[[str], str]):
-    """A fork asks and waits, though a thread that it does not have was reading the settings."""
+def test_fork_while_the_app_is_configured(run: Callable[[str], str]):
+    """A fork asks and waits, though a thread that it does not have was loading the settings."""
     printed = run(
         """
         from celery.app.base import PendingConfiguration
-        (before,) = ask(1)
-        reads, stop = threading.Event(), threading.Event()
-        def read():
+        begun, stop = threading.Event(), threading.Event()
+        def load():
             with PendingConfiguration.data.lock:
-                reads.set()
+                begun.set()
                 stop.wait(20)
-        threading.Thread(target=read, daemon=True).start()
-        reads.wait(20)
+        threading.Thread(target=load, daemon=True).start()
+        begun.wait(20)
         pid = os.fork()
         if not pid:
             (mine,) = ask(1)
