@@ -20,6 +20,7 @@ from celery.utils.functional import noop
 
 from celery_batch.client.barriers import Barriers
 from celery_batch.client.callbacks import call_each
+from celery_batch.client.forks import renew_locks
 from celery_batch.client.rounds import Round
 
 __all__ = ["Inbox", "Reply", "Watcher", "inbox_of"]
@@ -269,6 +270,7 @@ def _begin_anew() -> None:
     for inbox in list(_inboxes.values()):
         inbox.is_here = False
     _inboxes = WeakKeyDictionary()
+    renew_locks()
 
 
 os.register_at_fork(after_in_child=_begin_anew)

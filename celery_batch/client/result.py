@@ -22,6 +22,7 @@ from celery_batch.client.callbacks import is_delivering
 from celery_batch.client.futures import ResultFuture, future_of
 from celery_batch.client.heard import HeardResult
 from celery_batch.client.inbox import Watcher
+from celery_batch.client.listener import is_listening, listener_for
 from celery_batch.client.patience import Patience
 
 __all__ = ["BatchResult"]
@@ -125,7 +126,7 @@ class BatchResult(HeardResult):
             on_error: Called if the callback fails.
             weak: Forget the callback with the last reference to this result.
         """
-        if not self.is_heard:
+        if not (self.is_heard and _hears(self.app)):
             self._go_native(weak=weak)
             return self.on_ready.then(callback, on_error)
         if not isinstance(callback, Thenable):
@@ -161,6 +162,11 @@ class BatchResult(HeardResult):
             self._maybe_reraise_parent_error()
         if on_interval is not None:
             on_interval()
+
+
+def _hears(app: Any) -> bool:
+    """Return whether replies are heard in this process; in a fork that is still to begin."""
+    return is_listening(app) or listener_for(app) is not None
 
 
 def _settle(result: BatchResult, future: ResultFuture) -> None:

@@ -71,6 +71,8 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         # A replacement that is slow to load is not a process that hangs.
         conf.worker_proc_alive_timeout = max(conf.worker_proc_alive_timeout, timeout)
         self._warm_up = WarmUp(self._names, worker.max_concurrency or worker.concurrency, timeout)
+        # Who quits while models load would wait for them: a pool stops when its processes do.
+        worker.pool.on_stop = worker.pool.on_terminate
 
     def start(self, worker: Any) -> None:
         """Return when every process of the pool is warm."""
@@ -78,6 +80,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         try:
             if self._warm_up is not None:
                 self._warm_up.wait(worker.pool)
+                del worker.pool.on_stop
             else:
                 load_models(worker.app, self._names)
         except BatchError as error:

@@ -83,6 +83,26 @@ def test_listener_is_made_again_after_a_fork(run: Callable[[str], str]):
     assert "before after True" == printed
 
 
+def test_callback_of_what_was_asked_before_a_fork(run: Callable[[str], str]):
+    """A callback is called in a fork too, whoever was told of the result."""
+    printed = run(
+        """
+        (before,) = ask(1)
+        parent = listener_for(app).channel
+        pid = os.fork()
+        if not pid:
+            called = threading.Event()
+            before.then(lambda result: result.get() == "before" and called.set())
+            os._exit(0 if called.wait(20) else 1)
+        time.sleep(0.1)
+        answer(before, "before", parent)
+        print(os.waitpid(pid, 0)[1])
+        """
+    )
+
+    assert "0" == printed
+
+
 def test_future_of_what_was_asked_before_a_fork(run: Callable[[str], str]):
     """A future is done in a fork too, and first of all what is done there."""
     printed = run(
@@ -161,7 +181,7 @@ def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
         for thread in threads:
             thread.start()
         codes = []
-        for n in range(20):
+        for n in range(10):
             pid = os.fork()
             if not pid:
                 (mine,) = ask(1)
@@ -172,6 +192,31 @@ def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
         for thread in threads:
             thread.join()
         print(sum(codes))
+        """
+    )
+
+    assert "0" == printed
+
+
+def test_fork_while_the_app_is_configured(run: Callable[[str], str]):
+    """A fork asks and waits, though a thread that it does not have was loading the settings."""
+    printed = run(
+        """
+        from celery.app.base import PendingConfiguration
+        begun, stop = threading.Event(), threading.Event()
+        def load():
+            with PendingConfiguration.data.lock:
+                begun.set()
+                stop.wait(20)
+        threading.Thread(target=load, daemon=True).start()
+        begun.wait(20)
+        pid = os.fork()
+        if not pid:
+            (mine,) = ask(1)
+            answer(mine, "mine")
+            os._exit(0 if mine.get(timeout=20) == "mine" else 1)
+        stop.set()
+        print(os.waitpid(pid, 0)[1])
         """
     )
 

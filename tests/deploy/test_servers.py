@@ -184,7 +184,13 @@ def test_worker_killed_in_the_middle_is_reported(run):
     assert [path.is_dir() for path in demo.left()] == [True]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.thorough),  # as in the test of "up"
+        signal.SIGTERM,
+    ],
+)
 def test_interrupted_demo_leaves_nothing(run, number):
     """Ctrl-C and SIGTERM under load stop everything before the demo ends."""
     demo = run("demo", "--requests=100000")

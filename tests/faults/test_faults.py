@@ -6,26 +6,37 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.conftest import need
 from tests.faults.fault import Fault
 from tests.faults.faults import FAULTS
 from tests.faults.trial import try_fault
-from tests.services.rabbitmq import RabbitMQServer
+from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 
 pytestmark = pytest.mark.timeout(90)
 
 
 @pytest.fixture(scope="module")
-def lasting_rabbitmq(
-    rabbitmq_server: RabbitMQServer,  # noqa: ARG001 (skips, or fails under CI, where there is none)
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[RabbitMQServer]:
+def lasting_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RabbitMQServer]:
     """A RabbitMQ whose folder outlives it, so that it can be restarted."""
+    need(find_rabbitmq_server)
     with RabbitMQServer(tmp_path_factory.mktemp("rabbitmq")) as server:
         yield server
 
 
+#: What these do, other tests do on each broker: `test_bad_items`, `test_shutdown`.
+_ELSEWHERE = {"items-raise", "items-kill", "worker-terminated", "worker-quit"}
+
+
 def _on(broker: str) -> list[object]:
-    return [pytest.param(fault, id=fault.name) for fault in FAULTS if broker in fault.brokers]
+    return [
+        pytest.param(
+            fault,
+            id=fault.name,
+            marks=[pytest.mark.thorough] if fault.name in _ELSEWHERE else [],
+        )
+        for fault in FAULTS
+        if broker in fault.brokers
+    ]
 
 
 @pytest.mark.usefixtures("redis_server")

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 
 from tests.conftest import Shop
@@ -97,7 +98,7 @@ def test_worker_can_be_stopped_while_it_loads(shop: Shop):
 def test_worker_can_quit_while_it_loads(shop: Shop):
     """SIGQUIT during a long load ends the worker soon."""
     worker = shop.launch(*COUNTER, "-c", "1", SHOP_LOAD_SECONDS="600")
-    while "[tasks]" not in worker.log:
+    while "[tasks]" not in worker.log or not psutil.Process(worker.pid).children():
         assert not worker.child.wait(0.05), worker.log
     os.kill(worker.pid, signal.SIGQUIT)
 

@@ -112,7 +112,7 @@ def _embed(**embed: Any) -> Callable[[], dict[str, Any]]:
 def _bomb(method: str, compress: Callable[[bytes], bytes]) -> Callable[[], dict[str, Any]]:
     def make() -> dict[str, Any]:
         message = valid(compression=method)
-        message["body"] = compress(b" " * (64 << 20))
+        message["body"] = compress(b" " * (24 << 20))
         return message
 
     return make

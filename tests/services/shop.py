@@ -22,6 +22,7 @@ from kombu import pools
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.client.listener import close_listener
+from tests.services.forked import start
 
 ROOT = Path(__file__).parents[2]
 #: Without the second that a worker spends looking for neighbours.
@@ -97,7 +98,7 @@ class Shop:
     def launch(self, *options: str, conf: dict[str, Any] | None = None, **env: str) -> Worker:
         """Start a worker without waiting for it; keyword arguments are environment."""
         name = f"w{next(self._names)}@localhost"
-        child = Child(
+        child = start(
             [CELERY, "-A", self.module.__name__, "worker", "-n", name, *_QUICK, *options],
             self.folder / f"{name}.log",
             env={**os.environ, **self.environment, "SHOP_CONF": json.dumps(conf or {}), **env},

@@ -18,6 +18,7 @@ from kombu import pools
 
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.redis_server import RedisServer
+from tests.services.forked import start
 
 __all__ = ["Stage"]
 
@@ -70,7 +71,7 @@ class Stage:
         """Start a worker of the app in a module; the answer, called, waits until it is ready."""
         name = f"s{next(self._names)}@localhost"
         command = [str(Path(sys.executable).with_name("celery")), "-A", module, "worker"]
-        worker = Child(
+        worker = start(
             [*command, "-n", name, *_QUICK, *options],
             self.folder / f"{name}.log",
             env={

@@ -17,6 +17,8 @@ from web_door import Door
 
 from celery_batch.cli.child import Child
 from celery_batch.cli.redis_server import RedisServer
+from tests.services.forked import start
+from tests.services.shop import CELERY
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -49,9 +51,9 @@ class Servers:
     def worker(self, app="web_standin_tasks", options=("--pool=threads", "-c8"), **environ):
         """Run a Celery worker; when it is ready is for a door's /readyz to say."""
         log = self._log("worker")
-        command = [sys.executable, "-m", "celery", "-A", app, "worker", "--loglevel=INFO"]
+        command = [CELERY, "-A", app, "worker", "--loglevel=INFO"]
         name = f"--hostname={log.stem}@test"
-        with Child([*command, name, *options], log, env=self.environ(environ)) as child:
+        with start([*command, name, *options], log, env=self.environ(environ)) as child:
             yield child
 
     @contextmanager

@@ -73,6 +73,12 @@ def test_what_nobody_waits_for_never_reaches_the_model(own_servers):
         with own_servers.worker() as worker:
             door.until("/readyz")
             assert ["late"] == door.predict("say late [MASK]").body["outputs"]
+            wait_until(
+                lambda: "" if "succeeded in" in worker.log.read_text() else "not yet",
+                [worker],
+                what="the line about its success",
+                timeout=10,
+            )
             log = worker.log.read_text()
 
     assert 3 == log.count("revoked: standin.answer") + log.count("Discarding revoked task")
