@@ -9,6 +9,8 @@ Rule 4: the most urgent first; among equals first come, first served.
 Rule 5: a batch is counted in rows; what of the line fits into one, ``portion.py`` says.
 Rule 6: who may be what takes processes down goes first and alone, so that nobody
         else waits for the verdict.
+Rule 7: company is waited for where there is some.  After a batch of one nobody lingers,
+        unless the policy says how long; a crowd shows again while its first one runs.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ class Batcher(Generic[T]):
         self._waiting: Line[T] = Line()
         self._suspects: deque[Request[T]] = deque()
         self._quiet_since = 0.0
+        self._has_company = True
         self._draining = False
 
     def __len__(self) -> int:
@@ -151,12 +154,17 @@ class Batcher(Generic[T]):
 
     def _wait_or_take(self, now: float) -> Batch[T] | Wait:
         due = (self._waiting.oldest or 0.0) + self.policy.max_wait
-        quiet = self._quiet_since + self.policy.patience
+        quiet = self._quiet_since + self._patience
         if now >= due:
             return self._take(Reason.DUE)
         if now >= quiet:
             return self._take(Reason.QUIET)
         return Wait(min(due, quiet) - now)
+
+    @property
+    def _patience(self) -> float:
+        expects_nobody = self.policy.linger is None and not self._has_company
+        return 0.0 if expects_nobody else self.policy.patience
 
     def drain(self) -> None:
         """Stop waiting for company: nobody else will come."""
@@ -178,4 +186,6 @@ class Batcher(Generic[T]):
         return late
 
     def _take(self, reason: Reason) -> Batch[T]:
-        return Batch(tuple(self._waiting.take(self.policy.max_batch_size)), reason)
+        batch = Batch(tuple(self._waiting.take(self.policy.max_batch_size)), reason)
+        self._has_company = len(batch) > 1
+        return batch

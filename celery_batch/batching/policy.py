@@ -24,7 +24,8 @@ class BatchPolicy:
         max_wait: Most seconds a request waits for company while a model slot
             is free, counted from its arrival.
         linger: Seconds without a newcomer after which a free slot stops
-            waiting; 2 ms, or ``max_wait`` where that is shorter, unless given.
+            waiting.  Unless given, 2 ms or ``max_wait`` where that is shorter,
+            and nothing after a batch of one.
 
     Raises:
         ConfigurationError: A value is not a number, or out of range.

@@ -8,6 +8,8 @@ Rule 2: the pool hears what it always hears: that a batch is taken up when its m
         is about to run, and that it is done when its results are stored.
 Rule 3: nothing of ours goes on beside an ordinary task.
 Rule 4: what the pool was told is running gets its end before this process exits.
+Rule 5: a lone batch is the main thread's from beginning to end, as in any pool: to hand
+        it on and take it back would cost more than there is to do beside it.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from billiard.pool import ACK, READY, TASK, MaybeEncodingError
 
 from celery_batch.worker.batch_end import error_info
 from celery_batch.worker.overlap import may_overlap
-from celery_batch.worker.settle import run_batch, settle
+from celery_batch.worker.reading import Reading
+from celery_batch.worker.settle import run_batch, run_lone_batch, settle
 from celery_batch.worker.softlimit import LimitSignals
 from celery_batch.worker.turn import Turn
 
@@ -56,7 +59,7 @@ def employ(app: Any) -> None:
         app: The Celery app.
     """
     worker: Any = getattr(billiard.current_process(), "_target", None)
-    known = ("wait_for_job", "outq", "inqW_fd", "_ensure_messages_consumed")
+    known = ("wait_for_job", "inq", "outq", "inqW_fd", "_ensure_messages_consumed")
     missing = [name for name in known if not hasattr(worker, name)]
     if missing:
         logger.warning("This billiard has no %s: batches run one after another", missing)
@@ -72,6 +75,10 @@ class _Ordinary:
         self.done = threading.Event()
 
 
+#: What a clerk has read: a job, or what ends the process.
+_Read = Turn | _Ordinary | BaseException
+
+
 class _Clerks:
     """
     The clerks of this process.
@@ -84,18 +91,20 @@ class _Clerks:
     def __init__(self, app: Any, worker: Any) -> None:
         self._app = app
         self._worker = worker
-        self._receive, self._put = worker.wait_for_job, worker.outq.put
+        self._put = worker.outq.put
         self._ensure_heard = worker._ensure_messages_consumed  # noqa: SLF001
         self._signals = LimitSignals()
-        #: What has been read, for the main thread, in order.
-        self._read: SimpleQueue[Turn | _Ordinary | BaseException] = SimpleQueue()
+        #: Asked under `_reading` by clerks.
+        self._turns = Reading(worker.inq._reader.fileno(), worker.wait_for_job)  # noqa: SLF001
+        #: What clerks have read, for the main thread, in order; None where they read no more.
+        self._read: SimpleQueue[_Read | None] = SimpleQueue()
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._to_read: int | None = worker.maxtasks
         self._ordinary: _Ordinary | None = None
         self._unsettled: deque[Turn] = deque()
         #: Whose model ran last; its clerk may still have to hear of the answer.
         self._last: Turn | None = None
-        self._started = False
+        self._started = self._clerks_read = False
 
     def take_over(self) -> None:
         """Put ourselves before what billiard's loop calls."""
@@ -106,14 +115,16 @@ class _Clerks:
 
     # What follows runs on the main thread.
 
-    def wait_for_job(self) -> tuple[Any, ...]:
+    def wait_for_job(self) -> Any:
         """Return the next job in billiard's form; of a batch, its model's part."""
         if self._ordinary is not None:
             self._ordinary.done.set()
         self._tidy_up()
         if not self._started:
             self._start()
-        found = self._next_read()
+        found = self._next_read() if self._clerks_read else None
+        if found is None:
+            return self._read_alone()
         if isinstance(found, BaseException):
             raise found
         if isinstance(found, Turn):
@@ -151,11 +162,27 @@ class _Clerks:
                 django.close_database()
                 django.close_cache()
 
-    def _next_read(self) -> Turn | _Ordinary | BaseException:
-        with suppress(Empty):
-            return self._read.get_nowait()
-        self._tell_last()
-        return self._read.get()
+    def _next_read(self) -> _Read | None:
+        """Return what clerks have read; None if they leave it to this thread."""
+        try:
+            found = self._read.get_nowait()
+        except Empty:
+            self._tell_last()
+            found = self._read.get()
+        self._clerks_read = found is not None
+        return found
+
+    def _read_alone(self) -> Any:
+        """Return a job as billiard's loop would get it; nothing if clerks are to have it."""
+        job = self._turns.receive()
+        if job and job[1][2] is run_batch:
+            self._clerks_read = True
+            self._turns.hand_over(job)
+            return None
+        if job and self._to_read:
+            self._to_read -= 1
+        self._signals.leave_alone()
+        return job
 
     def _tell_last(self) -> None:
         last, self._last = self._last, None
@@ -188,15 +215,17 @@ class _Clerks:
         with self._reading:
             while self._to_read != 0:
                 try:
-                    request = self._receive()
+                    request = self._turns.receive_beside()
                 except BaseException as error:  # noqa: BLE001 (the process is to end: the main thread's part)
                     self._to_read = 0
                     self._read.put(error)
                     break
                 if not request:
+                    self._read.put(None)
                     continue
                 if self._to_read:  # a clerk may have said meanwhile that this was the last
                     self._to_read -= 1
+                self._turns.begin()
                 turn = self._turn(request)
                 if turn is not None:
                     self._read.put(turn)
@@ -204,11 +233,14 @@ class _Clerks:
                 ordinary = _Ordinary(request)
                 self._read.put(ordinary)
                 ordinary.done.wait()
+                self._turns.end()
         return None
 
     def _turn(self, request: Any) -> Turn | None:
         job, index, function, arguments, _ = request[1]
-        if function is not run_batch or not may_overlap(self._app.tasks.get(arguments[0])):
+        if function not in {run_batch, run_lone_batch} or not may_overlap(
+            self._app.tasks.get(arguments[0])
+        ):
             return None
         return Turn((job, index), arguments)
 
@@ -224,6 +256,7 @@ class _Clerks:
                 self._leave(turn, error)
         finally:
             turn.close()
+            self._turns.end()
 
     def _leave(self, turn: Turn, error: BaseException) -> None:
         """Report that a hook wants this process to exit, as billiard would, and have it exit."""

@@ -23,7 +23,7 @@ from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.ending import Ending, after_answer, after_failure
 from celery_batch.worker.news import News
 from celery_batch.worker.routine import accept
-from celery_batch.worker.settle import run_batch
+from celery_batch.worker.settle import run_batch, run_lone_batch
 
 __all__ = ["BatchJob", "JobListener"]
 
@@ -66,6 +66,8 @@ class BatchJob:
         self.rows = batch.rows
         #: Whether its one request may be what takes processes down.
         self.is_suspect = batch.reason is Reason.ALONE
+        #: Whether nobody runs or waits beside it; set by who knows, before it is submitted.
+        self.is_lone = False
         #: The jobs that are in its process with it, or were when that died.
         self.neighbours: set[BatchJob] = set()
         self.submitted = False
@@ -134,7 +136,7 @@ class BatchJob:
     def _submit(self, pool: Any) -> Any:
         soft, hard = _tightest_limits(self.task, self.requests)
         return pool.apply_async(
-            run_batch,
+            run_lone_batch if self.is_lone else run_batch,
             (self.task.name, Cargo(map(_delivery, self.requests)), soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,

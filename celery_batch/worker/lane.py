@@ -51,6 +51,11 @@ class Lane:
         return f"<Lane {self.task.name}: {self._batcher!r}>"
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nobody waits here."""
+        return not self._batcher
+
+    @property
     def oldest(self) -> float:
         """When the request that waits longest arrived; never, if nobody waits."""
         oldest = self._batcher.oldest

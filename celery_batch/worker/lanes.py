@@ -221,6 +221,7 @@ class Lanes:
 
     def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
         job = BatchJob(lane.task, batch, self)
+        job.is_lone = not self._jobs and all(lane.is_empty for lane in self._lanes.values())
         self._jobs.add(job)
         self._ahead.submit(job)
 

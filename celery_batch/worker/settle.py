@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextvars import copy_context
 from functools import partial
+from typing import Any
 
 from billiard.einfo import ExceptionInfo
 from celery import current_app
@@ -40,7 +41,7 @@ from celery_batch.worker.plain import PlainItem, PlainWay, is_plain
 from celery_batch.worker.redis_results import ResultBuffer, buffered_results, passing_errors
 from celery_batch.worker.softlimit import SoftLimit
 
-__all__ = ["Perform", "run_batch", "settle"]
+__all__ = ["Perform", "run_batch", "run_lone_batch", "settle"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +70,11 @@ def run_batch(
     """
     with SoftLimit() as limit:
         return settle(task_name, deliveries, lambda call: (call(limit), 0.0))
+
+
+def run_lone_batch(*arguments: Any) -> BatchEnd | ExceptionInfo:
+    """Run a batch behind which nobody waits; as `run_batch`, whose arguments it takes."""
+    return run_batch(*arguments)
 
 
 def settle(

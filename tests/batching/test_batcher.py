@@ -68,6 +68,30 @@ def test_lone_request_leaves_after_linger(batcher: Batcher[str]):
     assert ("a", Reason.QUIET) == what_left(batcher.next(now=10.5))
 
 
+def test_lone_request_after_a_lone_one_leaves_at_once():
+    """After a batch of one, company is not waited for until some has shown."""
+    batcher = Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0))
+    add(batcher, "a", at=0.0)
+    assert isinstance(batcher.next(now=0.0), Wait)
+    batcher.next(now=0.5)
+    add(batcher, "b", at=1.0)
+    assert ("b", Reason.QUIET) == what_left(batcher.next(now=1.0))
+
+    add(batcher, "cd", at=2.0)
+    assert ("cd", Reason.QUIET) == what_left(batcher.next(now=2.0))
+    add(batcher, "e", at=3.0)
+    assert isinstance(batcher.next(now=3.0), Wait)
+
+
+def test_linger_that_was_given_holds_for_lone_requests(batcher: Batcher[str]):
+    """Who says how long to linger is taken at the word, company or none."""
+    add(batcher, "a", at=0.0)
+    batcher.next(now=0.5)
+    add(batcher, "b", at=1.0)
+
+    assert Wait(0.5) == batcher.next(now=1.0)
+
+
 def test_every_newcomer_starts_the_silence_anew(batcher: Batcher[str]):
     """Linger counts from the last arrival, not from the first."""
     add(batcher, "a", at=0.0)

@@ -64,7 +64,7 @@ def test_promises_hold_whatever_comes(
     Nobody is lost or leaves twice or out of turn, no batch is too large, no slot idles in vain.
 
     While a slot is free nobody waits longer than max_wait, nor for longer than
-    linger while nobody else comes.
+    linger while nobody else comes, nor at all, unless told to, after a batch of one.
     """
     shell = Shell(policy, slots, now)
     for name, how_much in events:
@@ -85,6 +85,7 @@ class Shell:
         self.left = 0
         self.in_flight = 0
         self.quiet_since = now
+        self.has_company = True
         self.alarm: float | None = None
         self.draining = False
 
@@ -195,7 +196,7 @@ class Shell:
         assert {
             Reason.FULL: waiting >= size,
             Reason.DUE: not ahead and self.age >= self.policy.max_wait - TOLERANCE,
-            Reason.QUIET: not ahead and self.quiet_for >= self.policy.patience - TOLERANCE,
+            Reason.QUIET: not ahead and self.quiet_for >= self.patience - TOLERANCE,
             Reason.DRAINED: not ahead and self.draining,
         }[batch.reason]
         assert [self.line.popleft() for _ in range(fits)] == list(batch.requests)
@@ -203,6 +204,7 @@ class Shell:
             assert self.line[0].rows > -batch.rows % size
 
         self.left += fits
+        self.has_company = fits > 1
 
     def check_line(self) -> None:
         """Nobody is in line who should not be, and nobody is missing."""
@@ -218,7 +220,7 @@ class Shell:
         if self.in_flight < self.slots:
             assert not self.draining
             assert self.age <= self.policy.max_wait + TOLERANCE
-            assert self.quiet_for <= self.policy.patience + TOLERANCE
+            assert self.quiet_for <= self.patience + TOLERANCE
 
     @property
     def rows(self) -> int:
@@ -229,6 +231,12 @@ class Shell:
     def age(self) -> float:
         """Seconds since the oldest in line came."""
         return self.clock() - self.line[0].arrived
+
+    @property
+    def patience(self) -> float:
+        """Seconds of silence after which a slot stops waiting."""
+        expects_nobody = self.policy.linger is None and not self.has_company
+        return 0.0 if expects_nobody else self.policy.patience
 
     @property
     def quiet_for(self) -> float:

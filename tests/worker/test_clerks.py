@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +17,10 @@ from celery import Celery, _state
 from celery.app.trace import build_tracer
 
 from celery_batch import BatchTask
+from celery_batch.cli.child import wait_until
 from celery_batch.worker.clerks import _Clerks
 from celery_batch.worker.delivery import Delivery
-from celery_batch.worker.settle import run_batch
+from celery_batch.worker.settle import run_batch, run_lone_batch
 
 INBOX = 7
 
@@ -29,12 +31,20 @@ class Process:
     def __init__(self, app: Celery) -> None:
         self.maxtasks, self.inqW_fd = None, INBOX
         self.jobs: SimpleQueue[Any] = SimpleQueue()
+        reader, self.writer = Pipe(duplex=False)
+        self.inq = SimpleNamespace(_reader=reader)
         self.words: SimpleQueue[Any] = SimpleQueue()
         self.outq = SimpleNamespace(put=self.words.put, send_payload=self.words.put)
-        _Clerks(app, self).take_over()
+        self.clerks = _Clerks(app, self)
+        self.clerks.take_over()
+
+    def why_clerks_read(self) -> str:
+        """Return "" if they have left it to the main thread, which is still to hear of it."""
+        return "" if self.clerks._read.qsize() else "nothing said"
 
     def wait_for_job(self) -> Any:
         """Return the next job; raise what ends the process."""
+        self.inq._reader.recv_bytes()
         job = self.jobs.get()
         if isinstance(job, BaseException):
             raise job
@@ -43,16 +53,23 @@ class Process:
     def _ensure_messages_consumed(self, completed: int) -> bool:  # noqa: ARG002 (billiard's)
         return True
 
-    def send(self, task: Any, number: int) -> None:
+    def send(self, task: Any, number: int, run: Any = run_batch) -> None:
         """Write a batch of one into the process."""
         name = f"id{number}"
         headers = {"id": name, "task": task.name, "delivery_info": {}}
         delivery = Delivery(name, headers, [[number], {}, {}], None, None)
-        self.jobs.put((TASK, (number, 0, run_batch, (task.name, [delivery], None), {})))
+        self.write((TASK, (number, 0, run, (task.name, [delivery], None), {})))
+
+    def write(self, job: Any) -> None:
+        """Write something into the process."""
+        self.jobs.put(job)
+        self.writer.send_bytes(b"job")
 
     def run_next(self) -> None:
         """Run a job as billiard's loop does."""
-        _, (job, index, function, args, kwargs) = self.wait_for_job()
+        while not (found := self.wait_for_job()):
+            pass
+        _, (job, index, function, args, kwargs) = found
         leaves = None
         try:
             result = True, function(*args, **kwargs)
@@ -87,9 +104,11 @@ def process(app: Celery) -> Iterator[Process]:
     interval, before = sys.getswitchinterval(), set(threading.enumerate())
     process = Process(app)
     yield process
-    process.jobs.put(EOFError())
+    process.write(EOFError())
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
+    process.inq._reader.close()
+    process.writer.close()
     sys.setswitchinterval(interval)
 
 
@@ -196,3 +215,27 @@ def test_batch_that_goes_well_is_told_once(app: Celery, process: Process):
     process._ensure_messages_consumed(completed=1)
 
     assert [(1, True)] == process.said()
+
+
+def test_lone_batch_is_the_main_threads(app: Celery, process: Process):
+    """What has company is settled by clerks; what comes alone later, by the main thread."""
+    settlers: list[str] = []
+
+    class Noting(BatchTask):
+        abstract = True
+
+        def on_success(self, *_: Any) -> None:
+            settlers.append(threading.current_thread().name)
+
+    task = declared(app, base=Noting)
+    for number in (1, 2):
+        process.send(task, number)
+    for _ in range(2):
+        process.run_next()
+    process._ensure_messages_consumed(completed=2)
+    wait_until(process.why_clerks_read, [], what="the end of reading", timeout=10)
+    process.send(task, 3, run_lone_batch)
+    process.run_next()
+
+    assert [True, True, False] == [name.startswith("clerk") for name in settlers]
+    assert [(1, True), (2, True), (3, True)] == sorted(process.said())
