@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from celery_batch.errors import PoisonItem as PoisonItem
     from celery_batch.errors import WrongResultCount as WrongResultCount
     from celery_batch.serving.model import Model as Model
+    from celery_batch.streamer.managed import ManagedModel as ManagedModel
     from celery_batch.task import BatchTask as BatchTask
 
 __version__ = "0.1.0"
@@ -35,8 +36,10 @@ _HOME = {
     "BatchTask": "celery_batch.task",
     "ChunkFailed": "celery_batch.errors",
     "ConfigurationError": "celery_batch.errors",
+    "GpuWorkerManager": "celery_batch.streamer",
     "InvalidChunk": "celery_batch.errors",
     "LoadFailed": "celery_batch.errors",
+    "ManagedModel": "celery_batch.streamer",
     "MessageRefused": "celery_batch.errors",
     "MessageTooLarge": "celery_batch.errors",
     "Model": "celery_batch.serving.model",
@@ -44,7 +47,13 @@ _HOME = {
     "OutOfMemory": "celery_batch.errors",
     "PartlySent": "celery_batch.client.many",
     "PoisonItem": "celery_batch.errors",
+    "RedisStreamer": "celery_batch.streamer",
+    "RedisWorker": "celery_batch.streamer",
+    "StreamWorker": "celery_batch.streamer",
+    "Streamer": "celery_batch.streamer",
+    "ThreadedStreamer": "celery_batch.streamer",
     "WrongResultCount": "celery_batch.errors",
+    "run_redis_workers_forever": "celery_batch.streamer",
 }
 
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604 (every key is a string)
