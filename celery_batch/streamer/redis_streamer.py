@@ -76,8 +76,13 @@ class RedisStreamer:
             OperationalError: Redis could not be reached, or refused a message.
             EncodeError: An item is nothing that JSON can say.
         """
-        rows = (((item,), None) for item in batch)
-        future = RequestFuture(apply_many(self.task, rows, {"queue": self.queue}))
+        items = list(batch)
+        if len(items) == 1:
+            results = [self.task.apply_async((items[0],), None, queue=self.queue)]
+        else:
+            rows = (((item,), None) for item in items)
+            results = apply_many(self.task, rows, {"queue": self.queue})
+        future = RequestFuture(results)
         future.watch()
         return future
 

@@ -111,6 +111,7 @@ def test_coroutines(lab: Lab):
     streamer = lab.streamer()
 
     async def ask() -> list[list[object]]:
+        """Ask for many at once."""
         many = asyncio.gather(*(streamer.apredict([n, n + 1]) for n in range(10)))
         wrapped = asyncio.wrap_future(streamer.submit(["x"]))
         return [*await many, await wrapped]
