@@ -1,4 +1,9 @@
-"""What crosses the pipe between a streamer and its worker process."""
+"""
+What crosses the pipe between a streamer and its worker process.
+
+Pickles, since whatever a model takes or returns has to cross; the pipe has no name, and
+nobody but the two ends can write to it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from typing import Any
 from celery_batch.errors import BatchError, ModelError
 from celery_batch.serving.runner import Outcome
 
-__all__ = ["pack", "pickled", "unpack"]
+__all__ = ["pack", "pickled", "unpack", "unpickled"]
 
 
 def pickled(item: Any) -> bytes | None:
@@ -19,6 +24,11 @@ def pickled(item: Any) -> bytes | None:
         return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
     except Exception:  # noqa: BLE001 (whatever a class does when it is pickled)
         return None
+
+
+def unpickled(packed: bytes) -> Any:
+    """Return what the other end has pickled."""
+    return pickle.loads(packed)  # noqa: S301 (from our own pipe)
 
 
 def pack(outputs: Sequence[Any], broken: str | None) -> bytes:
@@ -39,7 +49,7 @@ def pack(outputs: Sequence[Any], broken: str | None) -> bytes:
 
 def unpack(packed: bytes) -> tuple[list[Any], str | None]:
     """Return the outputs of a batch, and why its process should run no more, if so."""
-    outputs, broken = pickle.loads(packed)  # noqa: S301 (from our own child)
+    outputs, broken = unpickled(packed)
     return outputs, broken
 
 
@@ -59,7 +69,7 @@ def _portable(output: Any) -> Any:
 def _comes_through(error: Exception) -> bool:
     packed = pickled(error)
     try:
-        return packed is not None and isinstance(pickle.loads(packed), Exception)  # noqa: S301 (our own)
+        return packed is not None and isinstance(unpickled(packed), Exception)
     except Exception:  # noqa: BLE001 (an error whose class wants other arguments than it keeps)
         return False
 

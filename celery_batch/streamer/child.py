@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from celery_batch.errors import ConfigurationError, LoadFailed
 from celery_batch.serving import devices, residents
 from celery_batch.serving.model import Model
 from celery_batch.serving.runner import Runner
-from celery_batch.streamer.cargo import pack
+from celery_batch.streamer.cargo import pack, unpickled
 
 __all__ = ["UNGUARDED", "Named", "Plan", "is_arriving", "load", "run", "settle_in"]
 
@@ -133,7 +132,7 @@ def load() -> None:
         raise LoadFailed(str(_state.trouble))
     if given is None or plan is None:
         raise LoadFailed("this is no worker process of a streamer")
-    model = _unpickled(given)
+    model = _imported(given)
     try:
         residents.warm(lambda: model, str(model), _state.device)
     except LoadFailed as error:
@@ -161,7 +160,7 @@ def run(payload: bytes, alone: bool) -> bytes:  # noqa: FBT001 (it crosses a pip
         raise LoadFailed("the model is not loaded")
     outputs: Sequence[Any] = ()  # for who comes to a broken device: nobody has seen it fail yet
     if runner.broken is None:
-        outputs = runner.answers(pickle.loads(payload), alone=alone)  # noqa: S301 (from our parent)
+        outputs = runner.answers(unpickled(payload), alone=alone)
     return pack(outputs, runner.broken)
 
 
@@ -176,11 +175,11 @@ def _arrive(name: str, plan: Plan) -> str:
     return name
 
 
-def _unpickled(given: Model | bytes) -> Model:
+def _imported(given: Model | bytes) -> Model:
     if isinstance(given, Model):
         return given
     try:
-        model: Model = pickle.loads(given)  # noqa: S301 (from our parent)
+        model: Model = unpickled(given)
     except Exception as error:
         raise LoadFailed(
             f"the worker process cannot import what predicts: {type(error).__name__}: {error};"

@@ -13,13 +13,13 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import connection
+from pickle import PicklingError
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -145,7 +145,7 @@ class _Post:
         try:
             with _environment(self._job.env):
                 self.process.start()
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
+        except (PicklingError, AttributeError, TypeError) as error:
             self.process = None
             raise ConfigurationError(
                 f"{self._job.name} cannot be sent to a process: {error}; define the model at the"

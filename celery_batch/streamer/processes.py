@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pickle import dumps
 from typing import Any
 
 from celery_batch.errors import ConfigurationError
@@ -117,7 +117,7 @@ def _sendable(model: Model, given: Any, method: str) -> Model | bytes:
             " import it from; put it into a module, or use ThreadedStreamer"
         )
     try:
-        return pickle.dumps(model)
+        return dumps(model)
     except Exception as error:
         raise ConfigurationError(
             f"{model} cannot be sent to a worker process: {error}; define it at the top level"
