@@ -23,8 +23,21 @@ if TYPE_CHECKING:
     from celery_batch.errors import ModelError as ModelError
     from celery_batch.errors import OutOfMemory as OutOfMemory
     from celery_batch.errors import PoisonItem as PoisonItem
+    from celery_batch.errors import QueueFull as QueueFull
+    from celery_batch.errors import StreamerClosed as StreamerClosed
+    from celery_batch.errors import WorkerLost as WorkerLost
     from celery_batch.errors import WrongResultCount as WrongResultCount
     from celery_batch.serving.model import Model as Model
+    from celery_batch.streamer.managed import ManagedModel as ManagedModel
+    from celery_batch.streamer.manager import GpuWorkerManager as GpuWorkerManager
+    from celery_batch.streamer.processes import Streamer as Streamer
+    from celery_batch.streamer.redis_streamer import RedisStreamer as RedisStreamer
+    from celery_batch.streamer.redis_worker import RedisWorker as RedisWorker
+    from celery_batch.streamer.redis_worker import StreamWorker as StreamWorker
+    from celery_batch.streamer.redis_worker import (
+        run_redis_workers_forever as run_redis_workers_forever,
+    )
+    from celery_batch.streamer.threaded import ThreadedStreamer as ThreadedStreamer
     from celery_batch.task import BatchTask as BatchTask
 
 __version__ = "0.1.0"
@@ -35,8 +48,10 @@ _HOME = {
     "BatchTask": "celery_batch.task",
     "ChunkFailed": "celery_batch.errors",
     "ConfigurationError": "celery_batch.errors",
+    "GpuWorkerManager": "celery_batch.streamer",
     "InvalidChunk": "celery_batch.errors",
     "LoadFailed": "celery_batch.errors",
+    "ManagedModel": "celery_batch.streamer",
     "MessageRefused": "celery_batch.errors",
     "MessageTooLarge": "celery_batch.errors",
     "Model": "celery_batch.serving.model",
@@ -44,7 +59,16 @@ _HOME = {
     "OutOfMemory": "celery_batch.errors",
     "PartlySent": "celery_batch.client.many",
     "PoisonItem": "celery_batch.errors",
+    "QueueFull": "celery_batch.errors",
+    "RedisStreamer": "celery_batch.streamer",
+    "RedisWorker": "celery_batch.streamer",
+    "StreamWorker": "celery_batch.streamer",
+    "Streamer": "celery_batch.streamer",
+    "StreamerClosed": "celery_batch.errors",
+    "ThreadedStreamer": "celery_batch.streamer",
+    "WorkerLost": "celery_batch.errors",
     "WrongResultCount": "celery_batch.errors",
+    "run_redis_workers_forever": "celery_batch.streamer",
 }
 
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604 (every key is a string)

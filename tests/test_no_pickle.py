@@ -12,7 +12,15 @@ import celery_batch
 #: Modules that make objects of bytes and so run what the bytes say.
 OPENERS = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 
-MODULES = sorted(Path(celery_batch.__file__).parent.rglob("*.py"))
+PACKAGE = Path(celery_batch.__file__).parent
+
+#: What crosses a nameless pipe between a streamer and the process that it has started.
+PIPE = PACKAGE / "streamer" / "cargo.py"
+
+MODULES = sorted({*PACKAGE.rglob("*.py")} - {PIPE})
+
+#: What writes a pickle and opens none.
+WRITERS = {"dumps", "PicklingError"}
 
 
 def names(tree: ast.Module) -> set[str]:
@@ -23,7 +31,7 @@ def names(tree: ast.Module) -> set[str]:
             found.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             imported = {alias.name for alias in node.names}
-            if (node.module, imported) == ("pickle", {"dumps"}):
+            if node.module == "pickle" and imported <= WRITERS:
                 continue  # what a process writes for its own pool opens nothing
             found.update((node.module or "").split("."))
             found.update(imported)

@@ -20,9 +20,12 @@ from bench.players.plays import PLAYS
 KINDS = {
     "pure": "bench.players.pure:Pure",
     "ours": "bench.players.celeries:Ours",
+    "our RedisStreamer": "bench.players.our_redis:OurRedis",
     "stock client": "bench.players.celeries:StockClient",
     "celery": "bench.players.celeries:PlainCelery",
     "celery-batches": "bench.players.celeries:CeleryBatches",
+    "our ThreadedStreamer": "bench.players.our_streamers:OnOurThreads",
+    "our Streamer": "bench.players.our_streamers:OnOurProcesses",
     "ThreadedStreamer": "bench.players.streamers:OnThreads",
     "Streamer": "bench.players.streamers:OnProcesses",
     "RedisStreamer": "bench.players.streamers:OnRedis",

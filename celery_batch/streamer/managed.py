@@ -1,0 +1,180 @@
+"""
+What a streamer is given to predict with, and how it is loaded.
+
+Streamers take what service-streamer took, a function or a `ManagedModel` class, and
+our own `Model` besides; `as_model` makes one thing of all three.  What it returns
+holds nothing but references until it is loaded, so it can be pickled for a spawned
+process, which is pinned to its device before it unpickles, and so before it imports
+the model's libraries.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from celery_batch.errors import ConfigurationError
+from celery_batch.serving.model import Model
+
+__all__ = ["ManagedModel", "as_model"]
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+class ManagedModel:
+    """
+    A model with service-streamer's life cycle: made in its worker process, on its GPU.
+
+    Args:
+        gpu_id: The one GPU it may see; None for whatever there is.
+    """
+
+    def __init__(self, gpu_id: Any = None) -> None:
+        self.model: Any = None
+        self.gpu_id = gpu_id
+        self.set_gpu_id(gpu_id)
+
+    @staticmethod
+    def set_gpu_id(gpu_id: Any = None) -> None:
+        """
+        Show one GPU alone to libraries that are imported from here on.
+
+        Args:
+            gpu_id: Its number or UUID; None changes nothing.
+        """
+        if gpu_id is not None:
+            os.environ[_VISIBLE] = str(gpu_id)
+
+    def init_model(self, *args: Any, **kwargs: Any) -> None:
+        """
+        Load the model; override this.
+
+        Args:
+            args: The streamer's ``model_init_args``.
+            kwargs: Its ``model_init_kwargs``.
+        """
+        msg = f"{type(self).__name__} must define init_model()"
+        raise NotImplementedError(msg)
+
+    def predict(self, batch: list[Any]) -> Sequence[Any]:
+        """
+        Answer a batch with one output per input, in order; override this.
+
+        Args:
+            batch: The inputs, oldest first.
+        """
+        msg = f"{type(self).__name__} must define predict(batch)"
+        raise NotImplementedError(msg)
+
+
+def as_model(
+    given: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+) -> Model:
+    """
+    Make a model that is not loaded yet out of what the user gave.
+
+    Args:
+        given: A predict function, a `ManagedModel` class or a `Model` class; an instance
+            of either is taken, too.
+        args: For ``init_model``, or for the `Model` class; a function has no use for them.
+        kwargs: Likewise.
+
+    Returns:
+        Its ``load(device)`` comes first, then ``predict(batch)`` as often as need be, then
+        ``unload()``; ``str()`` of it is the name of what was given.  It can be pickled where
+        what was given can.
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    if isinstance(given, type) and issubclass(given, (ManagedModel, Model)):
+        return _Constructed(given, tuple(args or ()), dict(kwargs or {}))
+    if isinstance(given, (ManagedModel, Model)):
+        return _Instance(given, tuple(args or ()), dict(kwargs or {}))
+    if callable(given) and not isinstance(given, type):
+        return _Function(given)
+    raise ConfigurationError(
+        f"a streamer needs a predict function, a ManagedModel class or a Model class, got {given!r}"
+    )
+
+
+class _Function(Model):
+    """A predict function, which has nothing to load."""
+
+    def __init__(self, given: Callable[[list[Any]], Sequence[Any]]) -> None:
+        self.predict = given  # type: ignore[assignment,method-assign]
+
+    def __str__(self) -> str:
+        return getattr(self.predict, "__qualname__", None) or repr(self.predict)
+
+
+class _Constructed(Model):
+    """A model by its class and what it is to be made with."""
+
+    def __init__(
+        self, kind: type[ManagedModel | Model], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._kind = kind
+        self._args = args
+        self._kwargs = kwargs
+        self._made: Model | None = None
+
+    def __str__(self) -> str:
+        return f"{self._kind.__qualname__}.predict"
+
+    def load(self, device: str) -> None:
+        """Make the instance and load it on its device."""
+        if issubclass(self._kind, ManagedModel):
+            instance = self._kind(_gpu_of(device))
+            self._made = _Instance(instance, self._args, self._kwargs)
+        else:
+            self._made = self._kind(*self._args, **self._kwargs)
+        self._made.load(device)
+        self.predict = self._made.predict  # type: ignore[method-assign]
+
+    def examples(self) -> Sequence[Any]:
+        """Return what the instance warms up with."""
+        return self._made.examples() if self._made else ()
+
+    def unload(self) -> None:
+        """Let the instance go."""
+        if self._made is not None:
+            self._made.unload()
+            self._made = None
+
+
+class _Instance(Model):
+    """A model that its user has made already."""
+
+    def __init__(
+        self, instance: ManagedModel | Model, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._instance = instance
+        self._args = args
+        self._kwargs = kwargs
+
+    def __str__(self) -> str:
+        return f"{type(self._instance).__qualname__}.predict"
+
+    def load(self, device: str) -> None:
+        """Load it on its device."""
+        if isinstance(self._instance, ManagedModel):
+            self._instance.init_model(*self._args, **self._kwargs)
+        else:
+            self._instance.load(device)
+        self.predict = self._instance.predict  # type: ignore[method-assign]
+
+    def examples(self) -> Sequence[Any]:
+        """Return what it warms up with."""
+        return self._instance.examples() if isinstance(self._instance, Model) else ()
+
+    def unload(self) -> None:
+        """Let go of what it took."""
+        if isinstance(self._instance, Model):
+            self._instance.unload()
+
+
+def _gpu_of(device: str) -> str | None:
+    """Return the GPU that this process is pinned to, as the environment calls it."""
+    return os.environ.get(_VISIBLE) if device.startswith("cuda:") else None
