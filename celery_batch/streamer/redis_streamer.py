@@ -10,6 +10,7 @@ messages from us and from any Celery client.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -186,3 +187,11 @@ def _register(app: Celery, prefix: str) -> Any:
         raise NotImplementedError(msg)
 
     return app.task(base=Asking, name=task_of(prefix))(predict)
+
+
+def _begin_anew() -> None:
+    global _guard  # noqa: PLW0603 (another thread may have held it when we were forked)
+    _guard = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -34,6 +35,7 @@ class RequestFuture(Future):  # type: ignore[type-arg]
     def __init__(self, results: list[Any]) -> None:
         super().__init__()
         self._results = results
+        self._process = os.getpid()
         self._heard = itertools.count(1)
         self._watched: list[Any] = []
 
@@ -59,6 +61,7 @@ class RequestFuture(Future):  # type: ignore[type-arg]
             Exception: What the first item that failed has failed with.
         """
         end = None if timeout is None else time.monotonic() + timeout
+        self._follow_fork()
         super().result(timeout)
         try:
             return [
@@ -79,6 +82,7 @@ class RequestFuture(Future):  # type: ignore[type-arg]
             TimeoutError: The items are not all answered by then.
             CancelledError: The future was cancelled.
         """
+        self._follow_fork()
         super().exception(timeout)
         try:
             self.result(timeout)
@@ -93,6 +97,7 @@ class RequestFuture(Future):  # type: ignore[type-arg]
         Args:
             fn: Called in a thread that others wait for, so briefly.
         """
+        self._follow_fork()
         _kept.add(self)
         super().add_done_callback(fn)
         if self.done():
@@ -119,6 +124,16 @@ class RequestFuture(Future):  # type: ignore[type-arg]
                 self._watched.append((reply, heard))
             else:
                 self._count()
+
+    def _follow_fork(self) -> None:
+        """Listen in this process, where it is a fork of the one that has asked."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._condition = threading.Condition()  # somebody may have held the old one
+            self._heard = itertools.count(1)
+            self._watched = []
+            if not self.done():
+                self.watch()
 
     def _count(self) -> None:
         if next(self._heard) == len(self._results):

@@ -268,6 +268,22 @@ def test_a_full_queue_is_told_at_once(lab: Lab):
         lab.streamer(max_queue=0)
 
 
+def test_a_future_is_answered_on_both_sides_of_a_fork(lab: Lab, in_python):
+    """What was asked before a fork can be waited for by parent and child."""
+    said = in_python(
+        "import os\n"
+        "from celery_batch import RedisStreamer\n"
+        f"future = RedisStreamer({lab.url!r}, 'lab').submit(['a', {{'sleep': 0.5}}])\n"
+        "child = os.fork()\n"
+        "outputs = future.result(30)\n"
+        "_, status = os.waitpid(child, 0) if child else (0, 0)\n"
+        "os.write(1, f'{outputs[0]} {future.done()} {status}\\n'.encode())\n"
+        "os._exit(0)"
+    )
+
+    assert ["a True 0", "a True 0"] == said.splitlines()
+
+
 def test_a_client_owns_no_workers(lab: Lab):
     """destroy_workers says so."""
     with pytest.raises(NotImplementedError, match="owns no workers"):
