@@ -12,10 +12,19 @@ from typing import Any
 from rich.console import Console
 
 from bench import document
-from bench.cases import calls, clients, drains, gaps, memory, pools, scale
+from bench.cases import calls, clients, drains, gaps, memory, pools, scale, seeds
 from bench.sheet import Case, Effort, goals_sheet
 
-_ALL = (*drains.CASES, *calls.CASES, clients.CASE, *scale.CASES, gaps.CASE, pools.CASE, memory.CASE)
+_ALL = (
+    *drains.CASES,
+    *calls.CASES,
+    clients.CASE,
+    *scale.CASES,
+    gaps.CASE,
+    pools.CASE,
+    memory.CASE,
+    seeds.CASE,
+)
 _CASES: dict[str, Case] = {case.name: case for case in _ALL}
 
 
