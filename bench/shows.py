@@ -12,13 +12,7 @@ from collections.abc import Callable
 from flask import Flask
 
 from bench.sleeper import Sleeper
-from examples import (
-    infill_naive,
-    infill_processes,
-    infill_redis,
-    infill_redis_workers,
-    infill_threaded,
-)
+from examples import infill_naive, infill_processes, infill_redis, infill_threaded
 
 __all__ = ["APPS"]
 
@@ -51,4 +45,6 @@ APPS: dict[str, Callable[[], Flask]] = {
 }
 
 if __name__ == "__main__":
+    from examples import infill_redis_workers
+
     infill_redis_workers.main(Sleeper, worker_num=int(sys.argv[1]))

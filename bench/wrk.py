@@ -10,7 +10,7 @@ from pathlib import Path
 
 from celery_batch.errors import BatchError, ConfigurationError
 
-__all__ = ["LoadFailed", "Report", "find_wrk", "run_wrk"]
+__all__ = ["Report", "WrkFailed", "find_wrk", "run_wrk"]
 
 _SCRIPT = Path(__file__).parents[1] / "examples" / "infill.lua"
 
@@ -18,7 +18,7 @@ _SCRIPT = Path(__file__).parents[1] / "examples" / "infill.lua"
 _TIMEOUT = 20
 
 
-class LoadFailed(BatchError):
+class WrkFailed(BatchError):
     """wrk could not measure."""
 
 
@@ -60,7 +60,7 @@ def run_wrk(url: str, *, clients: int, seconds: int) -> Report:
 
     Raises:
         ConfigurationError: wrk is not installed.
-        LoadFailed: It ended without a figure.
+        WrkFailed: It ended without a figure.
     """
     options = ["-t", "2", "-c", str(clients), "-d", f"{seconds}s", "--timeout", f"{_TIMEOUT}s"]
     done = subprocess.run(
@@ -72,6 +72,6 @@ def run_wrk(url: str, *, clients: int, seconds: int) -> Report:
     )
     rate = re.search(r"^Requests/sec: +([\d.]+)$", done.stdout, re.MULTILINE)
     if rate is None:
-        raise LoadFailed(f"wrk on {url}: {done.stdout}{done.stderr}")
+        raise WrkFailed(f"wrk on {url}: {done.stdout}{done.stderr}")
     errors = re.findall(r"^ *((?:Socket errors|Non-2xx).*)$", done.stdout, re.MULTILINE)
     return Report(float(rate[1]), "; ".join(errors))

@@ -57,11 +57,12 @@ def _measure(effort: Effort) -> dict[str, Any]:
 
 def _over_web(ground: Stage, kind: str, workers: int, effort: Effort) -> dict[str, Any]:
     seconds = max(1, round(_SECONDS * effort.share))
-    with web(kind, workers, ground.url()) as url:
-        run_wrk(url, clients=CLIENTS * workers, seconds=1)
-        reports = [
-            run_wrk(url, clients=CLIENTS * workers, seconds=seconds) for _ in range(effort.rounds)
-        ]
+    clients, reports = CLIENTS * workers, []
+    with web(kind, workers, ground.url()) as site:
+        run_wrk(site.url, clients=clients, seconds=1)
+        for _ in range(effort.rounds):
+            site.settle()
+            reports.append(run_wrk(site.url, clients=clients, seconds=seconds))
     return {
         "kind": kind,
         "workers": workers,

@@ -20,6 +20,8 @@ from bench.players.plays import PLAYS
 KINDS = {
     "pure": "bench.players.pure:Pure",
     "ours": "bench.players.celeries:Ours",
+    "our Streamer": "bench.players.own_streamers:OnProcesses",
+    "our RedisStreamer": "bench.players.own_streamers:OnRedis",
     "stock client": "bench.players.celeries:StockClient",
     "celery": "bench.players.celeries:PlainCelery",
     "celery-batches": "bench.players.celeries:CeleryBatches",

@@ -50,13 +50,6 @@ def env(broker):
     return {**os.environ, "CELERY_BROKER_URL": broker, "PYTHONPATH": str(ROOT)}
 
 
-@pytest.fixture
-def pictures(tmp_path):
-    """The pictures that are uploaded."""
-    for name in ("cat.jpg", "dog.png"):
-        Image.new("RGB", (300, 200), "grey").save(tmp_path / name)
-
-
 def answers(program: str, server: list[str], env, folder: Path) -> list:
     """Run a server as its program says, with all that it needs; return what curl gets."""
     port = free_port()
@@ -95,9 +88,11 @@ def test_web_server_answers(program, kind, env, tmp_path):
         assert ["you"] == answers(program, words, env, tmp_path)
 
 
-def test_pictures_are_classified(env, pictures, tmp_path):
+def test_pictures_are_classified(env, tmp_path):
     """The web server of the images, started with its first command, answers its own curl."""
     words = next(words for words in commands("classify") if words[0] == "flask")
+    for name in ("cat.jpg", "dog.png"):
+        Image.new("RGB", (300, 200), "grey").save(tmp_path / name)
 
     assert [0.0, 0.0] < [each["probability"] for each in answers("classify", words, env, tmp_path)]
 
