@@ -17,7 +17,7 @@ from pathlib import Path
 
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["discover", "pin"]
+__all__ = ["discover", "pin", "visible_entry"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NAME = re.compile(r"cpu|mps|cuda:(\d+|(GPU|MIG)-[\w/-]+)")
@@ -64,7 +64,7 @@ def pin(index: int, devices: Sequence[str] | None = None) -> str:
     if not name.startswith("cuda:"):
         return name
     _require_sleeping_cuda()
-    os.environ[_VISIBLE] = _visible_entry(name)
+    os.environ[_VISIBLE] = visible_entry(name)
     return "cuda:0"
 
 
@@ -74,7 +74,16 @@ def _entries(visible: str) -> list[str]:
     return entries[: entries.index("-1")] if "-1" in entries else [e for e in entries if e]
 
 
-def _visible_entry(name: str) -> str:
+def visible_entry(name: str) -> str:
+    """
+    Return what ``CUDA_VISIBLE_DEVICES`` has to say to show one GPU alone.
+
+    Args:
+        name: The GPU as this process sees it, such as ``"cuda:1"``.
+
+    Raises:
+        ConfigurationError: There is no such GPU.
+    """
     number = name.removeprefix("cuda:")
     visible = os.environ.get(_VISIBLE)
     if visible is None or not number.isdigit():

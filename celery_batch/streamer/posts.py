@@ -1,0 +1,228 @@
+"""
+Worker processes that are kept running.
+
+Rule 1: Whoever dies is replaced; those that die young again and again, with growing pauses.
+Rule 2: Whoever cannot even begin is not replaced: the next one could not either.
+Rule 3: Whoever's function returns is done.
+Rule 4: All of them end when we end, however we end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import connection
+from types import FrameType
+from typing import Any, NoReturn
+
+from celery_batch.errors import ConfigurationError, LoadFailed
+from celery_batch.streamer.leash import end_with_manager
+
+__all__ = ["Job", "keep_running"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which a process has not died young; starting is part of its life.
+STEADY = 60.0
+
+#: Seconds before a successor starts: at first, and at most.
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+
+#: Seconds to finish running batches when all of them are to end.
+GRACE = 30.0
+
+_BEGUN, _RETURNED = "begun", "returned"
+
+_STOPPING = tuple(
+    number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """
+    What one worker process does.
+
+    Args:
+        name: The process' name.
+        target: Called in it; a function that can be imported there.
+        args: Its arguments.
+        env: Its environment beside ours, in place before it imports anything.
+    """
+
+    name: str
+    target: Callable[..., object]
+    args: tuple[Any, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def keep_running(jobs: list[Job], start_method: str = "spawn") -> None:
+    """
+    Run each job in a process of its own, replaced when it dies, until all have returned.
+
+    Args:
+        jobs: At least one.
+        start_method: Of `multiprocessing`.
+
+    Raises:
+        ConfigurationError: We are being imported by such a process ourselves.
+        LoadFailed: A process could not begin.
+        SystemExit: SIGTERM or SIGHUP was sent to this process.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigurationError(
+            "worker processes import the main program, and it starts worker processes again;"
+            " put the call under: if __name__ == '__main__':"
+        )
+    posts = [_Post(job, multiprocessing.get_context(start_method)) for job in jobs]
+    with _signals_raise():
+        try:
+            _keep(posts)
+        finally:
+            _end(posts)
+
+
+def _keep(posts: list[_Post]) -> None:
+    while open_posts := [post for post in posts if not post.is_done]:
+        for post in open_posts:
+            post.look()
+        running = [post.process.sentinel for post in open_posts if post.process is not None]
+        due = [post.due for post in open_posts if post.process is None and not post.is_done]
+        pause = max(min(due) - time.monotonic(), 0.0) if due else None
+        if running:
+            connection.wait(running, pause)
+        elif pause:
+            time.sleep(pause)
+
+
+def _end(posts: list[_Post]) -> None:
+    running = [post.process for post in posts if post.process is not None]
+    try:
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + GRACE
+        for process in running:
+            process.join(max(deadline - time.monotonic(), 0.0))
+    finally:  # somebody may not want to wait for so long
+        for process in running:
+            process.kill()
+            process.join()
+
+
+class _Post:
+    """The place of one process, whoever it is at the moment."""
+
+    def __init__(self, job: Job, context: Any) -> None:
+        self.process: Any = None
+        self.is_done = False
+        self.due = 0.0
+        self._job = job
+        self._context = context
+        self._words: Any = None
+        self._since = 0.0
+        self._pause = FIRST_PAUSE / 2
+
+    def look(self) -> None:
+        """Start a process if one is due, and see whether the one there is has ended."""
+        if self.process is not None and self.process.exitcode is not None:
+            self._bury()
+        if self.process is None and not self.is_done and time.monotonic() >= self.due:
+            self._start()
+
+    def _start(self) -> None:
+        self._words, theirs = self._context.Pipe(duplex=False)
+        self.process = self._context.Process(
+            target=_work, args=(theirs, self._job.target, self._job.args), name=self._job.name
+        )
+        try:
+            with _environment(self._job.env):
+                self.process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self.process = None
+            raise ConfigurationError(
+                f"{self._job.name} cannot be sent to a process: {error}; define the model at the"
+                f" top of a module, or choose mp_start_method='fork'"
+            ) from error
+        theirs.close()
+        self._since = time.monotonic()
+
+    def _bury(self) -> None:
+        process, self.process = self.process, None
+        process.join()
+        said = list(_heard(self._words))
+        self._words.close()
+        if _RETURNED in said:
+            self.is_done = True
+            return
+        if _BEGUN not in said:
+            raise LoadFailed(
+                f"{self._job.name} ended with exit code {process.exitcode} before it could begin;"
+                f" its own words stand above"
+            )
+        lived = time.monotonic() - self._since
+        self._pause = min(2 * self._pause, LONGEST_PAUSE) if lived < STEADY else FIRST_PAUSE
+        self.due = time.monotonic() + self._pause
+        logger.error(
+            "%s (pid %d) ended with exit code %s after %.1f s; the next one starts in %g s",
+            *(self._job.name, process.pid, process.exitcode, lived, self._pause),
+        )
+
+
+def _work(words: Any, target: Callable[..., object], args: tuple[Any, ...]) -> None:
+    for number in (*_STOPPING, signal.SIGINT):  # a fork has those of the process that keeps us
+        signal.signal(number, signal.SIG_DFL)
+    end_with_manager()
+    words.send(_BEGUN)
+    target(*args)
+    words.send(_RETURNED)
+
+
+def _heard(words: Any) -> Iterator[str]:
+    with contextlib.suppress(EOFError, OSError):
+        while words.poll():
+            yield words.recv()
+
+
+@contextlib.contextmanager
+def _environment(env: Mapping[str, str]) -> Iterator[None]:
+    """Have an environment that a process inherits which is started meanwhile."""
+    with _environment_lock:
+        before = {name: os.environ.get(name) for name in env}
+        os.environ.update(env)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+_environment_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Have signals that end this process raise, so that it can end its workers first."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _stop) for number in _STOPPING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)

@@ -1,0 +1,155 @@
+"""
+The web processes' side of service-streamer on Redis: asks, and owns no worker.
+
+A request of n items is n tasks that are written at once, and no chunk.  So an item that
+fails keeps its own error, one that kills its process takes no others along, a long
+request is spread over all workers and stands in nobody's way, and a worker sees the same
+messages from us and from any Celery client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from celery import Celery
+
+from celery_batch.asking import Asking
+from celery_batch.client.many import apply_many
+from celery_batch.streamer.line import app_for, queue_of, task_of
+from celery_batch.streamer.redis_address import DEFAULT, connection_settings
+from celery_batch.streamer.request_future import RequestFuture
+
+__all__ = ["RedisStreamer"]
+
+#: One app, and so one connection that hears of answers, for each Redis.
+_apps: dict[str, Celery] = {}
+_guard = threading.Lock()
+
+
+class RedisStreamer:
+    """
+    Sends requests to the workers of a prefix, from any thread of any number of processes.
+
+    Every item becomes a task of its own, and those of a request are written at once.
+
+    Args:
+        redis_broker: ``"host:port"`` or a broker URL of Celery's, see
+            `celery_batch.streamer.redis_address.connection_settings`.
+        prefix: Which model: each prefix is a queue of its own.
+        worker_timeout: Seconds after which `predict` gives up; None for never.
+
+    Raises:
+        ConfigurationError: It is no address of a Redis.
+    """
+
+    def __init__(
+        self,
+        redis_broker: str = DEFAULT,
+        prefix: str = "",
+        *,
+        worker_timeout: float | None = 20,
+    ) -> None:
+        self.prefix = prefix
+        self.worker_timeout = worker_timeout
+        #: The queue that our workers consume.
+        self.queue = queue_of(prefix)
+        with _guard:
+            #: The Celery app: its ``control.inspect()`` asks the workers.
+            self.app = _app(redis_broker)
+            #: The Celery task that an item becomes.
+            self.task = self.app.tasks.get(task_of(prefix)) or _register(self.app, prefix)
+
+    def __repr__(self) -> str:
+        return f"<RedisStreamer of {self.queue}>"
+
+    def submit(self, batch: Iterable[Any]) -> RequestFuture:
+        """
+        Send a request and return a future of its outputs.
+
+        Args:
+            batch: The items: what JSON can say, and bytes.
+
+        Raises:
+            OperationalError: Redis could not be reached, or refused a message.
+            EncodeError: An item is nothing that JSON can say.
+        """
+        rows = (((item,), None) for item in batch)
+        future = RequestFuture(apply_many(self.task, rows, {"queue": self.queue}))
+        future.watch()
+        return future
+
+    def predict(self, batch: Iterable[Any]) -> list[Any]:
+        """
+        Send a request and return its outputs, one for each item, in order.
+
+        Args:
+            batch: The items: what JSON can say, and bytes.
+
+        Raises:
+            TimeoutError: They were not all there after ``worker_timeout`` seconds.
+            Exception: What the first item that failed has failed with.
+        """
+        future = self.submit(batch)
+        try:
+            return future.result(self.worker_timeout)
+        except TimeoutError as error:
+            if future.done():
+                raise  # the model's own
+            future.cancel()
+            raise self._too_late() from error
+
+    async def apredict(self, batch: Iterable[Any]) -> list[Any]:
+        """
+        Send a request from a coroutine and return its outputs; the loop goes on meanwhile.
+
+        Args:
+            batch: The items: what JSON can say, and bytes.
+
+        Raises:
+            TimeoutError: They were not all there after ``worker_timeout`` seconds.
+            Exception: What the first item that failed has failed with.
+        """
+        calls = [self.task.aapply_async((item,), queue=self.queue) for item in batch]
+        try:
+            async with asyncio.timeout(self.worker_timeout) as limit:
+                results = await asyncio.gather(*calls)
+                return [await result for result in results]
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise self._too_late() from error
+
+    def destroy_workers(self) -> None:
+        """
+        Refuse: a client does not own the workers.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        msg = "a RedisStreamer owns no workers; stop the program that runs them"
+        raise NotImplementedError(msg)
+
+    def _too_late(self) -> TimeoutError:
+        return TimeoutError(
+            f"no answer from the workers of queue {self.queue!r} within {self.worker_timeout:g} s:"
+            f" is one running, and is it fast enough? (worker_timeout)"
+        )
+
+
+def _app(redis_broker: str) -> Celery:
+    place = str(connection_settings(redis_broker))
+    found = _apps.get(place)
+    if found is None:
+        found = _apps[place] = app_for(redis_broker)
+    return found
+
+
+def _register(app: Celery, prefix: str) -> Any:
+    def predict(item: Any) -> Any:
+        msg = f"{item!r} is for the workers of queue {queue_of(prefix)!r}"
+        raise NotImplementedError(msg)
+
+    return app.task(base=Asking, name=task_of(prefix))(predict)

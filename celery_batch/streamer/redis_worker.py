@@ -1,0 +1,186 @@
+"""The workers' side of service-streamer on Redis: real Celery workers, one model each."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.errors import ConfigurationError
+from celery_batch.serving import devices
+from celery_batch.streamer.celery_worker import serve
+from celery_batch.streamer.gpus import device_names
+from celery_batch.streamer.line import app_for, queue_of, task_of
+from celery_batch.streamer.posts import Job, keep_running
+from celery_batch.streamer.redis_address import DEFAULT, connection_settings
+from celery_batch.streamer.resident import resident_class
+from celery_batch.task import model_task
+
+__all__ = ["RedisWorker", "StreamWorker", "run_redis_workers_forever"]
+
+
+class RedisWorker:
+    """
+    A Celery worker that answers the items of a prefix with one model.
+
+    A model's class is loaded in a process of the worker's, on its GPU, which is replaced
+    if it dies.  A function, or an instance, stays in this process, which may have loaded
+    a model already.
+
+    Args:
+        model_class: A `ManagedModel` or `Model` class, or a predict function.
+        batch_size: Most items in one call of the model.
+        max_latency: Most seconds an item waits for company while the model is idle; a lone
+            one does not wait for it.
+        redis_broker: As for `RedisStreamer`.
+        prefix: Which model this is, as for `RedisStreamer`.
+        model_init_args: Positional arguments of ``init_model``.
+        model_init_kwargs: Keyword arguments of ``init_model``.
+        options: Options of the Celery task, such as ``autoretry_for`` or ``time_limit``.
+
+    Raises:
+        ConfigurationError: One of these is not what it has to be.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 (service-streamer's signature)
+        self,
+        model_class: Any,
+        batch_size: int,
+        max_latency: float = 0.1,
+        redis_broker: str = DEFAULT,
+        prefix: str = "",
+        model_init_args: Sequence[Any] | None = None,
+        model_init_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        #: The queue that this worker consumes.
+        self.queue = queue_of(prefix)
+        self.prefix = prefix
+        self._given = model_class, model_init_args, model_init_kwargs
+        self._broker = redis_broker
+        self._options = {"max_batch_size": batch_size, "max_wait": max_latency, **options}
+        # What is wrong should be so here, and not in a process that is started later.
+        resident_class(*self._given)
+        BatchPolicy(max_batch_size=batch_size, max_wait=max_latency)
+        connection_settings(redis_broker)
+
+    def run_forever(self, gpu_id: int | str | None = None) -> NoReturn:
+        """
+        Run the worker until a signal ends this process.
+
+        Args:
+            gpu_id: The GPU to live on; None for the first that can be seen.
+
+        Raises:
+            SystemExit: The worker was told to end, or could not start.
+            ConfigurationError: There is no such GPU, or an option is wrong.
+        """
+        lives_here = not isinstance(self._given[0], type)
+        names = device_names(gpu_id)
+        if lives_here:
+            if names:
+                devices.pin(0, names)
+            names = ["cpu"]  # a function knows best where its model lives
+        app = app_for(
+            self._broker,
+            task_default_queue=self.queue,
+            batch_devices=names,
+            # A program that has set up its logging keeps it.
+            worker_hijack_root_logger=not logging.getLogger().handlers,
+            worker_redirect_stdouts=False,
+        )
+        model = resident_class(*self._given)
+        model_task(app, model, name=task_of(self.prefix), **self._options)
+        serve(app, self.queue, pool="threads" if lives_here else "prefork")
+
+
+class StreamWorker(RedisWorker):
+    """
+    The worker of service-streamer's oldest tutorial.
+
+    Args:
+        predict_function: As for `RedisWorker`, and so are the others.
+        batch_size: Most items in one call.
+        max_latency: Most seconds an item waits for company while the model is idle.
+        more: ``redis_broker``, ``prefix`` and the others of `RedisWorker`.
+    """
+
+    def __init__(
+        self,
+        predict_function: Callable[[list[Any]], Sequence[Any]],
+        batch_size: int,
+        max_latency: float = 0.1,
+        **more: Any,
+    ) -> None:
+        super().__init__(predict_function, batch_size, max_latency, **more)
+
+    def run(self) -> NoReturn:
+        """
+        Run the worker until a signal ends this process.
+
+        Raises:
+            SystemExit: The worker was told to end, or could not start.
+        """
+        self.run_forever()
+
+
+def run_redis_workers_forever(  # noqa: PLR0913, PLR0917 (service-streamer's signature)
+    model_class: Any,
+    batch_size: int,
+    max_latency: float = 0.1,
+    worker_num: int = 1,
+    cuda_devices: Iterable[int | str] | int | str | None = None,
+    redis_broker: str = DEFAULT,
+    prefix: str = "",
+    mp_start_method: str = "spawn",
+    model_init_args: Sequence[Any] | None = None,
+    model_init_kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """
+    Run worker processes until this one ends; those that die are replaced.
+
+    Args:
+        model_class: As for `RedisWorker`, like all that are not said here.
+        batch_size: Most items in one call of a model.
+        max_latency: Most seconds an item waits for company while a model is idle.
+        worker_num: How many workers, each with a model of its own.
+        cuda_devices: The GPUs that they are spread over, worker i on device i mod n; None
+            for the first that can be seen.
+        redis_broker: Where the Redis is.
+        prefix: Which model this is.
+        mp_start_method: How processes are started: ``"spawn"``, ``"fork"`` or ``"forkserver"``.
+        model_init_args: Positional arguments of ``init_model``.
+        model_init_kwargs: Keyword arguments of ``init_model``.
+        options: Options of the Celery task.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or the call is not guarded by
+            ``if __name__ == "__main__"``.
+        LoadFailed: A process could not begin.
+    """
+    worker = RedisWorker(
+        *(model_class, batch_size, max_latency, redis_broker, prefix),
+        *(model_init_args, model_init_kwargs),
+        **options,
+    )
+    if worker_num < 1:
+        raise ConfigurationError(f"worker_num: must be at least 1, got {worker_num!r}")
+    names: Sequence[str | None] = device_names(cuda_devices) or (None,)
+    jobs = [
+        _job(worker, number, names[number % len(names)], worker_num) for number in range(worker_num)
+    ]
+    keep_running(jobs, mp_start_method)
+
+
+def _job(worker: RedisWorker, number: int, device: str | None, workers: int) -> Job:
+    env, gpu_id = {}, device
+    if workers > 1 and "OMP_NUM_THREADS" not in os.environ:
+        # As many math threads as cores in every process would only fight.
+        env["OMP_NUM_THREADS"] = str(max((os.cpu_count() or 1) // workers, 1))
+    if device is not None and device.startswith("cuda:"):
+        env["CUDA_VISIBLE_DEVICES"] = devices.visible_entry(device)
+        gpu_id = None  # the only one that it can see
+    return Job(f"{worker.queue} worker {number}", worker.run_forever, (gpu_id,), env)
