@@ -23,9 +23,14 @@ if TYPE_CHECKING:
     from celery_batch.errors import ModelError as ModelError
     from celery_batch.errors import OutOfMemory as OutOfMemory
     from celery_batch.errors import PoisonItem as PoisonItem
+    from celery_batch.errors import QueueFull as QueueFull
+    from celery_batch.errors import StreamerClosed as StreamerClosed
+    from celery_batch.errors import WorkerLost as WorkerLost
     from celery_batch.errors import WrongResultCount as WrongResultCount
     from celery_batch.serving.model import Model as Model
     from celery_batch.streamer.managed import ManagedModel as ManagedModel
+    from celery_batch.streamer.processes import Streamer as Streamer
+    from celery_batch.streamer.threaded import ThreadedStreamer as ThreadedStreamer
     from celery_batch.task import BatchTask as BatchTask
 
 __version__ = "0.1.0"
@@ -47,11 +52,14 @@ _HOME = {
     "OutOfMemory": "celery_batch.errors",
     "PartlySent": "celery_batch.client.many",
     "PoisonItem": "celery_batch.errors",
+    "QueueFull": "celery_batch.errors",
     "RedisStreamer": "celery_batch.streamer",
     "RedisWorker": "celery_batch.streamer",
     "StreamWorker": "celery_batch.streamer",
     "Streamer": "celery_batch.streamer",
+    "StreamerClosed": "celery_batch.errors",
     "ThreadedStreamer": "celery_batch.streamer",
+    "WorkerLost": "celery_batch.errors",
     "WrongResultCount": "celery_batch.errors",
     "run_redis_workers_forever": "celery_batch.streamer",
 }

@@ -24,6 +24,9 @@ __all__ = [
     "ModelError",
     "OutOfMemory",
     "PoisonItem",
+    "QueueFull",
+    "StreamerClosed",
+    "WorkerLost",
     "WrongResultCount",
 ]
 
@@ -58,6 +61,24 @@ class InvalidChunk(BatchError, ValueError):
     """The rows of a chunk are not what they have to be."""
 
     http = 400
+
+
+class QueueFull(BatchError):
+    """As many requests wait already as may wait."""
+
+    http = 429
+
+
+class StreamerClosed(BatchError):
+    """The streamer takes no more requests: its workers were destroyed."""
+
+    http = 503
+
+
+class WorkerLost(BatchError):
+    """The worker process died, and no other could answer in time."""
+
+    http = 503
 
 
 class ModelError(BatchError):

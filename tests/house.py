@@ -15,6 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("celery_batch", "workers", "webapp", "deploy", "bench", "examples")
 
+#: Where signatures are not ours to choose: service-streamer's.
+HONOURED = "celery_batch/streamer"
+
 LONGEST_MODULE = 300
 LONGEST_BODY = 40
 MOST_PARAMETERS = 5
@@ -42,7 +45,7 @@ def _about(node: ast.FunctionDef | ast.AsyncFunctionDef, where: Path) -> Iterato
         for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         if each.arg not in ("self", "cls")
     ]
-    if len(parameters) > MOST_PARAMETERS:
+    if len(parameters) > MOST_PARAMETERS and HONOURED not in where.parent.as_posix():
         yield f"{where}:{node.lineno} {node.name}: {len(parameters)} parameters"
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import devices
 from celery_batch.serving.model import Model
 from celery_batch.serving.runner import Manners, Runner
 
-__all__ = ["move_in", "move_out", "resident", "settle_on"]
+__all__ = ["move_in", "move_out", "resident", "settle_on", "warm"]
 
 logger = logging.getLogger(__name__)
 
@@ -58,21 +59,32 @@ def move_in(model: type[Model], device: str) -> Model:
     Raises:
         LoadFailed: From the error of the model, which it names.
     """
+    _residents[model] = warm(model, model.__qualname__, device)
+    return _residents[model]
+
+
+def warm(make: Callable[[], Model], name: str, device: str) -> Model:
+    """
+    Make a model, load it and warm it up with its own examples.
+
+    Args:
+        make: Makes it.
+        name: What to call it.
+        device: Where to live.
+
+    Raises:
+        LoadFailed: From the error of the model, which it names.
+    """
     started = time.monotonic()
     try:
-        instance = model()
+        instance = make()
         instance.load(device)
         _warm_up(instance)
     except BatchError as error:
-        raise LoadFailed(f"{model.__qualname__} on {device}: {error}") from error
+        raise LoadFailed(f"{name} on {device}: {error}") from error
     except Exception as error:
-        raise LoadFailed(
-            f"{model.__qualname__} on {device}: {type(error).__name__}: {error}"
-        ) from error
-    logger.info(
-        "%s is warm on %s after %.1f s", model.__qualname__, device, time.monotonic() - started
-    )
-    _residents[model] = instance
+        raise LoadFailed(f"{name} on {device}: {type(error).__name__}: {error}") from error
+    logger.info("%s is warm on %s after %.1f s", name, device, time.monotonic() - started)
     return instance
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from celery_batch.streamer.managed import ManagedModel as ManagedModel
+    from celery_batch.streamer.processes import Streamer as Streamer
+    from celery_batch.streamer.threaded import ThreadedStreamer as ThreadedStreamer
 
 _HOME = {
     "GpuWorkerManager": "celery_batch.streamer.manager",

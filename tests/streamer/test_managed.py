@@ -58,7 +58,7 @@ def test_function_is_called_as_it_is():
 def test_managed_model_is_made_on_its_gpu(monkeypatch):
     """A ManagedModel class is made where it is loaded, with its GPU and its arguments."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    model = pickle.loads(pickle.dumps(as_model(Scaled, (10,), {"offset": 1})))
+    model = pickle.loads(pickle.dumps(as_model(Scaled, (10,), {"offset": 1})))  # noqa: S301
     model.load("cuda:0")
 
     assert [(21, "3")] == model.predict([2])

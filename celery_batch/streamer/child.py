@@ -1,0 +1,204 @@
+"""
+A streamer's worker process, from within.
+
+Rule 1: its environment is in place before any of the user's modules is imported, even
+        the main module, which a spawned process imports first of all.  So the plan comes
+        along with the process's name, which is unpickled before that.
+Rule 2: the model comes as bytes, and is unpickled by `load`: what goes wrong is an error
+        with words, and not the end of a process.
+Rule 3: it ends with its parent, however that ends: by an end of file, or by the number
+        of its parent's process where a forked copy of the parent holds the pipe open.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import connection, util
+from typing import Any, Self
+
+from celery_batch.errors import ConfigurationError, LoadFailed
+from celery_batch.serving import devices, residents
+from celery_batch.serving.model import Model
+from celery_batch.serving.runner import Runner
+from celery_batch.streamer.cargo import pack
+
+__all__ = ["UNGUARDED", "Named", "Plan", "is_arriving", "load", "run", "settle_in"]
+
+logger = logging.getLogger(__name__)
+
+#: The exit status of a process whose main module goes on to use a streamer: sysexits' "usage".
+UNGUARDED = 64
+
+#: Seconds between two looks at who our parent is.
+_LOOK = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """
+    What a worker process has to know from the start.
+
+    Args:
+        index: Which of its streamer's workers it is, from 0.
+        workers: How many there are.
+        devices: To choose from by index, and to be pinned to; None for no pinning.
+        size: Most items in one call of the model.
+    """
+
+    index: int
+    workers: int
+    devices: list[str] | None
+    size: int
+
+    def follow(self) -> str:
+        """Put this process's environment in place; return what the model calls its device."""
+        share = max(_cores() // self.workers, 1)
+        os.environ.setdefault("OMP_NUM_THREADS", str(share))
+        if self.devices is None:
+            found = devices.discover()
+            return found[self.index % len(found)]
+        return devices.pin(self.index, self.devices)
+
+
+@dataclass(slots=True)
+class _State:
+    """What this process is; nothing in any other process."""
+
+    plan: Plan | None = None
+    device: str = "cpu"
+    trouble: ConfigurationError | None = None
+    given: Model | bytes | None = None
+    runner: Runner | None = None
+
+
+_state = _State()
+
+
+class Named(str):
+    """
+    A process's name, with its plan.
+
+    Args:
+        name: The name.
+        plan: Followed as soon as the name is unpickled.
+    """
+
+    __slots__ = ("plan",)
+    plan: Plan
+
+    def __new__(cls, name: str, plan: Plan) -> Self:  # noqa: D102 (as the class says)
+        made = super().__new__(cls, name)
+        made.plan = plan
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrive, (str(self), self.plan)
+
+
+def is_arriving() -> bool:
+    """Say whether this is a streamer's worker process whose model is not loaded yet."""
+    return _state.plan is not None and _state.runner is None
+
+
+def settle_in(given: Model | bytes, plan: Plan) -> None:
+    """
+    Begin to be a worker process.
+
+    Args:
+        given: The model, pickled unless the process is forked.
+        plan: Of this process.
+    """
+    if _state.plan != plan or _state.runner is not None:  # forked: there was nothing to unpickle
+        _state.runner = None
+        _arrive("", plan)
+    _state.given = given
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us
+    threading.Thread(target=_end_with_parent, name="celery_batch parent", daemon=True).start()
+
+
+def load() -> None:
+    """
+    Load the model and warm it up.
+
+    Raises:
+        LoadFailed: It could not be loaded, or its device cannot be had.
+    """
+    given, plan = _state.given, _state.plan
+    if _state.trouble is not None:
+        raise LoadFailed(str(_state.trouble))
+    if given is None or plan is None:
+        raise LoadFailed("this is no worker process of a streamer")
+    model = _unpickled(given)
+    try:
+        residents.warm(lambda: model, str(model), _state.device)
+    except LoadFailed as error:
+        cause = error.__cause__
+        logger.error("%s", error, exc_info=cause)  # noqa: TRY400 (the cause tells more)
+        raise LoadFailed(str(error)) from None
+    _state.runner = Runner(model.predict, str(model), most=plan.size)
+    util.Finalize(model, model.unload, exitpriority=10)
+
+
+def run(payload: bytes, alone: bool) -> bytes:  # noqa: FBT001 (it crosses a pipe)
+    """
+    Run a batch.
+
+    Args:
+        payload: Its items, pickled.
+        alone: All of it is one request.
+
+    Returns:
+        What `celery_batch.streamer.cargo.unpack` takes: the outputs, none if the batch was
+        not run, and why this process should run no more batches, if so.
+    """
+    runner = _state.runner
+    if runner is None:
+        raise LoadFailed("the model is not loaded")
+    outputs: Sequence[Any] = ()  # for who comes to a broken device: nobody has seen it fail yet
+    if runner.broken is None:
+        outputs = runner.answers(pickle.loads(payload), alone=alone)  # noqa: S301 (from our parent)
+    return pack(outputs, runner.broken)
+
+
+def _arrive(name: str, plan: Plan) -> str:
+    _state.plan = plan
+    try:
+        _state.device = plan.follow()
+    except ConfigurationError as error:  # told by `load`
+        _state.trouble = error
+    return name
+
+
+def _unpickled(given: Model | bytes) -> Model:
+    if isinstance(given, Model):
+        return given
+    try:
+        model: Model = pickle.loads(given)  # noqa: S301 (from our parent)
+    except Exception as error:
+        raise LoadFailed(
+            f"the worker process cannot import what predicts: {type(error).__name__}: {error};"
+            " keep it in a module that can be imported, without side effects"
+        ) from error
+    return model
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    number = os.getppid()
+    ends = [] if parent is None else [parent.sentinel]
+    while os.getppid() == number and not connection.wait(ends, _LOOK):
+        pass
+    os._exit(1)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

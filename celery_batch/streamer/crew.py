@@ -1,0 +1,191 @@
+"""Worker processes, each with a thread that feeds it, and a new one in place of each that dies."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import BrokenExecutor, Future
+from functools import partial
+from typing import Any
+
+from celery_batch.errors import LoadFailed, ModelError
+from celery_batch.serving.model import Model
+from celery_batch.streamer.answer import fail
+from celery_batch.streamer.cargo import pickled, unpack
+from celery_batch.streamer.child import Plan
+from celery_batch.streamer.intake import Intake, Requests, Slot
+from celery_batch.streamer.outputs import give, lose
+from celery_batch.streamer.streaming import GRACE
+from celery_batch.streamer.worker_process import WorkerProcess
+
+__all__ = ["ProcessCrew"]
+
+logger = logging.getLogger(__name__)
+
+#: Batches a process may have: one runs, one lies ready behind it.
+_ROOM = 2
+
+#: Seconds before a model that could not be loaded again is tried once more: first, at most.
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+
+
+class ProcessCrew:
+    """
+    The worker processes of a streamer.
+
+    Args:
+        intake: Where they take their batches.
+        given: The model, pickled unless processes are forked.
+        plans: One for each process.
+        method: How they are started.
+    """
+
+    def __init__(
+        self, intake: Intake, given: Model | bytes, plans: Sequence[Plan], method: str
+    ) -> None:
+        self._intake = intake
+        self._left = len(plans)
+        self._lock = threading.Lock()
+        self._feeders = [_Feeder(self, intake, plan, partial(WorkerProcess, given, plan, method))
+                         for plan in plans]  # fmt: skip
+        for feeder in self._feeders:
+            feeder.thread.start()
+
+    def wait_until_loaded(self, seconds: float) -> bool:
+        """
+        Say whether all models are loaded, after so many seconds at most.
+
+        Raises:
+            LoadFailed: One of them could not be.
+        """
+        deadline = time.monotonic() + seconds
+        for feeder in self._feeders:
+            if not feeder.has_tried.wait(max(deadline - time.monotonic(), 0)):
+                return False
+            if feeder.trouble is not None:
+                raise LoadFailed(str(feeder.trouble)) from feeder.trouble
+        return True
+
+    def give_up(self, error: LoadFailed) -> None:
+        """Take note that one of them cannot begin; without any, the streamer closes."""
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            self._intake.close(error)
+
+    def stop(self, grace: float) -> None:
+        """End them all, after what they are running or so many seconds."""
+        deadline = time.monotonic() + grace
+        for feeder in self._feeders:
+            feeder.stop(max(deadline - time.monotonic(), 0))
+
+
+class _Feeder:
+    """The thread that feeds one worker process."""
+
+    def __init__(self, crew: ProcessCrew, intake: Intake, plan: Plan, make: Any) -> None:
+        self._crew = crew
+        self._intake = intake
+        self._make = make
+        self._process: WorkerProcess | None = None
+        #: Set when its first process has loaded its model, or could not.
+        self.has_tried = threading.Event()
+        self.trouble: LoadFailed | None = None
+        name = f"celery_batch streamer {plan.index}"
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+
+    def stop(self, grace: float) -> None:
+        """End the process; its thread ends by itself, the intake being closed."""
+        process = self._process
+        if process is not None:
+            process.stop(grace)
+        if self.thread is not threading.current_thread():
+            self.thread.join(grace)
+
+    def _work(self) -> None:
+        pause = _FIRST_PAUSE
+        while self._intake.is_open:
+            self._process = self._make()
+            try:
+                self._process.load()
+            except Exception as error:  # noqa: BLE001 (whatever it is, somebody has to hear of it)
+                if self._is_hopeless(error):
+                    self._process.stop(GRACE)
+                    break
+                self._intake.wait_until_closed(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+            else:
+                self.has_tried.set()
+                pause = _FIRST_PAUSE
+                self._feed(self._process)
+            self._process.stop(0.0 if self._intake.is_open else GRACE)
+
+    def _is_hopeless(self, error: Exception) -> bool:
+        """Say whether the model cannot be loaded even once."""
+        if not self._intake.is_open:
+            return True
+        trouble = error if isinstance(error, LoadFailed) else LoadFailed(f"{error!r}")
+        if self.has_tried.is_set():
+            logger.error("The model of a new worker process is not loaded: %s", trouble)
+            self._intake.put_back(())
+            return False
+        self.trouble = trouble
+        self._crew.give_up(trouble)
+        self.has_tried.set()
+        return True
+
+    def _feed(self, process: WorkerProcess) -> None:
+        slot = self._intake.slot(_ROOM)
+        while (requests := self._intake.take(slot)) is not None:
+            payload = self._packed(slot, requests)
+            if payload is None:
+                continue
+            then = partial(self._returned, slot, requests)
+            try:
+                process.run(payload, alone=len(requests) == 1, then=then)
+            except (BrokenExecutor, RuntimeError):
+                self._lost(slot)
+
+    def _packed(self, slot: Slot, requests: Requests) -> bytes | None:
+        """Return a batch's items pickled; None if there is one that cannot be, which fails."""
+        payload = pickled([item for request in requests for item in request.item.items])
+        if payload is not None:
+            return payload
+        good = [request for request in requests if pickled(request.item.items) is not None]
+        bad = [request for request in requests if request not in good]
+        self._intake.done(slot, requests)
+        self._intake.put_back(good)
+        error = ModelError("the request cannot be pickled for its way to a worker process")
+        fail(bad, error, self._intake.desk)
+        return None
+
+    def _returned(self, slot: Slot, requests: Requests, future: Future[bytes]) -> None:
+        """Called by the executor's thread, for each batch."""
+        try:
+            outputs, broken = unpack(future.result())
+        except BrokenExecutor:
+            self._lost(slot)
+            return
+        except BaseException as error:  # noqa: BLE001 (the executor's thread has to live on)
+            broke_off = ModelError(f"the model broke off: {type(error).__name__}: {error}")
+            broke_off.__cause__ = error
+            self._intake.done(slot, requests)
+            fail(requests, broke_off, self._intake.desk)
+            return
+        if broken is not None:
+            logger.error("A worker process is replaced, since its device is broken: %s", broken)
+            self._intake.retire(slot)
+        self._intake.done(slot, requests)
+        if outputs:
+            give(self._intake, requests, outputs)
+        else:
+            lose(self._intake, [(), requests])
+
+    def _lost(self, slot: Slot) -> None:
+        had = self._intake.recall(slot)
+        if had:
+            logger.error("A worker process died under %d requests", len(had[0]))
+        lose(self._intake, had)

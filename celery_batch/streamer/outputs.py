@@ -1,0 +1,70 @@
+"""What a batch's run gives each of its requests: an answer, or another run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from celery_batch.batching.recovery import Verdict, after_loss
+from celery_batch.batching.request import Request
+from celery_batch.errors import PoisonItem
+from celery_batch.serving.runner import Outcome
+from celery_batch.streamer.answer import Answer, fail, settle
+from celery_batch.streamer.intake import Intake, Requests
+
+__all__ = ["MAX_LOSSES", "give", "lose"]
+
+#: How often a process may die under a request, the last time alone, before it is given up.
+MAX_LOSSES = 2
+
+
+def give(intake: Intake, requests: Requests, outputs: Sequence[Any]) -> None:
+    """
+    Settle a batch; requests whose run broke off go in line again, alone.
+
+    Args:
+        intake: Where they came from.
+        requests: Those of the batch.
+        outputs: Of all their items, as `Runner.answers` returned them.
+    """
+    if Outcome not in set(map(type, outputs)):
+        settle(requests, outputs, intake.desk)
+        return
+    end = 0
+    again: list[Request[Answer]] = []
+    for request in requests:
+        begin, end = end, end + request.rows
+        part = outputs[begin:end]
+        if any(type(each) is Outcome and each.again for each in part):
+            again.append(request)
+        else:
+            settle([request], part, intake.desk)
+    intake.put_back([_alone(request, intake) for request in again])
+
+
+def lose(intake: Intake, batches: Sequence[Requests]) -> None:
+    """
+    Judge those whose process died.
+
+    Args:
+        intake: Where they came from.
+        batches: Those it had; the first one ran, the others lay ready.
+    """
+    for requests in batches[:1]:
+        was_alone = len(requests) == 1
+        for request in requests:
+            losses = MAX_LOSSES if request.alone else 1
+            if after_loss(losses, was_alone=was_alone, max_losses=MAX_LOSSES) is Verdict.POISON:
+                error = PoisonItem("the worker process died under the request, twice")
+                fail([request], error, intake.desk)
+            else:
+                intake.put_back([_alone(request, intake)])
+    for requests in batches[1:]:
+        intake.put_back([replace(request, urgency=-1) for request in requests])
+
+
+def _alone(request: Request[Answer], intake: Intake) -> Request[Answer]:
+    patience = intake.desk.patience
+    deadline = None if patience is None else request.arrived + patience
+    return replace(request, alone=True, deadline=deadline)

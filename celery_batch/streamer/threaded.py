@@ -1,0 +1,95 @@
+"""Batches in a thread of this process."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from celery_batch.errors import LoadFailed, ModelError
+from celery_batch.serving import devices, residents
+from celery_batch.serving.runner import Runner
+from celery_batch.streamer.answer import fail
+from celery_batch.streamer.intake import Intake, Requests, Slot
+from celery_batch.streamer.managed import as_model
+from celery_batch.streamer.outputs import give
+from celery_batch.streamer.streaming import Crew, Streaming
+
+__all__ = ["ThreadedStreamer"]
+
+
+class ThreadedStreamer(Streaming):
+    """
+    Gathers single requests into batches for a model in this process.
+
+    Its thread starts, and its model is loaded, with the first request.
+
+    Args:
+        predict_function: Takes a list of inputs and returns as many outputs; or a
+            `Model` or `ManagedModel` class.
+        batch_size: Most items in one call of it.
+        max_latency: Most seconds an item waits for company while the thread is idle;
+            where nobody comes for 2 ms, it does not wait that long.
+        worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
+        max_queue: Most items that may wait in line, or the next request is `QueueFull`.
+
+    Raises:
+        ConfigurationError: One of these is not what it has to be.
+    """
+
+    def __init__(
+        self,
+        predict_function: Any,
+        batch_size: int,
+        max_latency: float = 0.1,
+        worker_timeout: float = 20,
+        *,
+        max_queue: int | None = None,
+    ) -> None:
+        super().__init__(batch_size, max_latency, worker_timeout, max_queue)
+        self._model = as_model(predict_function)
+
+    def _hire(self, intake: Intake) -> Crew:
+        return _Feeder(intake, self._model, self._size)
+
+
+class _Feeder:
+    """The thread that runs the model."""
+
+    def __init__(self, intake: Intake, model: Any, size: int) -> None:
+        self._intake = intake
+        self._model = model
+        self._size = size
+        self._slot: Slot = intake.slot()
+        name = f"celery_batch streamer of {model}"
+        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread.start()
+
+    def stop(self, grace: float) -> None:
+        """Wait for the batch that runs; a thread cannot be ended from outside."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(grace)
+
+    def _work(self) -> None:
+        name = str(self._model)
+        try:
+            residents.warm(lambda: self._model, name, devices.discover()[0])
+        except LoadFailed as error:
+            self._intake.close(error)
+            return
+        runner = Runner(self._model.predict, name, most=self._size)
+        while (requests := self._intake.take(self._slot)) is not None:
+            self._run(runner, requests)
+        self._model.unload()
+
+    def _run(self, runner: Runner, requests: Requests) -> None:
+        items = [item for request in requests for item in request.item.items]
+        try:
+            outputs = runner.answers(items, alone=len(requests) == 1)
+        except BaseException as error:  # noqa: BLE001 (the thread has to live on)
+            broke_off = ModelError(f"{self._model} broke off: {type(error).__name__}: {error}")
+            broke_off.__cause__ = error
+            self._intake.done(self._slot, requests)
+            fail(requests, broke_off, self._intake.desk)
+            return
+        self._intake.done(self._slot, requests)
+        give(self._intake, requests, outputs)
