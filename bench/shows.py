@@ -1,12 +1,7 @@
-"""
-The programs of `examples`, with the "bert" model in place of the real one.
-
-    python -m bench.shows WORKERS        # the workers behind `redis`
-"""
+"""The web servers of `examples`, with the "bert" model in place of the real one."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 from flask import Flask
@@ -43,8 +38,3 @@ APPS: dict[str, Callable[[], Flask]] = {
     "streamer": streamer,
     "redis": redis,
 }
-
-if __name__ == "__main__":
-    from examples import infill_redis_workers
-
-    infill_redis_workers.main(Sleeper, worker_num=int(sys.argv[1]))

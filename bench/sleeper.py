@@ -1,6 +1,8 @@
-"""The "bert" model for sentences."""
+"""The "bert" model for sentences; as a program, so many workers behind Redis that have it."""
 
 from __future__ import annotations
+
+import sys
 
 from bench.model import MODELS
 from celery_batch import Model
@@ -20,3 +22,11 @@ class Sleeper(Model):
 def expected(sentence: str) -> str:
     """Return the model's answer to a sentence."""
     return sentence.upper()
+
+
+if __name__ == "__main__":
+    # The workers' processes import the model by name, and this file a second time, so it is short.
+    from bench.sleeper import Sleeper as Known
+    from examples.infill_redis_workers import main
+
+    main(Known, worker_num=int(sys.argv[1]))

@@ -104,7 +104,7 @@ def web(kind: str, workers: int, broker: str) -> Iterator[Site]:
         env = {**os.environ, "PYTHONPATH": str(_ROOT), "CELERY_BROKER_URL": broker}
         children = []
         if kind == "redis":
-            command = [sys.executable, "-m", "bench.shows", str(workers)]
+            command = [sys.executable, "-m", "bench.sleeper", str(workers)]
             children.append(exits.enter_context(Child(command, folder / "workers.log", env=env)))
         number = listener.fileno()
         options = ["-b", f"fd://{number}", "--no-control-socket", "--log-level", "warning"]

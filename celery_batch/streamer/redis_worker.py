@@ -44,7 +44,7 @@ class RedisWorker:
         ConfigurationError: One of these is not what it has to be.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 (service-streamer's signature)
+    def __init__(
         self,
         model_class: Any,
         batch_size: int,
@@ -126,7 +126,7 @@ class StreamWorker(RedisWorker):
         self.run_forever()
 
 
-def run_redis_workers_forever(  # noqa: PLR0913, PLR0917 (service-streamer's signature)
+def run_redis_workers_forever(
     model_class: Any,
     batch_size: int,
     max_latency: float = 0.1,

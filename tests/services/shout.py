@@ -31,4 +31,4 @@ if __name__ == "__main__":
     from examples import infill_redis_workers
     from tests.services.shout import Shout as Known  # by the name that its workers import
 
-    infill_redis_workers.main(Known)
+    infill_redis_workers.main(Known, worker_num=1)
