@@ -43,7 +43,7 @@ _PLAYERS = {"pure": "pure", "streamer": "our Streamer", "redis": "our RedisStrea
 _CREWS = (1, 2, 4)
 
 #: Of one measurement: seconds over the web; batches for each worker through futures.
-_SECONDS, _BATCHES = 6, 26
+_SECONDS, _BATCHES = 5, 22
 
 
 def _measure(effort: Effort) -> dict[str, Any]:
