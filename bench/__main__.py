@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from bench import document
-from bench.cases import calls, clients, drains, gaps, memory, pools, scale, seeds
+from bench.cases import calls, clients, drains, gaps, memory, pools, scale, seeds, streamers
 from bench.sheet import Case, Effort, goals_sheet
 
 _ALL = (
@@ -20,6 +20,7 @@ _ALL = (
     *calls.CASES,
     clients.CASE,
     *scale.CASES,
+    streamers.CASE,
     gaps.CASE,
     pools.CASE,
     memory.CASE,

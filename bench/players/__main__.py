@@ -20,11 +20,11 @@ from bench.players.plays import PLAYS
 KINDS = {
     "pure": "bench.players.pure:Pure",
     "ours": "bench.players.celeries:Ours",
-    "our Streamer": "bench.players.own_streamers:OnProcesses",
-    "our RedisStreamer": "bench.players.own_streamers:OnRedis",
     "stock client": "bench.players.celeries:StockClient",
     "celery": "bench.players.celeries:PlainCelery",
     "celery-batches": "bench.players.celeries:CeleryBatches",
+    "our ThreadedStreamer": "bench.players.our_streamers:OnOurThreads",
+    "our Streamer": "bench.players.our_streamers:OnOurProcesses",
     "ThreadedStreamer": "bench.players.streamers:OnThreads",
     "Streamer": "bench.players.streamers:OnProcesses",
     "RedisStreamer": "bench.players.streamers:OnRedis",

@@ -115,9 +115,7 @@ def settle_in(given: Model | bytes, plan: Plan) -> None:
         given: The model, pickled unless the process is forked.
         plan: Of this process.
     """
-    if _state.plan != plan or _state.runner is not None:  # forked: there was nothing to unpickle
-        _state.runner = None
-        _arrive("", plan)
+    _arrive("", plan)  # a forked process has had no name to unpickle
     _state.given = given
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us
     threading.Thread(target=_end_with_parent, name="celery_batch parent", daemon=True).start()
@@ -168,6 +166,8 @@ def run(payload: bytes, alone: bool) -> bytes:  # noqa: FBT001 (it crosses a pip
 
 
 def _arrive(name: str, plan: Plan) -> str:
+    if _state.plan == plan:
+        return name  # it comes twice: before the main module, and with the process itself
     _state.plan = plan
     try:
         _state.device = plan.follow()

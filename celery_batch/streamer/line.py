@@ -58,7 +58,7 @@ def app_for(redis_broker: str, **settings: Any) -> Celery:
     """
     place = connection_settings(redis_broker)
     url = place["broker_url"]
-    app = Celery(_QUEUE, broker=url, backend=url, set_as_current=False)
+    app = Celery(_QUEUE, broker=url, set_as_current=False)
     app.conf.update(
         place,
         # Whoever else can write to this Redis must not be able to run code in us.
@@ -69,5 +69,6 @@ def app_for(redis_broker: str, **settings: Any) -> Celery:
         broker_connection_retry_on_startup=True,
         **settings,
     )
+    app.backend_cls = url  # which wins over CELERY_RESULT_BACKEND, as broker_read_url does
     app.finalize()
     return app

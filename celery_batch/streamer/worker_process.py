@@ -6,7 +6,8 @@ import copy
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, process
@@ -18,6 +19,9 @@ from celery_batch.streamer import child
 from celery_batch.streamer.child import Plan
 
 __all__ = ["WorkerProcess"]
+
+#: Most seconds until a process that has ended has an exit code.
+_REAPED = 2.0
 
 _UNGUARDED = (
     "the main module uses a streamer while it is imported, which every worker process does"
@@ -98,13 +102,21 @@ class WorkerProcess:
         return made
 
     def _why_it_ended(self) -> str:
-        code = self._made[-1].exitcode if self._made else None
+        code = _exit_code(self._made)
         if code == child.UNGUARDED:
             return _UNGUARDED
         return (
             f"the worker process ended with exit code {code} before its model was loaded;"
             " what it wrote to the standard error output says why"
         )
+
+
+def _exit_code(processes: Sequence[process.BaseProcess]) -> int | None:
+    """Return how the last one ended; the executor's thread may be about to hear of it."""
+    deadline = time.monotonic() + _REAPED
+    while processes and processes[-1].exitcode is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return processes[-1].exitcode if processes else None
 
 
 _lock = threading.Lock()

@@ -1,0 +1,63 @@
+"""Streamers on Redis: a server of their own, and programs that run workers as users do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery.utils.functional import noop
+
+from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client.listener import close_listener
+from celery_batch.streamer import redis_streamer
+from tests.services.laboratory import Lab
+from tests.services.tls import free_port
+
+
+def close_streamers() -> None:
+    """Let go of what this process' streamers have opened."""
+    while redis_streamer._apps:
+        _, app = redis_streamer._apps.popitem()
+        close_listener(app)
+        if consumer := getattr(app.backend, "result_consumer", None):
+            consumer.stop()
+            consumer.cancel_for = noop
+        app.close()
+
+
+@pytest.fixture(autouse=True)
+def _own_streamers() -> Iterator[None]:
+    """Each test has streamers, and connections, of its own."""
+    redis_streamer._apps.clear()
+    yield
+    close_streamers()
+
+
+@pytest.fixture(scope="session")
+def lab_server(redis_server: RedisServer) -> Iterator[RedisServer]:
+    """A Redis with a password, that no other test makes empty."""
+    assert redis_server.child.exit_code is None
+    with RedisServer(port=free_port()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def shared_lab(lab_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The lab that all tests share."""
+    lab = Lab(f"{lab_server.url.removesuffix('/0')}/3", tmp_path_factory.mktemp("lab"))
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
+def lab(shared_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """The lab with a worker that answers, and no memories."""
+    monkeypatch.setenv("SHOP_MEMORY", shared_lab.url)
+    is_new = shared_lab._program is None or shared_lab._program.exit_code is not None
+    assert shared_lab.program.exit_code is None
+    if is_new:
+        shared_lab.streamer().predict(["ready?"])
+    with shared_lab.client() as client:
+        if facts := client.keys("shop:*"):
+            client.delete(*facts)
+    return shared_lab

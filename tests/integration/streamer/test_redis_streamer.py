@@ -1,0 +1,262 @@
+"""RedisStreamer against a real worker: what service-streamer promises, and what it got wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import pytest
+from celery import Celery
+
+from celery_batch.cli.child import wait_until
+from celery_batch.client.inbox import inbox_of
+from tests.services.laboratory import Lab
+from tests.services.memory import recall
+
+
+def test_outputs_come_in_order(lab: Lab):
+    """A request of many items has one output for each, in the order of its items."""
+    items = [f"item {number}" for number in range(40)]
+
+    assert items == lab.streamer().predict(items)
+
+
+def test_submit_returns_a_future(lab: Lab):
+    """It is a concurrent.futures.Future, whose answers can be read again and again."""
+    future = lab.streamer().submit(["a", "b", "c"])
+
+    assert isinstance(future, Future)
+    assert ["a", "b", "c"] == future.result(timeout=30)
+    assert ["a", "b", "c"] == future.result()
+    assert future.done() is True
+    assert future.exception() is None
+
+
+def test_done_is_false_while_items_wait(lab: Lab):
+    """A future says False while it is not done, and wakes those who wait for many."""
+    streamer = lab.streamer()
+    let_go = lab.hold(streamer)
+    futures = [streamer.submit([number]) for number in range(3)]
+    callbacks: list[object] = []
+    futures[0].add_done_callback(callbacks.append)
+
+    assert [False, False, False] == [future.done() for future in futures]
+
+    let_go()
+    done, _ = wait(futures, timeout=30)
+
+    assert set(futures) == done
+    assert [futures[0]] == callbacks
+
+
+def test_an_empty_request_is_answered_at_once(lab: Lab):
+    """No items, no outputs, as ever."""
+    assert [] == lab.streamer().predict([])
+
+
+def test_requests_of_threads_share_batches(lab: Lab):
+    """What many threads ask while the model is busy goes through it together."""
+    streamer = lab.streamer()
+    let_go = lab.hold(streamer)
+    with ThreadPoolExecutor(7) as threads:
+        asked = [threads.submit(streamer.predict, [f"t{number}"]) for number in range(7)]
+
+        def missing() -> str:
+            held = streamer.app.control.broadcast("batch_status", reply=True, limit=1)
+            (status,) = held[0].values()
+            waiting = status[streamer.task.name]["waiting"]
+            return "" if waiting == 7 else f"{waiting} wait"
+
+        wait_until(missing, [lab.program], what="seven in line", timeout=30)
+        let_go()
+        answers = [future.result(timeout=30) for future in asked]
+
+    assert [[f"t{number}"] for number in range(7)] == answers
+    assert 7 == max(len(fact["items"]) for fact in recall("lab"))
+
+
+def test_bytes_are_items_and_outputs(lab: Lab):
+    """An image goes there and its answer comes back as the bytes they are."""
+    image = bytes(range(256)) * 100
+
+    assert [image[::-1], b"txet"] == lab.streamer().predict([image, b"text"])
+
+
+def test_an_error_fails_its_request_alone(lab: Lab):
+    """A predict that raises fails the request with that item, and no later call hangs."""
+    streamer = lab.streamer()
+    let_go = lab.hold(streamer)
+    futures = [streamer.submit(items) for items in (["a", "b"], ["c", "bad", "bad"], ["d"])]
+    let_go()
+
+    with pytest.raises(ValueError, match="a bad item"):
+        futures[1].result(timeout=30)
+    assert isinstance(futures[1].exception(), ValueError)
+    assert [["a", "b"], ["d"]] == [futures[0].result(30), futures[2].result(30)]
+    assert ["later"] == streamer.predict(["later"])
+
+
+def test_a_lone_request_does_not_wait_for_company(lab: Lab):
+    """The workers' max_latency is 30 s; a request that is alone is not kept for it."""
+    streamer = lab.streamer(worker_timeout=15)
+
+    assert ["alone"] == streamer.predict(["alone"])
+
+
+def test_coroutines(lab: Lab):
+    """A coroutine awaits apredict, or wraps a future of submit; the loop goes on."""
+    streamer = lab.streamer()
+
+    async def ask() -> list[list[object]]:
+        many = asyncio.gather(*(streamer.apredict([n, n + 1]) for n in range(10)))
+        wrapped = asyncio.wrap_future(streamer.submit(["x"]))
+        return [*await many, await wrapped]
+
+    assert [*([n, n + 1] for n in range(10)), ["x"]] == asyncio.run(ask())
+    with pytest.raises(ValueError, match="a bad item"):
+        asyncio.run(streamer.apredict(["bad"]))
+
+
+def test_a_timed_out_request_leaves_nothing(lab: Lab):
+    """Who gives up gets TimeoutError, and what was kept for the request is gone."""
+    streamer = lab.streamer("nobody", worker_timeout=0.05)
+    with pytest.raises(TimeoutError, match=r"streamer\.nobody.*worker_timeout"):
+        streamer.predict(["a", "b"])
+    with pytest.raises(TimeoutError, match=r"streamer\.nobody"):
+        asyncio.run(streamer.apredict(["c"]))
+    future = streamer.submit(["d"])
+    with pytest.raises(TimeoutError):
+        future.result(timeout=0.05)
+    gone = weakref.ref(future)
+    del future
+    inbox_of(streamer.app).take(100)  # it drops those that have left when it is next used
+    gc.collect()
+
+    assert None is gone()
+    assert 0 == len(inbox_of(streamer.app))
+
+
+def test_a_future_with_a_callback_lives_until_it_is_called(lab: Lab):
+    """Nobody has to hold a future whose callback is to be called."""
+    streamer = lab.streamer()
+    let_go = lab.hold(streamer)
+    heard: list[object] = []
+    streamer.submit(["a"]).add_done_callback(lambda future: heard.append(future.result()))
+    gc.collect()
+    let_go()
+    wait_until(lambda: "" if heard else "not called", [lab.program], what="callback", timeout=30)
+
+    assert [["a"]] == heard
+
+
+def test_a_cancelled_future_leaves_its_items_alone(lab: Lab):
+    """To cancel gives up waiting; the items run, and the next request is answered."""
+    streamer = lab.streamer()
+    let_go = lab.hold(streamer)
+    future = streamer.submit(["given up"])
+
+    assert future.cancel()
+
+    let_go()
+
+    assert ["next"] == streamer.predict(["next"])
+    assert "given up" in lab.items()
+
+
+def test_oldest_first_and_no_more_than_needed(lab: Lab):
+    """A busy worker leaves the line in Redis, and takes the oldest first."""
+    streamer = lab.streamer()
+    let_go = lab.hold(streamer)
+    items = [f"{number:02}" for number in range(60)]
+    futures = [streamer.submit([item]) for item in items]
+
+    def taken() -> str:
+        with lab.client() as client:
+            left = client.llen(streamer.queue)
+        return "" if left < 60 else "the worker has taken nothing"
+
+    wait_until(taken, [lab.program], what="a full worker", timeout=30)
+    with lab.client() as client:
+        left = client.llen(streamer.queue)
+    let_go()
+    answers = [future.result(timeout=30) for future in futures]
+
+    assert 60 - 3 * 8 <= left
+    assert [[item] for item in items] == answers
+    assert items == [item for item in lab.items() if item in items]
+
+
+def test_each_prefix_is_a_queue_of_its_own(lab: Lab):
+    """Requests of one prefix are not taken by another's workers."""
+    streamer = lab.streamer("other-model")
+    future = streamer.submit(["for the other"])
+
+    assert ["mine"] == lab.streamer().predict(["mine"])
+    assert not future.done()
+    with lab.client() as client:
+        assert 1 == client.llen("streamer.other-model")
+        client.delete("streamer.other-model")
+
+
+def test_messages_are_json_and_pickle_is_refused(lab: Lab):
+    """What goes over a shared Redis is JSON, and a pickle is refused alone."""
+    streamer = lab.streamer("other-model")
+    streamer.submit(["as JSON"])
+    with lab.client() as client:
+        message = json.loads(client.rpop("streamer.other-model"))
+
+    assert "application/json" == message["content-type"]
+
+    with Celery(broker=lab.url, backend=lab.url, set_as_current=False) as stranger:
+        stranger.conf.update(task_serializer="pickle", accept_content=["json"])
+        stranger.send_task("streamer.lab.predict", ({"a": "pickle"},), queue="streamer.lab")
+
+    assert ["still there"] == lab.streamer().predict(["still there"])
+    assert not any("pickle" in item for item in lab.items())
+
+
+def test_a_stock_celery_client_feeds_the_worker(lab: Lab):
+    """Queue, task and one argument are all that a Celery client has to know."""
+    with Celery(broker=lab.url, backend=lab.url, set_as_current=False) as client:
+        result = client.send_task("streamer.lab.predict", ("from Celery",), queue="streamer.lab")
+
+        assert "from Celery" == result.get(timeout=30)
+        client.backend.result_consumer.stop()
+
+
+def test_inspect_and_retries_work(lab: Lab):
+    """The workers answer Celery's remote control, and an item may ask to be tried again."""
+    streamer = lab.streamer()
+
+    assert ["retry"] == streamer.predict(["retry"])
+    inspect = streamer.app.control.inspect(timeout=5.0, limit=1)
+    (names,) = [
+        names
+        for worker, names in inspect.registered().items()
+        if worker.startswith("streamer.lab-")
+    ]
+    assert ["streamer.lab.predict"] == names
+
+
+def test_the_model_is_given_its_arguments_and_gpu(lab: Lab):
+    """init_model's arguments arrive, and the first worker is on the first of the GPUs."""
+    about = lab.streamer().predict(["about"])
+
+    assert [["hello you", "0", "0"]] == [row[:3] for row in about]
+
+
+def test_a_client_owns_no_workers(lab: Lab):
+    """destroy_workers says so."""
+    with pytest.raises(NotImplementedError, match="owns no workers"):
+        lab.streamer().destroy_workers()
+
+
+def test_streamers_of_a_process_share_one_listener(lab: Lab):
+    """Streamers of one Redis are told of all their answers on one connection."""
+    one, other = lab.streamer(), lab.streamer("other-model")
+
+    assert ["a"] == one.predict(["a"])
+    assert one.app is other.app

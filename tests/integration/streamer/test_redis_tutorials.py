@@ -1,0 +1,49 @@
+"""service-streamer's tutorials on Redis, in our words, with nothing but the import changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_batch.cli.child import Child, wait_until
+from celery_batch.cli.redis_server import RedisServer
+from tests.services.laboratory import LONG, PROGRAMS, Lab
+
+SAID = "['little', 'you', 'universe']\n200 200\n"
+
+
+@pytest.fixture
+def empty_lab(lab_server: RedisServer, shared_lab: Lab) -> Lab:
+    """A database where no worker is yet; the programs' default Redis."""
+    lab = Lab(f"{lab_server.url.removesuffix('/0')}/5", shared_lab.folder)
+    with lab.client() as client:
+        client.flushdb()
+    return lab
+
+
+def ask(lab: Lab, worker: Child, *arguments: str) -> str:
+    """Return what the client's program says."""
+    with lab.run("client_file.py", *arguments, cwd=PROGRAMS) as client:
+
+        def missing() -> str:
+            return "" if client.exit_code is not None else "the client waits"
+
+        wait_until(missing, [worker], what="answers", timeout=LONG)
+        return client.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("worker_file.py", ()),
+        ("manager_file.py", ()),
+        ("forever_file.py", ("channel_1",)),
+    ],
+)
+def test_programs_of_the_tutorials(empty_lab: Lab, program: str, arguments: tuple[str, ...]):
+    """Workers and a client, as the tutorials have them, find each other and agree."""
+    with empty_lab.run(program, cwd=PROGRAMS) as worker:
+        said = ask(empty_lab, worker, *arguments)
+        worker.stop(20)
+
+    assert SAID == said
+    assert 0 == worker.exit_code

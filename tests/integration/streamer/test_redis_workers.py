@@ -1,0 +1,82 @@
+"""What becomes of requests, and of processes, when workers and their keepers die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from celery_batch import PoisonItem
+from celery_batch.cli.child import wait_until
+from celery_batch.cli.redis_server import RedisServer
+from tests.services.laboratory import LONG, PROGRAMS, Lab, family
+from tests.services.tls import free_port
+
+
+def test_what_a_killed_worker_held_is_answered(lab: Lab):
+    """A worker that is killed is replaced, and loses neither its process nor its requests."""
+    streamer = lab.streamer()
+    ((worker, process),) = streamer.predict(["pid"])
+    let_go = lab.hold(streamer)
+    futures = [streamer.submit([number]) for number in range(20)]
+    os.kill(worker, signal.SIGKILL)
+    let_go()
+    let_go()  # whoever was held has been asked again
+
+    assert [[number] for number in range(20)] == [future.result(LONG) for future in futures]
+    ((successor, _),) = streamer.predict(["pid"])
+    assert worker != successor
+    assert not psutil.pid_exists(process)
+
+
+def test_a_process_that_dies_takes_no_request_along(lab: Lab):
+    """The item that kills its process fails with PoisonItem, the others are answered."""
+    streamer = lab.streamer()
+    let_go = lab.hold(streamer)
+    futures = [streamer.submit(items) for items in (["a"], ["exit"], ["b"])]
+    let_go()
+
+    assert [["a"], ["b"]] == [futures[0].result(LONG), futures[2].result(LONG)]
+    with pytest.raises(PoisonItem, match="took down the process"):
+        futures[1].result(LONG)
+
+
+def test_nobody_outlives_a_killed_parent(lab: Lab):
+    """When the program that runs the workers is killed, all that it has started ends."""
+    lab.streamer().predict(["ready"])
+    (program,) = family(lab.program.pid)[:1]
+    below = family(program.pid)
+    program.kill()
+    gone, alive = psutil.wait_procs(below, timeout=LONG)
+
+    assert [] == alive
+    assert len(gone) >= 2
+
+
+def test_a_restarted_redis_is_found_again(shared_lab: Lab, tmp_path: Path, monkeypatch):
+    """Streamer and worker go on after a restart, and what waited meanwhile is answered."""
+    place = {"port": free_port(), "password": "secret", "appendonly": True}
+    with RedisServer(tmp_path / "redis", **place) as server:
+        lab = Lab(server.url, shared_lab.folder)
+        monkeypatch.setenv("SHOP_MEMORY", server.url)
+        streamer = lab.streamer("")
+        with lab.run("old_worker_file.py", cwd=PROGRAMS) as worker:
+            assert ["you"] == streamer.predict(["Happy birthday to [MASK]."])
+            before = streamer.submit(["?"])
+            server.stop()
+            server.start()
+            after: list[str] = []
+
+            def missing() -> str:
+                with suppress(Exception):  # a connection of the pool may have to break first
+                    after.extend(streamer.predict(["Happy birthday to [MASK]."]))
+                return "" if after else "no answer"
+
+            wait_until(missing, [worker], what="an answer", timeout=LONG)
+
+            assert ["you"] == after
+            assert ["?"] == before.result(LONG)

@@ -1,0 +1,102 @@
+"""What the tests' streamers predict with, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from celery_batch.errors import ConfigurationError
+from celery_batch.serving.model import Model
+from celery_batch.streamer.managed import ManagedModel
+
+
+class Odd(Exception):
+    """An error that cannot be made from what it keeps."""
+
+    def __init__(self, first, second):
+        super().__init__(f"{first} and {second}")
+
+
+class Unpickled:
+    """An output that cannot be pickled."""
+
+    def __reduce__(self):
+        raise TypeError("not me")
+
+
+def play(batch):
+    """Answer each item with what it asks for; see `_answer`."""
+    return [_answer(item, batch) for item in batch]
+
+
+def drop(batch):
+    """Lose an output."""
+    return batch[1:]
+
+
+def _answer(item, batch):  # noqa: C901 (a word is a case)
+    match item:
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "leave":
+            raise SystemExit(3)
+        case "raise":
+            raise ValueError("cannot digest this")
+        case "odd":
+            raise Odd(1, 2)
+        case "unpickled":
+            return Unpickled()
+        case "pid":
+            return os.getpid()
+        case "size":
+            return len(batch)
+        case ("sleep", seconds):
+            time.sleep(seconds)
+        case ("env", name):
+            return os.environ.get(name)
+        case ("die once", path):
+            _die_once(path)
+    return item
+
+
+def _die_once(path):
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Told(ManagedModel):
+    """A ManagedModel that says what it was told, and what its environment was by then."""
+
+    threads = os.environ.get("OMP_NUM_THREADS")
+
+    def init_model(self, *args, **kwargs):
+        """Keep what there is to say."""
+        self.model = (args, kwargs, self.gpu_id, self.threads)
+
+    def predict(self, batch):
+        """Say it for each item."""
+        return [self.model for _ in batch]
+
+
+class Failing(Model):
+    """A model that cannot be loaded."""
+
+    def load(self, device):
+        """Raise."""
+        raise ConfigurationError(f"no weights for {device}")
+
+    def predict(self, batch):
+        """Never get here."""
+        return batch
+
+
+class Leaving(Failing):
+    """A model whose loading ends the process."""
+
+    def load(self, device):  # noqa: ARG002
+        """End it."""
+        os._exit(7)

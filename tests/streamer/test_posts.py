@@ -1,0 +1,150 @@
+"""Worker processes that are kept running, with functions that do nothing but die or return."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from celery_batch import ConfigurationError, GpuWorkerManager, LoadFailed, RedisWorker
+from celery_batch.streamer import posts, redis_worker
+from celery_batch.streamer.posts import Job, keep_running
+from celery_batch.streamer.redis_worker import run_redis_workers_forever
+from tests.services.shop import ROOT
+
+
+def die_once(notes: str, how: int) -> None:
+    """Note who we are; the first of us is killed."""
+    with Path(notes).open("a") as file:
+        file.write(f"{os.environ['NOTED']}\n")
+    if len(Path(notes).read_text().splitlines()) == 1:
+        os.kill(os.getpid(), how)
+
+
+class Unpicklable:
+    """Cannot be sent to a process."""
+
+    def __reduce__(self):
+        """Refuse."""
+        raise TypeError("cannot be sent")
+
+    def __call__(self):
+        """Do nothing."""
+
+
+class Unknown:
+    """Cannot be received by a process."""
+
+    def __reduce__(self):
+        """Come back as an error."""
+        return int, ("no number",)
+
+    def __call__(self):
+        """Do nothing."""
+
+
+class Manager(GpuWorkerManager):
+    """Notes which of the workers each is."""
+
+    @staticmethod
+    def gpu_worker(index, gpu_num):
+        """Note it, and return."""
+        Path(os.environ["NOTES"]).joinpath(f"{index} of {gpu_num}").touch()
+
+
+def test_whoever_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A killed process has a successor in the same surroundings; one that returns is done."""
+    monkeypatch.setattr(posts, "FIRST_PAUSE", 0.0)
+    notes = tmp_path / "notes"
+    keep_running([Job("worker", die_once, (str(notes), signal.SIGKILL), {"NOTED": "gpu 1"})])
+
+    assert ["gpu 1", "gpu 1"] == notes.read_text().splitlines()
+    assert "NOTED" not in os.environ
+
+
+def test_whoever_cannot_begin_is_not_replaced():
+    """A process whose program cannot be imported would fail for ever."""
+    with pytest.raises(LoadFailed, match="before it could begin"):
+        keep_running([Job("worker", Unknown())])
+
+
+def test_what_cannot_be_sent_is_named():
+    """The way out of a class within a function is said."""
+    with pytest.raises(ConfigurationError, match="top of a module"):
+        keep_running([Job("worker", Unpicklable())])
+
+
+def test_a_manager_runs_its_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each worker is told its index and the number of GPUs."""
+    monkeypatch.setenv("NOTES", str(tmp_path))
+    Manager().run_workers(worker_num=2, gpu_num=3)
+
+    assert {"0 of 3", "1 of 3"} == {path.name for path in tmp_path.iterdir()}
+
+
+def test_workers_are_spread_over_gpus(monkeypatch: pytest.MonkeyPatch):
+    """Worker i is on device i mod n, and the cores are shared out, before anything is imported."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    jobs: list[Job] = []
+    monkeypatch.setattr(redis_worker, "keep_running", lambda given, _method: jobs.extend(given))
+    run_redis_workers_forever(len, 8, worker_num=3, cuda_devices=(4, 5))
+
+    assert ["4", "5", "4"] == [job.env["CUDA_VISIBLE_DEVICES"] for job in jobs]
+    assert ["4", "4", "4"] == [job.env["OMP_NUM_THREADS"] for job in jobs]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"batch_size": 0}, "max_batch_size"),
+        ({"max_latency": -1}, "max_wait"),
+        ({"model_class": "bert"}, "predict function"),
+        ({"redis_broker": "amqp://"}, "no Redis"),
+    ],
+)
+def test_a_worker_says_what_is_wrong_at_once(options: dict, complaint: str):
+    """A wrong argument is refused where it is given, not in a process that starts later."""
+    with pytest.raises(ConfigurationError, match=complaint):
+        RedisWorker(**{"model_class": len, "batch_size": 8, **options})
+
+
+def test_no_workers_are_refused():
+    """A program that would run nothing says so."""
+    with pytest.raises(ConfigurationError, match="worker_num"):
+        run_redis_workers_forever(len, 8, worker_num=0)
+    with pytest.raises(ConfigurationError, match="worker_num"):
+        Manager().run_workers(worker_num=0)
+
+
+def test_an_unguarded_program_is_told(in_python):
+    """A program without `if __name__ == "__main__"` is told so, and not started for ever."""
+    said = in_python(
+        "import subprocess, sys, tempfile, pathlib\n"
+        "path = pathlib.Path(tempfile.mkdtemp()) / 'unguarded.py'\n"
+        "path.write_text('from celery_batch import run_redis_workers_forever\\n"
+        "run_redis_workers_forever(len, 8)')\n"
+        "done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)\n"
+        "print(done.returncode, done.stderr)",
+        PYTHONPATH=str(ROOT),
+    )
+
+    assert said.startswith("1")
+    assert "if __name__ == '__main__'" in said
+    assert "before it could begin" in said
+
+
+def test_a_client_imports_neither_models_nor_workers(in_python):
+    """A web process with a RedisStreamer has no torch, and nothing of the worker's."""
+    said = in_python(
+        "import sys\n"
+        "from celery_batch import RedisStreamer\n"
+        "RedisStreamer('localhost:6379')\n"
+        "names = ('torch', 'celery_batch.worker', 'celery_batch.serving', 'celery_batch.task')\n"
+        "print([name for name in names if name in sys.modules])"
+    )
+
+    assert "[]" == said

@@ -1,0 +1,257 @@
+"""What a Streamer's processes are told, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import psutil
+import pytest
+
+from celery_batch.cli.child import wait_until
+from celery_batch.errors import ConfigurationError, LoadFailed, ModelError, PoisonItem
+from celery_batch.streamer import Streamer
+from tests.services.shop import ROOT
+from tests.services.streamed import Failing, Leaving, Told, play
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Two processes that are shared by the tests of this module; some kill them."""
+    with Streamer(play, 4, worker_num=2, wait_for_worker_ready=True) as made:
+        yield made
+
+
+def run(code, **options):
+    """Run a main program of its own."""
+    return subprocess.run(
+        [sys.executable, *options.pop("args", ("-c", textwrap.dedent(code)))],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=60,
+        **options,
+    )
+
+
+def gone(pids):
+    """Say which of these processes are not gone."""
+    left = [pid for pid in pids if psutil.pid_exists(pid)]
+    alive = [pid for pid in left if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+    return f"{alive} live" if alive else ""
+
+
+def test_work_is_spread_over_the_processes(pair):
+    """Full batches go to every process."""
+    batches = [pair.submit([("sleep", 0.1), "pid"] * 2) for _ in range(8)]
+
+    assert 2 == len({batch.result()[1] for batch in batches})
+
+
+def test_process_that_dies_takes_the_culprit_alone(pair):
+    """Neighbours of what kills a process are answered; it fails, and a new process is there."""
+    before = {pair.predict(["pid"])[0] for _ in range(2)}
+    futures = [pair.submit([item]) for item in ("a", "die", "b")]
+
+    with pytest.raises(PoisonItem, match="died under the request, twice"):
+        futures[1].result(60)
+    assert [["a"], ["b"]] == [futures[0].result(60), futures[2].result(60)]
+    assert pair.predict(["pid"])[0] not in before | {os.getpid()}
+
+
+def test_death_by_chance_costs_nobody_an_answer(pair, tmp_path):
+    """What was running in a process that died runs once more, and is answered."""
+    once = ("die once", str(tmp_path / "died"))
+
+    assert ["a", once, "b"] == pair.predict(["a", once, "b"])
+
+
+def test_what_cannot_cross_the_pipe_fails_alone(pair):
+    """An input, an output or an error that cannot be pickled costs nobody else an answer."""
+    futures = [pair.submit([item]) for item in ("a", lambda: 0, "unpickled", "odd")]
+
+    for future, message in zip(
+        futures[1:], ["the request", "the output", "Odd: 1 and 2"], strict=True
+    ):
+        with pytest.raises(ModelError, match=message):
+            future.result(30)
+    assert ["a"] == futures[0].result(30)
+
+
+def test_error_tells_where_it_was_raised(pair):
+    """An error keeps its class and brings along the traceback from its process."""
+    with pytest.raises(ValueError, match="cannot digest") as caught:
+        pair.predict(["raise"])
+
+    assert "streamed.py" in caught.value.__notes__[0]
+
+
+def test_environment_is_in_place_before_the_models_imports(monkeypatch):
+    """GPU and threads are set by process, before the model's module is imported."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with Streamer(Told, 1, 0.1, 1, (3,), (1,), {"b": 2}, True) as streamer:  # noqa: FBT003
+        args, kwargs, gpu_id, threads = streamer.predict([0])[0]
+
+    assert ((1,), {"b": 2}, "3") == (args, kwargs, gpu_id)
+    assert str(len(os.sched_getaffinity(0))) == threads
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
+
+
+def test_cores_are_shared_unless_the_user_has_chosen(monkeypatch):
+    """OMP_NUM_THREADS is what the user has set, whatever number of processes there is."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    with Streamer(Told, 1) as streamer:
+        assert "5" == streamer.predict([0])[0][3]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(Failing, "Failing.predict on cpu: no weights for cpu"), (Leaving, "ended with exit code 7")],
+    ids=["raises", "exits"],
+)
+def test_model_that_cannot_be_loaded(model, message):
+    """Who asks hears why the model could not be loaded, at once and ever after."""
+    with Streamer(model, 4) as streamer:
+        for _ in range(2):
+            with pytest.raises(LoadFailed, match=message):
+                streamer.predict([1])
+        with pytest.raises(LoadFailed, match=message):
+            streamer._wait_for_worker_ready()
+
+
+def test_gpu_that_is_not_there(monkeypatch):
+    """A device that cannot be had is named."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+    with pytest.raises(LoadFailed, match="there is no cuda:4"):
+        Streamer(play, 4, cuda_devices=[4], wait_for_worker_ready=True)
+
+
+def test_what_no_other_process_can_import_is_refused():
+    """A function from nowhere is refused when the streamer is made."""
+    with pytest.raises(ConfigurationError, match="cannot be sent to a worker process"):
+        Streamer(lambda batch: batch, 4)
+
+
+def test_prompt_is_told_to_use_a_module():
+    """In a notebook or at a prompt, the message says that processes cannot import from there."""
+    done = run(
+        """
+        from celery_batch.streamer import Streamer
+        def predict(batch): return batch
+        Streamer(predict, 4)
+        """
+    )
+
+    assert "defined in a notebook or at a prompt" in done.stderr
+
+
+def test_unguarded_main_is_told_so(tmp_path):
+    """A main module that each process would run again is told to guard itself."""
+    main = tmp_path / "unguarded.py"
+    main.write_text(
+        "from celery_batch.streamer import Streamer\n"
+        "from tests.services.streamed import play\n"
+        "print(Streamer(play, 4).predict([1]))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = run("", args=(str(main),), env=env)
+
+    assert 'put what runs under `if __name__ == "__main__":`' in done.stderr
+    assert 1 == done.stderr.count("Traceback") - done.stderr.count("direct cause")
+
+
+_PARENT = """
+    import json, sys, time
+    from celery_batch.streamer import Streamer
+    from tests.services.streamed import play
+    if __name__ == "__main__":
+        streamer = Streamer(play, 1, worker_num=2, wait_for_worker_ready=True)
+        pids = {streamer.submit([("sleep", 0.2)]) and streamer.predict(["pid"])[0]
+                for _ in range(4)}
+        print(json.dumps(sorted(pids)), flush=True)
+        streamer.submit([("sleep", %s)])
+        time.sleep(%s)
+"""
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
+def test_processes_end_with_a_killed_parent(ending):
+    """However the parent is killed, its processes end, those that run a batch as well."""
+    code = textwrap.dedent(_PARENT % (0.5, 60))
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as parent:
+        pids = json.loads(parent.stdout.readline())
+        parent.send_signal(ending)
+        parent.wait()
+        wait_until(lambda: gone(pids), [], what="the end of the processes", timeout=15)
+
+    assert pids
+
+
+def test_processes_end_with_a_parent_that_returns():
+    """A program that never destroys its workers ends all the same, and they with it."""
+    done = run(_PARENT % (0.2, 0))
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert "" == gone(json.loads(done.stdout))
+
+
+def test_made_before_a_fork_and_used_after(in_python):
+    """Streamers made before a fork work on both sides; who waited before is told in the child."""
+    out = in_python(
+        textwrap.dedent(
+            """
+            import os, sys
+            from celery_batch.streamer import Streamer, ThreadedStreamer
+            from tests.services.streamed import play
+            if __name__ == "__main__":
+                both = [ThreadedStreamer(play, 1), Streamer(play, 1, wait_for_worker_ready=True)]
+                running = [each.submit([("sleep", 0.3)]) for each in both]
+                pid = os.fork()
+                if not pid:
+                    told = [type(each.exception(5)).__name__ for each in running]
+                    print(told, [each.predict([1]) for each in both], flush=True)
+                    sys.exit(0)
+                status = os.waitpid(pid, 0)[1]
+                print(status, [len(each.result()) for each in running],
+                      [each.predict([2]) for each in both])
+            """
+        )
+    )
+
+    assert ["['BatchError', 'BatchError'] [[1], [1]]", "0 [1, 1] [[2], [2]]"] == out.splitlines()
+
+
+def test_works_in_gevent(in_python):
+    """Where gevent has put its greenlets in place of threads, both streamers answer them."""
+    out = in_python(
+        textwrap.dedent(
+            """
+            from gevent import monkey
+            monkey.patch_all()
+            import gevent
+            from celery_batch.streamer import Streamer, ThreadedStreamer
+            from tests.services.streamed import play
+            if __name__ == "__main__":
+                for streamer in ThreadedStreamer(play, 4), Streamer(play, 4):
+                    asked = [gevent.spawn(streamer.predict, [n, "size"]) for n in range(8)]
+                    ticks = [0]
+                    def tick():
+                        while True:
+                            ticks[0] += 1
+                            gevent.sleep(0.01)
+                    gevent.spawn(tick)
+                    answers = [each.get(timeout=30) for each in asked]
+                    print([n for n, _ in answers], max(size for _, size in answers), ticks[0] > 0)
+                    streamer.destroy_workers()
+            """
+        )
+    )
+
+    assert ["[0, 1, 2, 3, 4, 5, 6, 7] 4 True"] * 2 == out.splitlines()

@@ -1,0 +1,189 @@
+"""What both streamers of one machine do, in threads and in processes."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+
+import pytest
+
+from celery_batch.errors import ConfigurationError, QueueFull, StreamerClosed, WrongResultCount
+from celery_batch.streamer import Streamer, ThreadedStreamer
+from tests.services.streamed import drop, play
+
+
+@pytest.fixture(scope="module", params=[ThreadedStreamer, Streamer], ids=["thread", "process"])
+def streamer(request):
+    """A streamer of batches of four, one for all tests of this module."""
+    with request.param(play, 4) as made:
+        yield made
+
+
+def test_predict_answers_in_order(streamer):
+    """As many outputs come back as went in, in their order, however many there are."""
+    assert [*range(11)] == streamer.predict(range(11))
+    assert [7] == streamer.predict([7])
+    assert [] == streamer.predict([])
+
+
+def test_many_threads_share_batches(streamer):
+    """Items of requests from many threads run together, and each has its own answer."""
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda item: streamer.predict([item, "size"]), range(40)))
+
+    assert [*range(40)] == [item for item, _ in answers]
+    assert max(size for _, size in answers) == 4
+
+
+def test_submit_gives_a_future(streamer):
+    """A future is one of the standard library's; its result can be had twice, done() is a bool."""
+    future = streamer.submit(["a", "b"])
+
+    assert isinstance(future, concurrent.futures.Future)
+    assert ["a", "b"] == future.result(timeout=20) == future.result()
+    assert (True, None) == (future.done(), future.exception())
+
+
+def test_futures_work_with_the_standard_library(streamer):
+    """wait, as_completed and callbacks take our futures as they take any."""
+    futures = [streamer.submit([each]) for each in range(10)]
+    called = threading.Event()
+    futures[-1].add_done_callback(lambda _: called.set())
+
+    assert {*range(10)} == {each.result()[0] for each in concurrent.futures.as_completed(futures)}
+    assert set(futures) == concurrent.futures.wait(futures).done
+    assert called.wait(20)
+
+
+def test_future_is_awaited(streamer):
+    """Coroutines wait by a method of their own, or by asyncio's wrap_future."""
+
+    async def ask():
+        wrapped = asyncio.wrap_future(streamer.submit([1]))
+        return await asyncio.gather(wrapped, streamer.apredict([2]), streamer.apredict([3] * 9))
+
+    assert [[1], [2], [3] * 9] == asyncio.run(ask())
+
+
+def test_error_is_its_items_alone(streamer):
+    """What makes the model raise fails alone; neighbours and followers are answered."""
+    futures = [streamer.submit([item]) for item in ("a", "raise", "b", "c")]
+
+    with pytest.raises(ValueError, match="cannot digest this"):
+        futures[1].result()
+    assert [["a"], ["b"], ["c"]] == [futures[each].result() for each in (0, 2, 3)]
+    assert ["after"] == streamer.predict(["after"])
+
+
+def test_error_in_a_part_fails_the_whole(streamer):
+    """A request of more items than a batch has fails with the error of any of them."""
+    with pytest.raises(ValueError, match="cannot digest this"):
+        streamer.predict([*range(9), "raise"])
+
+
+def test_model_that_exits_does_not_take_the_streamer_along(streamer):
+    """Not even an exit from within the model keeps others from their answers."""
+    with pytest.raises(Exception, match="broke off: SystemExit"):
+        streamer.predict(["leave"])
+    assert ["after"] == streamer.predict(["after"])
+
+
+def test_timed_out_request_leaves_nothing(streamer):
+    """Who waits in vain is forgotten: its items never run, and later ones do."""
+    blocked = [streamer.submit([("sleep", 0.5)] * 4) for _ in range(3)]
+    late = streamer.submit(["late"])
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.01 s; the request is pending"):
+        late.result(0.01)
+
+    assert late.cancel()
+    assert late.cancelled()
+    assert late.done()
+    assert ["next"] == streamer.predict(["next"])
+    assert [4, 4, 4] == [len(each.result()) for each in blocked]
+    assert streamer._intake.desk.given_up == 0
+
+
+def test_apredict_gives_up_in_time(streamer, monkeypatch):
+    """A coroutine waits no longer than worker_timeout, and then gives its request up."""
+    blocked = [streamer.submit([("sleep", 0.3)] * 4) for _ in range(3)]
+    monkeypatch.setattr(streamer, "worker_timeout", 0.05)
+    with pytest.raises(TimeoutError):
+        asyncio.run(streamer.apredict(["late"]))
+
+    assert [4, 4, 4] == [len(each.result()) for each in blocked]
+
+
+def test_lone_request_does_not_wait(streamer):
+    """One request alone waits for linger, and by far not for max_latency."""
+    streamer.predict([0])
+    times = []
+    for _ in range(10):
+        started = time.monotonic()
+        streamer.predict([0])
+        times.append(time.monotonic() - started)
+
+    assert min(times) < 0.05
+
+
+@pytest.mark.parametrize("kind", [ThreadedStreamer, Streamer], ids=["thread", "process"])
+class TestOnce:
+    """What takes a streamer of its own."""
+
+    def test_full_queue_is_told_at_once(self, kind):
+        """With max_queue, what would wait behind too many is refused at once."""
+        with kind(play, 1, max_queue=3) as streamer:
+            running = [streamer.submit([("sleep", 0.5)])]
+            while not running[-1].running():
+                time.sleep(0.01)
+            with pytest.raises(QueueFull, match="items wait and 4 more are too many for 3"):
+                streamer.submit([1, 2, 3, 4])
+            waiting = [streamer.submit([each]) for each in range(3)]
+            if kind is Streamer:  # one may lie ready behind the one that runs
+                while not waiting[0].running():
+                    time.sleep(0.01)
+                waiting.append(streamer.submit([3]))
+            with pytest.raises(QueueFull):
+                streamer.submit([4])
+
+            assert waiting.pop().cancel()
+            waiting.append(streamer.submit([9]))
+            assert [9] == [each.result() for each in waiting][-1]
+
+    def test_destroyed_streamer_says_so(self, kind):
+        """When workers end, what runs is finished, who waits is told, and no more is taken."""
+        streamer = kind(play, 1)
+        running = streamer.submit([("sleep", 0.3)])
+        while not running.running():
+            time.sleep(0.01)
+        waiting = [streamer.submit([each]) for each in range(3)]
+        streamer.destroy_workers()
+
+        assert [("sleep", 0.3)] == running.result()
+        with pytest.raises(StreamerClosed, match="make a new one"):
+            waiting[-1].result()
+        with pytest.raises(StreamerClosed):
+            streamer.submit([1])
+
+    def test_model_that_loses_count_is_found_out(self, kind):
+        """One output too few is an error of all, and never a wrong answer."""
+        with kind(drop, 2) as streamer, pytest.raises(WrongResultCount, match="1 outputs for a"):
+            streamer.predict([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "max_batch_size: must be"),
+        ({"batch_size": 4, "max_latency": -1}, "max_wait: must be"),
+        ({"batch_size": 4, "max_queue": 0}, "max_queue: must be"),
+        ({"batch_size": 4, "worker_num": 0}, "worker_num: must be"),
+    ],
+    ids=["size", "latency", "queue", "workers"],
+)
+def test_wrong_options_are_refused(options, message):
+    """What cannot be is refused when the streamer is made, by a message that names it."""
+    kind = Streamer if "worker_num" in options else ThreadedStreamer
+    with pytest.raises(ConfigurationError, match=message):
+        kind(play, **options)
