@@ -26,7 +26,16 @@ __all__ = ["OURS", "PlayerProcess", "Stage", "cpu_of", "stage"]
 _ROOT = Path(__file__).parents[1]
 
 #: Who runs in our environment; all others in the peers'.
-OURS = frozenset({"pure", "ours", "stock client", "our ThreadedStreamer", "our Streamer"})
+OURS = frozenset(
+    {
+        "pure",
+        "ours",
+        "our ThreadedStreamer",
+        "our Streamer",
+        "our RedisStreamer",
+        "stock client",
+    }
+)
 
 #: Seconds after which a player that says nothing is given up.
 _PATIENCE = 600.0

@@ -29,7 +29,14 @@ if TYPE_CHECKING:
     from celery_batch.errors import WrongResultCount as WrongResultCount
     from celery_batch.serving.model import Model as Model
     from celery_batch.streamer.managed import ManagedModel as ManagedModel
+    from celery_batch.streamer.manager import GpuWorkerManager as GpuWorkerManager
     from celery_batch.streamer.processes import Streamer as Streamer
+    from celery_batch.streamer.redis_streamer import RedisStreamer as RedisStreamer
+    from celery_batch.streamer.redis_worker import RedisWorker as RedisWorker
+    from celery_batch.streamer.redis_worker import StreamWorker as StreamWorker
+    from celery_batch.streamer.redis_worker import (
+        run_redis_workers_forever as run_redis_workers_forever,
+    )
     from celery_batch.streamer.threaded import ThreadedStreamer as ThreadedStreamer
     from celery_batch.task import BatchTask as BatchTask
 

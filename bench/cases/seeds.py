@@ -78,10 +78,12 @@ def _through_futures(ground: Stage, workers: int, effort: Effort) -> list[dict[s
     n = BATCH * workers * max(2, round(_BATCHES * effort.share))
     with ground.players([_PLAYERS[kind] for kind in kinds], "bert", workers) as cast:
         for player in cast.values():
-            player.ask("drain", n=BATCH * workers)
+            player.ask("drain", n=BATCH * workers, singly=True)
         for _ in range(effort.rounds):
             for kind in kinds:
-                rates[kind].append(n / cast[_PLAYERS[kind]].ask("drain", n=n)["seconds"])
+                rates[kind].append(
+                    n / cast[_PLAYERS[kind]].ask("drain", n=n, singly=True)["seconds"]
+                )
     return [
         {"kind": kind, "workers": workers, "rates": each, "rate": median(each)}
         for kind, each in rates.items()

@@ -20,6 +20,7 @@ from bench.players.plays import PLAYS
 KINDS = {
     "pure": "bench.players.pure:Pure",
     "ours": "bench.players.celeries:Ours",
+    "our RedisStreamer": "bench.players.our_redis:OurRedis",
     "stock client": "bench.players.celeries:StockClient",
     "celery": "bench.players.celeries:PlainCelery",
     "celery-batches": "bench.players.celeries:CeleryBatches",

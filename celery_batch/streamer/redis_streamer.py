@@ -18,6 +18,7 @@ from celery import Celery
 
 from celery_batch.asking import Asking
 from celery_batch.client.many import apply_many
+from celery_batch.errors import ConfigurationError, QueueFull
 from celery_batch.streamer.line import app_for, queue_of, task_of
 from celery_batch.streamer.redis_address import DEFAULT, connection_settings
 from celery_batch.streamer.request_future import RequestFuture
@@ -40,9 +41,11 @@ class RedisStreamer:
             `celery_batch.streamer.redis_address.connection_settings`.
         prefix: Which model: each prefix is a queue of its own.
         worker_timeout: Seconds after which `predict` gives up; None for never.
+        max_queue: Most items that may wait in Redis; None for any number, and one round
+            trip less for each request.
 
     Raises:
-        ConfigurationError: It is no address of a Redis.
+        ConfigurationError: It is no address of a Redis, or no number of items.
     """
 
     def __init__(
@@ -51,7 +54,11 @@ class RedisStreamer:
         prefix: str = "",
         *,
         worker_timeout: float | None = 20,
+        max_queue: int | None = None,
     ) -> None:
+        if max_queue is not None and max_queue < 1:
+            raise ConfigurationError(f"max_queue: must be at least 1, or None, got {max_queue!r}")
+        self.max_queue = max_queue
         self.prefix = prefix
         self.worker_timeout = worker_timeout
         #: The queue that our workers consume.
@@ -73,11 +80,18 @@ class RedisStreamer:
             batch: The items: what JSON can say, and bytes.
 
         Raises:
+            QueueFull: There is no room in line for all of them.
             OperationalError: Redis could not be reached, or refused a message.
             EncodeError: An item is nothing that JSON can say.
         """
-        rows = (((item,), None) for item in batch)
-        future = RequestFuture(apply_many(self.task, rows, {"queue": self.queue}))
+        items = list(batch)
+        self._require_room(len(items))
+        if len(items) == 1:
+            results = [self.task.apply_async((items[0],), None, queue=self.queue)]
+        else:
+            rows = (((item,), None) for item in items)
+            results = apply_many(self.task, rows, {"queue": self.queue})
+        future = RequestFuture(results)
         future.watch()
         return future
 
@@ -89,6 +103,7 @@ class RedisStreamer:
             batch: The items: what JSON can say, and bytes.
 
         Raises:
+            QueueFull: There is no room in line for all of them.
             TimeoutError: They were not all there after ``worker_timeout`` seconds.
             Exception: What the first item that failed has failed with.
         """
@@ -109,12 +124,16 @@ class RedisStreamer:
             batch: The items: what JSON can say, and bytes.
 
         Raises:
+            QueueFull: There is no room in line for all of them.
             TimeoutError: They were not all there after ``worker_timeout`` seconds.
             Exception: What the first item that failed has failed with.
         """
-        calls = [self.task.aapply_async((item,), queue=self.queue) for item in batch]
+        items = list(batch)
         try:
             async with asyncio.timeout(self.worker_timeout) as limit:
+                if self.max_queue is not None:
+                    await asyncio.to_thread(self._require_room, len(items))
+                calls = (self.task.aapply_async((item,), queue=self.queue) for item in items)
                 results = await asyncio.gather(*calls)
                 return [await result for result in results]
         except TimeoutError as error:
@@ -131,6 +150,20 @@ class RedisStreamer:
         """
         msg = "a RedisStreamer owns no workers; stop the program that runs them"
         raise NotImplementedError(msg)
+
+    def _require_room(self, items: int) -> None:
+        if self.max_queue is None:
+            return
+        with (
+            self.app.producer_or_acquire() as producer,
+            producer.connection._reraise_as_library_errors(),  # noqa: SLF001 (as Celery does)
+        ):
+            waiting = producer.channel.client.llen(self.queue)
+        if waiting + items > self.max_queue:
+            raise QueueFull(
+                f"{waiting} items wait in {self.queue!r} and {items} more are too many for"
+                f" {self.max_queue}"
+            )
 
     def _too_late(self) -> TimeoutError:
         return TimeoutError(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
+from operator import methodcaller
 from typing import Any
+
+from kombu.utils.json import register_type
 
 from celery_batch.serving.model import Model
 from celery_batch.streamer.managed import as_model
@@ -32,6 +36,7 @@ def resident_class(
 
         def load(self, device: str) -> None:
             inner.load(device)
+            _teach_json_arrays()
 
         def examples(self) -> Sequence[Any]:
             return inner.examples()
@@ -44,3 +49,14 @@ def resident_class(
 
     Streamed.__name__ = Streamed.__qualname__ = str(inner).removesuffix(".predict")
     return Streamed
+
+
+#: What models like to return and JSON does not know.
+_ARRAYS = (("numpy", "ndarray"), ("numpy", "generic"), ("torch", "Tensor"))
+
+
+def _teach_json_arrays() -> None:
+    """Have arrays and their numbers be answered as lists and numbers, in this process."""
+    for module, name in _ARRAYS:
+        if module in sys.modules:  # else the model has none of them
+            register_type(getattr(sys.modules[module], name), None, methodcaller("tolist"))

@@ -39,7 +39,7 @@ def test_cases_measure_and_say_what_is_reached(tmp_path):
 
     assert '"cost", delay_many: of pure' in shown
     cases = json.loads(written.read_text())["cases"]
-    assert ["pure", "ours"] == [row["kind"] for row in cases["cost"]["rows"]]
+    assert ["pure", "ours", "our RedisStreamer"] == [row["kind"] for row in cases["cost"]["rows"]]
     assert [2_000] == [row["drained"] for row in cases["million"]["rows"]]
 
 

@@ -11,8 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import pytest
 from celery import Celery
 
+from celery_batch import ConfigurationError
 from celery_batch.cli.child import wait_until
 from celery_batch.client.inbox import inbox_of
+from celery_batch.errors import QueueFull
 from tests.services.laboratory import Lab
 from tests.services.memory import recall
 
@@ -111,6 +113,7 @@ def test_coroutines(lab: Lab):
     streamer = lab.streamer()
 
     async def ask() -> list[list[object]]:
+        """Ask for many at once."""
         many = asyncio.gather(*(streamer.apredict([n, n + 1]) for n in range(10)))
         wrapped = asyncio.wrap_future(streamer.submit(["x"]))
         return [*await many, await wrapped]
@@ -122,10 +125,10 @@ def test_coroutines(lab: Lab):
 
 def test_a_timed_out_request_leaves_nothing(lab: Lab):
     """Who gives up gets TimeoutError, and what was kept for the request is gone."""
-    streamer = lab.streamer("nobody", worker_timeout=0.05)
-    with pytest.raises(TimeoutError, match=r"streamer\.nobody.*worker_timeout"):
+    streamer = lab.streamer("nowhere", worker_timeout=0.05)
+    with pytest.raises(TimeoutError, match=r"streamer\.nowhere.*worker_timeout"):
         streamer.predict(["a", "b"])
-    with pytest.raises(TimeoutError, match=r"streamer\.nobody"):
+    with pytest.raises(TimeoutError, match=r"streamer\.nowhere"):
         asyncio.run(streamer.apredict(["c"]))
     future = streamer.submit(["d"])
     with pytest.raises(TimeoutError):
@@ -246,6 +249,23 @@ def test_the_model_is_given_its_arguments_and_gpu(lab: Lab):
     about = lab.streamer().predict(["about"])
 
     assert [["hello you", "0", "0"]] == [row[:3] for row in about]
+
+
+def test_a_full_queue_is_told_at_once(lab: Lab):
+    """With max_queue, what would wait behind too many is refused, and the others are answered."""
+    streamer = lab.streamer("nobody", max_queue=3)
+    streamer.submit(["a", "b"])
+
+    with pytest.raises(QueueFull, match=r"2 items wait in 'streamer\.nobody'"):
+        streamer.submit(["c", "d"])
+    with pytest.raises(QueueFull, match="too many for 3"):
+        asyncio.run(streamer.apredict(["c", "d"]))
+    streamer.submit(["c"])
+    with lab.client() as client:
+        assert 3 == client.llen(streamer.queue)
+        client.delete(streamer.queue)
+    with pytest.raises(ConfigurationError, match="max_queue"):
+        lab.streamer(max_queue=0)
 
 
 def test_a_client_owns_no_workers(lab: Lab):

@@ -1,4 +1,4 @@
-"""service-streamer's tutorials on Redis, in our words, with nothing but the import changed."""
+"""service-streamer's tutorials on Redis, in our words, with the import changed."""
 
 from __future__ import annotations
 
