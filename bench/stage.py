@@ -27,14 +27,7 @@ _ROOT = Path(__file__).parents[1]
 
 #: Who runs in our environment; all others in the peers'.
 OURS = frozenset(
-    {
-        "pure",
-        "ours",
-        "our ThreadedStreamer",
-        "our Streamer",
-        "our RedisStreamer",
-        "stock client",
-    }
+    {"pure", "ours", "stock client", "our ThreadedStreamer", "our Streamer", "our RedisStreamer"}
 )
 
 #: Seconds after which a player that says nothing is given up.

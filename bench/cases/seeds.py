@@ -59,7 +59,7 @@ def _over_web(ground: Stage, kind: str, workers: int, effort: Effort) -> dict[st
     seconds = max(1, round(_SECONDS * effort.share))
     clients, reports = CLIENTS * workers, []
     with web(kind, workers, ground.url()) as site:
-        run_wrk(site.url, clients=clients, seconds=1)
+        run_wrk(site.url, clients=clients, seconds=2)
         for _ in range(effort.rounds):
             site.settle()
             reports.append(run_wrk(site.url, clients=clients, seconds=seconds))

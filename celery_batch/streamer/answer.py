@@ -163,17 +163,22 @@ def settle(requests: Sequence[Request[Answer]], outputs: Sequence[Any], desk: De
         desk: Their streamer's.
     """
     heard: list[Answer] = []
-    all_well = Outcome not in set(map(type, outputs))
-    failure: Outcome | None = None
+    may_fail = Outcome in set(map(type, outputs))
     end = 0
     with desk.lock:
         for request in requests:
-            begin, end = end, end + request.rows
-            part = list(outputs[begin:end])
-            if not all_well:
-                failure = next((each for each in part if type(each) is Outcome), None)
-            if _finish(request.item, part, failure):
-                heard.append(request.item)
+            answer, begin = request.item, end
+            end += request.rows
+            if answer._state in _DONE:  # noqa: SLF001
+                continue
+            answer._result = part = list(outputs[begin:end])  # noqa: SLF001
+            if may_fail:
+                _mark_failure(answer, part)
+            answer.items = []
+            answer._state = _FINISHED  # noqa: SLF001
+            made = answer.__dict__
+            if "_condition" in made and _tell(answer, made):
+                heard.append(answer)
     for answer in heard:
         answer._invoke_callbacks()  # noqa: SLF001
 
@@ -184,21 +189,21 @@ def fail(requests: Sequence[Request[Answer]], error: Exception, desk: Desk) -> N
     settle(requests, [outcome] * sum(request.rows for request in requests), desk)
 
 
-def _finish(answer: Answer, part: list[Any], failure: Outcome | None) -> bool:
-    """Finish one answer, the desk's lock in hand; say whether somebody wants to be called."""
-    if answer._state in _DONE:  # noqa: SLF001
-        return False
-    if failure is None:
-        answer._result = part  # noqa: SLF001
-    else:
+def _mark_failure(answer: Answer, part: list[Any]) -> None:
+    """Note the first error among an answer's outputs, if there is one."""
+    failure = next((each for each in part if type(each) is Outcome), None)
+    if failure is not None:
+        answer._result = None  # noqa: SLF001
         answer._origin = failure.origin  # noqa: SLF001
         answer._exception = failure.error  # noqa: SLF001
-    answer.items = []
-    answer._state = _FINISHED  # noqa: SLF001
-    made = answer.__dict__
-    if "_waiters" in made:
-        for waiter in made["_waiters"]:
-            (waiter.add_result if failure is None else waiter.add_exception)(answer)
-    if "_condition" in made:
-        made["_condition"].notify_all()
+
+
+def _tell(answer: Answer, made: dict[str, Any]) -> bool:
+    """Wake who waits, the desk's lock in hand; say whether somebody wants to be called."""
+    for waiter in made.get("_waiters", ()):
+        if answer._exception is None:  # noqa: SLF001
+            waiter.add_result(answer)
+        else:
+            waiter.add_exception(answer)
+    made["_condition"].notify_all()
     return "_done_callbacks" in made

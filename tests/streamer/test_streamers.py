@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import threading
 import time
+import weakref
 
 import pytest
 
+from celery_batch.cli.child import wait_until
 from celery_batch.errors import ConfigurationError, QueueFull, StreamerClosed, WrongResultCount
 from celery_batch.streamer import Streamer, ThreadedStreamer
+from celery_batch.testing import HungryModel
 from tests.services.streamed import drop, play
 
 
@@ -170,6 +174,38 @@ class TestOnce:
         """One output too few is an error of all, and never a wrong answer."""
         with kind(drop, 2) as streamer, pytest.raises(WrongResultCount, match="1 outputs for a"):
             streamer.predict([1, 2])
+
+    def test_model_that_runs_out_of_memory(self, kind):
+        """A batch that does not fit is run again in parts, and the size that fits is kept to."""
+        with kind(HungryModel, 64) as streamer:
+            assert [*range(64)] == streamer.predict(range(64))
+
+    def test_first_come_first_served(self, kind):
+        """Requests are answered in the order in which they came."""
+        ended = []
+        with kind(play, 1) as streamer:
+            futures = [streamer.submit([("sleep", 0.2)])]
+            for number in range(8):
+                futures.append(streamer.submit([number]))
+                futures[-1].add_done_callback(lambda future: ended.extend(future.result()))
+            concurrent.futures.wait(futures)
+
+        assert [*range(8)] == ended
+
+    def test_forgotten_streamer_ends(self, kind):
+        """A streamer that nobody holds any more ends its workers."""
+        streamer = kind(play, 1)
+        streamer.predict([1])
+        intake = weakref.ref(streamer._intake)
+        del streamer
+
+        def held():
+            gc.collect()
+            return "" if intake() is None else f"{intake()} is held"
+
+        wait_until(held, [], what="the end", timeout=20)
+
+        assert "" == held()
 
 
 @pytest.mark.parametrize(
