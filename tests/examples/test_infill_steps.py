@@ -18,13 +18,6 @@ QUESTIONS = [Question(f"[MASK] number {each}", f"[MASK] NUMBER {each}") for each
 STEPS = {"/naive": infill_naive, "/stream": infill_threaded}
 
 
-@pytest.fixture(scope="module")
-def threaded():
-    """Step 2, served."""
-    with served(infill_threaded.create_app(Shout)) as url:
-        yield url
-
-
 @pytest.fixture
 def sizes(monkeypatch):
     """The sizes of the batches in this test."""
@@ -41,11 +34,13 @@ def test_naive_runs_the_model_for_each_request(sizes):
     assert [1] * len(QUESTIONS) == sizes
 
 
-def test_threaded_shares_runs_of_the_model(threaded, sizes):
+def test_threaded_shares_runs_of_the_model(sizes):
     """Step 2 answers everybody right, with many requests in a run."""
-    load = run_load(f"{threaded}/stream", QUESTIONS, clients=CLIENTS)
+    with served(infill_threaded.create_app(Shout)) as url:
+        load = run_load(f"{url}/stream", QUESTIONS, clients=CLIENTS)
 
     assert [] == load.errors
+    assert len(QUESTIONS) == sum(sizes)
     assert max(sizes) > 1
 
 
@@ -79,11 +74,12 @@ def test_unreadable_sentence_is_refused(path):
     assert {"error": "no mask in 'nothing hidden'"} == answer.get_json()
 
 
-def test_wrk_script_asks_the_sentences(threaded, sizes):
+def test_wrk_script_asks_the_sentences(sizes):
     """The script for wrk sends forms that are answered, without one error."""
     _need(find_wrk)
 
-    report = run_wrk(f"{threaded}/stream", clients=8, seconds=1)
+    with served(infill_threaded.create_app(Shout)) as url:
+        report = run_wrk(f"{url}/stream", clients=8, seconds=1)
 
     assert report.errors == ""
     assert report.rate > 1

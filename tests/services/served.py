@@ -19,8 +19,13 @@ class _Silent(WSGIRequestHandler):
 
 @contextmanager
 def served(app: Flask) -> Iterator[str]:
-    """Serve an app in threads of this process, as ``flask run`` does; yield its address."""
+    """
+    Serve an app in threads of this process, as ``flask run`` does; yield its address.
+
+    All requests have ended when it returns, also those whose clients have gone.
+    """
     server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Silent)
+    server.daemon_threads = False
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:
