@@ -1,4 +1,4 @@
-.PHONY: help demo up test faults fuzz check bench format clean
+.PHONY: help demo up test faults fuzz check bench bench-seeds format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Start everything, send sentences, measure naive against batched, stop
 	@$(BIN)/python -m deploy.local.demo
@@ -34,6 +34,9 @@ check: $(STAMP) ## Lint, types, import rules, sizes, documented examples
 
 bench: $(STAMP) ## Measure ours and the peers, and renew docs/benchmarks.md (CASE="cost noop" for some)
 	@$(BIN)/python -m bench --write $(if $(JSON),--json $(JSON)) $(CASE)
+
+bench-seeds: $(STAMP) ## Measure service-streamer's published tables again, with wrk (QUICK=1 for a minute of it)
+	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) seeds
 
 format: $(STAMP) ## Put every file into shape
 	@$(BIN)/ruff check --fix .

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from bench import document
-from bench.cases import calls, clients, drains, gaps, memory, pools, scale, streamers
+from bench.cases import calls, clients, drains, gaps, memory, pools, scale, seeds, streamers
 from bench.sheet import Case, Effort, goals_sheet
 
 _ALL = (
@@ -24,6 +24,7 @@ _ALL = (
     gaps.CASE,
     pools.CASE,
     memory.CASE,
+    seeds.CASE,
 )
 _CASES: dict[str, Case] = {case.name: case for case in _ALL}
 

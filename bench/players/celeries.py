@@ -9,12 +9,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bench.players.player import TIMEOUT, Player
-from celery_batch.cli.child import wait_until
+from bench.roll_call import call_the_roll
 
 __all__ = ["CeleryBatches", "Ours", "PlainCelery", "StockClient"]
-
-#: Seconds a worker gets to import, load and connect, beside others that do the same.
-_READY_TIMEOUT = 120.0
 
 
 class _OnCelery(Player):
@@ -36,11 +33,7 @@ class _OnCelery(Player):
             name = f"worker-{number}@bench"
             command = (celery, "-A", self.module, "worker", "--concurrency=1", "-n", name)
             self.serve(*command, *options)
-        wait_until(self._who_is_silent, self.servers, what="workers", timeout=_READY_TIMEOUT)
-
-    def _who_is_silent(self) -> str:
-        missing = self.workers - len(self.app.control.ping(timeout=1.0, limit=self.workers))
-        return f"{missing} of {self.workers} do not answer" if missing else ""
+        call_the_roll(self.app, self.workers, self.servers)
 
     def submit_one(self, item: int) -> Any:
         """Send one task as everybody does."""

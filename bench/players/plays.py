@@ -13,11 +13,11 @@ from bench.players.player import TIMEOUT, Player
 __all__ = ["PLAYS"]
 
 
-def drain(player: Player, n: int) -> dict[str, Any]:
-    """Send n items, then wait for all of them."""
+def drain(player: Player, n: int, *, singly: bool = False) -> dict[str, Any]:
+    """Send n items, singly or in the fastest way, then wait for all of them."""
     items = range(n)
     busy, started = time.process_time(), time.perf_counter()
-    waiting = player.submit(items)
+    waiting = [player.submit_one(item) for item in items] if singly else player.submit(items)
     sent = time.perf_counter()
     answers = player.collect(waiting)
     ended = time.perf_counter()

@@ -22,13 +22,17 @@ from celery_batch.cli.child import Child, wait_until
 from webapp.settings import Settings as WebSettings
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    ROOT / "examples" / "README.md",
+]
 README = ROOT / "README.md"
 OPTIONS = ROOT / "docs" / "options.md"
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
-_ROOMS = r"celery_batch|workers|webapp|deploy|bench|tests|docs"
+_ROOMS = r"celery_batch|workers|webapp|deploy|bench|examples|tests|docs"
 
 #: Appended to an example: each model in it is loaded and warmed up, as a worker would.
 _LOAD_MODELS = """
@@ -165,7 +169,7 @@ def test_web_settings_are_documented_with_their_defaults():
     assert {f"WEBAPP_{field.name.upper()}": field.default for field in fields} == documented
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path):
     """Each link to a file or to a heading of one finds it."""
     broken = []
@@ -183,7 +187,7 @@ def headings(document: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_named_files_exist(document: Path):
     """Each file and folder of ours that a document names is there."""
     named = set(re.findall(rf"`((?:{_ROOMS})/[\w./-]*)`", document.read_text()))
@@ -191,11 +195,11 @@ def test_named_files_exist(document: Path):
     assert [] == [path for path in sorted(named) if not (ROOT / path).exists()]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_make_targets_exist(document: Path):
     """Each `make` command that a document gives is a target."""
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    inline = set(re.findall(r"`make (\w+)[^`]*`", document.read_text()))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    inline = set(re.findall(r"`make ([\w-]+)[^`]*`", document.read_text()))
     shown = {words[1] for words in console_lines(document) if words[0] == "make"}
 
     assert set() == (inline | shown) - targets

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.wrk import find_wrk
+
 _ROOT = Path(__file__).parents[2]
 
 
-def _run(*command: str, **env: str) -> str:
+def _run(*command: str, seconds: float = 110, **env: str) -> str:
     done = subprocess.run(
         [sys.executable, *command],
         check=False,
@@ -21,7 +23,7 @@ def _run(*command: str, **env: str) -> str:
         env={**os.environ, "PYTHONPATH": str(_ROOT), **env},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=seconds,
     )
     assert 0 == done.returncode, done.stderr[-4000:]
     return done.stdout
@@ -39,6 +41,21 @@ def test_cases_measure_and_say_what_is_reached(tmp_path):
     cases = json.loads(written.read_text())["cases"]
     assert ["pure", "ours", "our RedisStreamer"] == [row["kind"] for row in cases["cost"]["rows"]]
     assert [2_000] == [row["drained"] for row in cases["million"]["rows"]]
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300)
+def test_seeds_tables_are_made_again(tmp_path):
+    """A second of each web server and a few items through futures give every row a figure."""
+    find_wrk()
+    written = tmp_path / "measured.json"
+
+    shown = _run("-m", "bench", "seeds", "--quick", "--json", str(written), seconds=280)
+
+    assert "seeds' of pure" in shown
+    seeds = json.loads(written.read_text())["cases"]["seeds"]
+    assert all(row["rate"] > 1 and not row["errors"] for row in seeds["web"])
+    assert [1, 1, 1, 2, 2, 4, 4] == [row["workers"] for row in seeds["futures"]]
 
 
 @pytest.mark.thorough

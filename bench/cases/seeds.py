@@ -1,0 +1,131 @@
+"""service-streamer's published tables, made again: over the web, and through futures."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from bench.model import BATCH
+from bench.sheet import Case, Effort, Sheet
+from bench.stage import Stage, stage
+from bench.web import CLIENTS, web
+from bench.wrk import find_wrk, run_wrk
+
+__all__ = ["CASE"]
+
+#: Published: BERT on Titan Xp GPUs, batches of 64; a plain batched loop on one of them.
+_THEIR_PURE = 422.88
+
+#: Published requests a second over the web, by kind and GPUs.
+_WEB = {
+    ("naive", 1): 12.78,
+    ("threaded", 1): 207.59,
+    ("streamer", 1): 321.70,
+    ("redis", 1): 372.45,
+    ("redis", 2): 609.63,
+    ("redis", 4): 1034.57,
+}
+
+#: Published items a second through futures, by kind and GPUs.
+_FUTURES = {
+    ("pure", 1): _THEIR_PURE,
+    ("streamer", 1): 399.26,
+    ("streamer", 2): 742.16,
+    ("streamer", 4): 1400.12,
+    ("redis", 1): 384.79,
+    ("redis", 2): 714.78,
+    ("redis", 4): 1356.47,
+}
+
+#: Who plays what the tables call so.
+_PLAYERS = {"pure": "pure", "streamer": "our Streamer", "redis": "our RedisStreamer"}
+
+_CREWS = (1, 2, 4)
+
+#: Of one measurement: seconds over the web; batches for each worker through futures.
+_SECONDS, _BATCHES = 5, 22
+
+
+def _measure(effort: Effort) -> dict[str, Any]:
+    find_wrk()
+    with stage() as ground:
+        futures = [row for crew in _CREWS for row in _through_futures(ground, crew, effort)]
+        over_web = [_over_web(ground, *who, effort) for who in _WEB]
+    pure = next(row["rate"] for row in futures if row["kind"] == "pure")
+    return {"pure": pure, "web": over_web, "futures": futures}
+
+
+def _over_web(ground: Stage, kind: str, workers: int, effort: Effort) -> dict[str, Any]:
+    seconds = max(1, round(_SECONDS * effort.share))
+    clients, reports = CLIENTS * workers, []
+    with web(kind, workers, ground.url()) as site:
+        run_wrk(site.url, clients=clients, seconds=2)
+        for _ in range(effort.rounds):
+            site.settle()
+            reports.append(run_wrk(site.url, clients=clients, seconds=seconds))
+    return {
+        "kind": kind,
+        "workers": workers,
+        "rates": [report.rate for report in reports],
+        "rate": median(report.rate for report in reports),
+        "errors": "; ".join(filter(None, (report.errors for report in reports))),
+    }
+
+
+def _through_futures(ground: Stage, workers: int, effort: Effort) -> list[dict[str, Any]]:
+    kinds = [kind for kind, crew in _FUTURES if crew == workers]
+    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+    n = BATCH * workers * max(2, round(_BATCHES * effort.share))
+    with ground.players([_PLAYERS[kind] for kind in kinds], "bert", workers) as cast:
+        for player in cast.values():
+            player.ask("drain", n=BATCH * workers, singly=True)
+        for _ in range(effort.rounds):
+            for kind in kinds:
+                rates[kind].append(
+                    n / cast[_PLAYERS[kind]].ask("drain", n=n, singly=True)["seconds"]
+                )
+    return [
+        {"kind": kind, "workers": workers, "rates": each, "rate": median(each)}
+        for kind, each in rates.items()
+    ]
+
+
+def _sheets(data: dict[str, Any]) -> list[Sheet]:
+    return [
+        _sheet("Over HTTP with wrk, one sentence a request", "requests/s", data["web"], _WEB, data),
+        _sheet("Through futures, one item a submit", "items/s", data["futures"], _FUTURES, data),
+    ]
+
+
+def _sheet(
+    title: str,
+    unit: str,
+    rows: list[dict[str, Any]],
+    published: dict[tuple[str, int], float],
+    data: dict[str, Any],
+) -> Sheet:
+    headings = ("", "workers", unit, "of pure", f"seeds' {unit}", "seeds' of pure")
+    cells = []
+    for row in rows:
+        theirs, workers = published[row["kind"], row["workers"]], row["workers"]
+        shares = row["rate"] / (workers * data["pure"]), theirs / (workers * _THEIR_PURE)
+        figures = (f"{row['rate']:,.0f}", f"{shares[0]:.2f}", f"{theirs:,.0f}", f"{shares[1]:.2f}")
+        cells.append((row["kind"], str(workers), *figures))
+    return Sheet(title, headings, cells, tuple(_notes(rows)))
+
+
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    notes = ["Workers of ours sleep where theirs had a GPU each; pure is k times that of one."]
+    notes += [
+        f"{row['kind']} on {row['workers']}: {row['errors']}." for row in rows if row.get("errors")
+    ]
+    return notes
+
+
+CASE = Case(
+    "seeds",
+    "service-streamer's published tables: over the web with wrk, through futures",
+    _measure,
+    _sheets,
+    by_default=False,
+)

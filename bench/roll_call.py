@@ -1,0 +1,33 @@
+"""Are all workers there?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from celery_batch.cli.child import Child, wait_until
+
+__all__ = ["call_the_roll"]
+
+#: Seconds a worker gets to import, load and connect, beside others that do the same.
+_READY_TIMEOUT = 120.0
+
+
+def call_the_roll(app: Any, workers: int, children: Sequence[Child]) -> None:
+    """
+    Return when so many Celery workers answer.
+
+    Args:
+        app: Their Celery app.
+        workers: How many there are to be.
+        children: The processes that start them.
+
+    Raises:
+        ServerFailed: One of those ended, or the time is up; with its log's last lines.
+    """
+
+    def who_is_silent() -> str:
+        missing = workers - len(app.control.ping(timeout=1.0, limit=workers))
+        return f"{missing} of {workers} do not answer" if missing else ""
+
+    wait_until(who_is_silent, children, what="workers", timeout=_READY_TIMEOUT)
