@@ -61,7 +61,6 @@ class Streaming(ABC):
         self.worker_timeout = worker_timeout
         self.max_queue = max_queue
         self._size = batch_size
-        self._gate = threading.Lock()
         self._intake: Intake | None = None
         self._crew: Crew | None = None
         self._is_closed = False
@@ -141,13 +140,20 @@ class Streaming(ABC):
 
     def destroy_workers(self) -> None:
         """End the workers, after what they are running; what waits in line fails."""
-        with self._gate:
+        with self._gate():
             self._is_closed = True
         self._end(GRACE)
 
+    def _gate(self) -> threading.Lock:
+        """Return the lock for beginning and ending, made at its first use in this process."""
+        # A web server may fork first and have gevent patch afterwards, and a lock of before
+        # would stop all greenlets.  Who gets here second finds what the first has made.
+        made: threading.Lock = self.__dict__.setdefault("_gate_made", threading.Lock())
+        return made
+
     def _begin(self) -> Intake:
         """Return this process's intake, its workers hired."""
-        with self._gate:
+        with self._gate():
             if self._intake is None:
                 if self._is_closed:
                     raise StreamerClosed(_CLOSED)
@@ -166,7 +172,7 @@ class Streaming(ABC):
 
     def _forget(self) -> None:
         """In a forked copy of this process: the workers are not ours, and some locks are stuck."""
-        self._gate = threading.Lock()
+        self.__dict__.pop("_gate_made", None)
         if self._intake is not None:
             # Kept, since to throw it away would disturb pipes that we share with the parent.
             self._former += [self._intake, self._crew]
