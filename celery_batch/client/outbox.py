@@ -4,6 +4,9 @@ Letters of many threads in one write.
 Whoever finds nobody writing takes all that lie ready and writes them at once; the
 others wait for it. No thread of its own, and a failed write raises in every caller
 whose letter was in it.
+
+Those who wait are called together when a write is over.  If they stood in line for a
+lock instead, each would have to hand it to the next, to find its letter sent long ago.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ PIECE = 1000
 #: Characters after which a write takes no more letters: they are copied to be sent, and
 #: Redis serves nobody else while it takes them in.
 FULL = 8 << 20
+
+#: Seconds after which who waits looks for itself: a signal's handler may raise in whoever
+#: was about to call it.
+_LOOK_AFTER = 1.0
 
 
 class Letter:
@@ -60,6 +67,8 @@ class Outbox:
         self._ready: deque[Letter] = deque()
         #: Reentrant: what a signal's handler sends in the midst of a write is written at once.
         self._writing = threading.RLock()
+        #: Whom to call when a write is over; each waits for its lock to be released.
+        self._waiting: deque[threading.Lock] = deque()
 
     def __len__(self) -> int:
         """Return how many letters wait for a write."""
@@ -76,9 +85,7 @@ class Outbox:
         self._ready.extend(own)
         try:
             while not all(letter.is_done for letter in own):
-                with self._writing:
-                    if not all(letter.is_done for letter in own):
-                        self._write_ready()
+                self._write_or_wait()
         except BaseException as error:
             for letter in own:  # nobody is to send them later in our stead
                 letter.error = letter.error or error
@@ -86,6 +93,27 @@ class Outbox:
         for letter in own:
             if letter.error is not None:
                 raise letter.error
+
+    def _write_or_wait(self) -> None:
+        """Write what lies ready, or wait until who writes has written; the caller looks again."""
+        if not self._writing.acquire(blocking=False):
+            call = threading.Lock()
+            call.acquire()
+            self._waiting.append(call)
+            # Once more: who is found writing now will call when that is over, and find us.
+            if not self._writing.acquire(blocking=False):
+                call.acquire(timeout=_LOOK_AFTER)
+                return
+        try:
+            self._write_ready()
+        finally:
+            self._writing.release()
+            self._call_waiting()
+
+    def _call_waiting(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self._waiting.popleft().release()
 
     def _write_ready(self) -> None:
         piece = self._next_piece()

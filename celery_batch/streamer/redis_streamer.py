@@ -41,7 +41,8 @@ class RedisStreamer:
         redis_broker: ``"host:port"`` or a broker URL of Celery's, see
             `celery_batch.streamer.redis_address.connection_settings`.
         prefix: Which model: each prefix is a queue of its own.
-        worker_timeout: Seconds after which `predict` gives up; None for never.
+        worker_timeout: Seconds after which `predict`, and a future's ``result()`` without a
+            timeout, give up; None for never.
         max_queue: Most items that may wait in Redis; None for any number, and one round
             trip less for each request.
 
@@ -92,7 +93,7 @@ class RedisStreamer:
         else:
             rows = (((item,), None) for item in items)
             results = apply_many(self.task, rows, {"queue": self.queue})
-        future = RequestFuture(results)
+        future = RequestFuture(results, self.worker_timeout)
         future.watch()
         return future
 
@@ -177,7 +178,9 @@ def _app(redis_broker: str) -> Celery:
     place = str(connection_settings(redis_broker))
     found = _apps.get(place)
     if found is None:
-        found = _apps[place] = app_for(redis_broker)
+        # Nobody waits in Celery's way here, where each thread would need a backend of its own;
+        # to make one for each thread of a web server costs more than a request.
+        found = _apps[place] = app_for(redis_broker, result_backend_thread_safe=True)
     return found
 
 

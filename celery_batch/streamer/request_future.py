@@ -30,10 +30,12 @@ class RequestFuture(Future):  # type: ignore[type-arg]
 
     Args:
         results: A `BatchResult` for each item, in order.
+        patience: Seconds to wait where nobody says how long; None for ever.
     """
 
-    def __init__(self, results: list[Any]) -> None:
+    def __init__(self, results: list[Any], patience: float | None) -> None:
         super().__init__()
+        self._patience = patience
         self._results = results
         self._process = os.getpid()
         self._heard = itertools.count(1)
@@ -53,13 +55,14 @@ class RequestFuture(Future):  # type: ignore[type-arg]
         Return the outputs, one for each item, in order.
 
         Args:
-            timeout: Most seconds to wait.
+            timeout: Most seconds to wait; the streamer's ``worker_timeout`` unless given.
 
         Raises:
             TimeoutError: They are not all there by then.
             CancelledError: The future was cancelled.
             Exception: What the first item that failed has failed with.
         """
+        timeout = self._patience if timeout is None else timeout
         end = None if timeout is None else time.monotonic() + timeout
         self._follow_fork()
         super().result(timeout)
@@ -76,12 +79,13 @@ class RequestFuture(Future):  # type: ignore[type-arg]
         Return what the first item that failed has failed with, or None.
 
         Args:
-            timeout: Most seconds to wait.
+            timeout: As for `result`.
 
         Raises:
             TimeoutError: The items are not all answered by then.
             CancelledError: The future was cancelled.
         """
+        timeout = self._patience if timeout is None else timeout
         self._follow_fork()
         super().exception(timeout)
         try:

@@ -42,6 +42,39 @@ def test_letters_go_in_pieces() -> None:
     assert [str(PIECE), str(PIECE + 1)] == broker.pieces[1]
 
 
+def test_nobody_whose_letter_is_sent_waits_for_the_next_write() -> None:
+    """All who waited for a write are called when it is over, whoever writes by then."""
+    begun, first, last = threading.Event(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        begun.set()
+        first.wait(10)
+
+    def until_another_is_ready() -> None:
+        while not outbox:
+            last.wait(0.001)
+
+    broker = Broker(hold, until_another_is_ready, lambda: last.wait(10))
+    outbox = Outbox(broker.write)
+    with ThreadPoolExecutor(8) as threads:
+        leader = threads.submit(outbox.send, letters("a"))
+        begun.wait(10)
+        crowd = [threads.submit(outbox.send, letters(text)) for text in "bcdef"]
+        while len(outbox) < len(crowd):
+            last.wait(0.001)
+        first.set()
+        leader.result(10)
+        late = threads.submit(outbox.send, letters("g"))
+        for each in crowd:
+            each.result(10)
+        is_late_sent = late.done()
+        last.set()
+        late.result(10)
+
+    assert not is_late_sent
+    assert [1, 5, 1] == [len(piece) for piece in broker.pieces]
+
+
 def test_large_letters_go_in_small_pieces() -> None:
     """A write has no more than one letter beyond 8 MiB, in an outbox and in what is gathered."""
     broker = Broker()
