@@ -18,7 +18,7 @@ def counter(shop: Shop) -> Shop:
 
 def together(shop: Shop, *words: str) -> list:
     """Send words that share a batch, the first of them in front; return their results."""
-    return [shop.odd.delay(word) for word in words]
+    return list(shop.odd.delay_many(words))
 
 
 def test_exception_instance_fails_its_own_item(counter: Shop):
