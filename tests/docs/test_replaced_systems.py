@@ -1,4 +1,4 @@
-"""The table of service-streamer's interface names tests that exist."""
+"""The tables of the replaced systems name tests that exist."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-TABLE = (ROOT / "docs" / "seeds-compat.md").read_text()
+TABLE = (ROOT / "docs" / "replaced-systems.md").read_text()
 ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and "| shown by |" not in line]
 
 
