@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -116,13 +118,20 @@ def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
         clear(tmp_path / ("x" * 100))
 
 
-def test_each_port_of_a_user_has_a_usual_folder(monkeypatch, tmp_path):
+@pytest.fixture
+def short_path():
+    """A folder whose path leaves room for a socket's; pytest's own are long under xdist."""
+    with tempfile.TemporaryDirectory(prefix="cb") as folder:
+        yield Path(folder)
+
+
+def test_each_port_of_a_user_has_a_usual_folder(monkeypatch, short_path):
     """So that two servers on one machine do not meet, and status finds both."""
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(short_path))
     folder = run_folder.usual_folder(9876)
     clear(folder)
 
-    assert tmp_path / f"celery-batch-{os.getuid()}" / "9876" == folder
+    assert short_path / f"celery-batch-{os.getuid()}" / "9876" == folder
     assert 0o700 == folder.parent.stat().st_mode & 0o777
     assert [] == list(run_folder.live_folders())
     with socket.socket(socket.AF_UNIX) as server:

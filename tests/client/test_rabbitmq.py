@@ -186,7 +186,7 @@ def test_short_road_makes_celerys_messages(apps: Any, text: str) -> None:
 
 
 def test_many_calls_are_written_together(apps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many calls Celery makes one message, and none goes through py-amqp's publishing."""
+    """None of many calls goes through py-amqp's publishing, and all arrive in order."""
     task = apps()
     published: list[Any] = []
     publish = Channel.basic_publish
@@ -195,7 +195,7 @@ def test_many_calls_are_written_together(apps: Any, monkeypatch: pytest.MonkeyPa
     )
     results = task.delay_many(range(300))
 
-    assert 1 == len(published)
+    assert [] == published
     assert [each.id for each in results] == ids(taken(task))
 
 

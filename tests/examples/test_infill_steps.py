@@ -9,7 +9,7 @@ import pytest
 from bench.wrk import find_wrk, run_wrk
 from deploy.local.load import Question, run_load
 from examples import infill_naive, infill_processes, infill_threaded
-from tests.conftest import _need
+from tests.conftest import need
 from tests.services.served import served
 from tests.services.shout import Shout
 
@@ -76,7 +76,7 @@ def test_unreadable_sentence_is_refused(path):
 
 def test_wrk_script_asks_the_sentences(sizes):
     """The script for wrk sends forms that are answered, without one error."""
-    _need(find_wrk)
+    need(find_wrk)
 
     with served(infill_threaded.create_app(Shout)) as url:
         report = run_wrk(f"{url}/stream", clients=8, seconds=1)
