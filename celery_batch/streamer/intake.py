@@ -148,6 +148,7 @@ class Intake:
         """Give a worker no more than what it has."""
         with self._lock:
             slot.gone = True
+            slot.bell.notify()
 
     def recall(self, slot: Slot) -> list[Requests]:
         """Let a worker go, and return the batches it had, the one that ran first."""
