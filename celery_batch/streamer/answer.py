@@ -64,6 +64,8 @@ class Answer(Future[list[Any]]):
     _result: Any = None
     _exception: BaseException | None = None
     _origin: Any = None
+    #: The answer that this one is a part of.
+    whole: Answer | None = None
 
     def __init__(self, items: list[Any], desk: Desk) -> None:  # what super() makes comes later
         self.items = items
@@ -77,6 +79,13 @@ class Answer(Future[list[Any]]):
         if name in ("_waiters", "_done_callbacks"):
             return self.__dict__.setdefault(name, [])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def begin_anew(self) -> None:
+        """In a forked copy of the process: let go of a lock that nobody here will give back."""
+        if "_condition" in self.__dict__:
+            self._condition = threading.Condition()
+        if self.whole is not None:
+            self.whole.begin_anew()
 
     def done(self) -> bool:
         """Say whether the answer is there, or never will be."""

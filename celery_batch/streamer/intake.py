@@ -210,12 +210,13 @@ class Intake:
 
     def abandon(self, error: BatchError) -> None:
         """In a forked copy of the process: fail all, whose workers are not ours, without a lock."""
-        had = [requests for slot in self._slots for requests in slot.out]
-        self.desk.lock = threading.RLock()
-        for requests in (self._batcher.clear(), *had):
-            for request in requests:
-                request.item.__dict__.pop("_condition", None)
-            fail(requests, error, self.desk)
+        had = [request for slot in self._slots for requests in slot.out for request in requests]
+        left = [*self._batcher.clear(), *had]
+        self._lock, self.desk.lock = threading.Lock(), threading.RLock()
+        self._slots, self._sleepers = [], []
+        for request in left:
+            request.item.begin_anew()
+        fail(left, error, self.desk)
 
     def _admit(self, rows: int) -> int:
         """Count rows in, the lock in hand; return how many waited before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -26,9 +27,15 @@ class Whole(Answer):
         self._missing = len(parts)
         self._is_decided = False
         for part in parts:
+            part.whole = self
             part.add_done_callback(self._heard)
         if not parts:
             self.set_result([])
+
+    def begin_anew(self) -> None:
+        """In a forked copy of the process: let go of its locks, and of those of its parts."""
+        for each in (self, *self._parts):
+            each._condition = threading.Condition()  # noqa: SLF001 (our parts)
 
     def cancel(self) -> bool:
         """

@@ -278,6 +278,41 @@ def test_made_before_a_fork_and_used_after(in_python):
     assert ["['BatchError', 'BatchError'] [[1], [1]]", "0 [1, 1] [[2], [2]]"] == out.splitlines()
 
 
+def test_locks_that_a_fork_leaves_behind_are_forgotten(in_python):
+    """Whatever locks the parent's threads held at a fork, its copy ends requests and streamers."""
+    out = in_python(
+        textwrap.dedent(
+            """
+            import gc, os, signal, threading
+            from celery_batch.streamer import ThreadedStreamer
+            from tests.services.streamed import play
+            streamer = ThreadedStreamer(play, 2)
+            whole = streamer.submit([("sleep", 0.5)] * 6)
+            held, over = threading.Event(), threading.Event()
+            def hold():
+                with whole._condition, whole._parts[2]._condition, streamer._intake._lock:
+                    held.set()
+                    over.wait(20)
+            threading.Thread(target=hold).start()
+            held.wait()
+            pid = os.fork()
+            if not pid:
+                print(type(whole.exception(5)).__name__, flush=True)
+                del streamer
+                gc.collect()
+                os._exit(0)
+            killer = threading.Timer(15, os.kill, (pid, signal.SIGKILL))
+            killer.start()
+            print(os.waitpid(pid, 0)[1])
+            killer.cancel()
+            over.set()
+            """
+        )
+    )
+
+    assert ["BatchError", "0"] == out.splitlines()
+
+
 def test_works_in_gevent(in_python):
     """Where gevent has put its greenlets in place of threads, both streamers answer them."""
     out = in_python(
