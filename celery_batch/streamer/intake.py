@@ -68,7 +68,8 @@ class Intake:
         self._size = policy.max_batch_size
         self._most = sys.maxsize if most is None else most
         self._batcher: Batcher[Answer] = Batcher(policy)
-        self._lock = threading.Lock()
+        # A signal's handler may close us in the midst of whatever its thread does here.
+        self._lock = threading.RLock()
         self._rows = 0
         self._slots: list[Slot] = []
         self._sleepers: list[Slot] = []
@@ -108,6 +109,12 @@ class Intake:
                 self._batcher.add(Request(answer, now, rows=len(answer.items)))
             is_full = before < self._size <= self._rows
             has_woken = (is_full or not before) and self._wake()
+            refusal = self._refusal
+            if refusal is not None:  # closed since `_admit`, and maybe between two lines of ours
+                left = self._batcher.clear()
+                left += [Request(each, now, rows=len(each.items)) for each in answers]
+        if refusal is not None:
+            fail(left, refusal, self.desk)
         if is_full and has_woken:
             sleep(_SHORT)
 
@@ -212,7 +219,7 @@ class Intake:
         """In a forked copy of the process: fail all, whose workers are not ours, without a lock."""
         had = [request for slot in self._slots for requests in slot.out for request in requests]
         left = [*self._batcher.clear(), *had]
-        self._lock, self.desk.lock = threading.Lock(), threading.RLock()
+        self._lock, self.desk.lock = threading.RLock(), threading.RLock()
         self._slots, self._sleepers = [], []
         for request in left:
             request.item.begin_anew()

@@ -20,7 +20,7 @@ from celery_batch.errors import (
     StreamerClosed,
     WrongResultCount,
 )
-from celery_batch.streamer import Streamer, ThreadedStreamer
+from celery_batch.streamer import Streamer, ThreadedStreamer, streaming
 from celery_batch.testing import HungryModel
 from tests.services.streamed import Exiting, drop, play
 
@@ -256,6 +256,24 @@ class TestOnce:
         wait_until(held, [], what="the end", timeout=20)
 
         assert "" == held()
+
+
+def test_destroyed_in_the_midst_of_a_submit(monkeypatch):
+    """A signal's handler that destroys workers while its own thread submits blocks nothing."""
+    monkeypatch.setattr(streaming, "GRACE", 0.1)
+    streamer = ThreadedStreamer(play, 4)
+    streamer.predict([0])
+    batcher = streamer._intake._batcher
+    add = batcher.add
+
+    def interrupted(request):
+        streamer.destroy_workers()
+        add(request)
+
+    monkeypatch.setattr(batcher, "add", interrupted)
+
+    with pytest.raises(StreamerClosed):
+        streamer.submit([1]).result(5)
 
 
 @pytest.mark.parametrize(
