@@ -208,13 +208,6 @@ class Intake:
                 slot.bell.notify()
         fail(left, refusal, self.desk)
 
-    def refuse(self, error: BatchError) -> None:
-        """Fail those that wait in line, and go on."""
-        with self._lock:
-            left = self._batcher.clear()
-            self._rows = 0
-        fail(left, error, self.desk)
-
     def abandon(self, error: BatchError) -> None:
         """In a forked copy of the process: fail all, whose workers are not ours, without a lock."""
         had = [request for slot in self._slots for requests in slot.out for request in requests]
