@@ -3,12 +3,18 @@ The futures of streamers.
 
 A stock future makes a lock, a condition and two lists, which cost more than all the
 rest of a request, and most are never waited for: when the first one of a batch has
-its answer, so have the others.  Here they are made when somebody needs them, and all
-answers of a streamer share one lock, so that a whole batch is settled under it at once.
+its answer, so have the others.  Here they are made when somebody needs them, and those
+of a batch for which nobody has needed them are settled under one lock at once.
+
+Rule 1: each answer has a condition of its own, since the standard library takes those of
+        many futures in the order of their ids, and no other order but that is safe.
+Rule 2: an answer that has a condition becomes done with that in hand.
+Rule 3: the desk's lock is the last one taken: whoever has it asks for no condition.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future
@@ -19,9 +25,12 @@ from celery_batch.serving.runner import Outcome
 
 __all__ = ["Answer", "Desk", "fail", "settle", "start", "wanted"]
 
+logger = logging.getLogger(__name__)
+
 # The standard library's own words; its methods, which we inherit, compare with them.
 _PENDING, _RUNNING, _FINISHED = "PENDING", "RUNNING", "FINISHED"
-_DONE = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED", _FINISHED})
+_CANCELLED = "CANCELLED"
+_DONE = frozenset({_CANCELLED, "CANCELLED_AND_NOTIFIED", _FINISHED})
 
 
 class Desk:
@@ -55,6 +64,8 @@ class Answer(Future[list[Any]]):
     _result: Any = None
     _exception: BaseException | None = None
     _origin: Any = None
+    #: The answer that this one is a part of.
+    whole: Answer | None = None
 
     def __init__(self, items: list[Any], desk: Desk) -> None:  # what super() makes comes later
         self.items = items
@@ -63,10 +74,18 @@ class Answer(Future[list[Any]]):
     def __getattr__(self, name: str) -> Any:
         # Whoever gets here second finds what the first has made: setdefault is atomic.
         if name == "_condition":
-            return self.__dict__.setdefault(name, threading.Condition(self._desk.lock))
+            with self._desk.lock:  # who settles it either sees it, or is through
+                return self.__dict__.setdefault(name, threading.Condition())
         if name in ("_waiters", "_done_callbacks"):
             return self.__dict__.setdefault(name, [])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def begin_anew(self) -> None:
+        """In a forked copy of the process: let go of a lock that nobody here will give back."""
+        if "_condition" in self.__dict__:
+            self._condition = threading.Condition()
+        if self.whole is not None:
+            self.whole.begin_anew()
 
     def done(self) -> bool:
         """Say whether the answer is there, or never will be."""
@@ -79,13 +98,21 @@ class Answer(Future[list[Any]]):
         Returns:
             Whether it is given up.
         """
-        if not super().cancel():
-            return False
-        with self._desk.lock:
-            if self.items:
-                self.items = []
-                self._desk.given_up += 1
+        with self._condition:
+            with self._desk.lock:
+                if self._state != _PENDING:
+                    return self.cancelled()
+                self._state = _CANCELLED
+                if self.items:
+                    self.items = []
+                    self._desk.given_up += 1
+            self._condition.notify_all()
+        _call(self)
         return True
+
+    def cancelled(self) -> bool:
+        """Say whether the answer was given up."""
+        return self._state in _DONE and self._state != _FINISHED
 
     def result(self, timeout: float | None = None) -> list[Any]:
         """
@@ -139,17 +166,19 @@ def start(requests: Sequence[Request[Answer]], desk: Desk) -> list[Request[Answe
         for request in requests:
             if request.item._state == _PENDING:  # noqa: SLF001 (as a future's executor does)
                 request.item._state = _RUNNING  # noqa: SLF001
-        return wanted(requests, desk)
+    return wanted(requests, desk)
 
 
 def wanted(requests: Sequence[Request[Answer]], desk: Desk) -> list[Request[Answer]]:
     """Return those requests that nobody has given up, and forget the others."""
     with desk.lock:
         left = [request for request in requests if request.item._state not in _DONE]  # noqa: SLF001
-        for request in requests if len(left) < len(requests) else ():
-            if request.item._state == "CANCELLED":  # noqa: SLF001
-                desk.given_up -= 1
-                request.item.set_running_or_notify_cancel()
+        if len(left) == len(requests):
+            return left
+        given_up = [each.item for each in requests if each.item._state == _CANCELLED]  # noqa: SLF001
+        desk.given_up -= len(given_up)
+    for answer in given_up:
+        answer.set_running_or_notify_cancel()
     return left
 
 
@@ -162,25 +191,25 @@ def settle(requests: Sequence[Request[Answer]], outputs: Sequence[Any], desk: De
         outputs: Of all their items, in order; an `Outcome` with an error in place of some.
         desk: Their streamer's.
     """
-    heard: list[Answer] = []
+    awaited: list[tuple[Answer, list[Any]]] = []
     may_fail = Outcome in set(map(type, outputs))
     end = 0
     with desk.lock:
         for request in requests:
             answer, begin = request.item, end
             end += request.rows
+            part = list(outputs[begin:end])
+            if "_condition" in answer.__dict__:
+                awaited.append((answer, part))
+            else:
+                _finish(answer, part, may_fail=may_fail)
+    for answer, part in awaited:
+        with answer._condition:  # noqa: SLF001
             if answer._state in _DONE:  # noqa: SLF001
                 continue
-            answer._result = part = list(outputs[begin:end])  # noqa: SLF001
-            if may_fail:
-                _mark_failure(answer, part)
-            answer.items = []
-            answer._state = _FINISHED  # noqa: SLF001
-            made = answer.__dict__
-            if "_condition" in made and _tell(answer, made):
-                heard.append(answer)
-    for answer in heard:
-        answer._invoke_callbacks()  # noqa: SLF001
+            _finish(answer, part, may_fail=may_fail)
+            _tell(answer)
+        _call(answer)
 
 
 def fail(requests: Sequence[Request[Answer]], error: Exception, desk: Desk) -> None:
@@ -189,21 +218,34 @@ def fail(requests: Sequence[Request[Answer]], error: Exception, desk: Desk) -> N
     settle(requests, [outcome] * sum(request.rows for request in requests), desk)
 
 
-def _mark_failure(answer: Answer, part: list[Any]) -> None:
-    """Note the first error among an answer's outputs, if there is one."""
-    failure = next((each for each in part if type(each) is Outcome), None)
-    if failure is not None:
-        answer._result = None  # noqa: SLF001
+def _finish(answer: Answer, part: list[Any], *, may_fail: bool) -> None:
+    """Put outputs into an answer, or the first error among them."""
+    if answer._state in _DONE:  # noqa: SLF001
+        return
+    failure = next((each for each in part if type(each) is Outcome), None) if may_fail else None
+    if failure is None:
+        answer._result = part  # noqa: SLF001
+    else:
         answer._origin = failure.origin  # noqa: SLF001
         answer._exception = failure.error  # noqa: SLF001
+    answer.items = []
+    answer._state = _FINISHED  # noqa: SLF001
 
 
-def _tell(answer: Answer, made: dict[str, Any]) -> bool:
-    """Wake who waits, the desk's lock in hand; say whether somebody wants to be called."""
-    for waiter in made.get("_waiters", ()):
+def _tell(answer: Answer) -> None:
+    """Wake who waits, the answer's condition in hand."""
+    for waiter in answer.__dict__.get("_waiters", ()):
         if answer._exception is None:  # noqa: SLF001
             waiter.add_result(answer)
         else:
             waiter.add_exception(answer)
-    made["_condition"].notify_all()
-    return "_done_callbacks" in made
+    answer._condition.notify_all()  # noqa: SLF001
+
+
+def _call(answer: Answer) -> None:
+    """Call those who want to be called; not even an exit of theirs ends a streamer's thread."""
+    try:
+        if "_done_callbacks" in answer.__dict__:
+            answer._invoke_callbacks()  # noqa: SLF001
+    except BaseException:
+        logger.exception("A callback of %r broke off", answer)

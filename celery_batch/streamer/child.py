@@ -23,10 +23,11 @@ from multiprocessing import connection, util
 from typing import Any, Self
 
 from celery_batch.errors import ConfigurationError, LoadFailed
-from celery_batch.serving import devices, residents
+from celery_batch.serving import devices
 from celery_batch.serving.model import Model
 from celery_batch.serving.runner import Runner
 from celery_batch.streamer.cargo import pack, unpickled
+from celery_batch.streamer.managed import warm
 
 __all__ = ["UNGUARDED", "Named", "Plan", "is_arriving", "load", "run", "settle_in"]
 
@@ -134,7 +135,7 @@ def load() -> None:
         raise LoadFailed("this is no worker process of a streamer")
     model = _imported(given)
     try:
-        residents.warm(lambda: model, str(model), _state.device)
+        warm(model, _state.device)
     except LoadFailed as error:
         cause = error.__cause__
         logger.error("%s", error, exc_info=cause)  # noqa: TRY400 (the cause tells more)
@@ -180,7 +181,7 @@ def _imported(given: Model | bytes) -> Model:
         return given
     try:
         model: Model = unpickled(given)
-    except Exception as error:
+    except BaseException as error:
         raise LoadFailed(
             f"the worker process cannot import what predicts: {type(error).__name__}: {error};"
             " keep it in a module that can be imported, without side effects"

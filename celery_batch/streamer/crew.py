@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor, Future
+from concurrent.futures import BrokenExecutor, CancelledError, Future
+from dataclasses import replace
 from functools import partial
+from pickle import PicklingError
 from typing import Any
 
 from celery_batch.errors import LoadFailed, ModelError
@@ -16,7 +18,7 @@ from celery_batch.streamer.answer import fail
 from celery_batch.streamer.cargo import pickled, unpack
 from celery_batch.streamer.child import Plan
 from celery_batch.streamer.intake import Intake, Requests, Slot
-from celery_batch.streamer.outputs import give, lose
+from celery_batch.streamer.outputs import break_off, give, lose
 from celery_batch.streamer.streaming import GRACE
 from celery_batch.streamer.worker_process import WorkerProcess
 
@@ -108,12 +110,13 @@ class _Feeder:
     def _work(self) -> None:
         pause = _FIRST_PAUSE
         while self._intake.is_open:
-            self._process = self._make()
+            self._process = None
             try:
-                self._process.load()
-            except Exception as error:  # noqa: BLE001 (whatever it is, somebody has to hear of it)
+                self._process = self._make()
+                if self._intake.is_open:  # else whoever has closed it may not have seen ours
+                    self._process.load()
+            except BaseException as error:  # noqa: BLE001 (whatever it is, somebody has to hear)
                 if self._is_hopeless(error):
-                    self._process.stop(GRACE)
                     break
                 self._intake.wait_until_closed(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -121,9 +124,11 @@ class _Feeder:
                 self.has_tried.set()
                 pause = _FIRST_PAUSE
                 self._feed(self._process)
-            self._process.stop(0.0 if self._intake.is_open else GRACE)
+            finally:
+                if self._process is not None:
+                    self._process.stop(0.0 if self._intake.is_open else GRACE)
 
-    def _is_hopeless(self, error: Exception) -> bool:
+    def _is_hopeless(self, error: BaseException) -> bool:
         """Say whether the model cannot be loaded even once."""
         if not self._intake.is_open:
             return True
@@ -146,8 +151,8 @@ class _Feeder:
             then = partial(self._returned, slot, requests)
             try:
                 process.run(payload, alone=len(requests) == 1, then=then)
-            except (BrokenExecutor, RuntimeError):
-                self._lost(slot)
+            except RuntimeError:  # it has ended, or is to end: what it runs is told of that alone
+                self._not_run(slot, requests)
 
     def _packed(self, slot: Slot, requests: Requests) -> bytes | None:
         """Return a batch's items pickled; None if there is one that cannot be, which fails."""
@@ -157,6 +162,9 @@ class _Feeder:
         good = [request for request in requests if pickled(request.item.items) is not None]
         bad = [request for request in requests if request not in good]
         self._intake.done(slot, requests)
+        if not bad:  # all at once were too much, or somebody is fickle
+            break_off(self._intake, requests, PicklingError("not all at once"), "the request")
+            return None
         self._intake.put_back(good)
         error = ModelError("the request cannot be pickled for its way to a worker process")
         fail(bad, error, self._intake.desk)
@@ -169,11 +177,12 @@ class _Feeder:
         except BrokenExecutor:
             self._lost(slot)
             return
+        except CancelledError:
+            self._not_run(slot, requests)
+            return
         except BaseException as error:  # noqa: BLE001 (the executor's thread has to live on)
-            broke_off = ModelError(f"the model broke off: {type(error).__name__}: {error}")
-            broke_off.__cause__ = error
             self._intake.done(slot, requests)
-            fail(requests, broke_off, self._intake.desk)
+            break_off(self._intake, requests, error, "the model")
             return
         if broken is not None:
             logger.error("A worker process is replaced, since its device is broken: %s", broken)
@@ -183,6 +192,12 @@ class _Feeder:
             give(self._intake, requests, outputs)
         else:
             lose(self._intake, [(), requests])
+
+    def _not_run(self, slot: Slot, requests: Requests) -> None:
+        """Give back a batch that did not get as far as the process."""
+        self._intake.retire(slot)
+        self._intake.done(slot, requests)
+        self._intake.put_back([replace(request, urgency=-1) for request in requests])
 
     def _lost(self, slot: Slot) -> None:
         had = self._intake.recall(slot)

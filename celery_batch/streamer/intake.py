@@ -68,7 +68,8 @@ class Intake:
         self._size = policy.max_batch_size
         self._most = sys.maxsize if most is None else most
         self._batcher: Batcher[Answer] = Batcher(policy)
-        self._lock = threading.Lock()
+        # A signal's handler may close us in the midst of whatever its thread does here.
+        self._lock = threading.RLock()
         self._rows = 0
         self._slots: list[Slot] = []
         self._sleepers: list[Slot] = []
@@ -108,6 +109,12 @@ class Intake:
                 self._batcher.add(Request(answer, now, rows=len(answer.items)))
             is_full = before < self._size <= self._rows
             has_woken = (is_full or not before) and self._wake()
+            refusal = self._refusal
+            if refusal is not None:  # closed since `_admit`, and maybe between two lines of ours
+                left = self._batcher.clear()
+                left += [Request(each, now, rows=len(each.items)) for each in answers]
+        if refusal is not None:
+            fail(left, refusal, self.desk)
         if is_full and has_woken:
             sleep(_SHORT)
 
@@ -148,6 +155,7 @@ class Intake:
         """Give a worker no more than what it has."""
         with self._lock:
             slot.gone = True
+            slot.bell.notify()
 
     def recall(self, slot: Slot) -> list[Requests]:
         """Let a worker go, and return the batches it had, the one that ran first."""
@@ -200,21 +208,15 @@ class Intake:
                 slot.bell.notify()
         fail(left, refusal, self.desk)
 
-    def refuse(self, error: BatchError) -> None:
-        """Fail those that wait in line, and go on."""
-        with self._lock:
-            left = self._batcher.clear()
-            self._rows = 0
-        fail(left, error, self.desk)
-
     def abandon(self, error: BatchError) -> None:
         """In a forked copy of the process: fail all, whose workers are not ours, without a lock."""
-        had = [requests for slot in self._slots for requests in slot.out]
-        self.desk.lock = threading.RLock()
-        for requests in (self._batcher.clear(), *had):
-            for request in requests:
-                request.item.__dict__.pop("_condition", None)
-            fail(requests, error, self.desk)
+        had = [request for slot in self._slots for requests in slot.out for request in requests]
+        left = [*self._batcher.clear(), *had]
+        self._lock, self.desk.lock = threading.RLock(), threading.RLock()
+        self._slots, self._sleepers = [], []
+        for request in left:
+            request.item.begin_anew()
+        fail(left, error, self.desk)
 
     def _admit(self, rows: int) -> int:
         """Count rows in, the lock in hand; return how many waited before."""

@@ -14,10 +14,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from celery_batch.errors import ConfigurationError
+from celery_batch.errors import ConfigurationError, LoadFailed
+from celery_batch.serving import residents
 from celery_batch.serving.model import Model
 
-__all__ = ["ManagedModel", "as_model"]
+__all__ = ["ManagedModel", "as_model", "warm"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -97,6 +98,26 @@ def as_model(
     raise ConfigurationError(
         f"a streamer needs a predict function, a ManagedModel class or a Model class, got {given!r}"
     )
+
+
+def warm(model: Model, device: str) -> None:
+    """
+    Load a model and warm it up, in a thread or process that nobody sees end.
+
+    Args:
+        model: As `as_model` returned it.
+        device: Where to live.
+
+    Raises:
+        LoadFailed: It could not be loaded; or left, as programs do that miss something.
+    """
+    name = str(model)
+    try:
+        residents.warm(lambda: model, name, device)
+    except LoadFailed:
+        raise
+    except BaseException as error:
+        raise LoadFailed(f"{name} on {device}: {type(error).__name__}: {error}") from error
 
 
 class _Function(Model):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from time import monotonic
 from typing import Any
 
 from celery_batch.batching.recovery import Verdict, after_loss
 from celery_batch.batching.request import Request
-from celery_batch.errors import PoisonItem
+from celery_batch.errors import ModelError, PoisonItem
 from celery_batch.serving.runner import Outcome
 from celery_batch.streamer.answer import Answer, fail, settle
 from celery_batch.streamer.intake import Intake, Requests
 
-__all__ = ["MAX_LOSSES", "give", "lose"]
+__all__ = ["MAX_LOSSES", "break_off", "give", "lose"]
 
 #: How often a process may die under a request, the last time alone, before it is given up.
 MAX_LOSSES = 2
@@ -43,6 +44,24 @@ def give(intake: Intake, requests: Requests, outputs: Sequence[Any]) -> None:
     intake.put_back([_alone(request, intake) for request in again])
 
 
+def break_off(intake: Intake, requests: Requests, error: BaseException, name: str) -> None:
+    """
+    Judge those whose run ended with something that is nobody's outcome.
+
+    Args:
+        intake: Where they came from.
+        requests: Those of the batch; who was alone is the reason, and the others run again alone.
+        error: What the run ended with.
+        name: What to call the model.
+    """
+    if len(requests) > 1:
+        intake.put_back([_alone(request, intake) for request in requests])
+        return
+    broke_off = ModelError(f"{name} broke off: {type(error).__name__}: {error}")
+    broke_off.__cause__ = error
+    fail(requests, broke_off, intake.desk)
+
+
 def lose(intake: Intake, batches: Sequence[Requests]) -> None:
     """
     Judge those whose process died.
@@ -66,5 +85,6 @@ def lose(intake: Intake, batches: Sequence[Requests]) -> None:
 
 def _alone(request: Request[Answer], intake: Intake) -> Request[Answer]:
     patience = intake.desk.patience
-    deadline = None if patience is None else request.arrived + patience
+    # Not from its arrival: it may have waited long before, in a long line.
+    deadline = None if patience is None else monotonic() + patience
     return replace(request, alone=True, deadline=deadline)

@@ -2,7 +2,8 @@
 Worker processes that are kept running.
 
 Rule 1: Whoever dies is replaced; those that die young again and again, with growing pauses.
-Rule 2: Whoever cannot even begin is not replaced: the next one could not either.
+Rule 2: Whoever cannot even begin is not replaced, if nobody in its place ever could: the
+        next one could not either.
 Rule 3: Whoever's function returns is done.
 Rule 4: All of them end when we end, however we end.
 """
@@ -127,6 +128,7 @@ class _Post:
         self._job = job
         self._context = context
         self._words: Any = None
+        self._has_begun = False
         self._since = 0.0
         self._pause = FIRST_PAUSE / 2
 
@@ -139,18 +141,18 @@ class _Post:
 
     def _start(self) -> None:
         self._words, theirs = self._context.Pipe(duplex=False)
-        self.process = self._context.Process(
+        process = self._context.Process(
             target=_work, args=(theirs, self._job.target, self._job.args), name=self._job.name
         )
         try:
             with _environment(self._job.env):
-                self.process.start()
+                process.start()
         except (PicklingError, AttributeError, TypeError) as error:
-            self.process = None
             raise ConfigurationError(
                 f"{self._job.name} cannot be sent to a process: {error}; define the model at the"
                 f" top of a module, or choose mp_start_method='fork'"
             ) from error
+        self.process = process  # not before it runs: who does not cannot be ended
         theirs.close()
         self._since = time.monotonic()
 
@@ -162,7 +164,8 @@ class _Post:
         if _RETURNED in said:
             self.is_done = True
             return
-        if _BEGUN not in said:
+        self._has_begun |= _BEGUN in said
+        if not self._has_begun:
             raise LoadFailed(
                 f"{self._job.name} ended with exit code {process.exitcode} before it could begin;"
                 f" its own words stand above"

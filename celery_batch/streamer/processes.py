@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -68,6 +69,11 @@ class Streamer(Streaming):
         super().__init__(batch_size, max_latency, worker_timeout, max_queue)
         if worker_num < 1:
             raise ConfigurationError(f"worker_num: must be at least 1, got {worker_num!r}")
+        methods = multiprocessing.get_all_start_methods()
+        if mp_start_method not in methods:
+            raise ConfigurationError(
+                f"mp_start_method: must be one of {', '.join(methods)}, got {mp_start_method!r}"
+            )
         names = device_names(cuda_devices)
         self._plans = [Plan(each, worker_num, names, batch_size) for each in range(worker_num)]
         self._method = mp_start_method

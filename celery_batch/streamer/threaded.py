@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from celery_batch.errors import LoadFailed, ModelError
-from celery_batch.serving import devices, residents
+from celery_batch.errors import LoadFailed
+from celery_batch.serving import devices
 from celery_batch.serving.runner import Runner
-from celery_batch.streamer.answer import fail
 from celery_batch.streamer.intake import Intake, Requests, Slot
-from celery_batch.streamer.managed import as_model
-from celery_batch.streamer.outputs import give
+from celery_batch.streamer.managed import as_model, warm
+from celery_batch.streamer.outputs import break_off, give
 from celery_batch.streamer.streaming import Crew, Streaming
 
 __all__ = ["ThreadedStreamer"]
@@ -72,7 +71,7 @@ class _Feeder:
     def _work(self) -> None:
         name = str(self._model)
         try:
-            residents.warm(lambda: self._model, name, devices.discover()[0])
+            warm(self._model, devices.discover()[0])
         except LoadFailed as error:
             self._intake.close(error)
             return
@@ -82,14 +81,12 @@ class _Feeder:
         self._model.unload()
 
     def _run(self, runner: Runner, requests: Requests) -> None:
-        items = [item for request in requests for item in request.item.items]
         try:
+            items = [item for request in requests for item in request.item.items]
             outputs = runner.answers(items, alone=len(requests) == 1)
         except BaseException as error:  # noqa: BLE001 (the thread has to live on)
-            broke_off = ModelError(f"{self._model} broke off: {type(error).__name__}: {error}")
-            broke_off.__cause__ = error
             self._intake.done(self._slot, requests)
-            fail(requests, broke_off, self._intake.desk)
+            break_off(self._intake, requests, error, str(self._model))
             return
         self._intake.done(self._slot, requests)
         give(self._intake, requests, outputs)

@@ -45,6 +45,30 @@ class Unknown:
         """Do nothing."""
 
 
+class Unlucky:
+    """Is killed the first time while it works, and the second time while it is received."""
+
+    def __init__(self, notes):
+        self.notes = notes
+
+    def __reduce__(self):
+        """Come back by a function that may not live so long."""
+        return _received, (self.notes,)
+
+    def __call__(self):
+        """End the first time."""
+        if self.notes.read_text() == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _received(notes):
+    with notes.open("a") as file:
+        file.write("1")
+    if notes.read_text() == "11":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return Unlucky(notes)
+
+
 class Manager(GpuWorkerManager):
     """Notes which of the workers each is."""
 
@@ -62,6 +86,14 @@ def test_whoever_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     assert ["gpu 1", "gpu 1"] == notes.read_text().splitlines()
     assert "NOTED" not in os.environ
+
+
+def test_successor_that_is_killed_too_soon_is_replaced(tmp_path: Path, monkeypatch):
+    """Where one could begin, the next can, too: one that is killed before ends nobody else."""
+    monkeypatch.setattr(posts, "FIRST_PAUSE", 0.0)
+    keep_running([Job("worker", Unlucky(tmp_path / "notes"))])
+
+    assert "111" == (tmp_path / "notes").read_text()
 
 
 def test_whoever_cannot_begin_is_not_replaced():

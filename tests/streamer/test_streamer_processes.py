@@ -13,10 +13,16 @@ import psutil
 import pytest
 
 from celery_batch.cli.child import wait_until
-from celery_batch.errors import ConfigurationError, LoadFailed, ModelError, PoisonItem
-from celery_batch.streamer import Streamer
+from celery_batch.errors import (
+    ConfigurationError,
+    LoadFailed,
+    ModelError,
+    PoisonItem,
+    StreamerClosed,
+)
+from celery_batch.streamer import Streamer, crew
 from tests.services.shop import ROOT
-from tests.services.streamed import Failing, Leaving, Told, play
+from tests.services.streamed import Failing, Leaving, Odd, Told, play
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +77,57 @@ def test_death_by_chance_costs_nobody_an_answer(pair, tmp_path):
     assert ["a", once, "b"] == pair.predict(["a", once, "b"])
 
 
+def test_who_waited_long_is_run_again_all_the_same(tmp_path):
+    """What ran in a process that died runs once more, however long it had been in line."""
+    once = ("die once", str(tmp_path / "died"))
+    with Streamer(play, 1, worker_timeout=0.1) as streamer:
+        streamer.submit([("sleep", 0.3)])
+
+        assert [once] == streamer.submit([once]).result(60)
+
+
+def test_what_runs_is_finished_while_the_next_is_packed():
+    """Workers that end between two batches finish the first, and the second is told."""
+
+    class Late:
+        def __reduce__(self):
+            executor = streamer._crew._feeders[0]._process._executor
+            wait_until(
+                lambda: "" if executor._shutdown_thread else "open", [], what="the end", timeout=20
+            )
+            return (int, ())
+
+    streamer = Streamer(play, 1)
+    running = streamer.submit([("sleep", 1)])
+    wait_until(
+        lambda: "" if running.running() else "pending", [], what="the first batch", timeout=20
+    )
+    late = streamer.submit([Late()])
+    wait_until(lambda: "" if late.running() else "pending", [], what="the second batch", timeout=20)
+    streamer.destroy_workers()
+
+    assert [("sleep", 1)] == running.result(0)
+    with pytest.raises(StreamerClosed):
+        late.result(5)
+
+
+def test_process_that_cannot_be_made(monkeypatch):
+    """Where the system refuses another process, who asks is told."""
+
+    def refuse(*_):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(crew, "WorkerProcess", refuse)
+    with Streamer(play, 4) as streamer, pytest.raises(LoadFailed, match="Too many open files"):
+        streamer.predict([1])
+
+
 def test_what_cannot_cross_the_pipe_fails_alone(pair):
     """An input, an output or an error that cannot be pickled costs nobody else an answer."""
-    futures = [pair.submit([item]) for item in ("a", lambda: 0, "unpickled", "odd")]
+    futures = [pair.submit([item]) for item in ("a", lambda: 0, "unpickled", "odd", Odd(1, 2))]
+    messages = ["the request", "the output", "Odd: 1 and 2", "broke off: TypeError"]
 
-    for future, message in zip(
-        futures[1:], ["the request", "the output", "Odd: 1 and 2"], strict=True
-    ):
+    for future, message in zip(futures[1:], messages, strict=True):
         with pytest.raises(ModelError, match=message):
             future.result(30)
     assert ["a"] == futures[0].result(30)
@@ -226,6 +276,41 @@ def test_made_before_a_fork_and_used_after(in_python):
     )
 
     assert ["['BatchError', 'BatchError'] [[1], [1]]", "0 [1, 1] [[2], [2]]"] == out.splitlines()
+
+
+def test_locks_that_a_fork_leaves_behind_are_forgotten(in_python):
+    """Whatever locks the parent's threads held at a fork, its copy ends requests and streamers."""
+    out = in_python(
+        textwrap.dedent(
+            """
+            import gc, os, signal, threading
+            from celery_batch.streamer import ThreadedStreamer
+            from tests.services.streamed import play
+            streamer = ThreadedStreamer(play, 2)
+            whole = streamer.submit([("sleep", 0.5)] * 6)
+            held, over = threading.Event(), threading.Event()
+            def hold():
+                with whole._condition, whole._parts[2]._condition, streamer._intake._lock:
+                    held.set()
+                    over.wait(20)
+            threading.Thread(target=hold).start()
+            held.wait()
+            pid = os.fork()
+            if not pid:
+                print(type(whole.exception(5)).__name__, flush=True)
+                del streamer
+                gc.collect()
+                os._exit(0)
+            killer = threading.Timer(15, os.kill, (pid, signal.SIGKILL))
+            killer.start()
+            print(os.waitpid(pid, 0)[1])
+            killer.cancel()
+            over.set()
+            """
+        )
+    )
+
+    assert ["BatchError", "0"] == out.splitlines()
 
 
 def test_works_in_gevent(in_python):

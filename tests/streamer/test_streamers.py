@@ -12,10 +12,17 @@ import weakref
 import pytest
 
 from celery_batch.cli.child import wait_until
-from celery_batch.errors import ConfigurationError, QueueFull, StreamerClosed, WrongResultCount
-from celery_batch.streamer import Streamer, ThreadedStreamer
+from celery_batch.errors import (
+    ConfigurationError,
+    LoadFailed,
+    ModelError,
+    QueueFull,
+    StreamerClosed,
+    WrongResultCount,
+)
+from celery_batch.streamer import Streamer, ThreadedStreamer, streaming
 from celery_batch.testing import HungryModel
-from tests.services.streamed import drop, play
+from tests.services.streamed import Exiting, drop, play
 
 
 @pytest.fixture(scope="module", params=[ThreadedStreamer, Streamer], ids=["thread", "process"])
@@ -89,9 +96,47 @@ def test_error_in_a_part_fails_the_whole(streamer):
 
 def test_model_that_exits_does_not_take_the_streamer_along(streamer):
     """Not even an exit from within the model keeps others from their answers."""
-    with pytest.raises(Exception, match="broke off: SystemExit"):
-        streamer.predict(["leave"])
+    futures = [streamer.submit([item]) for item in ("a", "leave", "b")]
+
+    with pytest.raises(ModelError, match="broke off: SystemExit"):
+        futures[1].result()
+    assert [["a"], ["b"]] == [futures[0].result(), futures[2].result()]
     assert ["after"] == streamer.predict(["after"])
+
+
+def test_callback_that_exits_ends_nobody(streamer):
+    """Whatever a callback does, others are answered."""
+    called = threading.Event()
+
+    def leave(_):
+        called.set()
+        raise SystemExit
+
+    streamer.submit([("sleep", 0.1)]).add_done_callback(leave)
+
+    assert called.wait(20)
+    assert ["after"] == streamer.predict(["after"])
+
+
+def test_answers_can_be_locked_in_any_order(streamer):
+    """Who holds one answer's lock keeps nobody from another's, or waits could block each other."""
+    held, other = (streamer.submit([("sleep", 0.1)]) for _ in range(2))
+
+    def can_be_had():
+        with other._condition:
+            return True
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool, held._condition:
+        assert pool.submit(can_be_had).result(20)
+    assert {held, other} == concurrent.futures.wait([held, other], 20).done
+
+
+def test_failed_request_cannot_be_given_up(streamer):
+    """A request that failed in its first part stays failed, though its other parts never ran."""
+    whole = streamer.submit(["raise", *range(40)])
+
+    assert isinstance(whole.exception(), ValueError)
+    assert (False, False) == (whole.cancel(), whole.cancelled())
 
 
 def test_timed_out_request_leaves_nothing(streamer):
@@ -180,6 +225,11 @@ class TestOnce:
         with kind(HungryModel, 64) as streamer:
             assert [*range(64)] == streamer.predict(range(64))
 
+    def test_model_whose_loading_exits(self, kind):
+        """A program that leaves where weights are missing fails its requests, at once."""
+        with kind(Exiting, 4) as streamer, pytest.raises(LoadFailed, match="SystemExit: no weig"):
+            streamer.predict([1])
+
     def test_first_come_first_served(self, kind):
         """Requests are answered in the order in which they came."""
         ended = []
@@ -208,6 +258,24 @@ class TestOnce:
         assert "" == held()
 
 
+def test_destroyed_in_the_midst_of_a_submit(monkeypatch):
+    """A signal's handler that destroys workers while its own thread submits blocks nothing."""
+    monkeypatch.setattr(streaming, "GRACE", 0.1)
+    streamer = ThreadedStreamer(play, 4)
+    streamer.predict([0])
+    batcher = streamer._intake._batcher
+    add = batcher.add
+
+    def interrupted(request):
+        streamer.destroy_workers()
+        add(request)
+
+    monkeypatch.setattr(batcher, "add", interrupted)
+
+    with pytest.raises(StreamerClosed):
+        streamer.submit([1]).result(5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -215,8 +283,9 @@ class TestOnce:
         ({"batch_size": 4, "max_latency": -1}, "max_wait: must be"),
         ({"batch_size": 4, "max_queue": 0}, "max_queue: must be"),
         ({"batch_size": 4, "worker_num": 0}, "worker_num: must be"),
+        ({"batch_size": 4, "worker_num": 1, "mp_start_method": "thread"}, "mp_start_method: must"),
     ],
-    ids=["size", "latency", "queue", "workers"],
+    ids=["size", "latency", "queue", "workers", "method"],
 )
 def test_wrong_options_are_refused(options, message):
     """What cannot be is refused when the streamer is made, by a message that names it."""
