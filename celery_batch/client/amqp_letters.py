@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from struct import pack
+from time import monotonic
 from typing import Any
 
 from amqp import spec
 from amqp.exceptions import RecoverableConnectionError
 from kombu.exceptions import OperationalError
+from vine import promise
 
 from celery_batch.client.amqp_template import AmqpLetter
 
@@ -73,10 +75,16 @@ def _push(producer: Any, letters: list[AmqpLetter]) -> None:
             for letter in piece
             for frame in _frames(letter, channel.channel_id, connection.frame_max - _AROUND)
         ]
-        connection.transport.write(b"".join(frames))
-        connection.bytes_sent += len(piece)  # which counts messages, for the heartbeat
-        if len(left) > 1:
-            _await_receipt(channel)
+        try:
+            with connection.transport.having_timeout(_PATIENCE):
+                connection.transport.write(b"".join(frames))
+            connection.bytes_sent += len(piece)  # which counts messages, for the heartbeat
+            if len(left) > 1:
+                _await_receipt(channel)
+        except TimeoutError as error:
+            connection.collect()  # to close it in form would be to wait for the broker again
+            text = f"the broker has taken nothing for {_PATIENCE:.0f} seconds"
+            raise OperationalError(text) from error
         for letter in piece:
             letter.sent = True
 
@@ -97,13 +105,20 @@ def _await_receipt(channel: Any) -> None:
     Many letters may still be on their way, and are lost if this process ends and cuts the
     connection.  The broker reads a channel in order, and answers here that there is no limit
     to the messages that nobody reads on this one.
+
+    Raises:
+        TimeoutError: It has not.
     """
+    heard = channel._pending[spec.Basic.QosOk] = promise()  # noqa: SLF001 (as py-amqp's `wait`)
     channel.send_method(spec.Basic.Qos, "lBb", (0, 0, False))
-    try:
-        channel.wait(spec.Basic.QosOk, timeout=_PATIENCE)
-    except TimeoutError as error:
-        text = f"the broker has taken nothing for {_PATIENCE:.0f} seconds"
-        raise OperationalError(text) from error
+    due = monotonic() + _PATIENCE
+    while not heard.ready:
+        connection, left = channel.connection, due - monotonic()
+        if connection is None:
+            raise RecoverableConnectionError("connection already closed")
+        if left <= 0:
+            raise TimeoutError
+        connection.blocking_read(left)  # heartbeats, too, and they are no answer
 
 
 def _pieces(letters: Iterable[AmqpLetter]) -> Iterator[list[AmqpLetter]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import MessageNacked
@@ -49,13 +50,15 @@ class ConfirmedBurst:
 
     def _open(self, app: Any, producer: Any) -> Any:
         connection, conf = self._connection, app.conf
-        open_channel = connection.channel
+
+        def open_channel(channel: Any = None) -> Any:  # noqa: ARG001 (kombu's, once it has reconnected)
+            return _open_confirming(connection)
+
         if conf.task_publish_retry:
             policy = conf.task_publish_retry_policy
             open_channel = connection.ensure(producer, open_channel, **policy)
         with connection._reraise_as_library_errors():  # noqa: SLF001
             channel = open_channel()
-            channel.confirm_select()
         channel.basic_publish = channel._basic_publish  # noqa: SLF001 (its confirm comes later)
         channel.events["basic_ack"].add(self._on_ack)
         channel.events["basic_nack"].add(self._on_nack)
@@ -87,11 +90,7 @@ class ConfirmedBurst:
         """
         try:
             with self._connection._reraise_as_library_errors():  # noqa: SLF001
-                while self._waiting and self._channel.connection is not None:
-                    self._connection.drain_events(timeout=_PATIENCE)
-        except TimeoutError as error:
-            self._error = OperationalError(f"no confirm within {_PATIENCE:.0f} seconds")
-            self._error.__cause__ = error
+                self._await_confirms()
         except OperationalError as error:
             self._error = error
         if self._waiting:
@@ -102,6 +101,19 @@ class ConfirmedBurst:
         if failure is not None:
             self._gathering.failure = failure
             raise failure
+
+    def _await_confirms(self) -> None:
+        left, due = len(self._waiting), monotonic() + _PATIENCE
+        while self._waiting and (connection := self._channel.connection) is not None:
+            if len(self._waiting) < left:
+                left, due = len(self._waiting), monotonic() + _PATIENCE
+            try:
+                # Heartbeats are read, too, and confirm nothing.
+                connection.blocking_read(max(due - monotonic(), 0.001))
+            except TimeoutError as error:
+                connection.collect()  # to close the channel in form would be to wait again
+                text = f"no confirm within {_PATIENCE:.0f} seconds"
+                raise OperationalError(text) from error
 
     def close(self) -> None:
         """Let go of the channel."""
@@ -128,3 +140,21 @@ class ConfirmedBurst:
             return [self._waiting.pop(number)] if number in self._waiting else []
         numbers = [each for each in self._waiting if each <= number]
         return [self._waiting.pop(each) for each in numbers]
+
+
+def _open_confirming(connection: Any) -> Any:
+    """
+    Open a channel whose messages are confirmed.
+
+    Raises:
+        TimeoutError: The broker does not answer.
+    """
+    amqp = connection.connect()  # if it is not
+    try:
+        with amqp.transport.having_timeout(_PATIENCE):
+            channel = connection.channel()
+            channel.confirm_select()
+    except TimeoutError:
+        amqp.collect()
+        raise
+    return channel

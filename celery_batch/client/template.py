@@ -9,6 +9,7 @@ What a message looks like is therefore known to Celery alone.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NamedTuple
@@ -31,6 +32,9 @@ Fields = dict[str, str | int | None]
 
 #: Never part of a message that is not ours, as nobody can foresee it.
 MARK = f"blank-{os.urandom(12).hex()}-"
+
+#: In a text; what is put into one may look like another.
+_BLANK = re.compile(r"%%|%\((?P<name>\w+)\)s")
 
 _encode_json = JSONEncoder().encode
 
@@ -82,10 +86,12 @@ class Template(NamedTuple):
 
     def settle(self, values: Fields) -> Template:
         """Return the template with some blanks filled in."""
-        text = self.text
-        for name, value in values.items():
-            text = text.replace(f"%({name})s", _json_text(value).replace("%", "%%"))
-        return self._replace(text=text)
+
+        def fill(blank: re.Match[str]) -> str:
+            name = blank["name"]
+            return _json_text(values[name]).replace("%", "%%") if name in values else blank[0]
+
+        return self._replace(text=_BLANK.sub(fill, self.text))
 
     def letter(self, body: tuple[Any, ...], values: Fields) -> Letter:
         """

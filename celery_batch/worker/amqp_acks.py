@@ -3,7 +3,9 @@ Many acknowledgements to RabbitMQ in one, where kombu sends one for each.
 
 RabbitMQ numbers what it delivers on a channel, from 1, and takes one acknowledgement for
 all up to a number.  That is said only where nothing up to it is still to be settled;
-whatever is settled out of order is acknowledged by itself.
+whatever is settled out of order is acknowledged by itself.  The first number that is ours
+need not be 1: what other workers have answered when this one came up was delivered on the
+same channel, and wants no acknowledgement.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import logging
 import threading
 from typing import Any
 
+from celery_batch.worker.amqp_tags import SettledTags
 from celery_batch.worker.ledger import NoLedger
 
 __all__ = ["AmqpAcks"]
@@ -24,27 +27,41 @@ class AmqpAcks(NoLedger):
     Collects acknowledgements and sends them once in a pass of the event loop.
 
     Args:
-        channel: Py-amqp's, on which nothing has been delivered yet.
-        consumer: Celery's consumer, with an event loop.
+        consumer: Celery's consumer, with an event loop, and connected to RabbitMQ; it has
+            not begun to consume.
     """
 
     collects = True
 
-    def __init__(self, channel: Any, consumer: Any) -> None:
+    def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
+        channel = consumer.task_consumer.channel
         self._ack_now, self._reject_now = channel.basic_ack, channel.basic_reject
         channel.basic_ack, channel.basic_reject = self.ack, self.reject
         self._tags: list[int] = []
-        #: All up to this number is settled, and beyond it these are.
-        self._floor, self._beyond = 0, set[int]()
+        self._settled = SettledTags()
         self._is_flushing_soon = self._is_sending = False
         self._lock = threading.RLock()  # pools may acknowledge on threads
+        self._await_first(consumer.task_consumer)
+
+    def _await_first(self, task_consumer: Any) -> None:
+        receive = task_consumer._receive_callback  # noqa: SLF001 (before it decodes anything)
+
+        def receive_first(message: Any) -> Any:
+            self._settled.begin(message.delivery_tag)
+            task_consumer._receive_callback = receive  # noqa: SLF001
+            callbacks = task_consumer.channel.callbacks
+            for name in [name for name, each in callbacks.items() if each is receive_first]:
+                callbacks[name] = receive
+            return receive(message)
+
+        task_consumer._receive_callback = receive_first  # noqa: SLF001
 
     def ack(self, delivery_tag: int, multiple: bool = False) -> None:  # noqa: FBT001, FBT002 (py-amqp's signature)
         """Acknowledge one message, soon."""
         with self._lock:
             if multiple:  # nobody does, who knows only of one
-                self._tags += range(self._floor + 1, delivery_tag)
+                self._tags += range(self._settled.floor + 1, delivery_tag)
             self._tags.append(delivery_tag)
         self._flush_soon()
 
@@ -52,7 +69,7 @@ class AmqpAcks(NoLedger):
         """Reject one message, now."""
         self._reject_now(delivery_tag, requeue=requeue)
         with self._lock:
-            self._settle([delivery_tag])
+            self._settled.add(delivery_tag)
 
     def flush(self) -> None:
         """Send what has been collected, unless the connection is gone, which then is found lost."""
@@ -64,25 +81,20 @@ class AmqpAcks(NoLedger):
             try:
                 while self._tags:
                     tags, self._tags = self._tags, []
-                    self._send(sorted({tag for tag in tags if tag > self._floor} - self._beyond))
+                    self._send(sorted({tag for tag in tags if tag not in self._settled}))
             except (*self._consumer.connection_errors, AttributeError) as error:
                 logger.warning("Could not acknowledge (%s): RabbitMQ delivers again", error)
             finally:
                 self._is_sending = False
 
     def _send(self, tags: list[int]) -> None:
-        self._settle(tags)
-        together = [tag for tag in tags if tag <= self._floor]
+        for tag in tags:
+            self._settled.add(tag)
+        together = [tag for tag in tags if tag <= self._settled.floor]
         if together:
             self._ack_now(together[-1], multiple=len(together) > 1)
         for tag in tags[len(together) :]:
             self._ack_now(tag)
-
-    def _settle(self, tags: list[int]) -> None:
-        self._beyond.update(tags)
-        while self._floor + 1 in self._beyond:
-            self._floor += 1
-            self._beyond.remove(self._floor)
 
     def _flush_soon(self) -> None:
         if not self._consumer.batch_lanes.is_open:

@@ -181,6 +181,10 @@ class _Clerks:
             return None
         if job and self._to_read:
             self._to_read -= 1
+        if job and job[1][2] is run_lone_batch:
+            number, index, function, arguments, options = job[1]
+            limit = self._signals.aim(arguments[2])
+            return TASK, (number, index, function, (*arguments, limit), options)
         self._signals.leave_alone()
         return job
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 
 __all__ = ["keep_what_is_there", "look_seldom"]
 
@@ -26,8 +27,9 @@ _before: tuple[int, int, int] | None = None
 
 def keep_what_is_there() -> None:
     """Have the collector never look again at what this process has now."""
-    gc.collect()
-    gc.freeze()
+    if _is_ours():
+        gc.collect()
+        gc.freeze()
 
 
 def look_seldom() -> None:
@@ -38,9 +40,13 @@ def look_seldom() -> None:
     """
     global _before  # noqa: PLW0603 (the collector is the process' own, too)
     measures = gc.get_threshold()
-    if measures in _PYTHONS:
+    if measures in _PYTHONS and _is_ours():
         _before = measures
         gc.set_threshold(_MANY, *measures[1:])
+
+
+def _is_ours() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _look_often() -> None:

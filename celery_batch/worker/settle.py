@@ -56,6 +56,7 @@ def run_batch(
     task_name: str,
     deliveries: list[Delivery],
     soft_limit: float | None = None,  # noqa: ARG001 (where signals are for one batch, see clerks)
+    limit: SoftLimit | None = None,
 ) -> BatchEnd | ExceptionInfo:
     """
     Run one batch in this process, from beginning to end.
@@ -64,12 +65,13 @@ def run_batch(
         task_name: Of a batch task that this process has registered.
         deliveries: The batch's requests, oldest first.
         soft_limit: Seconds; the pool says when they are over.
+        limit: What that does, where somebody knows for which batch it says so.
 
     Returns:
         What became of each request, or the error that kept us from finding out.
     """
-    with SoftLimit() as limit:
-        return settle(task_name, deliveries, lambda call: (call(limit), 0.0))
+    with limit or SoftLimit() as aimed:
+        return settle(task_name, deliveries, lambda call: (call(aimed), 0.0))
 
 
 def run_lone_batch(*arguments: Any) -> BatchEnd | ExceptionInfo:

@@ -175,7 +175,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         is_amqp = consumer.connection.transport.driver_type == "amqp"
         if is_amqp and consumer.hub and consumer.app.conf.get("batch_bulk", True):
             read_together(consumer.connection.connection, self.lanes)
-            consumer.batch_ledger = self.acks = AmqpAcks(consumer.task_consumer.channel, consumer)
+            consumer.batch_ledger = self.acks = AmqpAcks(consumer)
 
     def stop(self, consumer: Any) -> None:
         """Give back what has not been sent to the pool."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 from amqp import Channel
 from celery import Celery, Task, group
@@ -14,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 from celery_batch import BatchTask, PartlySent
 from celery_batch.cli.child import wait_until
+from celery_batch.client import amqp_letters, amqp_road
 
 CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
 
@@ -186,7 +189,7 @@ def test_short_road_makes_celerys_messages(apps: Any, text: str) -> None:
 
 
 def test_many_calls_are_written_together(apps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of many calls goes through py-amqp's publishing, and all arrive in order."""
+    """Of many calls none goes through py-amqp's publishing, nor the first, which is learnt from."""
     task = apps()
     published: list[Any] = []
     publish = Channel.basic_publish
@@ -208,3 +211,38 @@ def test_many_calls_survive_a_lost_connection(apps: Any) -> None:
     more = task.delay_many(range(300))
 
     assert ids(taken(task)) == [each.id for each in (*first, *more)]
+
+
+@pytest.mark.parametrize("at", [0, 1], ids=["at first", "in the midst"])
+@pytest.mark.parametrize("conf", [{}, CONFIRMED], ids=["unconfirmed", "confirmed"])
+def test_broker_that_takes_nothing_is_given_up(
+    apps: Any, rabbitmq_server: Any, monkeypatch: pytest.MonkeyPatch, conf: dict[str, Any], at: int
+) -> None:
+    """Who sends many is not kept for ever by a broker that is stuck, and can send again later."""
+    monkeypatch.setattr(amqp_letters, "_PATIENCE", 0.3)
+    monkeypatch.setattr(amqp_road, "_PATIENCE", 0.3)
+    task = apps(task_publish_retry=False, **conf)
+    task.delay_many(range(2))
+    (broker,) = psutil.Process(rabbitmq_server.child.pid).children()
+    at_last = threading.Timer(20, broker.resume)
+    at_last.start()
+
+    def rows() -> Iterator[int]:
+        """Make the rows of calls, and have the broker stop before one of them is sent."""
+        for number in range(2):
+            if number == at:
+                broker.suspend()
+            yield number
+
+    try:
+        with pytest.raises(OperationalError, match=r"has taken nothing|timed out|no confirm"):
+            task.delay_many(rows())
+        was_stuck = broker.status() == psutil.STATUS_STOPPED
+    finally:
+        at_last.cancel()
+        broker.resume()
+    monkeypatch.undo()
+    results = task.delay_many(range(2))
+
+    assert was_stuck
+    assert {each.id for each in results} <= set(ids(taken(task)))

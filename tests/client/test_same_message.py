@@ -55,6 +55,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "ignore result": {"ignore_result": True},
     "keep result": {"ignore_result": False},
     "shadow": {"shadow": "whisper %s"},
+    "blank": {"shadow": "%(reply)s %%(task_id)s"},
     "argsrepr": {"argsrepr": "(secret)", "kwargsrepr": "{secret}"},
     "stamps": {"stamped_headers": ["stamp"], "stamp": "value"},
     "group": {"group_id": "g", "group_index": 3, "root_id": "r", "parent_id": "p"},

@@ -19,6 +19,7 @@ class Broker:
         self.waiting = list(range(1, delivered + 1))
         self.frames = 0
         self.is_gone = False
+        self.callbacks: dict[str, Any] = {}
 
     def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:  # noqa: FBT001, FBT002
         """As RabbitMQ, which closes the channel on an unknown tag."""
@@ -42,11 +43,12 @@ def acks_on(broker: Broker) -> Any:
     """Return what acknowledges, and the passes of its event loop."""
     passes: list[Any] = []
     consumer = SimpleNamespace(
+        task_consumer=SimpleNamespace(channel=broker, _receive_callback=[].append),
         hub=SimpleNamespace(call_soon=passes.append),
         batch_lanes=SimpleNamespace(is_open=True),
         connection_errors=(ConnectionError,),
     )
-    return AmqpAcks(broker, consumer), passes, consumer
+    return AmqpAcks(consumer), passes, consumer
 
 
 def come_by(passes: list[Any]) -> None:
@@ -66,6 +68,20 @@ def test_a_batch_is_one_acknowledgement():
     assert 100 == len(broker.waiting)
     come_by(passes)
     assert (1, list(range(65, 101))) == (broker.frames, broker.waiting)
+
+
+def test_what_others_answered_before_is_nobodys_to_settle():
+    """Where neighbours have answered on the channel, ours begin later, and still go together."""
+    broker = Broker(100)
+    broker.waiting = list(range(4, 101))  # three answers were delivered, and need no word
+    _, passes, consumer = acks_on(broker)
+    broker.callbacks["1"] = consumer.task_consumer._receive_callback
+    for tag in range(4, 68):
+        broker.callbacks["1"](SimpleNamespace(delivery_tag=tag))
+        broker.basic_ack(tag)
+    come_by(passes)
+
+    assert (1, list(range(68, 101))) == (broker.frames, broker.waiting)
 
 
 @given(

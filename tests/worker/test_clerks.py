@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 from billiard.einfo import ExceptionInfo
-from billiard.pool import READY, TASK
+from billiard.pool import READY, SIG_SOFT_TIMEOUT, TASK, soft_timeout_sighandler
 from celery import Celery, _state
 from celery.app.trace import build_tracer
 
@@ -53,12 +55,14 @@ class Process:
     def _ensure_messages_consumed(self, completed: int) -> bool:  # noqa: ARG002 (billiard's)
         return True
 
-    def send(self, task: Any, number: int, run: Any = run_batch) -> None:
+    def send(
+        self, task: Any, number: int, run: Any = run_batch, soft_limit: float | None = None
+    ) -> None:
         """Write a batch of one into the process."""
         name = f"id{number}"
         headers = {"id": name, "task": task.name, "delivery_info": {}}
         delivery = Delivery(name, headers, [[number], {}, {}], None, None)
-        self.write((TASK, (number, 0, run, (task.name, [delivery], None), {})))
+        self.write((TASK, (number, 0, run, (task.name, [delivery], soft_limit), {})))
 
     def write(self, job: Any) -> None:
         """Write something into the process."""
@@ -106,7 +110,9 @@ def process(app: Celery) -> Iterator[Process]:
     yield process
     process.write(EOFError())
     for thread in set(threading.enumerate()) - before:
-        thread.join(10)
+        while thread.is_alive():
+            process.clerks._turns.hand_over(None)  # whoever reads, it is for them
+            thread.join(0.1)
     process.inq._reader.close()
     process.writer.close()
     sys.setswitchinterval(interval)
@@ -134,6 +140,18 @@ class Leaving(BatchTask):
             if self.entered is not None:
                 self.entered.wait(10)
             raise self.error
+
+
+def strike() -> None:
+    """Let a soft limit pass, as the pool does."""
+    os.kill(os.getpid(), SIG_SOFT_TIMEOUT)
+
+
+def struck(numbers):
+    """Return what came; a limit passes meanwhile if that is large."""
+    if numbers[0] > 90:
+        strike()
+    return numbers
 
 
 def same(x):
@@ -239,3 +257,33 @@ def test_lone_batch_is_the_main_threads(app: Celery, process: Process):
 
     assert [True, True, False] == [name.startswith("clerk") for name in settlers]
     assert [(1, True), (2, True), (3, True)] == sorted(process.said())
+
+
+def test_late_limit_of_a_lone_batch_is_nobodys(app: Celery, process: Process):
+    """A soft limit that comes when its batch is told ends neither the next one nor the process."""
+    before = signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
+    task = declared(app, struck)
+    try:
+        process.send(task, 2, run_lone_batch, soft_limit=60.0)
+        process.run_next()
+        strike()
+        process.send(task, 91, run_lone_batch, soft_limit=60.0)
+        process.run_next()
+    finally:
+        signal.signal(SIG_SOFT_TIMEOUT, before)
+
+    assert [(2, True), (91, True)] == process.said()
+    assert "SUCCESS" == app.AsyncResult("id91").state
+
+
+def test_limit_of_a_lone_batch_strikes(app: Celery, process: Process):
+    """Once its time is up, a lone batch's model is broken off."""
+    before = signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
+    task = declared(app, struck)
+    try:
+        process.send(task, 92, run_lone_batch, soft_limit=1e-6)
+        process.run_next()
+    finally:
+        signal.signal(SIG_SOFT_TIMEOUT, before)
+
+    assert "SoftTimeLimitExceeded()" == repr(app.AsyncResult("id92").result)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -50,3 +51,19 @@ def test_a_measure_of_the_users_is_kept():
     garbage.look_seldom()
 
     assert (5_000, 20, 20) == gc.get_threshold()
+
+
+@pytest.mark.usefixtures("collector")
+def test_another_programs_collector_is_left_alone():
+    """A worker that runs on a thread, as in tests, is not the program that the collector is of."""
+    before = gc.get_freeze_count()
+
+    def work() -> None:
+        garbage.keep_what_is_there()
+        garbage.look_seldom()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+
+    assert (before, (700, 10, 10)) == (gc.get_freeze_count(), gc.get_threshold())
