@@ -76,6 +76,7 @@ Redis is ready (folder {server.directory}). In the shells of your worker and web
 
   export CELERY_BROKER_URL='{server.url}'
   export CELERY_RESULT_BACKEND='{server.url}'
+  export CELERY_BATCH_REDIS_BROKER='{server.url}'  # for RedisStreamer and its workers
 
 Ctrl-C stops it.""",
         err=True,

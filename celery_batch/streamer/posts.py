@@ -40,6 +40,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 #: Seconds to finish running batches when all of them are to end.
 GRACE = 30.0
 
+#: What a shell calls a program's exit that Ctrl-C has asked for.
+_INTERRUPTED = 130
+
 _BEGUN, _RETURNED = "begun", "returned"
 
 _STOPPING = tuple(
@@ -76,7 +79,7 @@ def keep_running(jobs: list[Job], start_method: str = "spawn") -> None:
     Raises:
         ConfigurationError: We are being imported by such a process ourselves.
         LoadFailed: A process could not begin.
-        SystemExit: SIGTERM or SIGHUP was sent to this process.
+        SystemExit: SIGINT, SIGTERM or SIGHUP was sent to this process.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigurationError(
@@ -87,6 +90,8 @@ def keep_running(jobs: list[Job], start_method: str = "spawn") -> None:
     with _signals_raise():
         try:
             _keep(posts)
+        except KeyboardInterrupt:
+            raise SystemExit(_INTERRUPTED) from None  # it is how this is stopped, and no fault
         finally:
             _end(posts)
 

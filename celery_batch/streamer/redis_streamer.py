@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery import Celery
+from kombu.exceptions import OperationalError
+from kombu.utils.url import maybe_sanitize_url
 
 from celery_batch.asking import Asking
 from celery_batch.client.many import apply_many
@@ -71,6 +74,17 @@ class RedisStreamer:
             #: The Celery task that an item becomes.
             self.task = self.app.tasks.get(task_of(prefix)) or _register(self.app, prefix)
 
+    @contextmanager
+    def _away_is_told(self) -> Iterator[None]:
+        """Say which Redis is away, where Celery says that it must be restarted itself."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, self.app.backend.connection_errors):
+                raise
+            url = maybe_sanitize_url(self.app.conf.broker_url)
+            raise OperationalError(f"Redis at {url} is away: {error.__cause__}") from error
+
     def __repr__(self) -> str:
         return f"<RedisStreamer of {self.queue}>"
 
@@ -88,11 +102,12 @@ class RedisStreamer:
         """
         items = list(batch)
         self._require_room(len(items))
-        if len(items) == 1:
-            results = [self.task.apply_async((items[0],), None, queue=self.queue)]
-        else:
-            rows = (((item,), None) for item in items)
-            results = apply_many(self.task, rows, {"queue": self.queue})
+        with self._away_is_told():
+            if len(items) == 1:
+                results = [self.task.apply_async((items[0],), None, queue=self.queue)]
+            else:
+                rows = (((item,), None) for item in items)
+                results = apply_many(self.task, rows, {"queue": self.queue})
         future = RequestFuture(results, self.worker_timeout)
         future.watch()
         return future
@@ -175,12 +190,21 @@ class RedisStreamer:
 
 
 def _app(redis_broker: str) -> Celery:
-    place = str(connection_settings(redis_broker))
+    settings = connection_settings(redis_broker)
+    place = str(settings)
     found = _apps.get(place)
     if found is None:
         # Nobody waits in Celery's way here, where each thread would need a backend of its own;
         # to make one for each thread of a web server costs more than a request.
-        found = _apps[place] = app_for(redis_broker, result_backend_thread_safe=True)
+        found = _apps[place] = app_for(
+            redis_broker,
+            result_backend_thread_safe=True,
+            # Twenty tries otherwise, in 25 seconds, before a caller hears that Redis is away.
+            result_backend_transport_options={
+                **settings["result_backend_transport_options"],
+                "retry_policy": {"max_retries": 1},
+            },
+        )
     return found
 
 

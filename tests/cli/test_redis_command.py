@@ -44,6 +44,7 @@ def test_command_runs_until_signalled(number, watch):
     assert process.returncode == 0
     assert f"export CELERY_BROKER_URL='redis+socket://{directory}/redis.sock" in words
     assert f"export CELERY_RESULT_BACKEND='redis+socket://{directory}/redis.sock" in words
+    assert f"export CELERY_BATCH_REDIS_BROKER='redis+socket://{directory}/redis.sock" in words
     assert ending == b""
     assert not directory.exists()
 

@@ -7,11 +7,13 @@ import gc
 import json
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
 
 import pytest
 from celery import Celery
+from kombu.exceptions import OperationalError
 
-from celery_batch import ConfigurationError
+from celery_batch import ConfigurationError, RedisStreamer
 from celery_batch.cli.child import wait_until
 from celery_batch.client.inbox import inbox_of
 from celery_batch.errors import QueueFull
@@ -296,3 +298,11 @@ def test_streamers_of_a_process_share_one_listener(lab: Lab):
 
     assert ["a"] == one.predict(["a"])
     assert one.app is other.app
+
+
+def test_a_redis_that_is_away_is_named(tmp_path: Path):
+    """The first call, too, says which Redis cannot be reached, by the error that sending raises."""
+    streamer = RedisStreamer(f"redis+socket://{tmp_path}/nobody.sock")
+    for _ in range(2):
+        with pytest.raises(OperationalError, match=r"nobody\.sock"):
+            streamer.predict(["a"])
