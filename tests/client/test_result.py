@@ -142,7 +142,7 @@ def test_get_with_on_message_hears_of_progress(teller: Teller):
     heard: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(result.get, SOON, on_message=lambda meta: heard.append(meta["status"]))
-        soon(lambda: len(teller.subscribers()) == 2, "subscription")
+        soon(lambda: f"celery-task-meta-{result.id}" in teller.subscribers(), "subscription")
         teller.store(result, {"done": 1}, "PROGRESS")
         soon(lambda: heard, "progress")
         teller.answer(result, 1)
