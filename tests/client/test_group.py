@@ -206,11 +206,12 @@ def test_progress_of_members(teller: Teller):
     """With on_message a group is waited for in Celery's way, which tells of every state."""
     results = teller.ask_many(2)
     group = teller.app.GroupResult("group", results)
+    keys = {f"celery-task-meta-{each.id}" for each in results}
     heard: list[str] = []
 
     def work() -> None:
         wait_until(
-            lambda: "" if len(teller.subscribers()) == 3 else "not yet",
+            lambda: "" if keys <= set(teller.subscribers()) else "not yet",
             [],
             what="subscriptions",
             timeout=SOON,
