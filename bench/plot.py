@@ -56,7 +56,7 @@ def _bars(place: Any, title: str, rows: list[dict[str, Any]]) -> None:
     several = len({row["workers"] for row in rows}) > 1
     names = [f"{row['kind']} ({row['workers']})" if several else row["kind"] for row in rows]
     rates = [row["rate"] for row in rows]
-    colours = [{"ours": _OURS, "pure": _LIMIT}.get(row["kind"], _OTHERS) for row in rows]
+    colours = [_colour(row["kind"]) for row in rows]
     bars = place.barh(names[::-1], rates[::-1], color=colours[::-1])
     place.bar_label(bars, labels=[f"{rate:,.0f}" for rate in rates[::-1]], padding=3, fontsize=8)
     place.set_title(title, fontsize=10)
@@ -64,3 +64,9 @@ def _bars(place: Any, title: str, rows: list[dict[str, Any]]) -> None:
     place.margins(x=0.18)
     place.spines[["top", "right"]].set_visible(False)
     place.tick_params(labelsize=8)
+
+
+def _colour(kind: str) -> str:
+    if kind == "pure":
+        return _LIMIT
+    return _OURS if kind.startswith("our") else _OTHERS

@@ -180,6 +180,10 @@ class Lanes:
         self._ahead.go_on()
         if job.accepted:
             self._learn(job, ending)
+        if len(job) > 1:
+            # Those who are answered together often ask again together: who came meanwhile
+            # and left now without them would split them into two crowds for good.
+            self.lane(job.task).looked_away()
         ending.news += self._run_again(job.task, ending)
         if self._slots.run_inline or self._hub is None or not self._open:
             self._telling.tell_at_once(ending)

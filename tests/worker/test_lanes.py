@@ -58,6 +58,28 @@ def test_a_batch_that_can_grow_waits_for_the_running_one(
     assert [["a", "b"], ["c"]] == pool.batches
 
 
+def test_who_came_meanwhile_waits_for_those_who_were_answered(
+    worker: Worker, pool: Pool, clock: ManualClock
+):
+    """When a batch of several ends, silence counts from there: its askers often ask again."""
+    lane = worker.lanes.lane(worker.app.tasks["trios"])
+    patience = lane.policy.patience
+    worker.send("trios", "a", "b")
+    clock.advance(patience)
+    worker.lanes.pump()
+    worker.send("trios", "c")
+    clock.advance(2 * patience)
+    pool.finish(0)
+
+    assert [["a", "b"]] == pool.batches
+
+    worker.send("trios", "d")
+    clock.advance(patience)
+    worker.lanes.pump()
+
+    assert [["a", "b"], ["c", "d"]] == pool.batches
+
+
 def test_who_waits_longest_goes_first(worker: Worker, pool: Pool, clock: ManualClock):
     """Lanes take turns by the age of whoever stands at their heads, not by name."""
     for name, ids in [("trios", "ab"), ("single", "c"), ("single", "d"), ("pairs", "e")]:
