@@ -155,8 +155,9 @@ def test_plain_items_pass_their_tracers_by(shop: Shop, pool: str):
     """In a worker as users start it, a batch of plain items runs inside one tracer."""
     shop.worker("-c", "1", "-P", pool)
     results = [shop.tracers.delay(n) for n in range(8)]
+    alone = [each.get(timeout=30) for each in results]  # before the others come, in their batch
     linked = [shop.tracers.apply_async((n,), link=shop.plain.si(1)) for n in range(8)]
-    alone, nested = [[each.get(timeout=30) for each in asked] for asked in (results, linked)]
+    nested = [each.get(timeout=30) for each in linked]
 
     assert {1} == {tracers for _, tracers in alone}
     assert max(size for size, _ in alone) > 1
