@@ -498,7 +498,9 @@ def test_future_that_nobody_holds_is_done(teller: Teller):
     result.future().add_done_callback(lambda future: seen.append(future.result()))
     del result
     teller.answer(identity, 1)
-    soon(lambda: seen == [1], "callback")
+    soon(lambda: seen, "callback")
+
+    assert [1] == seen
 
 
 def test_many_threads_wait(teller: Teller):
