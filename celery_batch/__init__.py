@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from celery_batch.errors import StreamerClosed as StreamerClosed
     from celery_batch.errors import WorkerLost as WorkerLost
     from celery_batch.errors import WrongResultCount as WrongResultCount
+    from celery_batch.replies import BatchFacts as BatchFacts
     from celery_batch.serving.model import Model as Model
     from celery_batch.streamer.managed import ManagedModel as ManagedModel
     from celery_batch.streamer.manager import GpuWorkerManager as GpuWorkerManager
@@ -44,6 +45,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BatchError": "celery_batch.errors",
+    "BatchFacts": "celery_batch.replies",
     "BatchPolicy": "celery_batch.batching.policy",
     "BatchTask": "celery_batch.task",
     "ChunkFailed": "celery_batch.errors",

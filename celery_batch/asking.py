@@ -7,8 +7,9 @@ The client's side is imported when something is sent.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 from celery import Task
 
@@ -19,6 +20,10 @@ class Asking(Task):  # type: ignore[misc]
     """A task whose calls take a short road to the broker, with the same message as Celery's."""
 
     abstract = True
+
+    #: Most items that may wait in the task's queue, or the next call is `QueueFull`;
+    #: `batch_max_queue`.
+    max_queue: ClassVar[int | None] = None
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
@@ -39,6 +44,7 @@ class Asking(Task):  # type: ignore[misc]
         Raises:
             TypeError: The arguments do not fit the task's function.
             OperationalError: The broker could not be reached, or refused the message.
+            QueueFull: More items wait already than the option ``max_queue`` allows.
         """
         if more:
             return super().apply_async(args, kwargs, *more, **options)
@@ -90,6 +96,7 @@ class Asking(Task):  # type: ignore[misc]
         Raises:
             TypeError: The arguments do not fit the task's function.
             OperationalError: The broker could not be reached, or refused the message.
+            QueueFull: More items wait already than the option ``max_queue`` allows.
         """
         return await _client("aio").apply_async(self, args, kwargs, options)
 
@@ -102,6 +109,7 @@ class Asking(Task):  # type: ignore[misc]
 
         Raises:
             PartlySent: Not all of them could be sent; it says which were.
+            QueueFull: There is no room for all of them; none was sent.
         """
         return self.apply_many(((item,), None) for item in items)
 
@@ -115,9 +123,35 @@ class Asking(Task):  # type: ignore[misc]
 
         Raises:
             PartlySent: Not all of them could be sent; it says which were.
+            QueueFull: There is no room for all of them; none was sent.
         """
         return _client("many").apply_many(self, rows, options)  # type: ignore[no-any-return]
 
+    def backfill(
+        self,
+        items: Iterable[Any],
+        *,
+        window: int | None = None,
+        in_order: bool = True,
+        **options: Any,
+    ) -> Any:
+        """
+        Answer any number of items, a bounded number at a time, behind everybody else.
 
+        Args:
+            items: Read no further than there is room for; a record with a field for each
+                parameter is spread, anything else is the only argument.
+            window: Most items on their way; enough to keep the workers busy unless given.
+            in_order: Answers come in the items' order; else as they are known.
+            options: As for `apply_async`, the same for all; the lowest priority unless given.
+
+        Returns:
+            An iterator of `Answered`: ``row``, ``output`` and ``error``, "" if there is none.
+        """
+        backfill = import_module("celery_batch.backfill.backfill")
+        return backfill.answers(self, items, options, window=window, in_order=in_order)
+
+
+@cache
 def _client(name: str) -> Any:
     return import_module(f"celery_batch.client.{name}")

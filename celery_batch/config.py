@@ -23,6 +23,7 @@ __all__ = [
     "Rescue",
     "Settings",
     "did_you_mean",
+    "most_queued",
     "policy_of",
     "rescue_of",
 ]
@@ -49,6 +50,7 @@ SETTINGS: dict[str, Any] = {
     "batch_overlap": True,
     "batch_isolate": True,
     "batch_max_worker_losses": 2,
+    "batch_max_queue": None,
     "batch_dead_letter_queue": None,
     "batch_max_message_size": 16 << 20,
     "batch_lease": 15.0,
@@ -135,6 +137,30 @@ def rescue_of(task: Any) -> Rescue:
             f"{task.name}.max_worker_losses: must be a whole number of at least 1, got {losses!r}"
         )
     return Rescue(isolate, losses)
+
+
+def most_queued(app: Any, task: Any = None) -> int | None:
+    """
+    Return how many items may wait for a task, or for those that say nothing of their own.
+
+    Args:
+        app: The Celery app.
+        task: The task, if one is meant.
+
+    Returns:
+        At least 1; None for any number.
+
+    Raises:
+        ConfigurationError: It is no whole number of at least 1.
+    """
+    own = None if task is None else task.max_queue
+    most = _setting(app, "batch_max_queue") if own is None else own
+    if most is None or (isinstance(most, int) and not isinstance(most, bool) and most > 0):
+        return most
+    name = "batch_max_queue" if own is None else f"{task.name}.max_queue"
+    raise ConfigurationError(
+        f"{name}: must be a whole number of at least 1, or None for any number, got {most!r}"
+    )
 
 
 def policy_of(task: Any) -> BatchPolicy:

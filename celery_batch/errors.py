@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "BackfillError",
     "BatchError",
     "ChunkFailed",
     "ConfigurationError",
@@ -57,6 +58,10 @@ class MessageTooLarge(MessageRefused):
     http = 413
 
 
+class BackfillError(BatchError):
+    """The backfill cannot begin, or cannot go on."""
+
+
 class InvalidChunk(BatchError, ValueError):
     """The rows of a chunk are not what they have to be."""
 
@@ -67,6 +72,11 @@ class QueueFull(BatchError):
     """As many requests wait already as may wait."""
 
     http = 429
+
+    def __init__(self, *words: str, retry_after: float = 1.0) -> None:
+        super().__init__(*words)
+        #: Seconds after which there may be room, as far as is known.
+        self.retry_after = retry_after
 
 
 class StreamerClosed(BatchError):

@@ -19,7 +19,7 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.chunks import Chunk
 from celery_batch.errors import ChunkFailed
-from celery_batch.serving.runner import Outcome
+from celery_batch.serving.runner import Outcome, Timing
 
 __all__ = ["Asked", "answer_all", "columns_of", "rows_in"]
 
@@ -48,7 +48,12 @@ def columns_of(asked: Sequence[Asked]) -> list[list[Any]]:
     return [list(chain.from_iterable(column)) for column in zip(*parts, strict=True)]
 
 
-def answer_all(task: Any, asked: Sequence[Asked], columns: list[list[Any]]) -> list[Outcome]:
+def answer_all(
+    task: Any,
+    asked: Sequence[Asked],
+    columns: list[list[Any]],
+    timings: list[Timing] | None = None,
+) -> list[Outcome]:
     """
     Run requests through a task's model, in as few calls as their rows need.
 
@@ -56,15 +61,16 @@ def answer_all(task: Any, asked: Sequence[Asked], columns: list[list[Any]]) -> l
         task: The batch task.
         asked: What each request asks, at least one.
         columns: The same, as `columns_of` lays it out.
+        timings: Is given those of all calls of the model, in their order.
 
     Returns:
         One outcome per request, in order.
     """
     runner = task.runner()
     if not any(isinstance(each, Chunk) for each in asked):
-        outcomes: list[Outcome] = runner.run(*columns)
+        outcomes: list[Outcome] = runner.run(*columns, timings=timings)
         return outcomes
-    answers = runner.answers(*columns, alone=len(asked) == 1)
+    answers = runner.answers(*columns, alone=len(asked) == 1, timings=timings)
     outcomes, start = [], 0
     for each in asked:
         rows = each.rows if isinstance(each, Chunk) else 1

@@ -18,7 +18,7 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.asking import Asking
 from celery_batch.chunks import ChunkCalls, chunk_of, rows_of
-from celery_batch.config import Settings, policy_of, rescue_of
+from celery_batch.config import Settings, most_queued, policy_of, rescue_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.folding import Asked, answer_all, columns_of
 from celery_batch.options import NO_PYDANTIC, listable_signature, refuse_unknown_options
@@ -107,6 +107,7 @@ class BatchTask(ChunkCalls, Asking):
         Settings.of(app)
         policy_of(cls)
         rescue_of(cls)
+        most_queued(app, cls)
         app.steps["worker"].add("celery_batch.worker.steps:BatchWorker")
         app.steps["consumer"].add("celery_batch.worker.steps:BatchConsumer")
 

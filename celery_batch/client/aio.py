@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from celery_batch.client.gathering import Gathering, gathered_by
+from celery_batch.client.publisher import Publisher
+from celery_batch.client.room import admitted, items_of
 
 __all__ = ["apply_async"]
 
@@ -29,6 +31,9 @@ async def apply_async(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
         args: Positional arguments, or None.
         kwargs: Keyword arguments, or None.
         options: As for `apply_async`.
+
+    Raises:
+        QueueFull: There is no room for it; said at once, and not after other calls' writes.
     """
     loop = asyncio.get_running_loop()
     parent = task.app.current_worker_task
@@ -39,11 +44,21 @@ async def apply_async(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
             options.setdefault("priority", request.delivery_info.get("priority"))
     future = loop.create_future()
     apply = partial(task.apply_async, args, kwargs, **options)
-    _outgoing(loop).add(loop, _Call(task, apply, copy_context(), future))
+    _outgoing(loop).add(loop, _Call(task, apply, _let_in(task, options), future))
     result = await future
     if parent and options.get("add_to_parent", True):
         parent.add_trail(result)
     return result
+
+
+def _let_in(task: Any, options: dict[str, Any]) -> Context:
+    """Return the context for a call that may pass."""
+    room = Publisher.of(task.app).room()
+    if room.limit(task) is None:
+        return copy_context()
+    room.check(task, options, items_of(options))
+    with admitted((task.name,)):
+        return copy_context()
 
 
 class _Call(NamedTuple):

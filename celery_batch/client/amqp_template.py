@@ -15,24 +15,23 @@ from typing import Any, NamedTuple, Self
 from amqp.serialization import dumps
 from kombu import messaging
 
+from celery_batch.client.lesson import BLANK_OPTIONS, MARK, PARTS, Form, mark_parts, teach
 from celery_batch.client.outbox import Letter
-from celery_batch.client.template import BLANK_OPTIONS, MARK, Fields, payload_of, teach
+from celery_batch.client.template import Fields, payload_of
 
 __all__ = ["AmqpLetter", "AmqpTemplate"]
 
 _Producer: Any = messaging.Producer
-
-#: What is never set on the short road, and looked at by Celery where it is.
-_NO_BLANK = frozenset(("eta",))
-
-#: Parts of a message that are put into it once it is made.
-_PARTS = ("argsrepr", "kwargsrepr", "reply")
 
 #: AMQP's numbers of the class "basic" and its method "publish".
 _BASIC, _PUBLISH = 60, 40
 
 #: The largest number that py-amqp writes in four bytes.
 _LARGEST_INT = 2**31 - 1
+
+#: Bytes of a caller's own headers.  All that is no body has to fit into one frame: RabbitMQ
+#: closes the connection on who writes a larger one, and others' letters are on it.
+_MOST_HEADERS = 1 << 15
 
 #: Characters of a short text, whatever they are: it has 255 bytes.
 _LONGEST_SHORT = 63
@@ -70,7 +69,8 @@ class Blanks(NamedTuple):
     @classmethod
     def cut(cls, data: bytes, encode: Callable[[Any], bytes]) -> Self | None:
         """Find the blanks in encoded bytes; None if one is where it cannot be filled."""
-        names = {encode(MARK + name): name for name in (*BLANK_OPTIONS, *_PARTS)}
+        names = {encode(MARK + name): name for name in (*BLANK_OPTIONS, *PARTS)}
+        names[_short(MARK + "headers") + _item(None)] = "headers"
         first, *rest = re.split(b"(" + b"|".join(map(re.escape, names)) + b")", data)
         if MARK.encode() in b"".join((first, *rest[1::2])):
             return None
@@ -107,6 +107,7 @@ class AmqpTemplate(NamedTuple):
         before: The properties before the headers, encoded.
         headers: The headers, encoded, with blanks.
         after: The properties that follow, with blanks.
+        taken: Names of headers that are Celery's, and ours.
         embed: The third part of a body: callbacks and what comes after.
         serializer: Name of the body's serializer.
         encoding: Of the body's text.
@@ -117,13 +118,14 @@ class AmqpTemplate(NamedTuple):
     before: bytes
     headers: Blanks
     after: Blanks
+    taken: frozenset[str]
     embed: dict[str, Any]
     serializer: str
     encoding: str
 
     @classmethod
     def learn(
-        cls, task: Any, options: dict[str, Any], producer: Any, *, reply: bool
+        cls, task: Any, options: dict[str, Any], producer: Any, form: Form
     ) -> AmqpTemplate | None:
         """
         Have Celery make a message, and look at it; None if it has no such form.
@@ -132,7 +134,7 @@ class AmqpTemplate(NamedTuple):
             task: The task that is called.
             options: The options of all the calls, the task's own among them.
             producer: Celery's, to the broker that they go to.
-            reply: Whether the messages say where their answers are told.
+            form: What the messages have beside.
         """
         connection = producer.connection
         with connection._reraise_as_library_errors():  # noqa: SLF001
@@ -140,15 +142,18 @@ class AmqpTemplate(NamedTuple):
                 return None  # these have a road of their own
             learner = _Learner(producer.channel, auto_declare=False)
             learner.serializer = producer.serializer
-            teach(task, options, learner, reply=reply, without=_NO_BLANK)
-            return learner.template()
+            teach(task, options, learner, form)
+            return learner.template(form)
 
     def settle(self, values: Fields) -> AmqpTemplate | None:
         """Return the template with some blanks filled in; None if a value has no place there."""
-        if any(not _is_short(values.get(name, "")) for name, _ in self.after.rest):
+        if not self._has_place_for({name: "" for name, _ in self.after.rest} | values):
             return None
-        headers, after = self.headers.settle(values, _item), self.after.settle(values, _short)
-        return self._replace(headers=headers, after=after)
+        try:
+            headers = self.headers.settle(values, _item)
+        except Exception:  # noqa: BLE001 (Celery meets it as well, and says so in its own way)
+            return None
+        return self._replace(headers=headers, after=self.after.settle(values, _short))
 
     def letter(self, body: tuple[Any, ...], values: Fields) -> Letter | None:
         """
@@ -158,13 +163,22 @@ class AmqpTemplate(NamedTuple):
             body: Its arguments, keyword arguments and what comes after.
             values: For each blank.
         """
-        if not all(_is_short(values[name]) for name, _ in self.after.rest):
+        if not self._has_place_for(values):
             return None
         payload = payload_of(body, self.serializer)
         text = payload.encode(self.encoding) if isinstance(payload, str) else payload
-        table = self.headers.fill(values, _item)
+        try:
+            table = self.headers.fill(values, _item)
+        except Exception:  # noqa: BLE001 (Celery meets it as well, and says so in its own way)
+            return None
         head = pack(">HHQ", _BASIC, 0, len(text)) + self.before + pack(">I", len(table))
         return AmqpLetter(self, head + table + self.after.fill(values, _short), text)
+
+    def _has_place_for(self, values: Fields) -> bool:
+        headers = values.get("headers")
+        if headers and not self.taken.isdisjoint(headers):
+            return False
+        return all(_is_short(values[name]) for name, _ in self.after.rest)
 
 
 class _Learner(_Producer):  # type: ignore[misc]
@@ -186,17 +200,17 @@ class _Learner(_Producer):  # type: ignore[misc]
             return
         self.declare = tuple(declare)
         self.place = dumps("Bssbb", (0, exchange, key, mandatory, immediate))
-        for part in ("argsrepr", "kwargsrepr"):
-            headers[part] = MARK + part
         self.message = self.channel.prepare_message(
             body, priority, content_type, encoding, headers, properties
         )
 
-    def template(self) -> AmqpTemplate | None:
+    def template(self, form: Form) -> AmqpTemplate | None:
         message = self.message
         if message is None:
             return None
-        table = dumps("F", [message.properties["application_headers"]])
+        given = message.properties["application_headers"]
+        mark_parts(given, message.properties, form)
+        table = dumps("F", [given])
         before, found, after = message._serialize_properties().partition(table)  # noqa: SLF001
         headers, rest = Blanks.cut(table[4:], _item), Blanks.cut(after, _short)
         encoding = message.properties.get("content_encoding")
@@ -208,6 +222,7 @@ class _Learner(_Producer):  # type: ignore[misc]
             before,
             headers,
             rest,
+            frozenset(given),
             self.embed,
             self.body_serializer,
             encoding or "utf-8",
@@ -221,6 +236,11 @@ def _item(value: Any) -> bytes:
     if type(value) is str:
         text = value.encode("utf-8", "surrogatepass")
         return pack(">cI", b"S", len(text)) + text
+    if type(value) is dict:  # some headers among others
+        table = bytes(dumps("F", [value])[4:])
+        if len(table) > _MOST_HEADERS:
+            raise ValueError("a frame has no place for these headers")
+        return table
     return pack(">ci", b"I", value) if abs(value) <= _LARGEST_INT else pack(">cq", b"L", value)
 
 

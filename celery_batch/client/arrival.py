@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from celery_batch.client.elsewhere import is_of_thread
 from celery_batch.client.listener import is_listening, listener_for
 from celery_batch.client.loops import Doorbell
 
-__all__ = ["arrived"]
+__all__ = ["PARENTS", "SELDOM", "SOON", "arrived", "off_loop"]
 
 #: Seconds between two looks at the tasks before this one in its chain.
 PARENTS = 1.0
@@ -47,7 +48,7 @@ async def _heard(result: Any) -> None:
         return
     try:
         while result.parent and not future.done():
-            await _off_loop(result, result._maybe_reraise_parent_error)  # noqa: SLF001
+            await off_loop(result, result._maybe_reraise_parent_error)  # noqa: SLF001
             await asyncio.wait((future,), timeout=PARENTS)
         await future
     finally:
@@ -58,14 +59,21 @@ async def _looked_for(result: Any) -> None:
     pause = SOON
     while True:
         if result.parent:
-            await _off_loop(result, result._maybe_reraise_parent_error)  # noqa: SLF001
-        if await _off_loop(result, result.look):
+            await off_loop(result, result._maybe_reraise_parent_error)  # noqa: SLF001
+        if await off_loop(result, result.look):
             return
         await asyncio.sleep(pause)
         pause = min(1.5 * pause, SELDOM)
 
 
-async def _off_loop(result: Any, ask: Any) -> Any:
+async def off_loop(result: Any, ask: Callable[[], Any]) -> Any:
+    """
+    Return what a result's backend says, without keeping the event loop from others.
+
+    Args:
+        result: A `BatchResult`.
+        ask: Asks its backend.
+    """
     if is_of_thread(result.backend):
         return ask()  # its messages come to the thread that has sent the task
     return await asyncio.to_thread(ask)

@@ -32,12 +32,14 @@ class Call(NamedTuple):
         kwargs: Keyword arguments, or None.
         options: Its options.
         parent: The task that calls, if one does.
+        expires: When it is to run no more, by its options or by its task's.
     """
 
     args: Any
     kwargs: Any
     options: dict[str, Any]
     parent: Any
+    expires: Any = None
 
     def is_plain(self) -> bool:
         """Return whether its options have the types that a template has room for."""
@@ -46,7 +48,9 @@ class Call(NamedTuple):
             value = options[name]
             if name in _TEXTS and not (value is None or type(value) is str):
                 return False
-        index = options.get("group_index")
+        headers, index = options.get("headers"), options.get("group_index")
+        if not (headers is None or type(headers) is dict):
+            return False
         return index is None or type(index) is int
 
     def check(self, task: Any) -> None:
@@ -63,7 +67,7 @@ class Call(NamedTuple):
             raise TypeError("task args must be a list or tuple")
 
     def letter(
-        self, template: AnyTemplate, terms: Terms, task_id: str, **told: str | None
+        self, template: AnyTemplate, terms: Terms, task_id: str, told: Fields
     ) -> Letter | None:
         """
         Return the message; None if it has no place for one of its options.
@@ -72,7 +76,8 @@ class Call(NamedTuple):
             template: For its kind.
             terms: The app's settings.
             task_id: Its id.
-            told: ``reply_to`` and ``reply``: where to Celery and we would have the answer.
+            told: ``reply_to`` and ``reply``: where to Celery and we would have the answer;
+                and what is to be said of its expiry.
         """
         options, args, kwargs = self.options, self.args or (), self.kwargs or {}
         root_id, parent_id = options.get("root_id"), options.get("parent_id")
@@ -80,7 +85,8 @@ class Call(NamedTuple):
             root_id = root_id or self.parent.request.root_id or self.parent.request.id
             parent_id = parent_id or self.parent.request.id
         values: Fields = {
-            **self.constants(**told),
+            **told,
+            **self.constants(told),
             "task_id": task_id,
             "root_id": root_id or task_id,
             "parent_id": parent_id,
@@ -89,7 +95,7 @@ class Call(NamedTuple):
         }
         return template.letter((args, kwargs, self._embed(template)), values)
 
-    def constants(self, **told: str | None) -> Fields:
+    def constants(self, told: Fields) -> Fields:
         """Return what all calls with these options have, as `letter` is told."""
         options = self.options
         return {
@@ -97,9 +103,9 @@ class Call(NamedTuple):
             "group_id": options.get("group_id"),
             "group_index": options.get("group_index"),
             "reply_to": options.get("reply_to") or told["reply_to"],
-            "eta": None,
             "shadow": options.get("shadow") or None,
             "reply": told["reply"],
+            "headers": options.get("headers"),
         }
 
     def leave_trail(self, result: Any) -> None:

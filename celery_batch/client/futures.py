@@ -6,8 +6,8 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from celery_batch.client.inbox import Reply
 from celery_batch.client.listener import listener_for
+from celery_batch.client.reply import Reply
 
 __all__ = ["ResultFuture", "future_of"]
 

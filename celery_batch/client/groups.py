@@ -34,6 +34,15 @@ def gather_groups() -> None:
         self: Any, tasks: Any, producer: Any = None, app: Any = None, *more: Any, **options: Any
     ) -> Iterator[Any]:
         app = app or self.app
+        tasks, counted = import_module("celery_batch.client.together").let_in(app, tasks)
+        if not counted:
+            return send(self, tasks, producer, app, *more, **options)
+        with import_module("celery_batch.client.room").admitted(counted):
+            return iter(list(send(self, tasks, producer, app, *more, **options)))
+
+    def send(
+        self: Any, tasks: Any, producer: Any, app: Any, *more: Any, **options: Any
+    ) -> Iterator[Any]:
         if producer is not None or not app.conf.get("batch_bulk", True):
             return own(self, tasks, producer, app, *more, **options)  # type: ignore[no-any-return]
         foreseen = import_module("celery_batch.client.answers").foreseen

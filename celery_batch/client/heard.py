@@ -11,7 +11,10 @@ from celery.result import AsyncResult
 from vine import promise
 
 from celery_batch.client.elsewhere import is_elsewhere, is_of_thread
-from celery_batch.client.inbox import Reply, Watcher, inbox_of
+from celery_batch.client.inbox import inbox_of
+from celery_batch.client.opened import opened
+from celery_batch.client.reply import Reply, Watcher
+from celery_batch.replies import BatchFacts
 
 __all__ = ["HeardResult"]
 
@@ -85,6 +88,11 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
         return self._backend or self.app.backend
 
     @property
+    def batch(self) -> BatchFacts | None:
+        """How its answer was made; None as long as there is none, or if nobody has told."""
+        return None if self.is_elsewhere else self.own_reply().batch
+
+    @property
     def on_ready(self) -> Any:
         """Celery's promise, made when something asks for it."""
         ours = self.__dict__
@@ -121,6 +129,7 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
             self.reply.is_asked |= reply.is_asked
             if reply.value is not None:
                 inbox.deliver([(self.id, reply.value)])
+                self.reply.said = reply.said
         return self.reply
 
     @property
@@ -164,7 +173,7 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
         if self._meta is None:
             value = self.reply.value
             if value:
-                self._maybe_set_cache(self.backend.decode(value))
+                self._maybe_set_cache(opened(self.backend, value))
             elif value is not None:
                 self._maybe_set_cache(self.backend.get_task_meta(self.id))
         return self._meta

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -21,51 +21,14 @@ from celery.utils.functional import noop
 from celery_batch.client.barriers import Barriers
 from celery_batch.client.callbacks import call_each
 from celery_batch.client.forks import renew_locks
-from celery_batch.client.rounds import Round
+from celery_batch.client.looks import Looks
+from celery_batch.client.reply import Reply, Watcher
+from celery_batch.replies import STARTED_ID
 
-__all__ = ["Inbox", "Reply", "Watcher", "inbox_of"]
-
-#: Called once, without arguments, by the thread that heard of the reply.
-Watcher = Callable[[], object]
-
-#: Seconds between two looks at what a missed notification would have told of.
-SWEEP = 0.9
-
-#: Seconds between two looks at what nobody tells us of.
-STRAY = 0.2
+__all__ = ["Inbox", "inbox_of"]
 
 #: Seconds after which a result may well be there without our having heard of it.
 STALE = 1.0
-
-
-class Reply:
-    """
-    What will be heard of one task.
-
-    Args:
-        inbox: Whose it is.
-        task_id: The task's id.
-    """
-
-    __slots__ = (
-        *("__weakref__", "inbox", "is_asked", "is_told", "listeners"),
-        *("since", "task_id", "value", "watchers"),
-    )
-
-    def __init__(self, inbox: Inbox, task_id: str) -> None:
-        self.inbox = inbox
-        self.task_id = task_id
-        #: Whether this process, or the one it was forked from, has asked for it.
-        self.is_asked = False
-        #: Whether the message that asked names our channel.
-        self.is_told = False
-        #: When somebody last looked for it, or asked for it.
-        self.since = 0.0
-        #: The stored value, still encoded; empty if it is too large to be sent along.
-        self.value: bytes | None = None
-        #: Called when it comes; as long as there are watchers, it is looked for as well.
-        self.listeners: list[Watcher] | None = None
-        self.watchers: list[Watcher] | None = None
 
 
 class Inbox:
@@ -80,8 +43,7 @@ class Inbox:
         self._lock = threading.RLock()
         #: Who leaves as soon as somebody has the lock.
         self._left: deque[tuple[Reply, Watcher]] = deque()
-        self._told = Round(SWEEP)
-        self._strays = Round(STRAY)
+        self._looks = Looks()
         self._restored = 0.0
         #: Those of groups, which count our replies.
         self.barriers = Barriers()
@@ -150,11 +112,30 @@ class Inbox:
             if reply.value is not None:
                 return False
             reply.watchers = [*(reply.watchers or ()), watcher]
-            if is_urgent:
-                self._strays.add(reply, 0.0)
-            else:
-                self._told.add(reply, time.monotonic() + SWEEP)
+            self._looks.watch(reply, is_urgent=is_urgent)
         if is_urgent:
+            self.hurry()
+        return True
+
+    def follow(self, reply: Reply, watcher: Watcher, seen: bytes | None) -> bool:
+        """
+        Have a function called when a task's state changes, and look for that meanwhile.
+
+        Args:
+            reply: The task's.
+            watcher: Called once.
+            seen: What of the reply's `latest` is known already.
+
+        Returns:
+            False if there is something new already; the function will not be called.
+        """
+        with self._lock:
+            self._let_go()
+            if reply.value is not None or reply.latest not in (None, seen):
+                return False
+            reply.followers = [*(reply.followers or ()), watcher]
+            is_fresh = self._looks.follow(reply)
+        if is_fresh:
             self.hurry()
         return True
 
@@ -180,27 +161,60 @@ class Inbox:
         """
         self._left.append((reply, watcher))
 
-    def deliver(self, heard: Iterable[tuple[str, bytes]]) -> None:
+    def deliver(self, heard: Iterable[tuple[str, bytes]], said: bytes = b"") -> None:
         """
         Take values in, and tell those who wait.
 
         Args:
             heard: Ids and stored values, in final states.
+            said: What was told of the batch that they come from; empty for nothing.
         """
         watchers: list[Watcher] = []
         with self._lock:
             self._let_go()
-            for task_id, value in heard:
+            for number, (task_id, value) in enumerate(heard):
                 reply = self._known.get(task_id)
-                if reply is None or reply.value is not None:
+                if reply is None:
+                    if value and task_id.startswith(STARTED_ID):
+                        watchers += self._note(task_id.removeprefix(STARTED_ID), value)
+                    continue
+                if said and reply.said is None:
+                    reply.said = said, number
+                if reply.value is not None:
                     continue
                 reply.value = value
-                if reply.watchers:
-                    watchers += reply.watchers
-                    self._drop(reply)
+                if reply.watchers or reply.followers:
+                    watchers += (*(reply.watchers or ()), *(reply.followers or ()))
+                    reply.watchers = reply.followers = None
+                    self._looks.drop(reply)
                 watchers += reply.listeners or ()
-                reply.watchers = reply.listeners = None
+                reply.listeners = None
         call_each(watchers)
+
+    def note(self, found: Iterable[tuple[str, bytes]], before: Mapping[str, bytes | None]) -> None:
+        """
+        Take in what a look has found of tasks that have not ended, and tell who follows them.
+
+        Args:
+            found: Ids and stored values; an empty one if there is none any more.
+            before: What was known before the look; what was told meanwhile is newer.
+        """
+        watchers: list[Watcher] = []
+        with self._lock:
+            for task_id, value in found:
+                reply = self._known.get(task_id)
+                if reply is not None and reply.latest is before[task_id]:
+                    watchers += self._note(task_id, value)
+        call_each(watchers)
+
+    def _note(self, task_id: str, value: bytes) -> list[Watcher]:
+        reply = self._known.get(task_id)
+        if reply is None or reply.value is not None:
+            return []
+        reply.latest, reply.since = value, time.monotonic()
+        followers, reply.followers = reply.followers or [], None
+        self._looks.drop(reply)
+        return followers
 
     def close_barriers(self) -> bool:
         """Tell the groups that were built meanwhile; return whether to look soon again."""
@@ -210,26 +224,29 @@ class Inbox:
 
     def take(self, most: int) -> list[str]:
         """Return ids that should be looked for now, those first that waited longest."""
-        now = time.monotonic()
         with self._lock:
             self._let_go()
-            due = self._strays.take(now, most)
-            due += self._told.take(now, most - len(due))
-            for reply in due:
-                (self._told if reply.is_told else self._strays).put_off(reply, now)
-            return [reply.task_id for reply in due]
+            return self._looks.take(most)
+
+    def latest(self, task_ids: Iterable[str]) -> dict[str, bytes | None]:
+        """Return what is known of tasks that have not ended, by their ids."""
+        with self._lock:
+            replies = {task_id: self._known.get(task_id) for task_id in task_ids}
+            return {
+                task_id: None if reply is None else reply.latest
+                for task_id, reply in replies.items()
+            }
 
     def next_look(self) -> float:
         """Return when a look is due, by the monotonic clock."""
         with self._lock:
-            return min(self._strays.next_due(), self._told.next_due())
+            return self._looks.next_due()
 
     def look_again(self) -> None:
         """Look for everything soon: we may have missed what was told meanwhile."""
         with self._lock:
             self._restored = time.monotonic()
-            self._told.all_due()
-            self._strays.all_due()
+            self._looks.all_due()
         self.hurry()
 
     def _let_go(self) -> None:
@@ -238,17 +255,12 @@ class Inbox:
                 self._leave(*self._left.popleft())
 
     def _leave(self, reply: Reply, watcher: Watcher) -> bool:
-        for those in (reply.watchers, reply.listeners):
+        for those in (reply.watchers, reply.listeners, reply.followers):
             if those and watcher in those:
                 those.remove(watcher)
-                if not reply.watchers:
-                    self._drop(reply)
+                self._looks.drop(reply)
                 return True
         return False
-
-    def _drop(self, reply: Reply) -> None:
-        self._told.drop(reply)
-        self._strays.drop(reply)
 
 
 _inboxes: WeakKeyDictionary[Any, Inbox] = WeakKeyDictionary()

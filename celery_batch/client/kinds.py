@@ -19,8 +19,10 @@ from kombu.exceptions import OperationalError
 
 from celery_batch.asking import Asking
 from celery_batch.client.amqp_template import AmqpTemplate
-from celery_batch.client.call import AnyTemplate
+from celery_batch.client.call import AnyTemplate, Call
+from celery_batch.client.lesson import Form
 from celery_batch.client.template import Template
+from celery_batch.client.unsubscribed import unsubscribed
 
 __all__ = ["Kinds", "is_plain_celery"]
 
@@ -56,6 +58,8 @@ _OF_CALL = frozenset(
         "chain",
         "chord",
         "producer",
+        "expires",
+        "headers",
     ]
 )
 _PLAIN = frozenset((str, int, float, bool, type(None)))
@@ -115,7 +119,7 @@ class Kinds:
         self._router: Any = None
         self._known: dict[Any, AnyTemplate | None] = {}
 
-    def template(self, task: Any, options: dict[str, Any], *, reply: bool) -> AnyTemplate | None:
+    def template(self, task: Any, call: Call, *, reply: bool) -> AnyTemplate | None:
         """
         Return the template for a call; None if it has none, or none yet.
 
@@ -123,13 +127,13 @@ class Kinds:
 
         Args:
             task: The task that is called.
-            options: As `apply_async` takes them.
+            call: The call.
             reply: Whether the message says where its answer is told.
         """
         router = self._app.amqp.router
         if router is not self._router or len(self._known) > _MOST:
             self._router, self._known = router, {}
-        of_kind = []
+        options, of_kind = call.options, []
         for name, value in options.items():
             if name in _OF_KIND:
                 if type(value) not in _PLAIN:
@@ -137,7 +141,8 @@ class Kinds:
                 of_kind.append((name, value, type(value)))
             elif name not in _OF_CALL:
                 return None
-        kind = (task.name, task.ignore_result, reply, *of_kind)
+        form = Form(reply, call.expires is not None, bool(options.get("headers")))
+        kind = (task.name, task.ignore_result, form, *of_kind)
         try:
             return self._known[kind]
         except KeyError:
@@ -146,7 +151,7 @@ class Kinds:
 
     def _learn(self, kind: Any, task: Any, producer: Any) -> None:
         own = task._get_exec_options()  # noqa: SLF001
-        reply, *of_kind = kind[2:]
+        form, *of_kind = kind[2:]
         options = {**own, **{name: value for name, value, _ in of_kind}}
         options.setdefault("ignore_result", task.ignore_result)
         learn = self._way_to_learn(producer) if _is_plain(task, options) else None
@@ -154,8 +159,8 @@ class Kinds:
             self._known[kind] = None
             return
         try:
-            with self._app.producer_or_acquire(producer) as one:
-                self._known[kind] = learn(task, options, one, reply=reply)
+            with unsubscribed(self._app), self._app.producer_or_acquire(producer) as one:
+                self._known[kind] = learn(task, options, one, form)
         except (OperationalError, QueueNotFound):
             pass  # Celery's own road meets it too, and says so
         except Exception:
@@ -177,8 +182,7 @@ def _is_plain(task: Any, options: dict[str, Any]) -> bool:
     kind = type(task)
     on_call = type(task.backend).on_task_call
     return (
-        options.get("expires") is None
-        and kind.shadow_name is Task.shadow_name
+        kind.shadow_name is Task.shadow_name
         and not any(
             "AsyncResult" in vars(base) for base in kind.__mro__ if base not in (Asking, Task)
         )

@@ -18,10 +18,11 @@ from uuid import uuid4
 
 from celery._state import task_join_will_block
 
-from celery_batch.client.inbox import Reply, inbox_of
+from celery_batch.client.inbox import inbox_of
+from celery_batch.client.reply import Reply
 from celery_batch.client.store import FORBIDDEN, PATIENCE, ResultStore, Subscription
 from celery_batch.client.sweep import Sweeper
-from celery_batch.replies import REPLY_CHANNEL, read_replies
+from celery_batch.replies import FACTS_ID, REPLY_CHANNEL, read_replies
 
 __all__ = ["Listener", "close_listener", "is_listening", "listener_for"]
 
@@ -160,7 +161,9 @@ class Listener:
                 except ValueError as error:
                     logger.warning("Heard what is no reply: %s", error)
                 else:
-                    self._inbox.deliver(replies)
+                    has_facts = bool(replies) and replies[0][0] == FACTS_ID
+                    said = replies.pop(0)[1] if has_facts else b""
+                    self._inbox.deliver(replies, said)
         finally:
             subscription.close()
 

@@ -11,6 +11,7 @@ from kombu.exceptions import OperationalError
 
 from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.client.publisher import Publisher
+from celery_batch.client.room import admitted
 from celery_batch.errors import BatchError, ConfigurationError
 
 __all__ = ["PartlySent", "apply_many"]
@@ -46,9 +47,19 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
 
     Raises:
         PartlySent: Not all of them could be sent.
+        QueueFull: There is no room for all of them.
     """
     if "task_id" in options:
         raise ConfigurationError(f"{task.name}: many calls cannot have one task_id")
+    room = Publisher.of(task.app).room()
+    if room.limit(task) is None:
+        return _apply_many(task, rows, options)
+    rows = room.check_rows(task, options, rows)
+    with admitted((task.name,)):
+        return _apply_many(task, rows, options)
+
+
+def _apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[Any]:
     results: list[Any] = []
     with closing(Gathering()) as gathering:
         try:
@@ -56,11 +67,11 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
             for args, kwargs in rows:  # whoever makes the rows may send and wait meanwhile
                 if series is None or not series.holds():
                     series = Publisher.of(task.app).series(task, options)
-                if series is None:
+                result = series and series.send(args, kwargs, gathering)
+                if result is None:
                     call = partial(task.apply_async, args, kwargs, **options)
-                    results.append(gathered_by(gathering, task, call))
-                else:
-                    results.append(series.send(args, kwargs, gathering))
+                    result = gathered_by(gathering, task, call)
+                results.append(result)
             gathering.flush()
         except Exception as error:
             if not gathering.sent:

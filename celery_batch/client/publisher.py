@@ -15,14 +15,18 @@ from typing import Any
 from celery_batch.asking import Asking
 from celery_batch.client.answers import expected
 from celery_batch.client.call import Call
+from celery_batch.client.expiry import expiry_of
 from celery_batch.client.gathering import Gathering, gathered
 from celery_batch.client.ids import new_id
 from celery_batch.client.kinds import Kinds, is_plain_celery
 from celery_batch.client.listener import listener_for
 from celery_batch.client.outbox import Outbox
 from celery_batch.client.own_road import OwnRoad
+from celery_batch.client.result import BatchResult
+from celery_batch.client.room import Room, items_of
 from celery_batch.client.series import Series
 from celery_batch.client.short_road import ShortRoad
+from celery_batch.client.template import Fields
 from celery_batch.client.terms import Terms
 from celery_batch.client.unsubscribed import unsubscribed
 from celery_batch.replies import REPLY_HEADER
@@ -46,6 +50,7 @@ class Publisher:
         self._app = app
         self._terms = Terms(app)
         self._kinds = Kinds(app)
+        self._room = Room(app, self._terms)
         self._outbox = Outbox(ShortRoad(app).write)
         self._own_road = OwnRoad(app, self._outbox)
 
@@ -70,30 +75,35 @@ class Publisher:
         Raises:
             TypeError: The arguments do not fit the task.
             OperationalError: The broker could not be reached, or refused the message.
+            QueueFull: There is no room for it, whichever road it would go.
         """
         terms = self._settled()
+        if task.max_queue is not None or terms.most_queued is not None:
+            self._room.check(task, options, items_of(options))
         if not (terms.bulk and terms.is_plain and is_plain_celery(self._app)):
             return None
         gathering = gathered(task, options)
         if "producer" in options and (gathering is None or gathering.app is None):
             return None  # not Celery's own, for all we know
-        call = Call(args, kwargs, options, self._app.current_worker_task)
+        call = self._call(task, args, kwargs, options)
         frozen = gathering and gathering.frozen.get(options.get("task_id", ""))
         listener = self._listener(task, options, gathering, frozen)
-        template = self._kinds.template(task, options, reply=listener is not None)
-        if template is None or not call.is_plain() or (call.parent and terms.inherits_priority):
+        if not call.is_plain() or (call.parent and terms.inherits_priority):
+            return None
+        template = self._kinds.template(task, call, reply=listener is not None)
+        expiry = expiry_of(self._app, terms, call.expires)
+        if template is None or expiry is None:
             return None
         call.check(task)
         task_id = options.get("task_id") or new_id()
-        told = {
-            "reply_to": self._app.thread_oid,
-            "reply": None if listener is None else listener.channel,
-        }
-        letter = call.letter(template, terms, task_id, **told)
+        letter = call.letter(template, terms, task_id, {**self._told(listener), **expiry})
         if letter is None:
             return None
-        result = expected(task, task_id, listener, frozen)
-        result.ignored = options.get("ignore_result", task.ignore_result)
+        if listener is None or frozen is not None or options.get("task_id"):
+            result = expected(task, task_id, listener, frozen)
+            result.ignored = options.get("ignore_result", task.ignore_result)
+        else:
+            result = BatchResult.of_call(task_id, self._app, listener.reply_to(task_id))
         if gathering is None:
             self._outbox.send((letter,))
         else:
@@ -110,16 +120,12 @@ class Publisher:
             options: As `apply_async` takes them, the same for all.
         """
         app, terms = self._app, self._settled()
-        call = Call((), {}, options, app.current_worker_task)
+        call = self._call(task, (), {}, options)
         if not (terms.bulk and terms.is_plain and is_plain_celery(app) and _is_usual(task, call)):
             return None
         listener = self._listener(task, options, None, None)
-        template = self._kinds.template(task, options, reply=listener is not None)
-        told = {
-            "reply_to": app.thread_oid,
-            "reply": None if listener is None else listener.channel,
-        }
-        settled = template and template.settle(call.constants(**told))
+        template = self._kinds.template(task, call, reply=listener is not None)
+        settled = template and template.settle(call.constants(self._told(listener)))
         if settled is None:
             return None
         router = app.amqp.router
@@ -128,7 +134,7 @@ class Publisher:
             is_same = terms.hold(app.conf) and app.amqp.router is router
             return is_same and is_plain_celery(app)
 
-        return Series(task, options, terms, settled, listener, self._outbox, holds, self.pid)
+        return Series(task, call, terms, settled, listener, self._outbox, holds, self.pid)
 
     def send_as_celery_does(
         self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
@@ -164,11 +170,26 @@ class Publisher:
         result.ignored = done.ignored
         return result
 
+    def _call(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Call:
+        own = task._get_exec_options()  # noqa: SLF001
+        expires = options.get("expires", own.get("expires"))
+        return Call(args, kwargs, options, self._app.current_worker_task, expires)
+
+    def _told(self, listener: Any) -> Fields:
+        channel = None if listener is None else listener.channel
+        return {"reply_to": self._app.thread_oid, "reply": channel}
+
+    def room(self) -> Room:
+        """Return what lets calls pass, or refuses them."""
+        self._settled()
+        return self._room
+
     def _settled(self) -> Terms:
         terms = self._terms
         if not terms.hold(self._app.conf):
             terms = self._terms = Terms(self._app)
             self._kinds = Kinds(self._app)
+            self._room = Room(self._app, terms)
         return terms
 
     def _listener(

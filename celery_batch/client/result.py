@@ -21,9 +21,10 @@ from celery_batch.client.arrival import SELDOM, SOON, arrived
 from celery_batch.client.callbacks import is_delivering
 from celery_batch.client.futures import ResultFuture, future_of
 from celery_batch.client.heard import HeardResult
-from celery_batch.client.inbox import Watcher
 from celery_batch.client.listener import is_listening, listener_for
 from celery_batch.client.patience import Patience
+from celery_batch.client.reply import Watcher
+from celery_batch.client.states import States
 
 __all__ = ["BatchResult"]
 
@@ -116,6 +117,21 @@ class BatchResult(HeardResult):
         else:
             Thread(target=_settle, args=(self, future), daemon=True).start()
         return future
+
+    def states(self, timeout: float | None = None) -> States:
+        """
+        Return an iterator, and asynchronous iterator, of the task's states as they come.
+
+        Each is yielded once, as long as it is stored: ``STARTED`` if that is tracked,
+        ``RETRY``, one's own, and last the one in which the task has ended.  Whoever has
+        sent the task, it may be followed from here.  It ends early when the result is
+        forgotten, or has expired.
+
+        Args:
+            timeout: Most seconds to wait for each; then Celery's `TimeoutError` is raised,
+                and the next may be waited for.  None for as long as it takes.
+        """
+        return States(self, timeout)
 
     def then(self, callback: Any, on_error: Any = None, weak: bool = False) -> Any:  # noqa: FBT001, FBT002
         """

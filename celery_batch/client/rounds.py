@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from celery_batch.client.inbox import Reply
+    from celery_batch.client.reply import Reply
 
 __all__ = ["Round"]
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from celery_batch.client.answers import expected
 from celery_batch.client.call import AnyTemplate, Call
+from celery_batch.client.expiry import expiry_of
 from celery_batch.client.gathering import Gathering
 from celery_batch.client.ids import new_id
 from celery_batch.client.outbox import Outbox
@@ -25,7 +26,7 @@ class Series(NamedTuple):
 
     Args:
         task: The task that is called.
-        options: The calls' options.
+        call: One of them, without arguments.
         terms: The app's settings.
         template: For their kind, its blanks filled in where all calls have the same.
         listener: Who hears their answers; None if nobody does.
@@ -35,7 +36,7 @@ class Series(NamedTuple):
     """
 
     task: Any
-    options: dict[str, Any]
+    call: Call
     terms: Terms
     template: AnyTemplate
     listener: Any
@@ -49,7 +50,7 @@ class Series(NamedTuple):
 
     def send(self, args: Any, kwargs: Any, gathering: Gathering) -> Any:
         """
-        Make a call, and return its result.
+        Make a call, and return its result; None if it has to go Celery's own road.
 
         Args:
             args: Positional arguments, or None.
@@ -60,7 +61,11 @@ class Series(NamedTuple):
             TypeError: The arguments do not fit the task.
         """
         task, terms = self.task, self.terms
-        Call(args, kwargs, self.options, None).check(task)
+        call = self.call._replace(args=args, kwargs=kwargs)
+        call.check(task)
+        expiry = expiry_of(task.app, terms, call.expires)
+        if expiry is None:
+            return None
         args, kwargs = args or (), kwargs or {}
         task_id = new_id()
         values: Fields = {
@@ -68,12 +73,13 @@ class Series(NamedTuple):
             "root_id": task_id,
             "argsrepr": described(args, terms.args_limit, terms.repr_levels),
             "kwargsrepr": described(kwargs, terms.kwargs_limit, terms.repr_levels),
+            **expiry,
         }
-        # There is one: its only short text is the id.
+        # There is one: its short texts are the id and a number.
         letter: Any = self.template.letter((args, kwargs, self.template.embed), values)
         if self.listener is None:
             result = expected(task, task_id, None)
-            result.ignored = self.options.get("ignore_result", task.ignore_result)
+            result.ignored = call.options.get("ignore_result", task.ignore_result)
         else:
             result = BatchResult.of_call(task_id, task.app, self.listener.reply_to(task_id))
         gathering.add(letter, result, self.outbox)

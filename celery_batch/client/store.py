@@ -57,17 +57,17 @@ class ResultStore:
 
     def read(self, task_ids: list[str]) -> list[tuple[str, bytes]]:
         """
-        Return the tasks that have ended, with their stored values.
+        Return tasks with their stored values, empty where there is none.
 
         Raises:
             RedisError: Redis did not answer.
         """
         key = self._backend.get_key_for_task
         values = self._client.mget([key(task_id) for task_id in task_ids])
-        stored = zip(task_ids, values, strict=True)
-        return [(task_id, value) for task_id, value in stored if value and self._is_final(value)]
+        return [(task_id, value or b"") for task_id, value in zip(task_ids, values, strict=True)]
 
-    def _is_final(self, value: bytes) -> bool:
+    def is_final(self, value: bytes) -> bool:
+        """Return whether a stored value is a task's end."""
         try:
             return self._backend.decode(value)["status"] in states.READY_STATES
         except Exception:  # noqa: BLE001 (it is for those who wait to meet this error)

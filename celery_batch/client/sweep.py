@@ -76,7 +76,12 @@ class Sweeper:
             task_ids = self._inbox.take(PIECE)
             if not task_ids:
                 return 0.0
-            self._inbox.deliver(self._store.read(task_ids))
+            before = self._inbox.latest(task_ids)
+            found = self._store.read(task_ids)
+            news = {name: value for name, value in found if value != (before[name] or b"")}
+            ends = {name for name, value in news.items() if value and self._store.is_final(value)}
+            self._inbox.deliver((name, news[name]) for name in ends)
+            self._inbox.note(((name, news[name]) for name in news.keys() - ends), before)
         except Exception as error:  # noqa: BLE001 (whatever it is, waiting ones must be looked for)
             if not self._is_failing:
                 logger.warning("Cannot look for results: %s", error)

@@ -8,9 +8,7 @@ What a message looks like is therefore known to Celery alone.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Collection
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, NamedTuple
 
@@ -20,31 +18,20 @@ from kombu.serialization import registry
 from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.ids import new_id
+from celery_batch.client.lesson import BLANK_OPTIONS, MARK, PARTS, Form, mark_parts, teach
 from celery_batch.client.outbox import Letter
-from celery_batch.replies import REPLY_HEADER
 
-__all__ = ["BLANK_OPTIONS", "MARK", "Fields", "MessageMaker", "Template", "payload_of", "teach"]
+__all__ = ["Fields", "MessageMaker", "Template", "payload_of"]
 
 _Producer: Any = messaging.Producer
 
-#: What a call fills in.
-Fields = dict[str, str | int | None]
-
-#: Never part of a message that is not ours, as nobody can foresee it.
-MARK = f"blank-{os.urandom(12).hex()}-"
+#: What a call fills in: texts and numbers, and as ``headers`` an object of them.
+Fields = dict[str, Any]
 
 #: In a text; what is put into one may look like another.
 _BLANK = re.compile(r"%%|%\((?P<name>\w+)\)s")
 
 _encode_json = JSONEncoder().encode
-
-#: Arguments of `Celery.send_task` that become blanks.
-BLANK_OPTIONS = (
-    *("task_id", "root_id", "parent_id", "group_id", "group_index"),
-    *("reply_to", "eta", "shadow"),
-)
-#: Blanks that are put into the message once it is made.
-_BLANK_PARTS = ("body", "argsrepr", "kwargsrepr", "tag", "reply")
 
 
 class Template(NamedTuple):
@@ -54,6 +41,7 @@ class Template(NamedTuple):
     Args:
         key: The Redis list that they go to, with its prefix.
         text: The message with blanks for %-formatting.
+        taken: Names of headers that are Celery's, and ours.
         embed: The third part of a body: callbacks and what comes after.
         serializer: Name of the body's serializer.
         codec: Makes a serialized body fit for JSON.
@@ -61,13 +49,14 @@ class Template(NamedTuple):
 
     key: str
     text: str
+    taken: frozenset[str]
     embed: dict[str, Any]
     serializer: str
     codec: Any
 
     @classmethod
     def learn(
-        cls, task: Any, options: dict[str, Any], producer: Any, *, reply: bool
+        cls, task: Any, options: dict[str, Any], producer: Any, form: Form
     ) -> Template | None:
         """
         Have Celery make a message, and look at it; None if it has no such form.
@@ -76,36 +65,50 @@ class Template(NamedTuple):
             task: The task that is called.
             options: The options of all the calls, the task's own among them.
             producer: Celery's, to the broker that they go to.
-            reply: Whether the messages say where their answers are told.
+            form: What the messages have beside.
         """
         with producer.connection._reraise_as_library_errors():  # noqa: SLF001
             learner = _Learner(producer.channel, auto_declare=False)
             learner.serializer = producer.serializer
-            teach(task, options, learner, reply=reply)
-            return learner.template()
+            teach(task, options, learner, form)
+            return learner.template(form)
 
-    def settle(self, values: Fields) -> Template:
-        """Return the template with some blanks filled in."""
+    def settle(self, values: Fields) -> Template | None:
+        """Return the template with some blanks filled in; None if a value has no place there."""
+        texts = self._texts(values)
+        if texts is None:
+            return None
 
         def fill(blank: re.Match[str]) -> str:
             name = blank["name"]
-            return _json_text(values[name]).replace("%", "%%") if name in values else blank[0]
+            return texts[name].replace("%", "%%") if name in texts else blank[0]
 
         return self._replace(text=_BLANK.sub(fill, self.text))
 
-    def letter(self, body: tuple[Any, ...], values: Fields) -> Letter:
+    def letter(self, body: tuple[Any, ...], values: Fields) -> Letter | None:
         """
-        Return one call's message.
+        Return one call's message; None if it has no place for a value.
 
         Args:
             body: Its arguments, keyword arguments and what comes after.
             values: For each blank but the body and the tag.
         """
         payload = payload_of(body, self.serializer)
-        texts = {name: _json_text(value) for name, value in values.items()}
+        texts = self._texts(values)
+        if texts is None:
+            return None
         texts["tag"] = f'"{new_id()}"'
         texts["body"] = f'"{self.codec.encode(payload)}"'
         return Letter(self.key, self.text % texts)
+
+    def _texts(self, values: Fields) -> dict[str, str] | None:
+        headers = values.get("headers")
+        if headers and not self.taken.isdisjoint(headers):
+            return None
+        try:
+            return {name: _json_text(value) for name, value in values.items()}
+        except Exception:  # noqa: BLE001 (Celery meets it as well, and says so in its own way)
+            return None
 
 
 def payload_of(body: tuple[Any, ...], serializer: str) -> Any:
@@ -122,45 +125,6 @@ def payload_of(body: tuple[Any, ...], serializer: str) -> Any:
         except Exception:  # noqa: BLE001 (kombu meets it as well, and says so in its own way)
             return serialized(body, serializer=serializer)[2]
     return serialized(body, serializer=serializer)[2]
-
-
-def teach(
-    task: Any,
-    options: dict[str, Any],
-    learner: Any,
-    *,
-    reply: bool,
-    without: Collection[str] = (),
-) -> None:
-    """
-    Have Celery send a call whose options are blanks.
-
-    Args:
-        task: The task that is called.
-        options: The options of all the calls, the task's own among them.
-        learner: A producer that keeps the message.
-        reply: Whether the message says where its answer is told.
-        without: Options that are left out.
-    """
-    blanks = {option: MARK + option for option in BLANK_OPTIONS if option not in without}
-    if reply:
-        options = {**options, "headers": {REPLY_HEADER: MARK + "reply"}}
-    task.app.send_task(
-        task.name,
-        (),
-        {},
-        producer=learner,
-        task_type=task,
-        result_cls=_NoResult,
-        add_to_parent=False,
-        **blanks,
-        **options,
-    )
-
-
-class _NoResult:
-    def __init__(self, _task_id: str) -> None:
-        self.ignored = True
 
 
 class MessageMaker(_Producer):  # type: ignore[misc]
@@ -221,26 +185,30 @@ class _Learner(MessageMaker):
     def pass_on(self, body: Any, details: tuple[Any, ...]) -> None:
         pass
 
-    def template(self) -> Template | None:
+    def template(self, form: Form) -> Template | None:
         message = self.message
         if message is None:
             return None
-        codec = self.channel.codecs.get(message["properties"]["body_encoding"])
+        headers, properties = message["headers"], message["properties"]
+        codec = self.channel.codecs.get(properties["body_encoding"])
         if codec is None:
             return None
         message["body"] = MARK + "body"
-        for part in ("argsrepr", "kwargsrepr"):
-            message["headers"][part] = MARK + part
-        message["properties"]["delivery_tag"] = MARK + "tag"
+        properties["delivery_tag"] = MARK + "tag"
+        mark_parts(headers, properties, form)
         text = dumps(message).replace("%", "%%")
-        for blank in (*BLANK_OPTIONS, *_BLANK_PARTS):
+        text = text.replace(f'"{MARK}headers": null', "%(headers)s")
+        for blank in (*BLANK_OPTIONS, *PARTS, "body", "tag"):
             text = text.replace(f'"{MARK}{blank}"', f"%({blank})s")
         if MARK in text:
             return None
-        return Template(self.key, text, self.embed, self.body_serializer, codec)
+        taken = frozenset(headers)
+        return Template(self.key, text, taken, self.embed, self.body_serializer, codec)
 
 
-def _json_text(value: str | int | None) -> str:
+def _json_text(value: Any) -> str:
     if type(value) is str:
         return quoted(value)
+    if type(value) is dict:  # some headers among others
+        return _encode_json(value)[1:-1]
     return "null" if value is None else str(value)

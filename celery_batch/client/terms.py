@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery import Celery
+
+from celery_batch.config import most_queued
+
 __all__ = ["Terms"]
 
 #: Celery's message protocol that has headers.
@@ -26,9 +30,13 @@ class Terms:
         self._live = _dict_of(conf)
         self._seen = dict(self._live)
         self.bulk = bool(conf.get("batch_bulk", True))
+        self.is_eager = bool(conf.task_always_eager)
+        self.most_queued = most_queued(app)
         self.is_plain = not (conf.task_always_eager or conf.task_send_sent_event)
         self.inherits_priority = conf.task_inherit_parent_priority
         self.has_headers = conf.task_protocol == _WITH_HEADERS
+        #: Whether its times are UTC, told by Celery's own clock.
+        self.is_utc = app.uses_utc_timezone() and getattr(app.now, "__func__", None) is Celery.now
         self.repr_levels = conf.task_repr_maxlevels
         self.args_limit = app.amqp.argsrepr_maxsize
         self.kwargs_limit = app.amqp.kwargsrepr_maxsize

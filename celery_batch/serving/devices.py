@@ -17,9 +17,12 @@ from pathlib import Path
 
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["discover", "pin", "visible_entry"]
+__all__ = ["discover", "pin", "require_seen", "visible_entry", "why_doubtful"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+#: Of GPUs without a file of the usual name: WSL's, Tegra's, AMD's.
+_OTHER_GPUS = ("dxg", "nvhost-gpu", "nvgpu", "kfd")
+
 _NAME = re.compile(r"cpu|mps|cuda:(\d+|(GPU|MIG)-[\w/-]+)")
 
 
@@ -66,6 +69,51 @@ def pin(index: int, devices: Sequence[str] | None = None) -> str:
     _require_sleeping_cuda()
     os.environ[_VISIBLE] = visible_entry(name)
     return "cuda:0"
+
+
+def why_doubtful(names: Sequence[str]) -> str:
+    """
+    Say what speaks against some devices on this machine; the empty string if nothing does.
+
+    Args:
+        names: As for `pin`.
+
+    Returns:
+        Words that follow the name of a setting.  It is a doubt and no more: a driver may
+        have other files than all that we know.
+    """
+    gpus = [name for name in names if name.startswith("cuda:")]
+    if not gpus or sys.platform != "linux" or _VISIBLE in os.environ:
+        return ""
+    files = Path("/dev")
+    count = len(list(files.glob("nvidia[0-9]*")))
+    if not count and not any(list(files.glob(pattern)) for pattern in _OTHER_GPUS):
+        return "no GPU can be seen on this machine: it has no /dev/nvidia0"
+    numbers = [int(number) for name in gpus if (number := name[5:]).isdigit()]
+    if count and max(numbers, default=0) >= count:
+        return f"there is no GPU {max(numbers)}: this machine shows {count}, counted from 0"
+    return ""
+
+
+def require_seen(device: str, setting: str) -> None:
+    """
+    Refuse a GPU that torch cannot use, where the model has imported a torch that could.
+
+    Args:
+        device: As `pin` returned it.
+        setting: What the user calls the choice, and how to choose otherwise.
+
+    Raises:
+        ConfigurationError: torch is there, made for GPUs, and finds none.
+    """
+    torch = sys.modules.get("torch")
+    if not device.startswith("cuda:") or torch is None:
+        return
+    if (torch.version.cuda or torch.version.hip) and not torch.cuda.is_available():
+        raise ConfigurationError(
+            f"{setting}: torch finds no GPU where {_VISIBLE} is {os.environ.get(_VISIBLE)!r};"
+            f" is there one, and is its driver loaded?"
+        )
 
 
 def _entries(visible: str) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,7 +14,7 @@ from celery_batch.batching.recovery import Recovery, SafeSize
 from celery_batch.errors import BatchError, OutOfMemory, WrongResultCount
 from celery_batch.serving.trouble import free_memory, is_device_broken, is_out_of_memory
 
-__all__ = ["Manners", "Outcome", "Runner"]
+__all__ = ["Manners", "Outcome", "Runner", "Timing"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,22 @@ class Outcome:
             return self.value
         # One error may belong to many items, and each raise makes its traceback longer.
         raise self.error.with_traceback(self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """
+    When a model was called, and for how long.
+
+    Args:
+        part: The items of the batch that it was given.
+        began: When, on the monotonic clock.
+        seconds: How long it took.
+    """
+
+    part: range
+    began: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +110,13 @@ class Runner:
         #: Why this process should run no more batches: the device is broken.
         self.broken: str | None = None
 
-    def run(self, *columns: list[Any]) -> list[Outcome]:
+    def run(self, *columns: list[Any], timings: list[Timing] | None = None) -> list[Outcome]:
         """
         Run one batch; never raises what the model raises.
 
         Args:
             columns: One list per parameter of the model, one entry per item.
+            timings: Is given those of all calls, in their order.
 
         Returns:
             One outcome per item, in order.  A model that raises is asked again
@@ -106,12 +124,14 @@ class Runner:
             stand alone; so is one that runs out of memory.  Where it returned
             anything but one output per item, each outcome holds that error.
         """
-        answers = self.answers(*columns, alone=len(columns[0]) == 1)
+        answers = self.answers(*columns, alone=len(columns[0]) == 1, timings=timings)
         return [
             answer if isinstance(answer, Outcome) else Outcome(value=answer) for answer in answers
         ]
 
-    def answers(self, *columns: list[Any], alone: bool) -> list[Any]:
+    def answers(
+        self, *columns: list[Any], alone: bool, timings: list[Timing] | None = None
+    ) -> list[Any]:
         """
         Run one batch as `run` does, and leave the model's outputs as they are.
 
@@ -119,6 +139,7 @@ class Runner:
             columns: One list per parameter of the model, one entry per item.
             alone: All of it is one request: what breaks the run off is its error,
                 since it would break it off again.
+            timings: Is given those of all calls, in their order.
 
         Returns:
             One output per item, in order; an outcome in place of each that is missing.
@@ -127,7 +148,10 @@ class Runner:
         answers: list[Any] = [Outcome(again=True)] * size
         recovery = Recovery(size)
         while (part := recovery.next(self._largest)) is not None:
+            began = time.monotonic()
             found = self._try(recovery, columns, part, alone=alone)
+            if timings is not None:
+                timings.append(Timing(part, began, time.monotonic() - began))
             answers[part.start : part.start + len(found)] = found
         return answers
 

@@ -22,6 +22,7 @@ from celery.worker import strategy
 from celery.worker.request import create_request_cls
 from celery.worker.state import revoked, task_reserved
 
+from celery_batch.worker.expiry import time_of
 from celery_batch.worker.request import wants_events
 
 __all__ = ["Admission"]
@@ -54,6 +55,8 @@ class Admission:
         self._request = create_request_cls(
             symbol_by_name(task.Request), task, consumer.pool, consumer.hostname, eventer, app=app
         )
+        # A property of each request, which looks it up in the settings.
+        self._request.tzlocal = app.conf.timezone
         self._constant = {
             "app": app,
             "hostname": consumer.hostname,
@@ -61,6 +64,7 @@ class Admission:
             "task": task,
             "connection_errors": consumer.connection_errors,
             "utc": app.uses_utc_timezone(),
+            "maybe_iso8601": time_of,
         }
         self._logs = strategy.logger.isEnabledFor(logging.INFO)
 

@@ -21,6 +21,7 @@ class Delivery:
         body: The message's body; already decoded if `content_type` is None.
         content_type: Of the body.
         content_encoding: Of the body.
+        arrived: When it came to this worker, on the monotonic clock; None if nobody knows.
     """
 
     task_id: str
@@ -28,6 +29,7 @@ class Delivery:
     body: Any
     content_type: str | None
     content_encoding: str | None
+    arrived: float | None = None
 
     def decode(self, accept: Any) -> tuple[Any, Any, dict[str, Any]]:
         """Return arguments, keyword arguments and what Celery embeds beside them."""

@@ -72,6 +72,8 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> End
             ending.done.append(request)
         elif settled is not None:
             ending.news.append(News(request, request.on_success, (settled,)))
+        elif request.has_expired:
+            ending.news.append(News(request, request.revoked, ()))
         elif end.fate is not Fate.REFUSED and not request.task.acks_late:
             ending.news += not_run(request, _explain(end)).news
         elif end.fate is Fate.BROKE_OFF:

@@ -25,9 +25,9 @@ from kombu.transport import virtual
 from kombu.utils.encoding import bytes_to_str
 
 from celery_batch.config import Settings
+from celery_batch.decoding import decode_json, payload_of
 from celery_batch.task import BatchTask
 from celery_batch.worker.dead_letters import keep_refused
-from celery_batch.worker.decoding import decode_json, payload_of
 from celery_batch.worker.doors import Deliveries, FirstReads, bear_unreadable_properties
 from celery_batch.worker.inflate import limit_decompression
 from celery_batch.worker.refusal import (

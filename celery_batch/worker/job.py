@@ -252,7 +252,12 @@ def _delivery(request: Any) -> Delivery:
     fields.pop("args", None)
     fields.pop("kwargs", None)
     return Delivery(
-        request.id, fields, request.body, request.content_type, request.content_encoding
+        request.id,
+        fields,
+        request.body,
+        request.content_type,
+        request.content_encoding,
+        request.arrived,
     )
 
 

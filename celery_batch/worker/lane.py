@@ -41,6 +41,9 @@ class Lane:
         self.requests = 0
         self.rows = 0
         self.calls = 0
+        #: For each power of two, how many batches of at most that many rows, and of more
+        #: than half of it, and how many rows they had.
+        self.sizes: dict[int, list[int]] = {}
         self.safe_size: int | None = None
         self.losses = 0
         self._slots = slots
@@ -70,9 +73,12 @@ class Lane:
             urgency: Smaller goes first.
             alone: It is to run without company.
         """
+        now = time.monotonic()
+        if task_request.arrived is None:
+            task_request.arrived = now
         request = Request(
             task_request,
-            time.monotonic(),
+            now,
             urgency,
             alone=alone,
             deadline=task_request.deadline,
@@ -143,6 +149,9 @@ class Lane:
             self.reasons[decision.reason] += 1
             self.requests += len(decision)
             self.rows += decision.rows
+            size = self.sizes.setdefault(1 << max(decision.rows - 1, 0).bit_length(), [0, 0])
+            size[0] += 1
+            size[1] += decision.rows
             return decision
 
     def forget(self) -> list[Any]:
@@ -183,6 +192,7 @@ class Lane:
             "requests": self.requests,
             "rows": self.rows,
             "reasons": dict(self.reasons),
+            "sizes": {str(size): [*counts] for size, counts in sorted(self.sizes.items())},
             "model_calls": self.calls,
             "safe_size": self.safe_size,
             "worker_losses": self.losses,

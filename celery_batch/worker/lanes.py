@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -166,8 +167,12 @@ class Lanes:
                 return
 
     def report(self) -> dict[str, Any]:
-        """Return each lane's report by the task's name."""
-        return {name: lane.report() for name, lane in sorted(self._lanes.items())}
+        """Return each lane's report by the task's name, with its batches that have not ended."""
+        running = Counter(job.task.name for job in list(self._jobs))
+        return {
+            name: {**lane.report(), "running": running[name]}
+            for name, lane in sorted(self._lanes.items())
+        }
 
     def on_start(self, job: BatchJob) -> None:
         """A pool process has taken a batch."""

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from celery import current_app, signals
+from celery.utils.dispatch import Signal
 from celery.utils.log import current_process_index
 
 from celery_batch.config import Settings
@@ -27,9 +28,12 @@ from celery_batch.worker.clerks import employ
 from celery_batch.worker.garbage import keep_what_is_there
 from celery_batch.worker.overlap import is_wanted
 
-__all__ = ["Plan", "load_in_pool_process", "load_models"]
+__all__ = ["Plan", "load_failed", "load_in_pool_process", "load_models"]
 
 logger = logging.getLogger(__name__)
+
+#: Sent in the worker's main process, with the `error` as a text, before it ends for that.
+load_failed = Signal(name="batch_load_failed", providing_args={"error"})
 
 #: How the plan reaches pool processes, also those that replace a dead one later.
 _PLAN = "CELERY_BATCH_LOADING"

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.folding import Asked, answer_all, columns_of, rows_in
 from celery_batch.seat import seat
-from celery_batch.serving.runner import Outcome
+from celery_batch.serving.runner import Outcome, Timing
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.worker.batch_end import Fate
+from celery_batch.worker.expiry import Expiries
 from celery_batch.worker.softlimit import SoftLimit
 
 __all__ = ["ModelCall", "out_of_use"]
@@ -37,16 +38,24 @@ class ModelCall:
         task: The batch task.
         asked: What each request asks the model.
         span: The batch's, for tracing.
+        expiries: Until when each request is wanted.
     """
 
-    def __init__(self, task: BatchTask, asked: Sequence[Asked], span: BatchSpan) -> None:
+    def __init__(
+        self, task: BatchTask, asked: Sequence[Asked], span: BatchSpan, expiries: Expiries
+    ) -> None:
         self.task = task
+        self._expiries = expiries
         self._asked = asked
         self._columns = columns_of(asked)
         self._rows = rows_in(asked)
         self._span = span
+        #: Places of those whom the model was not asked for, as it was too late.
+        self.left_out: Collection[int] = ()
         #: How often the model was called.
         self.calls = 0
+        #: When that was, and for which rows.
+        self.timings: list[Timing] = []
         #: What keeps items from having an answer, where there is none.
         self.fate = Fate.BROKE_OFF
 
@@ -60,6 +69,20 @@ class ModelCall:
         if _broken is not None:  # since this batch was made ready
             self.fate = Fate.REFUSED
             return [Outcome(again=True)] * len(self._asked)
+        # While another batch ran, behind which this one lay.
+        late = self.left_out = self._expiries.passed()
+        if not late:
+            return self._answer(limit)
+        count = len(self._asked)
+        self._leave_out(late)
+        answers = iter(self._answer(limit) if self._asked else ())
+        return [Outcome(again=True) if n in late else next(answers) for n in range(count)]
+
+    def _leave_out(self, places: Collection[int]) -> None:
+        self._asked = [each for n, each in enumerate(self._asked) if n not in places]
+        self._columns, self._rows = columns_of(self._asked), rows_in(self._asked)
+
+    def _answer(self, limit: SoftLimit) -> Sequence[Outcome]:
         try:
             with (
                 self._observed(),
@@ -67,7 +90,7 @@ class ModelCall:
                 limit.in_model(),
                 seat.running_batch(),
             ):
-                return answer_all(self.task, self._asked, self._columns)
+                return answer_all(self.task, self._asked, self._columns, self.timings)
         except SoftTimeLimitExceeded as error:  # it struck before the model was called
             again = self.task.acks_late and len(self._asked) > 1
             return [Outcome(again=True) if again else Outcome(error=error)] * len(self._asked)

@@ -27,12 +27,12 @@ from kombu.utils import json
 from kombu.utils.encoding import safe_repr
 
 from celery_batch.chunks import ROWS
+from celery_batch.decoding import decode_json
 from celery_batch.replies import REPLY_HEADER
 from celery_batch.task import BatchTask
 from celery_batch.worker.batch_end import Settled
-from celery_batch.worker.decoding import decode_json
 from celery_batch.worker.delivery import Delivery
-from celery_batch.worker.redis_results import ResultBuffer, named_channel
+from celery_batch.worker.redis_buffer import ResultBuffer, named_channel
 
 __all__ = ["PlainItem", "PlainWay"]
 

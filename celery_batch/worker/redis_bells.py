@@ -5,6 +5,9 @@ BRPOP takes a message out of Redis and sends it: a worker that is killed before 
 written the message down loses it, and so does one whose process is gone while a pool
 process still keeps its socket open.  BLMOVE from a list's end back to the same end
 waits as BRPOP does, and changes nothing.
+
+It answers with the message, which may be large and will be read in earnest a moment later.
+So Redis is told to keep that answer to itself, and to say how long the list is instead.
 """
 
 from __future__ import annotations
@@ -31,6 +34,12 @@ _LOST_AFTER = 2 * _WAIT
 
 _TIMEOUT = 5.0
 
+#: Before a command whose answer is not to be sent.
+_SILENCE = ("CLIENT", "REPLY", "SKIP")
+
+#: An answer sooner than that is not due to the waiting's end.
+_AT_ONCE = _WAIT / 2
+
 
 @dataclass(slots=True)
 class _Bell:
@@ -39,6 +48,8 @@ class _Bell:
     connection: Any
     socket: int
     armed_at: float | None = None
+    #: Whether it says only how long its list is; an error of BLMOVE is then not heard.
+    is_quiet: bool = True
 
 
 class Bells:
@@ -64,6 +75,7 @@ class Bells:
         self._on_ring = on_ring
         self._on_broken = on_broken
         self._bells: dict[str, _Bell] = {}
+        self._may_be_quiet = True
 
     def arm(self, keys: Iterable[str]) -> None:
         """
@@ -80,11 +92,18 @@ class Bells:
             bell = self._bells.get(key) or self._connect(key)
             if bell.armed_at is None:
                 try:
-                    bell.connection.send_command("BLMOVE", key, key, "RIGHT", "RIGHT", _WAIT)
+                    self._wait(bell, key)
                 except (RedisError, OSError):
                     self._drop(key)
                     raise
                 bell.armed_at = now
+
+    def _wait(self, bell: _Bell, key: str) -> None:
+        connection, wait = bell.connection, ("BLMOVE", key, key, "RIGHT", "RIGHT", _WAIT)
+        bell.is_quiet = bell.is_quiet and self._may_be_quiet
+        quietly = [_SILENCE, wait, ("LLEN", key)]
+        commands = quietly if bell.is_quiet else [wait]
+        connection.send_packed_command(connection.pack_commands(commands))
 
     def close(self) -> None:
         """Wait no more."""
@@ -108,15 +127,27 @@ class Bells:
         if bell is None:
             return
         try:
-            bell.connection.read_response(disconnect_on_error=False)
+            found = bell.connection.read_response(disconnect_on_error=False)
         except ResponseError as error:
             self._drop(key)
-            if isinstance(error, NoPermissionError) or "unknown command" in str(error).lower():
+            if bell.is_quiet:
+                self._may_be_quiet = False
+                self._on_ring()
+            elif isinstance(error, NoPermissionError) or "unknown command" in str(error).lower():
                 self._on_broken(error)
             # Else Redis is full, say, or the list is none: asked again before long.
         except (RedisError, OSError):
             self._drop(key)
             self._on_ring()  # if Redis is gone, the next command meets it
         else:
-            bell.armed_at = None
-            self._on_ring()
+            if bell.is_quiet and not isinstance(found, int):  # say a proxy, which answers anyway
+                self._may_be_quiet = False
+                self._drop(key)
+            self._answered(bell, found)
+
+    def _answered(self, bell: _Bell, found: Any) -> None:
+        """Ring; if nothing is there and nobody waited, let the next answer tell of an error."""
+        waited = awake_seconds() - (bell.armed_at or 0.0)
+        bell.is_quiet = not (bell.is_quiet and found == 0 and waited < _AT_ONCE)
+        bell.armed_at = None
+        self._on_ring()

@@ -17,6 +17,10 @@ from celery_batch.worker.redis_scripts import NOW
 
 __all__ = ["POP"]
 
+#: Bytes after which no more messages are handed out: Redis serves nobody else meanwhile, and
+#: has each of them several times in its memory.
+_FULL = 4 << 20
+
 #: The end of a message of kombu's.  Quotes in texts are escaped, so that the words stand
 #: for names here; as the message ends with it, the object is the outermost one's last part.
 _END = (
@@ -26,14 +30,14 @@ _END = (
 
 #: Pop messages and write down who has them.
 #: KEYS: index, unacked, owner of, held, owners, alive, then the queues' lists in order.
-#: ARGV: how many (a chunk counts with its rows), owner, what alive says, its milliseconds.
+#: ARGV: how many at most (a chunk counts with its rows), owner, what alive says, its milliseconds.
 #: Returns nothing, or three numbers for each message (its list, the lengths of its tag and
 #: of itself), and then all tags and messages in one: a reply of two parts is soon read.
 POP = (
     NOW
-    + f"local ending = [==[{_END}]==]\n"
+    + f"local ending, FULL = [==[{_END}]==], {_FULL}\n"
     + """
-local found, about, wanted = {}, {}, tonumber(ARGV[1])
+local found, about, wanted, size = {}, {}, tonumber(ARGV[1]), 0
 local index, entries, owners, flags = {}, {}, {}, {}
 local function quick(message)
   local at = string.find(message, ', "properties": {', 1, true)
@@ -79,7 +83,8 @@ for i = 7, #KEYS do
     about[#about + 1] = #message
     found[#found + 1] = tag
     found[#found + 1] = message
-    wanted = wanted - 1
+    size = size + #message
+    wanted = size < FULL and wanted - 1 or 0
   end
 end
 if #index > 0 then

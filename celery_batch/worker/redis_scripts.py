@@ -11,6 +11,8 @@ allows then; what follows in the same script is allowed too.
 
 from __future__ import annotations
 
+from celery_batch.replies import FACTS_ID
+
 __all__ = ["DONE", "KEEP", "MISSING", "NOW", "RENEW", "RETURN", "STORE", "SWEEP"]
 
 #: How a script begins that needs the time.
@@ -150,14 +152,22 @@ end
 return found
 """
 
+#: How a payload begins that says of which batch its replies come.
+_FACTS = f"local facts_id = '{len(FACTS_ID)}:{FACTS_ID},'"
+
 #: Store results, notify who subscribed to their keys, and tell each client all of its own.
 #: KEYS: where they are stored.  ARGV: most bytes of a value that is told; characters of a
 #: key before the task's id; for each result an order: "l" to look whether what is stored
 #: stands, "w" to write or "k" to keep it, seconds to live (0: for ever), ":" and the number
-#: of the channel to tell (0 for none), " "; the values; the channels.
+#: of the address to tell (0 for none), " "; four bytes for each one's wait; the values; for
+#: each address a channel, what is said of the batch before the waits ("" for nothing), and
+#: what stands before the id of a task whose state is no end.
 #: Returns the numbers of those that only Python can judge, and why a client was not told.
 #: Told is what is stored in the end, by whomever: a former answer may have been missed.
-STORE = """
+STORE = (
+    _FACTS
+    + """
+local no_wait = '\\0\\0\\192\\127'
 local function stands(stored)
   local state = string.match(stored, '^{"status": "([^"\\\\]*)"')
   if not state and #stored < 65536 and string.byte(stored) == 123 then
@@ -176,10 +186,11 @@ local function write(key, seconds, value)
   return type(done) == 'table' and done
 end
 local most, prefix = tonumber(ARGV[1]), tonumber(ARGV[2])
-local unsure, news, i = {}, {}, 0
-for what, seconds, channel in string.gmatch(ARGV[3], '(%a)(%-?%d+):(%d+) ') do
+local unsure, news, waits, i = {}, {}, {}, 0
+local addresses = 4 + #KEYS
+for what, seconds, address in string.gmatch(ARGV[3], '(%a)(%-?%d+):(%d+) ') do
   i = i + 1
-  local key, value = KEYS[i], ARGV[3 + i]
+  local key, value = KEYS[i], ARGV[4 + i]
   local stored = what ~= 'w' and redis.pcall('GET', key)
   if type(stored) ~= 'string' or stored == '' then stored = false end
   local kept = stored and (what == 'k' or stands(stored))
@@ -192,12 +203,18 @@ for what, seconds, channel in string.gmatch(ARGV[3], '(%a)(%-?%d+):(%d+) ') do
       local failed = write(key, seconds, value)
       if failed then return failed end
     end
-    channel = tonumber(channel)
-    if channel > 0 then
-      local id = string.sub(key, prefix + 1)
+    address = tonumber(address)
+    if address > 0 then
+      local about = addresses + 3 * address
+      local id = (kept and '' or ARGV[about]) .. string.sub(key, prefix + 1)
       if #value > most then value = '' end
-      local parts = news[channel] or {}
-      news[channel] = parts
+      local parts = news[address] or {''}
+      news[address] = parts
+      if ARGV[about - 1] ~= '' then
+        local theirs = waits[address] or {}
+        waits[address] = theirs
+        theirs[#theirs + 1] = kept and no_wait or string.sub(ARGV[4], 4 * i - 3, 4 * i)
+      end
       parts[#parts + 1] = #id .. ':' .. id .. ',' .. #value .. ':'
       parts[#parts + 1] = value
       parts[#parts + 1] = ','
@@ -205,11 +222,18 @@ for what, seconds, channel in string.gmatch(ARGV[3], '(%a)(%-?%d+):(%d+) ') do
   end
 end
 local untold = ''
-for channel = 1, #ARGV - 3 - #KEYS do
-  if news[channel] then
-    local told = redis.pcall('PUBLISH', ARGV[3 + #KEYS + channel], table.concat(news[channel]))
+for address = 1, (#ARGV - addresses) / 3 do
+  local parts = news[address]
+  local about = addresses + 3 * address
+  if parts then
+    if waits[address] then
+      local said = ARGV[about - 1] .. table.concat(waits[address])
+      parts[1] = facts_id .. #said .. ':' .. said .. ','
+    end
+    local told = redis.pcall('PUBLISH', ARGV[about - 2], table.concat(parts))
     if type(told) == 'table' then untold = told.err end
   end
 end
 return {unsure, untold}
 """
+)

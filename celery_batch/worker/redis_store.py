@@ -11,13 +11,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from celery import states
 from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
 
-from celery_batch.replies import LARGEST_PAYLOAD, LARGEST_VALUE, write_replies
+from celery_batch.replies import (
+    LARGEST_PAYLOAD,
+    LARGEST_VALUE,
+    NO_WAIT,
+    STARTED_ID,
+    packed_waits,
+    write_replies,
+)
 from celery_batch.worker.redis_scripts import STORE
 
 __all__ = ["Entry", "RedisStore"]
@@ -34,6 +41,13 @@ _MOST_RESULTS, _MOST_BYTES = 512, LARGEST_PAYLOAD
 _LOOK, _WRITE, _KEEP = "l", "w", "k"
 
 
+#: A channel, what is said there of the batch, and before the id of who has not ended.
+_Address = tuple[str, bytes, str]
+
+#: To an address: each task's id, the value stored for it, and its wait.
+_News = dict[_Address, list[tuple[str, str | bytes, float]]]
+
+
 class Entry(NamedTuple):
     """
     A state of a task, ready to be stored.
@@ -44,6 +58,8 @@ class Entry(NamedTuple):
         value: As Celery's backend encodes it.
         state: One of Celery's or of the user's own.
         channel: The reply channel to tell; empty for none.
+        alike: What is known of the model call, for all that it has answered; empty for nothing.
+        wait: Seconds for which this one waited for it.
     """
 
     task_id: str
@@ -51,6 +67,13 @@ class Entry(NamedTuple):
     value: str | bytes
     state: str
     channel: str = ""
+    alike: bytes = b""
+    wait: float = 0.0
+
+    @property
+    def address(self) -> _Address:
+        """Whom to tell, and in the same breath as whom."""
+        return self.channel, self.alike, STARTED_ID if self.state == states.STARTED else ""
 
 
 class RedisStore:
@@ -82,15 +105,21 @@ class RedisStore:
         for piece in _pieces(entries):
             self._write_piece(piece)
 
-    def tell(self, task_id: str, channel: str) -> None:
-        """Tell a client what is stored for a task, if that can be done."""
+    def tell(self, entry: Entry) -> None:
+        """
+        Tell a client what is stored for a task, if that can be done.
+
+        Args:
+            entry: The task's, as if it were still to be stored.
+        """
         try:
-            stored = self._backend.get(self._backend.get_key_for_task(task_id))
+            stored = self._backend.get(entry.key)
         except Exception as error:  # noqa: BLE001 (what is stored is stored)
             self._warn_untold(error)
             return
         if stored:
-            self._publish({channel: [(task_id, stored)]})
+            name = entry.address[2] + entry.task_id
+            self._publish({entry.address: [(name, stored, entry.wait)]})
 
     def _write_piece(self, piece: list[Entry]) -> None:
         if RedisStore.no_scripts is not None:
@@ -115,15 +144,16 @@ class RedisStore:
         backend = self._backend
         seconds = {states.FAILURE: self._seconds(states.FAILURE) or 0}
         others = self._seconds(states.SUCCESS) or 0
-        channels = {"": 0}
+        numbers: dict[_Address, int] = {}
         given = [
             f"{order}{seconds.get(entry.state, others)}"
-            f":{channels.setdefault(entry.channel, len(channels))} "
+            f":{numbers.setdefault(entry.address, len(numbers) + 1) if entry.channel else 0} "
             for order, entry in zip(orders, piece, strict=False)
         ]
-        args: list[Any] = [LARGEST_VALUE, len(backend.task_keyprefix), "".join(given)]
+        waits = packed_waits([entry.wait for entry in piece])
+        args: list[Any] = [LARGEST_VALUE, len(backend.task_keyprefix), "".join(given), waits]
         args += [entry.value for entry in piece]
-        args += list(channels)[1:]
+        args += chain.from_iterable(numbers)
         unsure, untold = self._script(
             keys=[entry.key for entry in piece], args=args, client=backend.client
         )
@@ -136,7 +166,7 @@ class RedisStore:
         return self._backend.client.register_script(STORE)
 
     def _write_without_script(self, piece: list[Entry]) -> None:
-        news: dict[str, list[tuple[str, str | bytes]]] = {}
+        news: _News = {}
         stored = self._backend.mget([entry.key for entry in piece])
         with self._backend.client.pipeline(transaction=False) as pipe:
             for entry, former in zip(piece, stored, strict=True):
@@ -145,8 +175,11 @@ class RedisStore:
                     pipe.set(entry.key, entry.value, ex=self._seconds(entry.state) or None)
                     pipe.publish(entry.key, entry.value)
                 if entry.channel:
-                    told = former if stands else entry.value
-                    news.setdefault(entry.channel, []).append((entry.task_id, told))
+                    *_, word = entry.address
+                    told = (word + entry.task_id, entry.value, entry.wait)
+                    if stands:
+                        told = (entry.task_id, former, NO_WAIT)
+                    news.setdefault(entry.address, []).append(told)
             pipe.execute()
         self._publish(news)
 
@@ -156,12 +189,13 @@ class RedisStore:
             return False
         return self._backend.decode_result(stored)["status"] in _STANDING
 
-    def _publish(self, news: dict[str, list[tuple[str, str | bytes]]]) -> None:
+    def _publish(self, news: _News) -> None:
         """Tell clients, if that can be done: they look for themselves in the end."""
         try:
             with self._backend.client.pipeline(transaction=False) as pipe:
-                for channel, replies in news.items():
-                    for payload in write_replies(replies):
+                for (channel, alike, _), told in news.items():
+                    replies = [(task_id, value) for task_id, value, _ in told]
+                    for payload in write_replies(replies, alike, [wait for *_, wait in told]):
                         pipe.publish(channel, payload)
                 pipe.execute()
         except Exception as error:  # noqa: BLE001 (what is stored is stored)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -51,6 +52,9 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     #: How many rows it has: many if it is a chunk.
     rows = 1
+
+    #: When it first joined its lane, on the monotonic clock.
+    arrived: float | None = None
 
     #: When the time is up that its batch's time limit left it, on the monotonic clock.
     deadline: float | None = None
@@ -137,6 +141,12 @@ class BatchRequest(Request):  # type: ignore[misc]
         """Acknowledge nothing any more: the connection of the message is gone."""
         self.is_disowned = True
         self._on_ack = self._on_reject = noop
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether it is too late for an answer; its end may still have to be announced."""
+        until = self.expires
+        return until is not None and datetime.now(UTC if until.tzinfo else None) > until
 
     @property
     def is_redelivered(self) -> bool:

@@ -36,10 +36,14 @@ from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.worker.batch_end import BatchEnd, Fate, Settled, error_info
 from celery_batch.worker.delivery import Delivery
+from celery_batch.worker.expiry import Expiries
+from celery_batch.worker.facts import facts_of
 from celery_batch.worker.model_call import ModelCall, out_of_use
 from celery_batch.worker.plain import PlainItem, PlainWay, is_plain
-from celery_batch.worker.redis_results import ResultBuffer, buffered_results, passing_errors
+from celery_batch.worker.redis_buffer import ResultBuffer, passing_errors
+from celery_batch.worker.redis_results import buffered_results, explain_results
 from celery_batch.worker.softlimit import SoftLimit
+from celery_batch.worker.started import store_starts
 
 __all__ = ["Perform", "run_batch", "run_lone_batch", "settle"]
 
@@ -241,14 +245,26 @@ class _Run:
         asked = list(self._asked.values())
         if not asked:
             return
+        called = [self._deliveries[index] for index in self._asked]
         try:
+            store_starts(self._task, called, self._accept)
             if self._buffer is not None:
                 self._buffer.announce()  # STARTED is no news once the model has answered
-            self._call = ModelCall(self._task, asked, self._span)
+            expires = [delivery.request.get("expires") for delivery in called]
+            expiries = Expiries(self._task.app, expires)
+            self._call = ModelCall(self._task, asked, self._span, expiries)
             outcomes, self._waited = self._perform(self._call)
+            self._explain(self._call, asked, called)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(asked)
         self._outcomes = dict(zip(self._asked, outcomes, strict=True))
+
+    def _explain(self, call: ModelCall, asked: Sequence[Asked], called: Sequence[Delivery]) -> None:
+        ran = [place for place in range(len(asked)) if place not in call.left_out]
+        facts = facts_of(
+            call.timings, [asked[place] for place in ran], [called[place] for place in ran]
+        )
+        explain_results(self._task, facts)
 
 
 def _say(outcome: Outcome, _asked: Asked) -> Outcome:

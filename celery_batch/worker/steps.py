@@ -21,7 +21,7 @@ from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.composure import keep_composed
 from celery_batch.worker.gate import Gate
 from celery_batch.worker.lanes import Lanes
-from celery_batch.worker.loading import load_models
+from celery_batch.worker.loading import load_failed, load_models
 from celery_batch.worker.pool_words import listen_before_flush
 from celery_batch.worker.reconnect import reconnect_soon
 from celery_batch.worker.redis_results import tell_clients
@@ -132,6 +132,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     def _fail(self, error: BatchError) -> None:
         cause = error.__cause__ if isinstance(error, LoadFailed) else None
         logger.critical("This worker cannot start: %s", error, exc_info=cause)
+        load_failed.send(sender=None, error=str(error))
         raise WorkerShutdown(EX_FAILURE)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from celery.worker import state
 
 from celery_batch.errors import LoadFailed
-from celery_batch.worker.loading import Plan
+from celery_batch.worker.loading import Plan, load_failed
 
 __all__ = ["WarmUp"]
 
@@ -103,6 +103,7 @@ class WarmUp:
             # The pool would replace the process for ever.  A worker that stops can be
             # restarted by its supervisor, and its messages go to workers that can serve.
             logger.critical("A replaced pool process could not load its models: %s", error)
+            load_failed.send(sender=None, error=str(error))
             state.should_stop = os.EX_SOFTWARE
 
     def _require_alive(self, processes: list[Any]) -> None:

@@ -11,7 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from vine import barrier
 
-from celery_batch.client.inbox import SWEEP, Inbox, Reply
+from celery_batch.client.inbox import Inbox
+from celery_batch.client.looks import SWEEP
+from celery_batch.client.reply import Reply
+from celery_batch.replies import (
+    STARTED_ID,
+    BatchFacts,
+    facts_of_all,
+    packed_waits,
+    read_replies,
+    write_replies,
+)
 
 
 @pytest.fixture
@@ -216,3 +226,57 @@ def test_threads_share_an_inbox(inbox: Inbox):
 
     assert sorted(map(str, range(number))) == sorted(told)
     assert {b"x"} == {reply.value for part in kept for reply in part}
+
+
+def test_first_to_hear_of_a_batch_keeps_it(inbox: Inbox):
+    """The facts come with the answer, or just after it was found; later ones are of another run."""
+    told, found = expected(inbox, "told", "found")
+    inbox.deliver([("found", b"1")])
+    inbox.deliver(
+        [("told", b"1"), ("found", b"1")], facts_of_all(2, 0.5, "w") + packed_waits([1, 2])
+    )
+    inbox.deliver([("told", b"1")], facts_of_all(9, 0.5, "w") + packed_waits([9]))
+
+    assert BatchFacts(2, 1.0, 0.5, "w") == told.batch
+    assert BatchFacts(2, 2.0, 0.5, "w") == found.batch
+
+
+def test_what_an_older_client_does_not_know_does_it_no_harm(inbox: Inbox):
+    """Whoever takes all pairs for replies knows of no task with the ids of the new ones."""
+    (reply,) = expected(inbox, "1")
+    payload = b"".join(
+        write_replies([(STARTED_ID + "1", b"started")])
+        + write_replies([("1", b"a")], facts_of_all(1, 0.5, "w"), [1.0])
+    )
+    values = {name: value for name, value in read_replies(payload) if name in inbox._known}
+
+    assert ({"1": b"a"}, None) == (values, reply.value)
+
+
+def test_followers_hear_of_what_is_new(inbox: Inbox):
+    """Who follows is called once, at the next state or the end, and at no state that is known."""
+    reply = inbox.reply("1")
+    heard: list[str] = []
+    first = inbox.follow(reply, lambda: heard.append("first"), None)
+    inbox.deliver([(STARTED_ID + "1", b"started")])
+    again = inbox.follow(reply, pytest.fail, None)
+    second = inbox.follow(reply, lambda: heard.append("second"), b"started")
+    inbox.deliver([("1", b"done")])
+
+    assert (True, False, True) == (first, again, second)
+    assert (["first", "second"], b"started", b"done") == (heard, reply.latest, reply.value)
+    assert not inbox.follow(reply, pytest.fail, b"started")
+    assert float("inf") == inbox.next_look()
+
+
+def test_look_that_was_overtaken_takes_nothing_back(inbox: Inbox):
+    """What is told while a look is on its way is newer than what the look finds."""
+    reply = inbox.reply("1")
+    inbox.follow(reply, lambda: None, None)
+    before = inbox.latest(inbox.take(10))
+    inbox.deliver([(STARTED_ID + "1", b"started")])
+    inbox.note([("1", b"")], before)
+    kept = reply.latest
+    inbox.note([("1", b"")], inbox.latest(["1"]))
+
+    assert (b"started", b"") == (kept, reply.latest)

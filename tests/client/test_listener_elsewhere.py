@@ -170,6 +170,7 @@ def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
     """A fork at any moment, with locks held by threads that it does not have, hangs nobody."""
     printed = run(
         """
+        ask(1)  # a fork amid another thread's import hangs in Python itself, whoever imports
         stop = threading.Event()
         def busy():
             while not stop.is_set():

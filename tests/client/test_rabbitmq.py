@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgpack
 import psutil
 import pytest
 from amqp import Channel
@@ -17,6 +19,7 @@ from kombu.exceptions import OperationalError
 from celery_batch import BatchTask, PartlySent
 from celery_batch.cli.child import wait_until
 from celery_batch.client import amqp_letters, amqp_road
+from celery_batch.client.publisher import Publisher
 
 CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
 
@@ -139,6 +142,8 @@ def test_a_group_arrives(apps: Any) -> None:
     assert ids(taken(task)) == [each.id for each in result]
 
 
+SOON = dt.datetime.now(dt.UTC) + dt.timedelta(days=9)
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "priority": {"priority": 9},
@@ -152,7 +157,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "reply to": {"reply_to": "elsewhere"},
     "long reply to": {"reply_to": "x" * 200},
     "delivery mode": {"delivery_mode": 1},
-    "headers": {"headers": {"tenant": "a"}},
+    "headers": {"headers": {"tenant": "a", "attempt": 2, "size": 1.5, "is_new": True, "of": None}},
+    "nested headers": {"headers": {"a": {"b": [1, -(2**40)], "": "\N{SNOWMAN}"}, "%s": "%s"}},
+    "celery's headers": {"headers": {"task": "shout", "tenant": "a"}},
+    "expires number": {"expires": 10_000},
+    "expires time": {"expires": SOON, "headers": {"request_id": "a"}},
+    "expires text": {"expires": SOON.isoformat(), "priority": 3},
     "chord": {"chord": {"task": "sum", "args": []}, "group_id": "g"},
 }
 
@@ -175,7 +185,8 @@ def whole(message: Any) -> Any:
 @pytest.mark.parametrize("text", TEXTS, ids=["text", "several frames"])
 def test_short_road_makes_celerys_messages(apps: Any, text: str) -> None:
     """Whatever the options, a message is the same field by field, in the same order."""
-    task = apps()
+    task, now = apps(), dt.datetime.now(dt.UTC)
+    task.app.now = lambda: now  # it stands still, so that what is left of it is the same
     given = {"task_id": "6f1c1f0e-0000-4000-8000-00000000000a"}
     for options in OPTIONS.values():
         for _ in range(2):  # the first of its kind goes Celery's own road
@@ -188,7 +199,24 @@ def test_short_road_makes_celerys_messages(apps: Any, text: str) -> None:
         assert whole(theirs) == whole(ours)
 
 
-def test_many_calls_are_written_together(apps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_that_no_frame_holds_are_left_to_celery(apps: Any) -> None:
+    """Headers too large for a frame do not share a connection with others' messages."""
+    task = apps()
+    task.apply_async((0,), headers={"about": "little"})
+    publisher, task = Publisher.of(task.app), task.app.tasks["shout"]
+    sent = [
+        publisher.send(task, (1,), None, {"headers": {"about": "x" * size}})
+        for size in (1000, 200_000)
+    ]
+
+    assert [False, True] == [each is None for each in sent]
+    assert publisher.series(task, {"headers": {"about": "x" * 200_000}}) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"expires": 60, "headers": {"request_id": "a"}}])
+def test_many_calls_are_written_together(
+    apps: Any, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
     """Of many calls none goes through py-amqp's publishing, nor the first, which is learnt from."""
     task = apps()
     published: list[Any] = []
@@ -196,10 +224,14 @@ def test_many_calls_are_written_together(apps: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         Channel, "basic_publish", lambda *a, **k: (published.append(a), publish(*a, **k))[1]
     )
-    results = task.delay_many(range(300))
+    results = task.apply_many((((number,), None) for number in range(300)), **options)
+    messages = taken(task)
 
     assert [] == published
-    assert [each.id for each in results] == ids(taken(task))
+    assert [each.id for each in results] == ids(messages)
+    assert {options.get("headers", {}).get("request_id")} == {
+        message.headers.get("request_id") for message in messages
+    }
 
 
 def test_many_calls_survive_a_lost_connection(apps: Any) -> None:
@@ -246,3 +278,17 @@ def test_broker_that_takes_nothing_is_given_up(
 
     assert was_stuck
     assert {each.id for each in results} <= set(ids(taken(task)))
+
+
+def test_bytes_stay_bytes_with_msgpack(apps: Any):
+    """A file travels as it is, by the first road and by the short one, alone and among many."""
+    shout = apps(task_serializer="msgpack", accept_content=["json", "msgpack"])
+    file = bytes(range(256)) * 400
+    shout.delay(file)
+    shout.delay(file)
+    shout.delay_many([file, file])
+    messages = taken(shout)
+
+    assert ["application/x-msgpack"] * 4 == [message.content_type for message in messages]
+    assert [file] * 4 == [msgpack.unpackb(message.body)[0][0] for message in messages]
+    assert max(len(message.body) for message in messages) < len(file) + 200

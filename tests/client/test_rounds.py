@@ -7,7 +7,8 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.client.inbox import Inbox, Reply
+from celery_batch.client.inbox import Inbox
+from celery_batch.client.reply import Reply
 from celery_batch.client.rounds import Round
 
 

@@ -406,3 +406,17 @@ def test_a_receiver_may_send_and_wait(sender: Callable[..., Sender]) -> None:
 
     assert [1, 2] == seen
     assert 4 == len(here.taken()["celery"])
+
+
+def test_learning_listens_to_nothing(sender: Callable[..., Sender]) -> None:
+    """A thread that makes the first call of a kind opens no connection for its result."""
+    here = sender()
+    before = set(here.redis.pubsub_channels())
+    thread = threading.Thread(target=here.task.delay, args=("a",))
+    thread.start()
+    thread.join()
+
+    listener = listener_for(here.app)
+    assert listener is not None
+    own = {listener.channel.encode()}
+    assert own == set(here.redis.pubsub_channels()) - (before - own)

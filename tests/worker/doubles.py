@@ -28,14 +28,14 @@ class Call:
         self.body, self.content_type, self.content_encoding = b"[]", "application/json", "utf-8"
         self.time_limits: tuple[float | None, float | None] = (None, None)
         self.delivery_info: dict[str, Any] = {}
-        self.losses, self.deadline, self.limit = 0, None, None
+        self.losses, self.deadline, self.limit, self.arrived = 0, None, None, None
         self.is_cancelled = False
         self.deliveries, self.rows = 0, 1
         self.has_result = True
         self.correlation_id = self.reply_to = None
         self.app = Celery(set_as_current=False)
         self.is_done = self.has_succeeded = self.is_redelivered = self.acknowledged = False
-        self.is_disowned = self.was_rejected = False
+        self.is_disowned = self.was_rejected = self.has_expired = False
         self.key = (task_id, 0)
         self.unwanted = False
         self.heard = heard

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +18,8 @@ from celery_batch import BatchTask
 from celery_batch.worker.admission import Admission
 from celery_batch.worker.ledger import NoLedger
 
-#: What is made anew for each request.
-OWN = {"_on_ack", "_on_reject", "_message"}
+#: What is made anew for each request, and what Celery's have looked up already.
+OWN = {"_on_ack", "_on_reject", "_message", "_tzlocal"}
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -89,9 +89,10 @@ class Ways:
         return taken
 
 
-def message_of(app: Celery, **options: Any) -> Message:
-    """Return the message of one call, as a worker has it."""
+def message_of(app: Celery, more: dict[str, Any] | None = None, **options: Any) -> Message:
+    """Return the message of one call, as a worker has it, with some more headers."""
     headers, properties, body, _ = app.amqp.as_task_v2("one", "shop.double", (1,), {}, **options)
+    headers.update(more or {})
     return Message(
         body=json.dumps(body).encode(),
         content_type="application/json",
@@ -123,6 +124,12 @@ PLAIN: dict[str, Callable[[], dict[str, Any]]] = {
     "limits": lambda: {"time_limit": 9, "soft_time_limit": 8},
     "expires": lambda: {"expires": at(60)},
     "expired": lambda: {"expires": at(-60)},
+    "expires naive": lambda: {"expires": at(60).replace(tzinfo=None)},
+    "expires elsewhere": lambda: {"expires": at(60).astimezone(timezone(timedelta(hours=5)))},
+    "expires day": lambda: {"expires": "99991231"},
+    "expired day": lambda: {"expires": "19991231"},
+    "headers": lambda: {"more": {"request_id": "a", "tenant": {"name": "b"}}},
+    "both": lambda: {"expires": at(60), "more": {"request_id": "a"}},
     "stamped": lambda: {"stamped_headers": ["who"], "who": "me"},
     "linked": lambda: {"callbacks": [{"task": "a", "args": [], "kwargs": {}, "options": {}}]},
 }
@@ -139,6 +146,22 @@ def test_requests_are_celery_s(app: Celery, consumer: SimpleNamespace, options: 
     assert ours is not None
     assert theirs == [state_of(request) for request in ours]
     assert [request.id for request in ours] == list(state.requests)
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", None])
+def test_naive_times_are_of_the_apps_zone(app: Celery, consumer: SimpleNamespace, zone: str | None):
+    """A time without a zone is read in the zone that Celery reads it in."""
+    app.conf.timezone = zone
+    ways, given = Ways(consumer), {"expires": "2999-07-01T12:00:00"}
+    (theirs,) = ways.usual(message_of(app, **given))
+    (ours,) = ways.short(message_of(app, **given)) or ()
+
+    assert theirs.expires == ours.expires
+
+
+def test_no_time_is_left_to_celery(app: Celery, consumer: SimpleNamespace):
+    """What cannot be read as a time is refused in Celery's own words."""
+    assert Ways(consumer).short(message_of(app, expires="2040-13-32T00:00:00.000000+00:00")) is None
 
 
 def test_revoked_is_not_admitted(app: Celery, consumer: SimpleNamespace):

@@ -151,6 +151,21 @@ def test_batch_that_broke_off_is_run_again_in_part(worker: Worker, pool: Pool):
     assert [["a", "b", "c"], ["b"], ["c"]] == pool.batches
 
 
+@pytest.mark.parametrize("fate", Fate)
+def test_who_expired_before_the_model_is_revoked(worker: Worker, pool: Pool, fate: Fate):
+    """Who has no answer, and no time left, is told so and does not run again."""
+    calls = worker.send("trios", "a", "b", "c")
+    revoked: list[str] = []
+    for call in calls[1:]:
+        call.has_expired = True
+        call.revoked = lambda name=call.id: revoked.append(name) is None
+    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), None, None], fate=fate))
+
+    assert ["a"] == worker.told("settled")
+    assert ["b", "c"] == revoked
+    assert [["a", "b", "c"]] == pool.batches
+
+
 def test_batch_that_never_began_is_no_suspect(worker: Worker, pool: Pool):
     """A process that refused a batch leaves its requests as they were, together."""
     worker.send("pairs", "a", "b")

@@ -38,7 +38,8 @@ def message(*, headers: Any = None, **properties: Any) -> str:
 
 def popped(client: Redis, *messages: str, most: int = 10) -> list[str]:
     """Have messages handed out, and return those."""
-    client.lpush("letters", *messages)
+    if messages:
+        client.lpush("letters", *messages)
     found = client.eval(POP, 7, *BOOKS, "letters", most, "me", "alive", 10_000)
     about, texts = (each.decode() for each in found)
     numbers, handed_out = iter(map(int, about.split())), []
@@ -105,3 +106,15 @@ def test_rows_of_chunks_are_counted(client: Redis):
 
     assert chunks[:3] == popped(client, *chunks, most=10)
     assert 2 == client.llen("letters")
+
+
+def test_large_messages_are_handed_out_a_few_at_a_time(client: Redis):
+    """What is handed out together has a limit in bytes, too; the rest stays where it is."""
+    large = [
+        message(correlation_id="x" * 1_500_000, delivery_tag=f"{number}") for number in range(6)
+    ]
+
+    assert large[:3] == popped(client, *large)
+    assert 3 == client.llen("letters") == client.hlen("unacked")
+    assert large[3:] == popped(client)
+    assert 6 == client.hlen("unacked")

@@ -21,11 +21,21 @@ from redis.exceptions import OutOfMemoryError
 
 from celery_batch import BatchTask
 from celery_batch.cli.redis_server import RedisServer
-from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER, read_replies
+from celery_batch.replies import (
+    FACTS_ID,
+    REPLY_CHANNEL,
+    REPLY_HEADER,
+    STARTED_ID,
+    BatchFacts,
+    facts_of_all,
+    read_facts,
+    read_replies,
+)
+from celery_batch.worker.redis_buffer import named_channel
 from celery_batch.worker.redis_results import (
     Recorder,
     buffered_results,
-    named_channel,
+    explain_results,
     tell_clients,
 )
 from celery_batch.worker.redis_store import RedisStore
@@ -539,3 +549,125 @@ def test_backend_of_one_s_own_stores_by_itself(
     subscription.close()
 
     assert [("one", client.get("celery-task-meta-one"))] == read_replies(payload)
+
+
+ALIKE = facts_of_all(3, 0.25, "w@here")
+
+
+def facts_told(payload: bytes) -> dict[str, BatchFacts | None]:
+    """Return what a payload says of each reply's batch."""
+    (facts_id, said), *replies = read_replies(payload)
+    assert FACTS_ID == facts_id
+    return {name: read_facts(said, number) for number, (name, _) in enumerate(replies)}
+
+
+@pytest.mark.parametrize("way", ["script", "no script", "one by one"])
+def test_client_hears_how_its_answers_were_made(
+    make_app: Callable[..., Celery],
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+):
+    """What is known of the model call is told with the replies, each one's wait apart."""
+    app = make_app(batch_bulk=way != "one by one")
+    monkeypatch.setattr(RedisStore, "no_scripts", "forbidden" if way == "no script" else None)
+    subscription = listen(client, HERE, THERE)
+    task = app.tasks["results.same"]
+    with buffered_results(task):
+        explain_results(task, {name: (ALIKE, n / 2) for n, name in enumerate("abc")})
+        for name, channel in (("a", HERE), ("b", THERE), ("c", HERE)):
+            request = context(name, **{REPLY_HEADER: channel})
+            task.backend.store_result(name, name, states.SUCCESS, request=request)
+    told = [(channel, facts_told(payload)) for channel, payload in heard(subscription)]
+    subscription.close()
+
+    assert {
+        (HERE, "a"): BatchFacts(3, 0.0, 0.25, "w@here"),
+        (THERE, "b"): BatchFacts(3, 0.5, 0.25, "w@here"),
+        (HERE, "c"): BatchFacts(3, 1.0, 0.25, "w@here"),
+    } == {(channel, name): facts for channel, each in told for name, facts in each.items()}
+    assert (3 if way == "one by one" else 2) == len(told)
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["script", "no script"])
+def test_what_stands_was_not_made_by_this_batch(
+    make_app: Callable[..., Celery],
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    scripts: bool,  # noqa: FBT001
+):
+    """An answer that was there before is told without the facts of the batch that came late."""
+    app = make_app()
+    monkeypatch.setattr(RedisStore, "no_scripts", None if scripts else "forbidden")
+    store(app, ("one", states.SUCCESS, "first"))
+    subscription = listen(client, HERE)
+    task = app.tasks["results.same"]
+    with buffered_results(task):
+        explain_results(task, {"one": (ALIKE, 0.5), "two": (ALIKE, 0.5)})
+        for name in ("one", "two"):
+            request = context(name, **{REPLY_HEADER: HERE})
+            task.backend.store_result(name, "late", states.SUCCESS, request=request)
+    ((_, payload),) = heard(subscription)
+    subscription.close()
+
+    assert {"one": None, "two": BatchFacts(3, 0.5, 0.25, "w@here")} == facts_told(payload)
+
+
+def test_facts_end_with_their_batch(make_app: Callable[..., Celery], client: redis.Redis):
+    """What is stored after a batch, or beside it, is told without its facts."""
+    app = make_app()
+    subscription = listen(client, HERE)
+    task = app.tasks["results.same"]
+    with buffered_results(task):
+        explain_results(task, {"one": (ALIKE, 0.5)})
+        request = context("other", **{REPLY_HEADER: HERE})
+        task.backend.store_result("other", 1, states.SUCCESS, request=request)
+    store(app, ("one", states.SUCCESS, "x"), **{REPLY_HEADER: HERE})
+    replies = [name for _, payload in heard(subscription) for name, _ in read_replies(payload)]
+    subscription.close()
+
+    assert ["other", "one"] == replies
+
+
+@pytest.mark.parametrize("way", ["script", "no script", "one by one"])
+def test_start_is_told_under_a_name_of_its_own(
+    make_app: Callable[..., Celery],
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+):
+    """Who names a channel hears of a start too, which nobody can take for an end."""
+    app = make_app(batch_bulk=way != "one by one")
+    monkeypatch.setattr(RedisStore, "no_scripts", "forbidden" if way == "no script" else None)
+    subscription = listen(client, HERE)
+    store(app, ("one", states.STARTED, {"pid": 1}), **{REPLY_HEADER: HERE})
+    started = client.get("celery-task-meta-one")
+    store(app, ("one", states.SUCCESS, "done"), **{REPLY_HEADER: HERE})
+    told = [read_replies(payload) for _, payload in heard(subscription)]
+    subscription.close()
+
+    assert "STARTED" == json.loads(started)["status"]
+    assert [
+        [(f"{STARTED_ID}one", started)],
+        [("one", client.get("celery-task-meta-one"))],
+    ] == told
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["script", "no script"])
+def test_start_after_the_end_tells_the_end(
+    make_app: Callable[..., Celery],
+    client: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    scripts: bool,  # noqa: FBT001
+):
+    """A message that comes again starts nothing anew: its client hears of the success."""
+    app = make_app()
+    monkeypatch.setattr(RedisStore, "no_scripts", None if scripts else "forbidden")
+    store(app, ("one", states.SUCCESS, "first"))
+    first = client.get("celery-task-meta-one")
+    subscription = listen(client, HERE)
+    store(app, ("one", states.STARTED, {"pid": 1}), **{REPLY_HEADER: HERE})
+    ((_, payload),) = heard(subscription)
+    subscription.close()
+
+    assert [("one", first)] == read_replies(payload)

@@ -9,6 +9,7 @@ import pytest
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import TimeLimitExceeded
 from celery import Celery
+from celery.backends import cache
 from celery.concurrency.base import BasePool
 from celery.worker import state
 from celery.worker.request import create_request_cls
@@ -41,6 +42,7 @@ class Message:
 def make() -> Any:
     """Make requests as Celery's strategy does."""
     app = Celery("shop", set_as_current=False, broker="memory://", backend="cache+memory://")
+    cache._DUMMY_CLIENT_CACHE.clear()  # which all apps of this process share
 
     @app.task(base=BatchTask, name="shop.task")
     def task(x):

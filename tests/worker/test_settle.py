@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -28,14 +29,17 @@ def app() -> Iterator[Celery]:
         yield app
 
 
-def deliver(task: Any, *calls: Any, ids: list[str] | None = None) -> list[Any]:
+def deliver(
+    task: Any, *calls: Any, ids: list[str] | None = None, expires: dict[int, Any] | None = None
+) -> list[Any]:
     """Run one batch of calls, encoded as they would come from a broker."""
     ids = ids or [f"id{n}" for n in range(len(calls))]
+    headers = [_headers(task, task_id) for task_id in ids]
+    for place, time in (expires or {}).items():
+        headers[place]["expires"] = time.isoformat()
     deliveries = [
-        Delivery(
-            task_id, _headers(task, task_id), json.dumps(_body(call)), "application/json", "utf-8"
-        )
-        for task_id, call in zip(ids, calls, strict=True)
+        Delivery(task_id, about, json.dumps(_body(call)), "application/json", "utf-8")
+        for task_id, about, call in zip(ids, headers, calls, strict=True)
     ]
     return run_batch(task.name, deliveries).settled
 
@@ -266,3 +270,48 @@ def test_what_cannot_be_settled_is_left_to_the_worker(app: Celery, monkeypatch: 
     (settled,) = run_batch(fine.name, [delivery]).settled
 
     assert "no right to write" in str(_error(settled))
+
+
+def test_who_has_expired_does_not_reach_the_model(app: Celery):
+    """An item whose time is up just before the model runs is left out, and has no answer."""
+    seen: list[list[int]] = []
+
+    @app.task(base=BatchTask)
+    def noted(x):
+        seen.append(x)
+        return x
+
+    now = datetime.now(UTC)
+    past, later = now - timedelta(seconds=1), now + timedelta(seconds=60)
+    settled = deliver(noted, 0, 1, 2, 3, expires={0: past, 1: later, 3: past.replace(tzinfo=None)})
+    nobody = deliver(noted, 4, 5, ids=["id4", "id5"], expires={0: past, 1: past})
+
+    assert [None, (0, "1"), (0, "2"), None] == [each and each[:2] for each in settled]
+    assert [None, None] == nobody
+    assert [[1, 2]] == seen
+    assert {"PENDING"} == {app.AsyncResult(f"id{n}").state for n in (0, 3, 4, 5)}
+
+
+def test_facts_are_of_those_who_ran(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """Where somebody is left out, the others' facts are still their own, and he has none."""
+    explained: dict[str, Any] = {}
+    explain = "celery_batch.worker.settle.explain_results"
+    monkeypatch.setattr(explain, lambda _task, facts: explained.update(facts))
+
+    @app.task(base=BatchTask)
+    def picky(x):
+        if 3 in x and len(x) > 1:
+            raise ValueError("not in company")
+        return x
+
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    headers = [_headers(picky, f"id{n}") for n in range(5)]
+    headers[0]["expires"] = past.isoformat()
+    deliveries = [
+        Delivery(about["id"], about, json.dumps(_body(n)), "application/json", "utf-8", 1.0)
+        for n, about in enumerate(headers)
+    ]
+    run_batch(picky.name, deliveries)
+    sizes = {task_id: json.loads(alike)["size"] for task_id, (alike, _) in explained.items()}
+
+    assert {"id1": 2, "id2": 2, "id3": 1, "id4": 1} == sizes

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kombu.message import Message
 from kombu.utils import json
 
-from celery_batch.worker.decoding import decode_json, payload_of
+from celery_batch.decoding import decode_json, payload_of
 
 TYPED = [
     datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001 (as a task's argument may be)

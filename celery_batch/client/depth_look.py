@@ -1,0 +1,103 @@
+"""Looks at how many messages wait in the broker's queues, on a connection of its own."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Protocol
+
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+__all__ = ["Look", "can_look", "open_look"]
+
+#: Seconds without an answer after which a look is given up.
+_PATIENCE = 1.0
+
+
+class Look(Protocol):
+    """A connection to a broker that can say how many messages wait."""
+
+    def count(self, queue: str) -> int:
+        """
+        Return how many messages wait in a queue.
+
+        Args:
+            queue: Its name.
+
+        Raises:
+            Exception: Whatever the broker's library raises when there is no answer.
+        """
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+class _RedisLook:
+    def __init__(self, app: Any) -> None:
+        timeouts = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _PATIENCE)
+        given = app.conf.broker_transport_options or {}
+        options = {**timeouts, **given, "max_connections": None}
+        self._connection = app.connection_for_write(transport_options=options)
+        self._channel = self._connection.default_channel
+        self._channel.client.set_retry(Retry(NoBackoff(), 0))
+
+    def count(self, queue: str) -> int:
+        return int(self._channel._size(queue))  # noqa: SLF001 (of all its priorities' lists)
+
+    def close(self) -> None:
+        self._connection.release()
+
+
+class _AmqpLook:
+    def __init__(self, app: Any) -> None:
+        self._connection = app.connection_for_write(connect_timeout=_PATIENCE, heartbeat=0)
+        self._amqp = self._connection.connect()
+        self._channel: Any = None
+
+    def count(self, queue: str) -> int:
+        with self._amqp.transport.having_timeout(_PATIENCE):
+            if self._channel is None or self._channel.connection is None:
+                self._channel = self._connection.channel()
+            try:
+                return int(self._channel.queue_declare(queue, passive=True).message_count)
+            except self._connection.channel_errors:
+                return 0  # there is no such queue yet
+
+    def close(self) -> None:
+        with suppress(Exception):
+            self._amqp.collect()  # to close it in form would be to wait
+        with suppress(Exception):
+            self._connection.release()
+
+
+_LOOKS: dict[str, type[Look]] = {"redis": _RedisLook, "amqp": _AmqpLook}
+
+
+def can_look(app: Any) -> bool:
+    """
+    Return whether an app's broker can say how many messages wait.
+
+    Args:
+        app: The Celery app.
+    """
+    return _driver(app) in _LOOKS
+
+
+def open_look(app: Any) -> Look:
+    """
+    Connect to an app's broker.
+
+    Args:
+        app: The Celery app.
+
+    Raises:
+        Exception: Whatever the broker's library raises when it cannot be reached.
+    """
+    make: Any = _LOOKS[_driver(app)]
+    look: Look = make(app)
+    return look
+
+
+def _driver(app: Any) -> str:
+    with app.connection_for_write() as connection:  # which connects to nobody yet
+        return str(connection.get_transport_cls().driver_type)

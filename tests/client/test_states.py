@@ -1,0 +1,365 @@
+"""A task's states as they come: of this process's tasks and of others', in threads and loops."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import multiprocessing
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from celery import Celery, states
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import EagerResult, denied_join_result
+
+from celery_batch.cli.child import wait_until
+from celery_batch.client import looks
+from celery_batch.client.eager import EagerBatchResult
+from celery_batch.client.inbox import inbox_of
+from celery_batch.client.result import BatchResult
+from celery_batch.replies import STARTED_ID, write_replies
+from tests.services.teller import Teller
+
+SOON = 20.0
+
+WHO = {"pid": 1, "hostname": "w@here"}
+
+
+def soon(ready: Callable[[], object], what: str) -> None:
+    """Return when something is true."""
+    wait_until(lambda: "" if ready() else "not yet", [], what=what, timeout=SOON)
+
+
+def stranger(teller: Teller) -> BatchResult:
+    """Return the result of a task that another process has sent."""
+    return BatchResult(str(uuid4()), app=teller.app)
+
+
+def followers(teller: Teller) -> int:
+    """Return how many wait for a state."""
+    known = list(inbox_of(teller.app)._known.values())
+    return sum(len(reply.followers or ()) for reply in known)
+
+
+def tell_start(teller: Teller, result: Any) -> None:
+    """Say that a task has started, as our workers do for those who ask for it."""
+    teller.store(result, WHO, states.STARTED)
+    stored = teller.app.backend.get(teller.app.backend.get_key_for_task(result.id))
+    for payload in write_replies([(STARTED_ID + result.id, stored)]):
+        teller.redis.publish(teller.listener.channel, payload)
+
+
+class Followed:
+    """A task followed in a thread, or in a coroutine of a loop of its own."""
+
+    def __init__(self, how: str, result: BatchResult) -> None:
+        self.seen: list[str] = []
+        self._result = result
+        run = self._in_a_loop if how == "awaited" else self._in_a_thread
+        self._thread = threading.Thread(target=run, daemon=True)
+        self._thread.start()
+
+    def _in_a_thread(self) -> None:
+        self.seen.extend(self._one_by_one())
+
+    def _one_by_one(self) -> Any:
+        for state in self._result.states(SOON):
+            self.seen.append(state)
+        yield "over"
+
+    def _in_a_loop(self) -> None:
+        asyncio.run(self._await())
+
+    async def _await(self) -> None:
+        async for state in self._result.states(SOON):
+            self.seen.append(state)
+        self.seen.append("over")
+
+    def saw(self, *expected: str) -> list[str]:
+        """Return what was seen, as soon as it is as much as expected."""
+        soon(lambda: len(self.seen) >= len(expected), f"{expected}, not {self.seen}")
+        return self.seen
+
+
+HOWS = pytest.mark.parametrize("how", ["threaded", "awaited"])
+
+
+@HOWS
+@pytest.mark.parametrize("whose", ["told", "found"])
+def test_each_state_comes_once(teller: Teller, how: str, whose: str):
+    """Whoever sent the task, its start, its states in between and its end are yielded in turn."""
+    result = teller.ask() if whose == "told" else stranger(teller)
+    followed = Followed(how, result)
+    soon(lambda: followers(teller) == 1, "a follower")
+    if whose == "told":
+        tell_start(teller, result)
+    else:
+        teller.store(result, WHO, states.STARTED)
+    first = list(followed.saw("STARTED"))
+    teller.store(result, {"done": 50}, "HALF WAY")
+    second = list(followed.saw("STARTED", "HALF WAY"))
+    teller.answer(result, 42)
+    last = followed.saw("STARTED", "HALF WAY", "SUCCESS", "over")
+
+    assert (["STARTED"], ["STARTED", "HALF WAY"]) == (first, second)
+    assert ["STARTED", "HALF WAY", "SUCCESS", "over"] == last
+    assert (42, 0) == (result.get(timeout=SOON), followers(teller))
+
+
+@HOWS
+@pytest.mark.parametrize("state", [states.SUCCESS, states.FAILURE, states.REVOKED])
+def test_what_has_ended_yields_its_end(teller: Teller, how: str, state: str):
+    """Who comes late sees how the task has ended, and no more."""
+    result = stranger(teller)
+    teller.store(result, 1 if state == states.SUCCESS else ValueError("x"), state)
+
+    assert [state, "over"] == Followed(how, result).saw(state, "over")
+
+
+@HOWS
+def test_large_result_is_an_end(teller: Teller, how: str):
+    """Of a result too large to be told, the end comes all the same."""
+    result = teller.ask()
+    followed = Followed(how, result)
+    soon(lambda: followers(teller) == 1, "a follower")
+    teller.answer(result, "x" * 300_000)
+
+    assert ["SUCCESS", "over"] == followed.saw("SUCCESS", "over")
+
+
+def test_start_that_was_told_is_not_looked_for(teller: Teller):
+    """Who has asked hears of the start; also who begins to follow only afterwards."""
+    result = teller.ask()
+    tell_start(teller, result)
+    soon(lambda: result.reply.latest, "news of the start")
+    teller.redis.delete(teller.app.backend.get_key_for_task(result.id))
+
+    assert "STARTED" == next(result.states(SOON))
+
+
+@HOWS
+def test_who_waits_for_long_may_go_on(teller: Teller, how: str):
+    """When nothing comes in time that is an error, and the next state can be waited for."""
+    result = stranger(teller)
+    following = result.states(0.05)
+
+    async def following_state() -> str:
+        """Await the next one."""
+        return await anext(following)
+
+    def step() -> str:
+        """Wait for the next one."""
+        return next(following) if how == "threaded" else asyncio.run(following_state())
+
+    with pytest.raises(CeleryTimeoutError):
+        step()
+    with pytest.raises(CeleryTimeoutError):
+        step()
+    teller.store(result, WHO, states.STARTED)
+    following._timeout = SOON
+
+    assert "STARTED" == step()
+
+
+def test_cancelled_step_loses_nothing(teller: Teller):
+    """A step that is given up, for a heartbeat perhaps, leaves nothing and loses nothing."""
+    result = stranger(teller)
+
+    async def steps() -> tuple[int, list[str]]:
+        """Give up once, then see it through."""
+        following = result.states()
+        try:
+            async with asyncio.timeout(0.05):
+                await anext(following)
+        except TimeoutError:
+            inbox_of(teller.app).look_again()
+            inbox_of(teller.app).take(10)
+        left = followers(teller)
+        await asyncio.to_thread(teller.store, result, 1)
+        return left, [state async for state in following]
+
+    assert (0, ["SUCCESS"]) == asyncio.run(steps())
+
+
+def test_dropped_streams_leave_nothing(teller: Teller):
+    """However a stream ends, nobody waits afterwards, and nothing is kept of its task."""
+    inbox = inbox_of(teller.app)
+    teller.ask()
+
+    async def follow(result: BatchResult) -> None:
+        """Follow what never comes."""
+        async for _ in result.states():
+            pytest.fail("nothing was stored")
+
+    async def drop() -> None:
+        """Have many streams, and cancel them all."""
+        streams = [asyncio.create_task(follow(stranger(teller))) for _ in range(50)]
+        await asyncio.to_thread(soon, lambda: followers(teller) == len(streams), "all streams")
+        for stream in streams:
+            stream.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+    asyncio.run(drop())
+    inbox.take(1)
+    gc.collect()
+
+    assert (0, 0) == (followers(teller), len(inbox))
+    assert float("inf") == inbox.next_look()
+
+
+def test_many_streams_are_one_look(teller: Teller, monkeypatch: pytest.MonkeyPatch):
+    """A thousand streams cost a few reads each half second, on the connection there is."""
+    looked: list[int] = []
+    teller.ask()
+    read = teller.listener._store.read
+
+    def spy(task_ids: list[str]) -> Any:
+        looked.append(len(task_ids))
+        return read(task_ids)
+
+    async def follow(result: BatchResult) -> list[str]:
+        """Return its states."""
+        return [state async for state in result.states()]
+
+    async def follow_all(results: list[BatchResult]) -> tuple[int, list[list[str]]]:
+        """Follow all for a while; return how often was looked meanwhile, and the states."""
+        streams = [asyncio.create_task(follow(result)) for result in results]
+        await asyncio.to_thread(soon, lambda: followers(teller) == len(streams), "all streams")
+        soon_after = len(looked)
+        twice = 2 * len(results)
+        await asyncio.to_thread(soon, lambda: sum(looked[soon_after:]) >= twice, "two looks")
+        reads = len(looked) - soon_after
+        pieces = [results[n : n + 100] for n in range(0, len(results), 100)]
+        for piece in pieces:
+            values = {
+                teller.app.backend.get_key_for_task(each.id): json.dumps(
+                    {"status": "SUCCESS", "result": 1}
+                )
+                for each in piece
+            }
+            await asyncio.to_thread(teller.redis.mset, values)
+        return reads, await asyncio.gather(*streams)
+
+    before = teller.redis.info("clients")["connected_clients"]
+    monkeypatch.setattr(teller.listener._store, "read", spy)
+    reads, seen = asyncio.run(follow_all([stranger(teller) for _ in range(1000)]))
+
+    assert [["SUCCESS"]] * 1000 == seen
+    assert reads < 20
+    assert teller.redis.info("clients")["connected_clients"] <= before + 1
+
+
+def test_unchanged_state_is_not_read_twice(teller: Teller, monkeypatch: pytest.MonkeyPatch):
+    """What has been seen costs no decoding at the next look."""
+    monkeypatch.setattr(looks, "FOLLOW", 0.02)
+    result = stranger(teller)
+    following = result.states(SOON)
+    teller.store(result, WHO, states.STARTED)
+    started = next(following)
+    judged: list[bytes] = []
+    monkeypatch.setattr(teller.listener._store, "is_final", judged.append)
+    following._timeout = 0.2
+    with pytest.raises(CeleryTimeoutError):
+        next(following)
+
+    assert ("STARTED", []) == (started, judged)
+
+
+@HOWS
+@pytest.mark.parametrize("how_it_goes", ["forgotten", "expired"])
+def test_following_ends_with_the_result(teller: Teller, how: str, how_it_goes: str):
+    """Who follows what is forgotten, or never comes until its time is over, is let go."""
+    if how_it_goes == "expired":
+        teller.app.conf.result_expires = 1  # each thread has a backend of its own
+    result = stranger(teller)
+    followed = Followed(how, result)
+    if how_it_goes == "forgotten":
+        teller.store(result, WHO, states.STARTED)
+        followed.saw("STARTED")
+        teller.redis.delete(teller.app.backend.get_key_for_task(result.id))
+
+    expected = ["STARTED"] * (how_it_goes == "forgotten") + ["over"]
+    assert expected == followed.saw(*expected)
+
+
+@pytest.mark.parametrize("conf", [{"batch_bulk": False}, {"elsewhere": True}])
+@HOWS
+def test_on_other_backends_celery_s_own_way(
+    teller: Teller, tmp_path: Any, how: str, conf: dict[str, Any]
+):
+    """Where nobody tells us, the backend is asked, by everybody for himself."""
+    url = teller.app.conf.result_backend
+    app = Celery("other", broker="memory://", set_as_current=False)
+    app.conf.result_backend = f"file://{tmp_path}" if conf.pop("elsewhere", False) else url
+    app.conf.update(conf)
+    result = BatchResult(str(uuid4()), app=app)
+    followed = Followed(how, result)
+    app.backend.store_result(result.id, WHO, states.STARTED)
+    followed.saw("STARTED")
+    app.backend.store_result(result.id, 1, states.SUCCESS)
+    seen = followed.saw("STARTED", "SUCCESS", "over")
+    app.close()
+
+    assert ["STARTED", "SUCCESS", "over"] == seen
+
+
+def test_redis_that_is_away_is_waited_for(teller: Teller):
+    """A connection that is cut while a task is followed costs nothing but a moment."""
+    result = stranger(teller)
+    followed = [Followed(how, result) for how in ("threaded", "awaited")]
+    soon(lambda: followers(teller) == 2, "followers")
+    teller.redis.client_kill_filter(_type="normal", skipme=True)
+    teller.redis.client_kill_filter(_type="pubsub", skipme=True)
+    teller.store(result, 1)
+
+    assert [["SUCCESS", "over"]] * 2 == [each.saw("SUCCESS", "over") for each in followed]
+
+
+def _follow_in_fork(result: BatchResult, told: Any) -> None:
+    told.put(list(result.states(SOON)))
+
+
+def test_fork_follows_with_an_ear_of_its_own(teller: Teller):
+    """A process forked while its parent follows can follow the same task."""
+    context = multiprocessing.get_context("fork")
+    result = stranger(teller)
+    with ThreadPoolExecutor(1) as pool:
+        here = pool.submit(lambda: list(result.states(SOON)))
+        soon(lambda: followers(teller) == 1, "a follower")
+        told = context.SimpleQueue()
+        child = context.Process(target=_follow_in_fork, args=(result, told))
+        child.start()
+        teller.store(result, 1)
+
+        assert ["SUCCESS"] == told.get() == here.result(SOON)
+        child.join(SOON)
+
+
+def test_ignored_result_has_no_states(teller: Teller):
+    """Of a call whose result is ignored nothing is stored, so nothing is waited for."""
+    result = stranger(teller)
+    result.ignored = True
+
+    assert [] == list(result.states())
+
+
+def test_eager_result_has_the_one_that_it_has():
+    """A task that ran at once yields its end, whichever way it is asked."""
+    result = EagerBatchResult.of(EagerResult("id", 1, states.SUCCESS))
+
+    async def all_of(following: AsyncIterator[str]) -> list[str]:
+        """Return all states."""
+        return [state async for state in following]
+
+    assert ["SUCCESS"] == list(result.states()) == asyncio.run(all_of(result.states()))
+
+
+def test_tasks_do_not_wait_for_others(teller: Teller):
+    """Inside a task, to follow another is refused as to wait for it is."""
+    with denied_join_result(), pytest.raises(RuntimeError, match="Never call"):
+        next(stranger(teller).states())
