@@ -55,6 +55,8 @@ def make_app(config: ServeConfig) -> Celery:
         # A client that is gone fetches nothing.
         result_expires=max(60.0, 2 * config.time_limit),
         broker_connection_retry_on_startup=True,
+        # What a handle prints stands in the log as it is, and not as a warning.
+        worker_redirect_stdouts=False,
         task_publish_retry_policy=_ONCE_MORE,
     )
     return app

@@ -14,6 +14,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery_batch.errors import BatchError, WrongResultCount
 from celery_batch.serve.finding import find_handle
 from celery_batch.serve.handle import NO_GPU, Handle
+from celery_batch.serving.devices import require_seen
 from celery_batch.serving.model import Model
 from celery_batch.serving.trouble import is_device_broken
 
@@ -45,6 +46,7 @@ class HandleModel(Model):
         """
         kind = find_handle(self.handle_name)
         self._handle: Any = kind(device.removeprefix("cuda:") if device != "cpu" else NO_GPU)
+        require_seen(device, "GPUs (write GPUs: cpu to serve without one)")
         self._takes_lists = isinstance(self._handle, Handle)
         if not self._takes_lists:
             logger.warning(
@@ -134,10 +136,7 @@ def _plain(error: Exception) -> Exception:
     """Make what calls a request wrong known where nobody has the user's modules: in the web."""
     if isinstance(error, BatchError):
         return error
-    for kind in (ValueError, TypeError):
-        if isinstance(error, kind):
-            return kind(str(error))
-    return error
+    return ValueError(str(error)) if isinstance(error, ValueError) else error
 
 
 def _threads() -> ThreadPoolExecutor:

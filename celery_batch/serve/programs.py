@@ -11,7 +11,16 @@ from pathlib import Path
 
 from celery_batch.serve.config import ServeConfig
 
-__all__ = ["DEVICE", "GRACE", "WORKERS", "Program", "environment", "programs", "supervisor_conf"]
+__all__ = [
+    "DEVICE",
+    "GRACE",
+    "MARK",
+    "WORKERS",
+    "Program",
+    "environment",
+    "programs",
+    "supervisor_conf",
+]
 
 #: The environment variable that names a worker's device.
 DEVICE = "CELERY_BATCH_SERVE_DEVICE"
@@ -21,6 +30,9 @@ WORKERS = "workers"
 
 #: Seconds a process gets to finish what it does.
 GRACE = 10
+
+#: Begins the line in a log with which a process begins.
+MARK = "=== starts"
 
 #: Seconds after which a process counts as started: one that ends sooner is started again
 #: after a pause that grows by a second each time.
@@ -94,6 +106,7 @@ def environment(
         "OMP_NUM_THREADS": threads,
         **given,
         "CELERY_BATCH_KEEPER_GRACE": str(GRACE),
+        "CELERY_BATCH_KEEPER_MARK": MARK,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
     }

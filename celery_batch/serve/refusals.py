@@ -47,9 +47,9 @@ def refusal_of(error: Exception, task_id: str) -> Refusal:
     """
     Tell a client as much of a failed task as is meant for it.
 
-    ValueError and TypeError are how a handle calls a request wrong, and so it hears
-    their words; an error of ours says by its class what it means.  Anything else is
-    for the operator, and stands in the logs.
+    ValueError is how a handle calls a request wrong, and so the client hears its words;
+    an error of ours says by its class what it means.  Anything else is for the operator,
+    and stands in the logs: a TypeError, say, is nearly always the handle's own mistake.
 
     Args:
         error: What the task failed with.
@@ -58,7 +58,7 @@ def refusal_of(error: Exception, task_id: str) -> Refusal:
     if isinstance(error, BatchError):
         words = str(error) if error.http < HTTPStatus.INTERNAL_SERVER_ERROR else error.__doc__
         return Refusal(error.http, _short(words or ""), task_id)
-    if isinstance(error, (ValueError, TypeError)):
+    if isinstance(error, ValueError):
         return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, _short(str(error)), task_id)
     if isinstance(error, TaskRevokedError):  # too late for its client, or called back
         return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the request was not served", task_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import xmlrpc.client
 from collections.abc import Sequence
 from contextlib import closing
@@ -11,10 +12,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from supervisor.xmlrpc import SupervisorTransport
+from supervisor.xmlrpc import Faults, SupervisorTransport
 
 from celery_batch.errors import BatchError
-from celery_batch.serve.programs import Program
+from celery_batch.serve.programs import MARK, Program
 
 __all__ = ["LOG", "Health", "SupervisorAway", "health", "table"]
 
@@ -28,6 +29,15 @@ _TAIL = 64_000
 _ERROR = re.compile(
     r"(.*\b(CRITICAL|ERROR)\b.*|Error: .+|(\w+\.)*\w+(Error|Exception|Failed|Exceeded)\b.*)"
 )
+
+#: What stands before an error's own words, and says nothing to whoever asks.
+_PREFIX = re.compile(r"^(\[.*?\] |celery_batch\.errors\.\w+: )")
+
+#: Supervisor's words for how a process has ended.
+_END = re.compile(r"^(?:exit status (\d+)|terminated by (SIG\w+))")
+
+#: What a shell adds to a signal's number, and so do keepers.
+_SIGNALLED = 128
 
 #: Supervisor's state -> what it means to whoever asks.
 _WORDS = {
@@ -62,7 +72,7 @@ class Health:
             ``"stopped"``.
         since: Seconds since it has last been started, or has ended.
         restarts: How often it was started after the first time.
-        error: The last line in its log that tells of an error, if any.
+        error: Why it has ended the last time, if it has.
         pid: Of the process that supervisor has started, 0 if it does not run.
     """
 
@@ -90,6 +100,14 @@ def health(running: Sequence[Program], folder: Path) -> list[Health]:
         with closing(transport):
             proxy: Any = xmlrpc.client.ServerProxy("http://localhost", transport)
             found = {each["name"]: each for each in proxy.supervisor.getAllProcessInfo()}
+    except xmlrpc.client.Fault as error:
+        if error.faultCode != Faults.SHUTDOWN_STATE:
+            raise SupervisorAway(f"{folder}: supervisor does not answer: {error}") from error
+        raise SupervisorAway(
+            f"{folder}: everything that runs from here is being stopped"
+        ) from error
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise SupervisorAway(f"{folder}: nothing runs from here: supervisor is gone") from error
     except (OSError, xmlrpc.client.Error) as error:
         raise SupervisorAway(f"{folder}: supervisor does not answer: {error}") from error
     told = (folder / LOG).read_text(errors="replace")
@@ -109,19 +127,34 @@ def _health(program: Program, info: dict[str, Any], told: str, folder: Path) -> 
         state,
         max(0.0, info["now"] - began),
         max(0, count - 1),
-        _last_error(folder / f"{program.name}.log"),
+        _why_it_ended(program.name, told, _lives(folder / f"{program.name}.log"), info["pid"]),
         info["pid"],
     )
 
 
-def _last_error(log: Path) -> str:
+def _lives(log: Path) -> list[str]:
+    """Return what a process has logged of late, for each of its lives."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL))
-            lines = file.read().decode(errors="replace").splitlines()
+            return file.read().decode(errors="replace").split(f"{MARK} ")
     except FileNotFoundError:
+        return [""]
+
+
+def _why_it_ended(name: str, told: str, lives: Sequence[str], pid: int) -> str:
+    """Return why a process has ended the last time: its own last words, or its exit code."""
+    ends = _END.findall(told.rpartition(f"exited: {name} (")[2].partition("\n")[0])
+    if not ends:
         return ""
-    return next((line.strip() for line in reversed(lines) if _ERROR.fullmatch(line)), "")
+    code, by_signal = ends[0]
+    if by_signal or int(code) > _SIGNALLED:
+        return f"killed by {by_signal or signal.Signals(int(code) - _SIGNALLED).name}"
+    last = lives[-2] if pid and len(lives) > 1 else lives[-1]
+    # With a critical error Celery's worker ends; what it says of requests comes before.
+    lines = re.split(r"(?m)^(?=.* CRITICAL/)", last)[-1].splitlines()
+    words = next((line.strip() for line in reversed(lines) if _ERROR.fullmatch(line)), "")
+    return _PREFIX.sub("", words) or f"exit code {code}"
 
 
 def table(rows: Sequence[Health]) -> str:

@@ -20,6 +20,9 @@ class Served(HandleModel):
     handle_name = _config.handle
 
 
+# Errors call a model by its class.
+Served.__name__ = Served.__qualname__ = _config.handle.rpartition(":")[2]
+
 app = make_app(_config)
 if _device:
     app.conf.batch_devices = (_device,)

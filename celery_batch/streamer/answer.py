@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 # The standard library's own words; its methods, which we inherit, compare with them.
 _PENDING, _RUNNING, _FINISHED = "PENDING", "RUNNING", "FINISHED"
 _CANCELLED = "CANCELLED"
+#: What a request that is done has for items: whoever keeps its future does not keep them.
+_NOTHING: list[Any] = []
+
 _DONE = frozenset({_CANCELLED, "CANCELLED_AND_NOTIFIED", _FINISHED})
 
 
@@ -160,13 +163,17 @@ class Answer(Future[list[Any]]):
         raise TimeoutError(f"no answer within {limit:g} s; the request is {self._state.lower()}")
 
 
-def start(requests: Sequence[Request[Answer]], desk: Desk) -> list[Request[Answer]]:
+def start(requests: Sequence[Request[Answer]], desk: Desk) -> Sequence[Request[Answer]]:
     """Take note that these requests run from here on; return those that somebody still wants."""
+    is_wanted = True
     with desk.lock:
         for request in requests:
-            if request.item._state == _PENDING:  # noqa: SLF001 (as a future's executor does)
-                request.item._state = _RUNNING  # noqa: SLF001
-    return wanted(requests, desk)
+            answer = request.item
+            if answer._state == _PENDING:  # noqa: SLF001 (as a future's executor does)
+                answer._state = _RUNNING  # noqa: SLF001
+            else:  # given up, or running again
+                is_wanted = False
+    return requests if is_wanted else wanted(requests, desk)
 
 
 def wanted(requests: Sequence[Request[Answer]], desk: Desk) -> list[Request[Answer]]:
@@ -198,11 +205,14 @@ def settle(requests: Sequence[Request[Answer]], outputs: Sequence[Any], desk: De
         for request in requests:
             answer, begin = request.item, end
             end += request.rows
-            part = list(outputs[begin:end])
+            part = [outputs[begin]] if request.rows == 1 else list(outputs[begin:end])
             if "_condition" in answer.__dict__:
                 awaited.append((answer, part))
-            else:
+            elif may_fail or answer._state in _DONE:  # noqa: SLF001
                 _finish(answer, part, may_fail=may_fail)
+            else:  # as nearly always, and a call more would cost as much again
+                answer._result, answer.items = part, _NOTHING  # noqa: SLF001
+                answer._state = _FINISHED  # noqa: SLF001
     for answer, part in awaited:
         with answer._condition:  # noqa: SLF001
             if answer._state in _DONE:  # noqa: SLF001
@@ -228,7 +238,7 @@ def _finish(answer: Answer, part: list[Any], *, may_fail: bool) -> None:
     else:
         answer._origin = failure.origin  # noqa: SLF001
         answer._exception = failure.error  # noqa: SLF001
-    answer.items = []
+    answer.items = _NOTHING
     answer._state = _FINISHED  # noqa: SLF001
 
 

@@ -13,7 +13,10 @@ from celery import Celery, signals
 from celery.apps.worker import Worker
 from celery.utils.nodenames import gethostname
 
+from celery_batch.errors import LoadFailed
+from celery_batch.streamer import posts
 from celery_batch.streamer.leash import end_with_parent
+from celery_batch.worker.loading import load_failed
 
 __all__ = ["serve"]
 
@@ -45,6 +48,7 @@ def serve(app: Celery, queue: str, *, pool: str) -> NoReturn:
         without_gossip=True,
     )
     _leash_children()
+    _tell_keeper()
     worker.start()
     raise SystemExit(worker.exitcode or 0)
 
@@ -68,6 +72,17 @@ def _quieten() -> int:
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.WARNING)
     return logging.INFO
+
+
+def _tell_keeper() -> None:
+    """Have who keeps this process running hear whether it has its model."""
+    signals.worker_ready.connect(lambda **_: posts.tell(posts.LOADED), weak=False)
+    load_failed.connect(lambda error, **_: _tell_trouble(error), weak=False)
+
+
+def _tell_trouble(error: str) -> None:
+    # A pool process reports a whole traceback, which stands in the log; its last words will do.
+    posts.tell(posts.UNLOADED, error.rpartition(f"{LoadFailed.__name__}: ")[2].strip())
 
 
 def _leash_children() -> None:

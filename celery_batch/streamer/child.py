@@ -6,20 +6,18 @@ Rule 1: its environment is in place before any of the user's modules is imported
         along with the process's name, which is unpickled before that.
 Rule 2: the model comes as bytes, and is unpickled by `load`: what goes wrong is an error
         with words, and not the end of a process.
-Rule 3: it ends with its parent, however that ends: by an end of file, or by the number
-        of its parent's process where a forked copy of the parent holds the pipe open.
+Rule 3: it ends with its parent, however that ends; from its first moment on, where the
+        system can do that, and not only when the main module has been imported.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import connection, util
+from multiprocessing import util
 from typing import Any, Self
 
 from celery_batch.errors import ConfigurationError, LoadFailed
@@ -27,6 +25,7 @@ from celery_batch.serving import devices
 from celery_batch.serving.model import Model
 from celery_batch.serving.runner import Runner
 from celery_batch.streamer.cargo import pack, unpickled
+from celery_batch.streamer.leash import end_with_manager, end_with_parent
 from celery_batch.streamer.managed import warm
 
 __all__ = ["UNGUARDED", "Named", "Plan", "is_arriving", "load", "run", "settle_in"]
@@ -35,9 +34,6 @@ logger = logging.getLogger(__name__)
 
 #: The exit status of a process whose main module goes on to use a streamer: sysexits' "usage".
 UNGUARDED = 64
-
-#: Seconds between two looks at who our parent is.
-_LOOK = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,10 @@ class Plan:
         if self.devices is None:
             found = devices.discover()
             return found[self.index % len(found)]
-        return devices.pin(self.index, self.devices)
+        try:
+            return devices.pin(self.index, self.devices)
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error).replace("batch_devices", "cuda_devices")) from error
 
 
 @dataclass(slots=True)
@@ -118,7 +117,7 @@ def settle_in(given: Model | bytes, plan: Plan) -> None:
     _arrive("", plan)  # a forked process has had no name to unpickle
     _state.given = given
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us
-    threading.Thread(target=_end_with_parent, name="celery_batch parent", daemon=True).start()
+    end_with_manager()
 
 
 def load() -> None:
@@ -136,6 +135,10 @@ def load() -> None:
     model = _imported(given)
     try:
         warm(model, _state.device)
+        if plan.devices is not None:
+            devices.require_seen(_state.device, "cuda_devices (leave it out to do without)")
+    except ConfigurationError as error:
+        raise LoadFailed(f"{model} on {_state.device}: {error}") from None
     except LoadFailed as error:
         cause = error.__cause__
         logger.error("%s", error, exc_info=cause)  # noqa: TRY400 (the cause tells more)
@@ -169,6 +172,7 @@ def _arrive(name: str, plan: Plan) -> str:
     if _state.plan == plan:
         return name  # it comes twice: before the main module, and with the process itself
     _state.plan = plan
+    end_with_parent(os.getppid())
     try:
         _state.device = plan.follow()
     except ConfigurationError as error:  # told by `load`
@@ -187,15 +191,6 @@ def _imported(given: Model | bytes) -> Model:
             " keep it in a module that can be imported, without side effects"
         ) from error
     return model
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    number = os.getppid()
-    ends = [] if parent is None else [parent.sentinel]
-    while os.getppid() == number and not connection.wait(ends, _LOOK):
-        pass
-    os._exit(1)
 
 
 def _cores() -> int:

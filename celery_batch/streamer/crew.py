@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Future
-from dataclasses import replace
 from functools import partial
 from pickle import PicklingError
 from typing import Any
@@ -17,9 +16,10 @@ from celery_batch.serving.model import Model
 from celery_batch.streamer.answer import fail
 from celery_batch.streamer.cargo import pickled, unpack
 from celery_batch.streamer.child import Plan
-from celery_batch.streamer.intake import Intake, Requests, Slot
-from celery_batch.streamer.outputs import break_off, give, lose
+from celery_batch.streamer.intake import Intake, Slot
+from celery_batch.streamer.outputs import break_off, give, lose, stand_first
 from celery_batch.streamer.streaming import GRACE
+from celery_batch.streamer.waiting import Requests
 from celery_batch.streamer.worker_process import WorkerProcess
 
 __all__ = ["ProcessCrew"]
@@ -31,6 +31,9 @@ _ROOM = 2
 
 #: Seconds before a model that could not be loaded again is tried once more: first, at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+
+#: How often it may fail in a row before those who wait hear of it; it is tried on.
+_TRIES = 4
 
 
 class ProcessCrew:
@@ -49,6 +52,7 @@ class ProcessCrew:
     ) -> None:
         self._intake = intake
         self._left = len(plans)
+        self._down: set[object] = set()
         self._lock = threading.Lock()
         self._feeders = [_Feeder(self, intake, plan, partial(WorkerProcess, given, plan, method))
                          for plan in plans]  # fmt: skip
@@ -74,9 +78,24 @@ class ProcessCrew:
         """Take note that one of them cannot begin; without any, the streamer closes."""
         with self._lock:
             self._left -= 1
-            is_last = not self._left
+            is_last, are_down = not self._left, len(self._down) == self._left
         if is_last:
             self._intake.close(error)
+        elif are_down:
+            self._intake.suspend(error)
+
+    def despair(self, worker: object, error: LoadFailed) -> None:
+        """Take note that one has been down for long; without any other, nobody waits on."""
+        with self._lock:
+            self._down.add(worker)
+            if len(self._down) == self._left:
+                self._intake.suspend(error)
+
+    def recover(self, worker: object) -> None:
+        """Take note that one serves."""
+        with self._lock:
+            self._down.discard(worker)
+            self._intake.resume()
 
     def stop(self, grace: float) -> None:
         """End them all, after what they are running or so many seconds."""
@@ -108,7 +127,7 @@ class _Feeder:
             self.thread.join(grace)
 
     def _work(self) -> None:
-        pause = _FIRST_PAUSE
+        idle_deaths = failures = 0
         while self._intake.is_open:
             self._process = None
             try:
@@ -116,19 +135,22 @@ class _Feeder:
                 if self._intake.is_open:  # else whoever has closed it may not have seen ours
                     self._process.load()
             except BaseException as error:  # noqa: BLE001 (whatever it is, somebody has to hear)
-                if self._is_hopeless(error):
+                failures += 1
+                if self._is_hopeless(error, failures):
                     break
-                self._intake.wait_until_closed(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                self._intake.wait_until_closed(_pause(failures))
             else:
                 self.has_tried.set()
-                pause = _FIRST_PAUSE
-                self._feed(self._process)
+                self._crew.recover(self)
+                failures = 0
+                idle_deaths = 0 if self._feed(self._process) else idle_deaths + 1
             finally:
                 if self._process is not None:
                     self._process.stop(0.0 if self._intake.is_open else GRACE)
+            if idle_deaths > 1:  # one by chance; then something ends them as soon as they live
+                self._intake.wait_until_closed(_pause(idle_deaths - 1))
 
-    def _is_hopeless(self, error: BaseException) -> bool:
+    def _is_hopeless(self, error: BaseException, failures: int) -> bool:
         """Say whether the model cannot be loaded even once."""
         if not self._intake.is_open:
             return True
@@ -136,23 +158,30 @@ class _Feeder:
         if self.has_tried.is_set():
             logger.error("The model of a new worker process is not loaded: %s", trouble)
             self._intake.put_back(())
+            if failures >= _TRIES:
+                self._crew.despair(self, trouble)
             return False
         self.trouble = trouble
         self._crew.give_up(trouble)
         self.has_tried.set()
         return True
 
-    def _feed(self, process: WorkerProcess) -> None:
+    def _feed(self, process: WorkerProcess) -> bool:
+        """Feed a process until it ends; return whether it was asked anything."""
         slot = self._intake.slot(_ROOM)
+        process.when_ended(partial(self._intake.retire, slot))
+        is_asked = False
         while (requests := self._intake.take(slot)) is not None:
             payload = self._packed(slot, requests)
             if payload is None:
                 continue
             then = partial(self._returned, slot, requests)
+            is_asked = True
             try:
                 process.run(payload, alone=len(requests) == 1, then=then)
             except RuntimeError:  # it has ended, or is to end: what it runs is told of that alone
                 self._not_run(slot, requests)
+        return is_asked
 
     def _packed(self, slot: Slot, requests: Requests) -> bytes | None:
         """Return a batch's items pickled; None if there is one that cannot be, which fails."""
@@ -168,6 +197,7 @@ class _Feeder:
         self._intake.put_back(good)
         error = ModelError("the request cannot be pickled for its way to a worker process")
         fail(bad, error, self._intake.desk)
+        self._intake.through(len(requests))
         return None
 
     def _returned(self, slot: Slot, requests: Requests, future: Future[bytes]) -> None:
@@ -197,10 +227,15 @@ class _Feeder:
         """Give back a batch that did not get as far as the process."""
         self._intake.retire(slot)
         self._intake.done(slot, requests)
-        self._intake.put_back([replace(request, urgency=-1) for request in requests])
+        stand_first(self._intake, requests)
 
     def _lost(self, slot: Slot) -> None:
         had = self._intake.recall(slot)
         if had:
             logger.error("A worker process died under %d requests", len(had[0]))
         lose(self._intake, had)
+
+
+def _pause(times: int) -> float:
+    """Return how long to wait after something has gone wrong so many times in a row."""
+    return min(_FIRST_PAUSE * 2.0 ** min(times - 1, 9), _LONGEST_PAUSE)

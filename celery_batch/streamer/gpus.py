@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
 
 from celery_batch.errors import ConfigurationError
+from celery_batch.serving.devices import why_doubtful
 
 __all__ = ["device_names"]
+
+logger = logging.getLogger(__name__)
 
 
 def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[str] | None:
@@ -32,6 +36,8 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
     names = [_name(str(each).strip()) for each in cuda_devices]
     if not names:
         raise ConfigurationError("cuda_devices: is empty; name at least one, or leave it out")
+    if doubt := why_doubtful(names):
+        logger.warning("cuda_devices: %s; leave it out, or say 'cpu', to do without", doubt)
     return names
 
 

@@ -8,31 +8,31 @@ Rule 1: a slot asks for a batch when it has room, and sleeps when there is none 
 Rule 2: a newcomer wakes nobody, unless it is the first in line, or makes a batch full.
         So one slot watches the line at most, however many come.
 Rule 3: who takes a batch and leaves others behind wakes the next; so no wake is lost.
+Rule 4: a request that is in nobody's line is in hands until it is settled, and `through`
+        tells of that: so who drains knows when the last one is answered.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
 from celery_batch.batching.batch import Batch
-from celery_batch.batching.batcher import Batcher, Wait
+from celery_batch.batching.batcher import Done, Wait
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
-from celery_batch.errors import BatchError, QueueFull, WorkerLost
-from celery_batch.streamer.answer import Answer, Desk, fail, start, wanted
+from celery_batch.errors import BatchError
+from celery_batch.streamer.answer import Answer, Desk, fail, start
+from celery_batch.streamer.waiting import Requests, Waiting
 
-__all__ = ["Intake", "Requests", "Slot"]
+__all__ = ["Intake", "Slot"]
 
 #: Seconds for which who makes a batch full leaves the interpreter to the idle worker that
 #: will take it; else one who goes on to submit would keep it, and the device idle, for 5 ms.
 _SHORT = 0.00001
-
-Requests = Sequence[Request[Answer]]
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +53,7 @@ class Slot:
     gone: bool = False
 
 
-class Intake:
+class Intake(Waiting):
     """
     The line in front of a streamer's workers.
 
@@ -64,25 +64,9 @@ class Intake:
     """
 
     def __init__(self, policy: BatchPolicy, desk: Desk, most: int | None = None) -> None:
-        self.desk = desk
-        self._size = policy.max_batch_size
-        self._most = sys.maxsize if most is None else most
-        self._batcher: Batcher[Answer] = Batcher(policy)
-        # A signal's handler may close us in the midst of whatever its thread does here.
-        self._lock = threading.RLock()
-        self._rows = 0
+        super().__init__(policy, desk, most)
         self._slots: list[Slot] = []
         self._sleepers: list[Slot] = []
-        self._refusal: BatchError | None = None
-
-    def __repr__(self) -> str:
-        state = "open" if self._refusal is None else f"closed: {self._refusal}"
-        return f"<Intake {state}: {self._rows} items wait>"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it takes requests."""
-        return self._refusal is None
 
     def slot(self, room: int = 1) -> Slot:
         """Return a place for another worker."""
@@ -91,12 +75,13 @@ class Intake:
             self._slots.append(slot)
         return slot
 
-    def add(self, *answers: Answer) -> None:
+    def add(self, answers: Iterable[Answer], rows: int) -> None:
         """
         Put requests in line, all of them or none.
 
         Args:
             answers: One for each, with its items.
+            rows: How many items they have together.
 
         Raises:
             QueueFull: There is no room in line for all of their items.
@@ -104,9 +89,9 @@ class Intake:
         """
         now = monotonic()
         with self._lock:
-            before = self._admit(sum(len(answer.items) for answer in answers))
+            before = self._admit(rows)
             for answer in answers:
-                self._batcher.add(Request(answer, now, rows=len(answer.items)))
+                self._batcher.add(Request(answer, now, 0, False, None, len(answer.items)))  # noqa: FBT003
             is_full = before < self._size <= self._rows
             has_woken = (is_full or not before) and self._wake()
             refusal = self._refusal
@@ -137,6 +122,8 @@ class Intake:
                         if taken := self._leave(slot, found):
                             return taken
                         continue
+                    if isinstance(found, Done) and self._close_when_through():
+                        break
                     seconds = found.seconds if isinstance(found, Wait) else None
                 self._sleepers.append(slot)
                 slot.bell.wait(seconds)
@@ -145,11 +132,17 @@ class Intake:
         return None
 
     def done(self, slot: Slot, requests: Requests) -> None:
-        """Take note that a worker is through with a batch."""
+        """Take note that a worker has room again, while its batch is settled."""
         with self._lock:
             slot.out.remove(requests)
             if self._rows or slot.gone:
                 slot.bell.notify()
+
+    def through(self, requests: int) -> None:
+        """Take note that so many requests that were in hands are settled, or in line again."""
+        with self._lock:
+            self._in_hands -= requests
+        self._close_when_through()
 
     def retire(self, slot: Slot) -> None:
         """Give a worker no more than what it has."""
@@ -167,23 +160,7 @@ class Intake:
             slot.bell.notify()
         return had
 
-    def put_back(self, requests: Requests) -> None:
-        """Put requests in line again; those whose deadline has passed fail."""
-        now = monotonic()
-        with self._lock:
-            refusal = self._refusal
-            for request in requests if refusal is None else ():
-                self._batcher.add(request)
-                self._rows += request.rows
-            late = self._batcher.expire(now)
-            self._rows -= sum(request.rows for request in late)
-            self._wake()
-        if refusal is not None:
-            fail(requests, refusal, self.desk)
-        if late:
-            fail(late, WorkerLost("the worker process died, and the next ones, too"), self.desk)
-
-    def wait_until_closed(self, seconds: float) -> bool:
+    def wait_until_closed(self, seconds: float | None) -> bool:
         """Wait, and say whether it was closed meanwhile."""
         slot = Slot(threading.Condition(self._lock), room=0)
         with self._lock:
@@ -192,21 +169,6 @@ class Intake:
                 slot.bell.wait(seconds)
                 self._sleepers.remove(slot)
         return not self.is_open
-
-    def close(self, refusal: BatchError) -> None:
-        """
-        Take no more requests, and fail those that wait in line.
-
-        Args:
-            refusal: What they, and all who come later, are told.
-        """
-        with self._lock:
-            self._refusal = self._refusal or refusal
-            left = self._batcher.clear()
-            self._rows = 0
-            for slot in self._sleepers:
-                slot.bell.notify()
-        fail(left, refusal, self.desk)
 
     def abandon(self, error: BatchError) -> None:
         """In a forked copy of the process: fail all, whose workers are not ours, without a lock."""
@@ -218,39 +180,19 @@ class Intake:
             request.item.begin_anew()
         fail(left, error, self.desk)
 
-    def _admit(self, rows: int) -> int:
-        """Count rows in, the lock in hand; return how many waited before."""
-        if self._refusal is not None:
-            raise type(self._refusal)(str(self._refusal))
-        before = self._rows
-        if self.desk.given_up and (before + rows > self._most or self._is_littered):
-            before = self._clean_up()
-        if before + rows > self._most:
-            raise QueueFull(f"{before} items wait and {rows} more are too many for {self._most}")
-        self._rows = before + rows
-        return before
-
-    @property
-    def _is_littered(self) -> bool:
-        return self.desk.given_up > max(self._size, len(self._batcher) // 2)
-
-    def _clean_up(self) -> int:
-        """Let go of what was given up while it waited."""
-        line = self._batcher.clear()
-        left = wanted(line, self.desk)
-        for request in left:
-            self._batcher.add(request)
-        self._rows = sum(request.rows for request in left)
-        return self._rows
-
     def _leave(self, slot: Slot, batch: Batch[Answer]) -> Requests:
         self._rows -= batch.rows
         taken = start(batch.requests, self.desk)
         if taken:
             slot.out.append(taken)
+            self._in_hands += len(taken)
         if self._rows:
             self._wake()
         return taken
+
+    def _rouse(self) -> None:
+        for slot in self._sleepers:
+            slot.bell.notify()
 
     def _wake(self) -> bool:
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import os
@@ -9,11 +10,15 @@ import signal
 import sys
 import threading
 from multiprocessing import connection
+from typing import Any
 
 __all__ = ["end_with_manager", "end_with_parent"]
 
 #: Linux' prctl option "signal me when my parent ends".
 _PR_SET_PDEATHSIG = 1
+
+#: Seconds between two looks at our manager, where no system call tells of its end.
+_LOOK: float | None = 1.0
 
 
 def end_with_parent(parent: int) -> None:
@@ -42,12 +47,30 @@ def end_with_manager() -> None:
     manager = multiprocessing.parent_process()
     if manager is None:
         return
-    if manager.pid == os.getppid():  # a fork server stands between us and the manager
-        end_with_parent(os.getppid())
-    watch = threading.Thread(target=_end_after, args=(manager.sentinel,), daemon=True)
+    end_with_parent(os.getppid())  # a fork server, where there is one, ends with the manager
+    watch = threading.Thread(
+        target=_end_after, args=(manager,), name="celery_batch parent", daemon=True
+    )
     watch.start()
 
 
-def _end_after(sentinel: int) -> None:
-    connection.wait([sentinel])
+def _end_after(manager: Any) -> None:
+    # A forked copy of the manager holds its end of the pipe open, so look at itself, too.
+    parent = os.getppid()
+    ends, pause = [manager.sentinel], _LOOK
+    with contextlib.suppress(AttributeError, OSError):
+        ends.append(os.pidfd_open(manager.pid))
+        pause = None
+    while not connection.wait(ends, pause) and os.getppid() == parent and _lives(manager.pid):
+        pass
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it has become somebody else
+        pass
+    return True

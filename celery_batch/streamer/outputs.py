@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -12,9 +11,10 @@ from celery_batch.batching.request import Request
 from celery_batch.errors import ModelError, PoisonItem
 from celery_batch.serving.runner import Outcome
 from celery_batch.streamer.answer import Answer, fail, settle
-from celery_batch.streamer.intake import Intake, Requests
+from celery_batch.streamer.intake import Intake
+from celery_batch.streamer.waiting import Requests
 
-__all__ = ["MAX_LOSSES", "break_off", "give", "lose"]
+__all__ = ["MAX_LOSSES", "break_off", "give", "lose", "stand_first"]
 
 #: How often a process may die under a request, the last time alone, before it is given up.
 MAX_LOSSES = 2
@@ -29,9 +29,14 @@ def give(intake: Intake, requests: Requests, outputs: Sequence[Any]) -> None:
         requests: Those of the batch.
         outputs: Of all their items, as `Runner.answers` returned them.
     """
-    if Outcome not in set(map(type, outputs)):
+    if Outcome in set(map(type, outputs)):
+        _give_each(intake, requests, outputs)
+    else:
         settle(requests, outputs, intake.desk)
-        return
+    intake.through(len(requests))
+
+
+def _give_each(intake: Intake, requests: Requests, outputs: Sequence[Any]) -> None:
     end = 0
     again: list[Request[Answer]] = []
     for request in requests:
@@ -56,10 +61,11 @@ def break_off(intake: Intake, requests: Requests, error: BaseException, name: st
     """
     if len(requests) > 1:
         intake.put_back([_alone(request, intake) for request in requests])
-        return
-    broke_off = ModelError(f"{name} broke off: {type(error).__name__}: {error}")
-    broke_off.__cause__ = error
-    fail(requests, broke_off, intake.desk)
+    else:
+        broke_off = ModelError(f"{name} broke off: {type(error).__name__}: {error}")
+        broke_off.__cause__ = error
+        fail(requests, broke_off, intake.desk)
+    intake.through(len(requests))
 
 
 def lose(intake: Intake, batches: Sequence[Requests]) -> None:
@@ -80,11 +86,18 @@ def lose(intake: Intake, batches: Sequence[Requests]) -> None:
             else:
                 intake.put_back([_alone(request, intake)])
     for requests in batches[1:]:
-        intake.put_back([replace(request, urgency=-1) for request in requests])
+        stand_first(intake, requests)
+    intake.through(len(batches[0]) if batches else 0)
+
+
+def stand_first(intake: Intake, requests: Requests) -> None:
+    """Put a batch that never ran in line again, before all others."""
+    intake.put_back([request._replace(urgency=-1) for request in requests])
+    intake.through(len(requests))
 
 
 def _alone(request: Request[Answer], intake: Intake) -> Request[Answer]:
     patience = intake.desk.patience
     # Not from its arrival: it may have waited long before, in a long line.
     deadline = None if patience is None else monotonic() + patience
-    return replace(request, alone=True, deadline=deadline)
+    return request._replace(alone=True, deadline=deadline)

@@ -2,8 +2,9 @@
 Worker processes that are kept running.
 
 Rule 1: Whoever dies is replaced; those that die young again and again, with growing pauses.
-Rule 2: Whoever cannot even begin is not replaced, if nobody in its place ever could: the
-        next one could not either.
+Rule 2: Whoever cannot even begin, or load its model, is not replaced, if nobody in its place
+        ever could: the next one could not either.  That ends us all, as a worker of
+        Celery's ends.  So it does if later nobody is left who can load, time after time.
 Rule 3: Whoever's function returns is done.
 Rule 4: All of them end when we end, however we end.
 """
@@ -27,7 +28,7 @@ from typing import Any, NoReturn
 from celery_batch.errors import ConfigurationError, LoadFailed
 from celery_batch.streamer.leash import end_with_manager
 
-__all__ = ["Job", "keep_running"]
+__all__ = ["LOADED", "UNLOADED", "Job", "keep_running", "tell"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,13 @@ GRACE = 30.0
 #: What a shell calls a program's exit that Ctrl-C has asked for.
 _INTERRUPTED = 130
 
+#: How often in a row nobody's model may be loaded before we end.
+TRIES = 10
+
 _BEGUN, _RETURNED = "begun", "returned"
+
+#: What a worker says to who keeps it running: it has its model, or cannot have it.
+LOADED, UNLOADED = "loaded", "unloaded"
 
 _STOPPING = tuple(
     number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))
@@ -78,7 +85,8 @@ def keep_running(jobs: list[Job], start_method: str = "spawn") -> None:
 
     Raises:
         ConfigurationError: We are being imported by such a process ourselves.
-        LoadFailed: A process could not begin.
+        LoadFailed: A process could not begin, or its model could not be loaded; or later
+            nobody's could, ten times in a row.
         SystemExit: SIGINT, SIGTERM or SIGHUP was sent to this process.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -100,6 +108,10 @@ def _keep(posts: list[_Post]) -> None:
     while open_posts := [post for post in posts if not post.is_done]:
         for post in open_posts:
             post.look()
+        if all(post.failures >= TRIES for post in open_posts):
+            raise LoadFailed(f"given up after {TRIES} tries: {open_posts[0].trouble}")
+        for post in open_posts:
+            post.start_when_due()
         running = [post.process.sentinel for post in open_posts if post.process is not None]
         due = [post.due for post in open_posts if post.process is None and not post.is_done]
         pause = max(min(due) - time.monotonic(), 0.0) if due else None
@@ -130,17 +142,25 @@ class _Post:
         self.process: Any = None
         self.is_done = False
         self.due = 0.0
+        #: How often in a row the model could not be loaded, and why.
+        self.failures, self.trouble = 0, ""
         self._job = job
         self._context = context
         self._words: Any = None
-        self._has_begun = False
+        self._has_begun = self._has_loaded = self._has_returned = False
         self._since = 0.0
         self._pause = FIRST_PAUSE / 2
 
     def look(self) -> None:
-        """Start a process if one is due, and see whether the one there is has ended."""
-        if self.process is not None and self.process.exitcode is not None:
-            self._bury()
+        """Hear what the process says, and see whether it has ended."""
+        if self.process is not None:
+            has_ended = self.process.exitcode is not None
+            self._hear()
+            if has_ended:
+                self._bury()
+
+    def start_when_due(self) -> None:
+        """Start a process if one is due."""
         if self.process is None and not self.is_done and time.monotonic() >= self.due:
             self._start()
 
@@ -161,20 +181,30 @@ class _Post:
         theirs.close()
         self._since = time.monotonic()
 
+    def _hear(self) -> None:
+        for word, more in _heard(self._words):
+            self._has_returned |= word == _RETURNED
+            self._has_begun |= word == _BEGUN
+            self._has_loaded |= word == LOADED
+            if word == UNLOADED:
+                self.failures, self.trouble = self.failures + 1, more
+            elif word == LOADED:
+                self.failures = 0
+
     def _bury(self) -> None:
         process, self.process = self.process, None
         process.join()
-        said = list(_heard(self._words))
         self._words.close()
-        if _RETURNED in said:
+        if self._has_returned:
             self.is_done = True
             return
-        self._has_begun |= _BEGUN in said
         if not self._has_begun:
             raise LoadFailed(
                 f"{self._job.name} ended with exit code {process.exitcode} before it could begin;"
                 f" its own words stand above"
             )
+        if self.failures and not self._has_loaded:
+            raise LoadFailed(self.trouble)
         lived = time.monotonic() - self._since
         self._pause = min(2 * self._pause, LONGEST_PAUSE) if lived < STEADY else FIRST_PAUSE
         self.due = time.monotonic() + self._pause
@@ -185,15 +215,34 @@ class _Post:
 
 
 def _work(words: Any, target: Callable[..., object], args: tuple[Any, ...]) -> None:
+    global _keeper  # noqa: PLW0603 (one process, one keeper)
     for number in (*_STOPPING, signal.SIGINT):  # a fork has those of the process that keeps us
         signal.signal(number, signal.SIG_DFL)
     end_with_manager()
-    words.send(_BEGUN)
+    _keeper = words
+    tell(_BEGUN)
     target(*args)
-    words.send(_RETURNED)
+    tell(_RETURNED)
 
 
-def _heard(words: Any) -> Iterator[str]:
+#: The way to who keeps this process running, if anybody does.
+_keeper: Any = None
+
+
+def tell(word: str, more: str = "") -> None:
+    """
+    Say something to who keeps this process running, if anybody does.
+
+    Args:
+        word: `LOADED` or `UNLOADED`.
+        more: Why not.
+    """
+    if _keeper is not None:
+        with contextlib.suppress(OSError):  # it is gone, and so are we soon
+            _keeper.send((word, more))
+
+
+def _heard(words: Any) -> Iterator[tuple[str, str]]:
     with contextlib.suppress(EOFError, OSError):
         while words.poll():
             yield words.recv()

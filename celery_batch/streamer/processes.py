@@ -18,7 +18,7 @@ from celery_batch.streamer.crew import ProcessCrew
 from celery_batch.streamer.gpus import device_names
 from celery_batch.streamer.intake import Intake
 from celery_batch.streamer.managed import as_model
-from celery_batch.streamer.streaming import Crew, Streaming
+from celery_batch.streamer.streaming import Crew, Streaming, end_at_exit
 
 __all__ = ["Streamer"]
 
@@ -129,3 +129,7 @@ def _sendable(model: Model, given: Any, method: str) -> Model | bytes:
             f"{model} cannot be sent to a worker process: {error}; define it at the top level"
             " of a module, or use ThreadedStreamer"
         ) from error
+
+
+# Executors, which are imported by now, would wait for their processes, however long they take.
+end_at_exit()

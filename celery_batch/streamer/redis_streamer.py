@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,16 @@ __all__ = ["RedisStreamer"]
 #: One app, and so one connection that hears of answers, for each Redis.
 _apps: dict[str, Celery] = {}
 _guard = threading.Lock()
+
+#: The apps whose Redis has answered.
+_reached: weakref.WeakSet[Celery] = weakref.WeakSet()
+
+#: Seconds in which a Redis has to take a connection.
+_CONNECT = 1.0
+
+#: How long to try a Redis that was never there, and one that may just be restarted.
+_ONCE_MORE = {"max_retries": 1, "interval_start": 0.5}
+_FOR_A_WHILE = {"max_retries": 4, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.6}
 
 
 class RedisStreamer:
@@ -76,14 +87,28 @@ class RedisStreamer:
 
     @contextmanager
     def _away_is_told(self) -> Iterator[None]:
-        """Say which Redis is away, where Celery says that it must be restarted itself."""
+        """Say which Redis is away, in an error of one kind."""
         try:
             yield
-        except RuntimeError as error:
+        except RuntimeError as error:  # Celery says then that it must be restarted itself
             if not isinstance(error.__cause__, self.app.backend.connection_errors):
                 raise
-            url = maybe_sanitize_url(self.app.conf.broker_url)
-            raise OperationalError(f"Redis at {url} is away: {error.__cause__}") from error
+            raise OperationalError(self._away(error.__cause__)) from error
+        except OperationalError as error:
+            if type(error) is not OperationalError:
+                raise  # some were sent, and the error has their results
+            raise OperationalError(self._away(error)) from error
+
+    def _away(self, error: BaseException) -> str:
+        url = maybe_sanitize_url(self.app.conf.broker_url)
+        return f"Redis at {url} cannot be reached: {error}"
+
+    def _reach(self) -> None:
+        """Try the Redis once, before all who would try it in turn, each with patience."""
+        if self.app not in _reached:
+            with self._away_is_told(), self.app.connection_for_write() as connection:
+                connection.ensure_connection(**_ONCE_MORE)
+            _reached.add(self.app)
 
     def __repr__(self) -> str:
         return f"<RedisStreamer of {self.queue}>"
@@ -101,8 +126,9 @@ class RedisStreamer:
             EncodeError: An item is nothing that JSON can say.
         """
         items = list(batch)
-        self._require_room(len(items))
+        self._reach()
         with self._away_is_told():
+            self._require_room(len(items))
             if len(items) == 1:
                 results = [self.task.apply_async((items[0],), None, queue=self.queue)]
             else:
@@ -148,15 +174,21 @@ class RedisStreamer:
         items = list(batch)
         try:
             async with asyncio.timeout(self.worker_timeout) as limit:
-                if self.max_queue is not None:
-                    await asyncio.to_thread(self._require_room, len(items))
-                calls = (self.task.aapply_async((item,), queue=self.queue) for item in items)
-                results = await asyncio.gather(*calls)
+                results = await self._send(items)
                 return [await result for result in results]
         except TimeoutError as error:
             if not limit.expired():
-                raise
+                raise  # the model's own
             raise self._too_late() from error
+
+    async def _send(self, items: list[Any]) -> list[Any]:
+        if self.max_queue is not None or self.app not in _reached:
+            await asyncio.to_thread(self._reach)
+            with self._away_is_told():
+                await asyncio.to_thread(self._require_room, len(items))
+        calls = (self.task.aapply_async((item,), queue=self.queue) for item in items)
+        with self._away_is_told():
+            return await asyncio.gather(*calls)
 
     def destroy_workers(self) -> None:
         """
@@ -204,6 +236,12 @@ def _app(redis_broker: str) -> Celery:
                 **settings["result_backend_transport_options"],
                 "retry_policy": {"max_retries": 1},
             },
+            broker_transport_options={
+                **settings["broker_transport_options"],
+                **_FOR_A_WHILE,
+                "socket_connect_timeout": _CONNECT,
+            },
+            redis_socket_connect_timeout=_CONNECT,
         )
     return found
 

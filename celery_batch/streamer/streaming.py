@@ -7,8 +7,10 @@ that preloads its application, it begins anew in each copy that uses it.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import atexit
+import contextlib
 import logging
 import os
 import threading
@@ -23,7 +25,7 @@ from celery_batch.streamer.answer import Answer, Desk
 from celery_batch.streamer.intake import Intake
 from celery_batch.streamer.whole import Whole
 
-__all__ = ["GRACE", "Crew", "Streaming"]
+__all__ = ["GRACE", "Crew", "Streaming", "end_at_exit"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +96,14 @@ class Streaming(ABC):
         """
         items = list(batch)
         intake = self._intake or self._begin()
-        if 0 < len(items) <= self._size:
+        rows = len(items)
+        if 0 < rows <= self._size:
             answer = Answer(items, intake.desk)
-            intake.add(answer)
+            intake.add((answer,), rows)
             return answer
-        starts = range(0, len(items), self._size)
+        starts = range(0, rows, self._size)
         parts = [Answer(items[each : each + self._size], intake.desk) for each in starts]
-        intake.add(*parts)
+        intake.add(parts, rows)
         return Whole(parts, intake.desk)
 
     def predict(self, batch: Iterable[Any]) -> list[Any]:
@@ -160,7 +163,7 @@ class Streaming(ABC):
                 intake = Intake(self.policy, Desk(self.worker_timeout), self.max_queue)
                 self._crew = self._hire(intake)
                 self._intake = intake
-                weakref.finalize(self, intake.close, StreamerClosed(_CLOSED)).atexit = False
+                weakref.finalize(self, _let_go, intake, self._crew).atexit = False
             return self._intake
 
     def _end(self, grace: float) -> None:
@@ -182,18 +185,50 @@ class Streaming(ABC):
 
 _streamers: weakref.WeakSet[Streaming] = weakref.WeakSet()
 
+#: Of streamers that nobody holds any more, while somebody may wait for their last answers.
+_leaving: list[tuple[Intake, Crew]] = []
+
+#: The same, of the process that we are a fork of: to throw them away would disturb its pipes.
+_former: list[tuple[Intake, Crew]] = []
+
+
+def _let_go(intake: Intake, crew: Crew) -> None:
+    """Answer those who wait still; called by the garbage collector, in the midst of anything."""
+    if not intake.is_open:
+        return
+    _leaving.append((intake, crew))
+    with contextlib.suppress(RuntimeError):  # the interpreter is ending
+        _thread.start_new_thread(_see_off, (intake, crew))  # which takes no lock, as a Thread does
+
+
+def _see_off(intake: Intake, crew: Crew) -> None:
+    intake.drain(StreamerClosed(_CLOSED))
+    while not intake.wait_until_closed(None):
+        pass
+    _leaving.remove((intake, crew))
+
 
 def _after_fork() -> None:
     for streamer in list(_streamers):
         streamer._forget()  # noqa: SLF001 - same module, and nobody else's business
+    _former.extend(_leaving)
+    _leaving.clear()
+    for intake, _ in _former:
+        intake.abandon(BatchError(_FORKED))
 
 
 def _at_exit() -> None:
     for streamer in list(_streamers):
         streamer.destroy_workers()
+    for intake, crew in _leaving:
+        intake.close(StreamerClosed(_CLOSED))
+        crew.stop(GRACE)
+
+
+def end_at_exit() -> None:
+    """End all streamers when the program ends, before whoever has asked for the same by now."""
+    getattr(threading, "_register_atexit", atexit.register)(_at_exit)
 
 
 os.register_at_fork(after_in_child=_after_fork)
-# An executor would wait for its processes first, however long they take; functions
-# registered here run before it does so, the last one first.
-getattr(threading, "_register_atexit", atexit.register)(_at_exit)
+end_at_exit()

@@ -8,10 +8,11 @@ from typing import Any
 from celery_batch.errors import LoadFailed
 from celery_batch.serving import devices
 from celery_batch.serving.runner import Runner
-from celery_batch.streamer.intake import Intake, Requests, Slot
+from celery_batch.streamer.intake import Intake, Slot
 from celery_batch.streamer.managed import as_model, warm
 from celery_batch.streamer.outputs import break_off, give
 from celery_batch.streamer.streaming import Crew, Streaming
+from celery_batch.streamer.waiting import Requests
 
 __all__ = ["ThreadedStreamer"]
 

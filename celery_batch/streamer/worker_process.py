@@ -80,6 +80,20 @@ class WorkerProcess:
         """
         self._executor.submit(child.run, payload, alone).add_done_callback(then)
 
+    def when_ended(self, then: Callable[[], None]) -> None:
+        """
+        Have a function called when the process has ended, idle or not.
+
+        Args:
+            then: Called in a thread of its own.
+        """
+        threading.Thread(
+            target=_call_after,
+            args=(self._made, then),
+            name=f"celery_batch streamer {self._plan.index} watch",
+            daemon=True,
+        ).start()
+
     def stop(self, grace: float) -> None:
         """
         End the process.
@@ -109,6 +123,11 @@ class WorkerProcess:
             f"the worker process ended with exit code {code} before its model was loaded;"
             " what it wrote to the standard error output says why"
         )
+
+
+def _call_after(made: Sequence[process.BaseProcess], then: Callable[[], None]) -> None:
+    connection.wait([each.sentinel for each in made])
+    then()
 
 
 def _exit_code(processes: Sequence[process.BaseProcess]) -> int | None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from configparser import ConfigParser
 from pathlib import Path
+from socketserver import UnixStreamServer
+from threading import Thread
+from xmlrpc.client import Fault
+from xmlrpc.server import SimpleXMLRPCDispatcher, SimpleXMLRPCRequestHandler
 
 import pytest
 from celery.exceptions import TaskRevokedError
@@ -12,7 +16,7 @@ from celery_batch.errors import ConfigurationError, LoadFailed, MessageTooLarge
 from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.programs import Program, environment, programs, supervisor_conf
 from celery_batch.serve.refusals import refusal_of
-from celery_batch.serve.supervision import Health, SupervisorAway, health, table
+from celery_batch.serve.supervision import LOG, Health, SupervisorAway, health, table
 
 FOLDER = Path("/run/100%")
 
@@ -67,10 +71,73 @@ def test_the_workers_share_the_cores_unless_told_otherwise(monkeypatch):
     assert "3" == environment(told, [], {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"]
 
 
+class Supervisor(UnixStreamServer, SimpleXMLRPCDispatcher):
+    """Answers as supervisor does, with what a test makes of its processes."""
+
+    logRequests = False  # noqa: N815 (the handler's word)
+
+    def __init__(self, folder, infos):
+        SimpleXMLRPCDispatcher.__init__(self)
+        self.register_function(infos, "supervisor.getAllProcessInfo")
+        UnixStreamServer.__init__(self, str(folder / "supervisor.sock"), _Handler)
+        Thread(target=self.handle_request, daemon=True).start()
+
+
+class _Handler(SimpleXMLRPCRequestHandler):
+    rpc_paths = ("/RPC2",)
+    disable_nagle_algorithm = False  # it is no TCP
+
+
 def test_a_supervisor_that_is_away_is_named(tmp_path):
     """Not a traceback of sockets."""
-    with pytest.raises(SupervisorAway, match="supervisor does not answer"):
+    with pytest.raises(SupervisorAway, match="nothing runs from here"):
         health([], tmp_path)
+
+
+def test_a_supervisor_that_ends_is_named(tmp_path):
+    """Not by a number of its own."""
+
+    def infos():
+        raise Fault(6, "SHUTDOWN_STATE")
+
+    with Supervisor(tmp_path, infos), pytest.raises(SupervisorAway, match="is being stopped"):
+        health([], tmp_path)
+
+
+_LOG = """=== starts 2026-11-21
+[2026: ERROR/ForkPoolWorker-1] Trial.preprocess failed for one request
+ValueError: a bad request
+=== starts 2026-11-21
+[2026: ERROR/ForkPoolWorker-1] Trial.preprocess failed for one request
+ValueError: another bad request
+[2026: CRITICAL/MainProcess] This worker cannot start: Traceback (most recent call last):
+celery_batch.errors.LoadFailed: Trial on cpu: OSError: no weights
+=== starts 2026-11-21
+[2026: ERROR/ForkPoolWorker-1] Trial.preprocess failed for one request
+ValueError: a third bad request
+"""
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ("spawned: 'web' with pid 7", ""),
+        ("exited: cpu-0 (exit status 1; not expected)", ""),
+        ("exited: web (exit status 1; not expected)", "Trial on cpu: OSError: no weights"),
+        ("exited: web (exit status 137; not expected)", "killed by SIGKILL"),
+        ("exited: web (terminated by SIGTERM; not expected)", "killed by SIGTERM"),
+    ],
+    ids=["lives", "another", "load", "killed", "keeper killed"],
+)
+def test_it_is_said_why_a_process_has_ended(tmp_path, told, reason):
+    """It is not what it has said of requests that makes a process end."""
+    (tmp_path / LOG).write_text(f"2026 INFO {told}\n2026 INFO spawned: 'web' with pid 8\n")
+    (tmp_path / "web.log").write_text(_LOG)
+    info = {"name": "web", "statename": "RUNNING", "pid": 8, "start": 1, "stop": 0, "now": 9}
+    with Supervisor(tmp_path, lambda: [info]):
+        (found,) = health([Program("web", (), 30)], tmp_path)
+
+    assert reason == found.error
 
 
 def test_the_table_has_a_line_for_each_process():
@@ -91,7 +158,8 @@ def test_the_table_has_a_line_for_each_process():
     ("error", "status", "words"),
     [
         (ValueError("no face"), 422, "no face"),
-        (TypeError("x" * 600), 422, "x" * 500 + "…"),
+        (ValueError("x" * 600), 422, "x" * 500 + "…"),
+        (TypeError("'NoneType' object is not callable"), 500, "the handle failed"),
         (MessageTooLarge("17 MB"), 413, "17 MB"),
         (LoadFailed("secret path"), 503, "The model could not be loaded or warmed up."),
         (ConfigurationError("secret"), 500, "A setting or task option is wrong."),

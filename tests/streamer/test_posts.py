@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,17 @@ def _received(notes):
     return Unlucky(notes)
 
 
+def load_sometimes(notes: str, loads: str) -> None:
+    """Say whether the model is loaded, and end; the nth of us, as the nth letter says."""
+    with Path(notes).open("a") as file:
+        file.write("x")
+    if loads[min(len(Path(notes).read_text()), len(loads)) - 1] == "y":
+        posts.tell(posts.LOADED)
+    else:
+        posts.tell(posts.UNLOADED, "Bert on cuda:0: no weights")
+    os._exit(1)
+
+
 class Manager(GpuWorkerManager):
     """Notes which of the workers each is."""
 
@@ -100,6 +113,45 @@ def test_whoever_cannot_begin_is_not_replaced():
     """A process whose program cannot be imported would fail for ever."""
     with pytest.raises(LoadFailed, match="before it could begin"):
         keep_running([Job("worker", Unknown())])
+
+
+@pytest.mark.parametrize(
+    ("loads", "message", "tries"),
+    [("n", "^Bert on cuda:0: no weights", 1), ("ynnynnn", "given up after 3 tries: Bert on", 7)],
+    ids=["never", "not any more"],
+)
+def test_model_that_cannot_be_loaded_ends_all(loads, message, tries, tmp_path, monkeypatch):
+    """Who never had its model is not replaced; later it is tried some times in a row."""
+    monkeypatch.setattr(posts, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(posts, "TRIES", 3)
+    notes = tmp_path / "notes"
+    with pytest.raises(LoadFailed, match=message):
+        keep_running([Job("worker", load_sometimes, (str(notes), loads))], "fork")
+
+    assert "x" * tries == notes.read_text()
+
+
+def test_workers_of_a_model_that_cannot_be_loaded_end_at_once(tmp_path):
+    """The program ends with the model's own error, and before it needs a Redis."""
+    main = tmp_path / "main.py"
+    main.write_text(
+        "from celery_batch import run_redis_workers_forever\n"
+        "from tests.services.streamed import Failing\n"
+        "if __name__ == '__main__':\n"
+        "    run_redis_workers_forever(Failing, 8, redis_broker='localhost:1')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(main)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert 1 == done.returncode
+    last_words = done.stderr.splitlines()[-1]
+    assert "LoadFailed: Failing on cpu: no weights for cpu" in last_words
 
 
 def test_what_cannot_be_sent_is_named():

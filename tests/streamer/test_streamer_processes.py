@@ -22,7 +22,7 @@ from celery_batch.errors import (
 )
 from celery_batch.streamer import Streamer, crew
 from tests.services.shop import ROOT
-from tests.services.streamed import Failing, Leaving, Odd, Told, play
+from tests.services.streamed import Failing, Leaving, Lost, Odd, Told, play
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,59 @@ def test_process_that_dies_takes_the_culprit_alone(pair):
         futures[1].result(60)
     assert [["a"], ["b"]] == [futures[0].result(60), futures[2].result(60)]
     assert pair.predict(["pid"])[0] not in before | {os.getpid()}
+
+
+def test_idle_process_that_dies_is_replaced_at_once():
+    """Nobody has to ask first for a killed process to be replaced."""
+    with Streamer(play, 4, wait_for_worker_ready=True) as streamer:
+        feeder = streamer._crew._feeders[0]
+        first = feeder._process
+        killed = streamer.predict(["pid"])[0]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(
+            lambda: "the same" if feeder._process in (first, None) else "",
+            [],
+            what="another process",
+            timeout=20,
+        )
+
+        assert streamer.predict(["pid"])[0] not in (killed, os.getpid())
+
+
+def test_model_that_is_lost_later(tmp_path, monkeypatch):
+    """Where nobody can be replaced, who waits hears the model's error; it is tried on, though."""
+    monkeypatch.setattr(crew, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(crew, "_LONGEST_PAUSE", 0.5)
+    weights = tmp_path / "weights"
+    weights.touch()
+    options = {"model_init_args": (str(weights),), "worker_num": 2}
+    with Streamer(Lost, 1, wait_for_worker_ready=True, **options) as streamer:
+        weights.unlink()
+        feeders = streamer._crew._feeders
+        killed = [feeder._process for feeder in feeders]
+        for process in killed:
+            process._made[0].kill()
+
+        def why():
+            return "a death is not seen yet" if {*killed} & {f._process for f in feeders} else ""
+
+        wait_until(why, [], what="new processes", timeout=20)  # else requests die with the old
+        told = [each.exception(60) for each in [streamer.submit([each]) for each in range(4)]]
+        with pytest.raises(LoadFailed, match="OSError: no weights for cpu"):
+            streamer.submit([1])
+        weights.touch()
+        wait_until(lambda: _why_refused(streamer), [], what="another process", timeout=20)
+
+        assert [5] == streamer.predict([5])
+    assert ["Lost.predict on cpu: OSError: no weights for cpu"] * 4 == [str(each) for each in told]
+
+
+def _why_refused(streamer):
+    try:
+        streamer.submit([1])
+    except LoadFailed as error:
+        return str(error)
+    return ""
 
 
 def test_death_by_chance_costs_nobody_an_answer(pair, tmp_path):
@@ -244,12 +297,62 @@ def test_processes_end_with_a_killed_parent(ending):
     assert pids
 
 
+_COPIED = """
+    import json, os, sys, time
+    from celery_batch.streamer import Streamer
+    from tests.services.streamed import play
+    if __name__ == "__main__":
+        streamer = Streamer(play, 1, mp_start_method=sys.argv[1], wait_for_worker_ready=True)
+        pid = streamer.predict(["pid"])[0]
+        copy = os.fork()
+        if copy:
+            print(json.dumps([pid, copy]), flush=True)
+        time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_processes_end_though_a_copy_of_their_parent_lives(method):
+    """A fork of a killed parent, which holds its pipes open, does not keep its processes alive."""
+    command = [sys.executable, "-c", textwrap.dedent(_COPIED), method]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as parent:
+        pid, copy = json.loads(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+        try:
+            wait_until(lambda: gone([pid]), [], what="the end of the process", timeout=15)
+        finally:
+            os.kill(copy, signal.SIGKILL)
+
+    assert pid != copy
+
+
 def test_processes_end_with_a_parent_that_returns():
     """A program that never destroys its workers ends all the same, and they with it."""
     done = run(_PARENT % (0.2, 0))
 
     assert (0, "") == (done.returncode, done.stderr)
-    assert "" == gone(json.loads(done.stdout))
+    pids = json.loads(done.stdout)
+    wait_until(lambda: gone(pids), [], what="the end of the processes", timeout=15)
+
+
+def test_program_that_returns_does_not_wait_for_a_model(in_python):
+    """A batch that takes longer than a streamer's grace does not hold up its program's end."""
+    out = in_python(
+        textwrap.dedent(
+            """
+            from celery_batch.streamer import Streamer, streaming
+            from tests.services.streamed import play
+            streaming.GRACE = 0.1
+            if __name__ == "__main__":
+                streamer = Streamer(play, 1, wait_for_worker_ready=True)
+                asked = streamer.submit([("sleep", 300)])
+                print("asked")
+            """
+        )
+    )
+
+    assert ["asked"] == out.splitlines()
 
 
 def test_made_before_a_fork_and_used_after(in_python):

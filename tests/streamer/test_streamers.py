@@ -72,6 +72,7 @@ def test_future_is_awaited(streamer):
     """Coroutines wait by a method of their own, or by asyncio's wrap_future."""
 
     async def ask():
+        """Wait for the future as coroutines do."""
         wrapped = asyncio.wrap_future(streamer.submit([1]))
         return await asyncio.gather(wrapped, streamer.apredict([2]), streamer.apredict([3] * 9))
 
@@ -249,13 +250,26 @@ class TestOnce:
         intake = weakref.ref(streamer._intake)
         del streamer
 
-        def held():
-            gc.collect()
-            return "" if intake() is None else f"{intake()} is held"
+        wait_until(lambda: _held(intake), [], what="the end", timeout=20)
 
-        wait_until(held, [], what="the end", timeout=20)
+        assert "" == _held(intake)
 
-        assert "" == held()
+    def test_forgotten_streamer_answers_first(self, kind):
+        """Futures of a streamer that nobody holds any more are answered, then its workers end."""
+        streamer = kind(play, 1)
+        intake = weakref.ref(streamer._begin())
+        futures = [streamer.submit([each]) for each in (("sleep", 0.2), 1, 2, 3)]
+        futures[3].cancel()
+        del streamer
+        gc.collect()
+
+        assert [[("sleep", 0.2)], [1], [2]] == [each.result(20) for each in futures[:3]]
+        wait_until(lambda: _held(intake), [], what="the end", timeout=20)
+
+
+def _held(intake):
+    gc.collect()
+    return "" if intake() is None else f"{intake()} is held"
 
 
 def test_destroyed_in_the_midst_of_a_submit(monkeypatch):

@@ -1,0 +1,29 @@
+"""A RedisStreamer whose Redis is not there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from kombu.exceptions import OperationalError
+
+from celery_batch import RedisStreamer
+
+
+@pytest.mark.parametrize("max_queue", [None, 9])
+@pytest.mark.parametrize("items", [[1], [1, 2, 3]], ids=["one", "many"])
+@pytest.mark.parametrize("way", ["submit", "predict", "apredict"])
+def test_redis_that_is_not_there_is_named(way, items, max_queue):
+    """Whoever asks hears which Redis is away, without its password, and not that nobody answers."""
+    streamer = RedisStreamer(
+        "redis://:secret@localhost:1/0", worker_timeout=10, max_queue=max_queue
+    )
+    with pytest.raises(OperationalError) as caught:
+        _ask(streamer, way, items)
+
+    assert str(caught.value).startswith("Redis at redis://:**@localhost:1/0 cannot be reached: ")
+
+
+def _ask(streamer, way, items):
+    asked = getattr(streamer, way)(items)
+    asyncio.run(asked)
