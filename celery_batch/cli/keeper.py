@@ -12,7 +12,8 @@ Rule 2: Before it is gone, the parent may say in how many seconds the server sho
     have stopped by itself.  Unsaid, the parent was killed and a short grace has to do.
 Rule 3: The server leads a process group.  What is left of the group when the server
     has ended, or when its grace is over, is killed.
-Rule 4: Should the keeper itself be killed, Linux kills the server: the keeper has
+Rule 4: In a log that goes on over many lives of a server, a line shows where each begins.
+Rule 5: Should the keeper itself be killed, Linux kills the server: the keeper has
     one thread, so the signal that rule 1 distrusts can be trusted here.
 """
 
@@ -113,6 +114,9 @@ def _orphaned() -> bool:
 def main() -> int:
     """Keep the server of our command line, then remove its folder if we are orphans."""
     folder, *command = sys.argv[1:]
+    if mark := os.environ.get("CELERY_BATCH_KEEPER_MARK"):
+        sys.stdout.write(f"{mark} {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        sys.stdout.flush()
     code = keep(command)
     # A living parent may want to read the log first; it removes the folder itself.
     if folder and _orphaned():

@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
+from celery_batch.cli.backfill import backfill
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.cli.serve import serve, status
 from celery_batch.errors import BatchError
@@ -29,6 +30,7 @@ def batch(_ctx: click.Context) -> None:
     """Batched model serving."""
 
 
+batch.add_command(backfill)
 batch.add_command(serve)
 batch.add_command(status)
 
@@ -38,8 +40,8 @@ batch.add_command(status)
     "--dir",
     "directory",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep socket, log and data in this folder, and the data over a restart."
-    "  By default a temporary folder.",
+    help="Keep socket, log and data in this folder, and the data over a restart; it must be"
+    " yours alone (chmod 700).  By default a temporary folder.",
 )
 @click.option(
     "--port",

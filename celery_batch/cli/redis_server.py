@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+import shlex
 import shutil
 import socket
 import tempfile
@@ -163,7 +164,10 @@ class RedisServer:
         folder = self.directory
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if folder.stat().st_mode & 0o077:
-            raise ConfigurationError(f"{folder}: others have rights here; chmod 700 it first")
+            raise ConfigurationError(
+                f"{folder}: others have rights here, and could reach what listens in it;"
+                f" make it yours alone first: chmod 700 {shlex.quote(str(folder))}"
+            )
         if len(os.fsencode(self._socket)) >= _SOCKET_PATH_LIMIT:
             raise ConfigurationError(
                 f"{self._socket}: too long for a socket's path; it must be shorter than "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import tempfile
@@ -69,7 +70,10 @@ def clear(folder: Path) -> None:
     for each in [folder.parent, folder] if folder.parent == _home() else [folder]:
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
         if each.stat().st_uid != os.getuid() or each.stat().st_mode & 0o077:
-            raise ConfigurationError(f"{each}: others have rights here; chmod 700 it first")
+            raise ConfigurationError(
+                f"{each}: others have rights here, and could reach what listens in it;"
+                f" make it yours alone first: chmod 700 {shlex.quote(str(each))}"
+            )
 
 
 def _home() -> Path:

@@ -13,6 +13,7 @@ from celery.bin.base import CeleryCommand
 
 from celery_batch.cli import run_folder
 from celery_batch.errors import BatchError
+from celery_batch.serving.devices import why_doubtful
 
 __all__ = ["serve", "status"]
 
@@ -56,6 +57,8 @@ def serve(path: Path, port: int | None, directory: Path | None) -> None:
 
 def _serve(deployment: Any, path: Path) -> None:
     config = deployment.config
+    if doubt := why_doubtful(config.devices):
+        click.echo(f"Warning: GPUs: {doubt}; write GPUs: cpu to serve without", err=True)
     click.echo(f"Starting {config.handle}; logs in {deployment.folder}", err=True)
     deployment.start(path.parent)
     deployment.wait_until_ready()
@@ -80,19 +83,21 @@ def _serve(deployment: Any, path: Path) -> None:
 )
 def status(directory: Path | None) -> None:
     """Show how the processes of `celery batch serve` fare."""
-    try:
-        deployments = _needed("celery_batch.cli.deployment").Deployment
-        table = _needed("celery_batch.serve.supervision").table
-        folders = [directory] if directory else list(run_folder.live_folders())
-        if not folders:
-            raise click.ClickException("nothing is served: start `celery batch serve` first")
-        for folder in folders:
+    deployments = _needed("celery_batch.cli.deployment").Deployment
+    table = _needed("celery_batch.serve.supervision").table
+    folders = [directory] if directory else list(run_folder.live_folders())
+    if not folders:
+        raise click.ClickException("nothing is served: start `celery batch serve` first")
+    away = []
+    for folder in folders:
+        try:
             deployment = deployments.running_in(folder)
-            rows = deployment.health()
-            click.echo(f"{deployment.config.handle} at {deployment.url} (logs in {folder})")
-            click.echo(table(rows))
-    except BatchError as error:
-        raise click.ClickException(str(error)) from error
+            title = f"{deployment.config.handle} at {deployment.url} (logs in {folder})"
+            click.echo(f"{title}\n{table(deployment.health())}")
+        except BatchError as error:  # the others may fare better
+            away.append(str(error))
+    if away:
+        raise click.ClickException("\n".join(away))
 
 
 def _needed(module: str) -> Any:

@@ -1,0 +1,78 @@
+"""From a record of the input to the values that a batch function takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from celery_batch.backfill.rows import Row
+from celery_batch.errors import InvalidChunk
+
+__all__ = ["Arguments"]
+
+#: Fields that name a record, the first that is there.
+_KEYS = ("id", "key")
+
+
+class Arguments:
+    """
+    How records become rows.
+
+    A record with a field for each parameter gives those; any other record, and whatever
+    is not one, is the value of the only parameter.
+
+    Args:
+        signature: Of the batch function.
+        key: The field that names a record; ``id`` or ``key`` where there is one, unless given.
+        field: The field that is the value of the only parameter.
+    """
+
+    def __init__(
+        self, signature: inspect.Signature, *, key: str | None = None, field: str | None = None
+    ) -> None:
+        self._parameters = list(signature.parameters.values())
+        first, *others = self._parameters
+        self._needed = {first.name, *(one.name for one in others if one.default is one.empty)}
+        self._names = {one.name for one in self._parameters}
+        self._key = key
+        self._field = field
+
+    def rows(self, records: Iterable[Any], start: int = 0) -> Iterator[Row]:
+        """
+        Yield a row for each record, in order.
+
+        Args:
+            records: As the input has them.
+            start: The first one's position.
+
+        Raises:
+            InvalidChunk: A record does not fit the function; it says which and why.
+        """
+        for position, record in enumerate(records, start):
+            yield Row(position, self._key_of(record, position), self._values(record, position))
+
+    def _key_of(self, record: Any, position: int) -> str:
+        if not isinstance(record, Mapping):
+            return str(position + 1)
+        if self._key is not None:
+            if self._key not in record:
+                raise InvalidChunk(f"row {position + 1} has no field {self._key!r} to be named by")
+            return str(record[self._key])
+        return next((str(record[name]) for name in _KEYS if name in record), str(position + 1))
+
+    def _values(self, record: Any, position: int) -> tuple[Any, ...]:
+        if self._field is not None:
+            if not isinstance(record, Mapping) or self._field not in record:
+                raise InvalidChunk(f"row {position + 1} has no field {self._field!r}")
+            record = record[self._field]
+        elif isinstance(record, Mapping) and self._names & record.keys() >= self._needed:
+            return tuple(record.get(one.name, one.default) for one in self._parameters)
+        if len(self._needed) > 1:
+            raise InvalidChunk(self._misfit(record, position))
+        return (record, *(one.default for one in self._parameters[1:]))
+
+    def _misfit(self, record: Any, position: int) -> str:
+        wanted = ", ".join(sorted(self._needed))
+        found = sorted(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
+        return f"row {position + 1} must have the fields {wanted}, it has {found}"

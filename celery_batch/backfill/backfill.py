@@ -1,0 +1,174 @@
+"""A backfill: many rows through the serving task, a bounded number at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+from celery_batch.backfill.arguments import Arguments
+from celery_batch.backfill.flight import Flight
+from celery_batch.backfill.rows import Answered, Row
+from celery_batch.backfill.sender import Sender
+from celery_batch.config import most_queued, policy_of
+
+__all__ = ["Backfill", "Pace", "answers", "lowest_priority"]
+
+#: Seconds to wait for an answer before looking around.
+_LOOK = 0.5
+
+#: Batches on their way: those in workers and those that wait for them.
+_BATCHES = 32
+
+#: Seconds without any answer after which parcels that nobody has are sent again.
+_PATIENCE = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """
+    How much of a backfill travels at once.
+
+    Args:
+        window: Most rows on their way.
+        parcel: Most rows in one message; never more than fit into one model call, so
+            that nobody else waits longer for one than for a batch.
+        in_order: Answers come in the input's order; else as they are known.
+        patience: Seconds without any answer after which what nobody has is sent again.
+    """
+
+    window: int
+    parcel: int
+    in_order: bool = True
+    patience: float = _PATIENCE
+
+    @classmethod
+    def of(cls, task: Any, *, window: int | None = None, in_order: bool = True) -> Pace:
+        """
+        Return the pace that keeps a task's workers busy.
+
+        Args:
+            task: The batch task.
+            window: Most rows on their way, where that is to be something else; never more
+                than may wait by the option ``max_queue``.
+            in_order: Answers come in the input's order.
+        """
+        size = policy_of(task).max_batch_size
+        window = window or _BATCHES * size
+        most = most_queued(task.app, task)
+        window = window if most is None else min(window, most)
+        return cls(window=window, parcel=min(size, window), in_order=in_order)
+
+
+def answers(
+    task: Any,
+    items: Iterable[Any],
+    options: dict[str, Any],
+    *,
+    window: int | None,
+    in_order: bool,
+) -> Iterator[Answered]:
+    """
+    Yield an answer for each item; see `Asking.backfill`.
+
+    Args:
+        task: The batch task.
+        items: Records, or values of the only parameter.
+        options: Celery's, for each call.
+        window: Most rows on their way.
+        in_order: Answers come in the items' order.
+    """
+    rows = Arguments(task.batch_signature).rows(items)
+    pace = Pace.of(task, window=window, in_order=in_order)
+    return iter(Backfill(task, rows, pace, {"priority": lowest_priority(task.app), **options}))
+
+
+def lowest_priority(app: Any) -> int:
+    """
+    Return the priority behind all others: 0, but 9 on Redis, where it counts downwards.
+
+    Args:
+        app: The Celery app.
+    """
+    with app.connection_for_write() as connection:
+        return 9 if connection.transport.driver_type == "redis" else 0
+
+
+class Backfill:
+    """
+    Rows that are answered by the workers of a batch task.
+
+    Iterated over it yields an `Answered` for each row, and reads the rows no further
+    than it has to.
+
+    Args:
+        task: The batch task.
+        rows: The input.
+        pace: How much of it travels at once.
+        options: Celery's options for each call, such as ``queue`` and ``priority``.
+    """
+
+    def __init__(
+        self, task: Any, rows: Iterable[Row], pace: Pace, options: dict[str, Any] | None = None
+    ) -> None:
+        self._pace = pace
+        self._flight = Flight(rows, window=pace.window, parcel=pace.parcel, in_order=pace.in_order)
+        self._sender = Sender(task, options or {})
+        self._heard = time.monotonic()
+        self._patience = pace.patience
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.recall()
+
+    def __iter__(self) -> Iterator[Answered]:
+        with self:
+            while not self.is_over:
+                yield from self.turn()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every row has come to its end."""
+        return self._flight.is_over
+
+    @property
+    def flying(self) -> int:
+        """How many rows are on their way."""
+        return self._flight.flying
+
+    def recall(self) -> None:
+        """Give up what is on its way; what has not begun will not."""
+        self._sender.recall()
+
+    def turn(self, timeout: float = _LOOK) -> list[Answered]:
+        """
+        Send what may leave, and return what has come.
+
+        Args:
+            timeout: Seconds to wait for something to come.
+        """
+        for parcel in self._sender.send(list(self._flight.departures())):
+            self._flight.lost(parcel)
+        due: list[Answered] = []
+        for parcel, answers in self._sender.arrivals(timeout):
+            self._heard = time.monotonic()
+            if answers is None:
+                self._flight.fell_apart(parcel)
+            else:
+                due += self._flight.arrived(answers)
+        self._look_for_lost()
+        return due
+
+    def _look_for_lost(self) -> None:
+        """Have sent again what no broker and no worker has any more: nobody waits for ever."""
+        if time.monotonic() - self._heard < self._patience:
+            return
+        lost = self._sender.lost()
+        for parcel in lost:
+            self._flight.lost(parcel)
+        if lost:
+            self._patience *= 2  # a worker may be too busy to be asked, and slower than this
+        self._heard = time.monotonic()

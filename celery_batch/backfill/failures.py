@@ -1,0 +1,86 @@
+"""The rows of a whole output that have failed, and a second try at them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from celery_batch.backfill.inputs import Input
+from celery_batch.backfill.ledger import sync_folder
+from celery_batch.errors import BackfillError
+
+__all__ = ["Failures"]
+
+
+class Failures:
+    """
+    The file beside an output that names its failed rows.
+
+    Args:
+        output: The path of the output.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self.path = output.with_name(f"{output.name}.errors")
+
+    def write(self, records: Iterable[dict[str, Any]]) -> None:
+        """Write down which of an output's records have failed; no file if none has."""
+        fresh = self.path.with_name(f"{self.path.name}.new")
+        count = 0
+        with fresh.open("w", encoding="utf-8") as file:
+            for line, record in enumerate(records):
+                if error := record.get("error"):
+                    count += 1
+                    found = {"line": line, "position": record["position"], "key": record["key"]}
+                    file.write(json.dumps(found | {"error": error}) + "\n")
+        if count:
+            fresh.replace(self.path)
+        else:
+            fresh.unlink()
+            self.path.unlink(missing_ok=True)
+        sync_folder(self.path.parent)
+
+    def lines(self) -> dict[int, int]:
+        """
+        Return the failed rows' positions in the input, and their lines in the output.
+
+        Raises:
+            BackfillError: There is no such output, or nothing in it has failed.
+        """
+        return {each["position"]: each["line"] for each in self._read()}
+
+    def keys(self) -> dict[int, str]:
+        """
+        Return the failed rows' positions in the input, and their names.
+
+        Raises:
+            BackfillError: There is no such output, or nothing in it has failed.
+        """
+        return {each["position"]: each["key"] for each in self._read()}
+
+    def _read(self) -> list[dict[str, Any]]:
+        if not self._output.exists():
+            raise BackfillError(f"{self._output}: is not there; run without --retry-errors first")
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise BackfillError(f"{self._output}: none of its rows has failed") from None
+        return [json.loads(line) for line in text.split("\n") if line]
+
+    def merged(self, answers: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """
+        Yield the output's records, with other answers in place of those that failed.
+
+        Args:
+            answers: As the ledger has them.
+        """
+        lines = self.lines()
+        positions = {line: position for position, line in lines.items()}
+        # Those that were taken in by an earlier try may not be among the failed any more.
+        fresh = {lines[each["position"]]: each for each in answers if each["position"] in lines}
+        for line, record in enumerate(Input(str(self._output)).records()):
+            kept = {name: value for name, value in record.items() if value is not None}
+            yield fresh.get(line, kept | {"position": positions.get(line, -1)})

@@ -1,0 +1,132 @@
+"""
+Which rows leave next, and which answers are due.
+
+Rule 1: this file knows no broker, no clock and no file; facts come in, decisions go out.
+Rule 2: at most ``window`` rows are on their way, or wait for one that left before them;
+        so neither the broker nor this process ever holds more.
+Rule 3: the input is read no further than that.
+Rule 4: a parcel has no more rows once it is heavy, as brokers take no message of any size.
+Rule 5: a chunk that fails as a whole is sent again row by row; a row that fails has failed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from celery_batch.backfill.rows import Answered, Row
+
+__all__ = ["Flight", "Parcel"]
+
+
+#: Bytes and characters of a parcel that is large enough, however few its rows are.
+_HEAVY = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """
+    Rows that travel together.
+
+    Args:
+        rows: At least one.
+        is_single: It is one row that goes as an ordinary call.
+    """
+
+    rows: tuple[Row, ...]
+    is_single: bool = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+class Flight:
+    """
+    The rows of a backfill that are on their way.
+
+    Args:
+        rows: The input, read when there is room.
+        window: Most rows on their way.
+        parcel: Most rows in one message.
+        in_order: Answers come in the input's order; else as they are known.
+    """
+
+    def __init__(
+        self, rows: Iterable[Row], *, window: int, parcel: int, in_order: bool = True
+    ) -> None:
+        self.window = window
+        self._rows: Iterator[Row] = iter(rows)
+        self._parcel = parcel
+        self._in_order = in_order
+        self._again: deque[Parcel] = deque()
+        self._order: deque[Row] = deque()
+        self._known: dict[int, Answered] = {}
+        self._unread = True
+        #: Rows that have left and have no answer yet.
+        self.flying = 0
+
+    def __repr__(self) -> str:
+        return f"<Flight: {self.flying} rows on their way of {self.window}>"
+
+    @property
+    def held(self) -> int:
+        """Rows that are on their way, or wait for one that left before them."""
+        return self.flying + len(self._known)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every row of the input has its answer, and has been given."""
+        return not (self._unread or self._again or self.held)
+
+    def departures(self) -> Iterator[Parcel]:
+        """Yield what may leave now; who asks sends it before asking for the next."""
+        while self._again:
+            yield self._again.popleft()
+        while self._unread and self.held + self._parcel <= max(self.window, self._parcel):
+            rows = self._next_rows()
+            if not rows:
+                return
+            self.flying += len(rows)
+            if self._in_order:
+                self._order.extend(rows)
+            yield Parcel(rows, is_single=len(rows) == 1)
+
+    def _next_rows(self) -> tuple[Row, ...]:
+        rows, weight = [], 0
+        for row in self._rows:
+            rows.append(row)
+            weight += sum(len(each) for each in row.values if isinstance(each, (str, bytes)))
+            if len(rows) == self._parcel or weight >= _HEAVY:
+                return tuple(rows)
+        self._unread = False
+        return tuple(rows)
+
+    def arrived(self, answers: Iterable[Answered]) -> list[Answered]:
+        """
+        Take in what is known of rows that were on their way.
+
+        Args:
+            answers: Each row's, once.
+
+        Returns:
+            Those that are due now.
+        """
+        answers = list(answers)
+        self.flying -= len(answers)
+        if not self._in_order:
+            return answers
+        for answer in answers:
+            self._known[answer.row.position] = answer
+        due = []
+        while self._order and self._order[0].position in self._known:
+            due.append(self._known.pop(self._order.popleft().position))
+        return due
+
+    def fell_apart(self, parcel: Parcel) -> None:
+        """Have the rows of a parcel that failed as a whole leave again, each by itself."""
+        self._again.extend(Parcel((row,), is_single=True) for row in parcel.rows)
+
+    def lost(self, parcel: Parcel) -> None:
+        """Have a parcel that nobody has any more leave again."""
+        self._again.append(parcel)

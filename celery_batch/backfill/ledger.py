@@ -1,0 +1,207 @@
+"""
+What has been answered so far, on disk, so that the same command goes on from there.
+
+Rule 1: answers are appended to a partial file and synced before the journal says so.
+Rule 2: the journal is replaced as a whole, and says how much of the partial file counts;
+        what lies behind that was in flight, and is cut off.
+Rule 3: nobody reads a file that is being written: the output has its name once it is whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, Self
+
+from kombu.utils.json import dumps
+
+from celery_batch.backfill.rows import Answered
+from celery_batch.backfill.spans import Spans
+from celery_batch.errors import BackfillError
+
+__all__ = ["Ledger"]
+
+#: Seconds between two syncs: so much is asked again after a crash, besides what was in flight.
+_SYNC_EVERY = 1.0
+
+_VERSION = 1
+
+
+class Ledger:
+    """
+    The partial file of an output, and its journal.
+
+    Args:
+        output: The path that the whole output will have.
+        about: What has to be the same for the work to go on: the task and its input.
+
+    Raises:
+        BackfillError: Another process is at it, or what is there is of another backfill.
+    """
+
+    def __init__(self, output: Path, about: dict[str, Any]) -> None:
+        self.partial, self._journal = self.paths(output)
+        self._about = about
+        self.done = Spans()
+        self.failed = 0
+        self._synced = time.monotonic()
+        #: Whether the file says what `done` says; a signal may come in between.
+        self._is_whole = True
+        self._file = _locked(self.partial)
+        try:
+            self._resume()
+        except BaseException:
+            self._file.close()
+            raise
+
+    @staticmethod
+    def paths(output: Path) -> tuple[Path, Path]:
+        """Return where an output's partial file and journal are."""
+        return (
+            output.with_name(f"{output.name}.partial"),
+            output.with_name(f"{output.name}.journal"),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def add(self, answers: Iterable[Answered]) -> None:
+        """Take answers in; they are safe after the next sync."""
+        self._is_whole = False  # interrupted in here, they do not count
+        answers = [_writable(answer) for answer in answers]
+        self._file.write("".join(map(_line, answers)).encode())
+        for answer in answers:
+            self.done.add(answer.row.position)
+            self.failed += bool(answer.error)
+        self._is_whole = True
+        if time.monotonic() - self._synced >= _SYNC_EVERY:
+            self.sync()
+
+    def sync(self) -> None:
+        """Make what was taken in safe from crashes and power cuts."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        state = {
+            "version": _VERSION,
+            "about": self._about,
+            "bytes": self._file.tell(),
+            "done": list(self.done),
+            "failed": self.failed,
+        }
+        fresh = self._journal.with_name(f"{self._journal.name}.new")
+        with fresh.open("w", encoding="utf-8") as file:
+            json.dump(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(self._journal)
+        sync_folder(self._journal.parent)
+        self._synced = time.monotonic()
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield all that was taken in, as it was written."""
+        self._file.flush()
+        with self.partial.open(encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+
+    def remove(self) -> None:
+        """Take both files away: the output is whole."""
+        self._journal.unlink(missing_ok=True)
+        self.partial.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Sync, and let others at it."""
+        try:
+            if self._is_whole and not self._file.closed and self.partial.exists():
+                self.sync()
+        finally:
+            self._file.close()
+
+    @classmethod
+    def forget(cls, output: Path) -> None:
+        """
+        Forget what was answered.
+
+        Args:
+            output: The path of the output.
+
+        Raises:
+            BackfillError: Another process is writing it.
+        """
+        partial, journal = cls.paths(output)
+        if partial.exists():
+            with _locked(partial):
+                journal.unlink(missing_ok=True)
+                partial.unlink(missing_ok=True)
+        journal.unlink(missing_ok=True)
+
+    def _resume(self) -> None:
+        try:
+            state = json.loads(self._journal.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            state = {"version": _VERSION, "about": self._about, "bytes": 0, "done": [], "failed": 0}
+        if state["version"] != _VERSION or state["about"] != self._about:
+            raise BackfillError(
+                f"{self._journal}: was begun for {_said(state['about'])}, and this is"
+                f" {_said(self._about)}; use --restart to begin anew, or name another output"
+            )
+        if self.partial.stat().st_size < state["bytes"]:
+            raise BackfillError(
+                f"{self.partial}: is shorter than {self._journal.name} says; use --restart"
+            )
+        self._file.truncate(state["bytes"])
+        self._file.seek(0, os.SEEK_END)
+        self.done = Spans((first, end) for first, end in state["done"])
+        self.failed = state["failed"]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was renamed in a folder safe."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _locked(partial: Path) -> IO[bytes]:
+    try:
+        file = partial.open("a+b")
+    except OSError as error:
+        raise BackfillError(f"{partial}: cannot be written: {error.strerror}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_there = partial.exists() and os.path.samestat(partial.stat(), os.fstat(file.fileno()))
+    except OSError:
+        is_there = False
+    if not is_there:  # or removed since it was opened
+        file.close()
+        raise BackfillError(f"{partial}: another backfill is writing it")
+    return file
+
+
+def _writable(answer: Answered) -> Answered:
+    """Return an answer, or that of a row that failed where its output is none of JSON's."""
+    if not answer.error:
+        try:
+            dumps(answer.output)
+        except (TypeError, ValueError, RecursionError) as error:
+            return Answered(answer.row, error=f"{type(error).__name__}: {error}")
+    return answer
+
+
+def _line(answer: Answered) -> str:
+    row = {"position": answer.row.position, "key": answer.row.key}
+    end = {"error": answer.error} if answer.error else {"output": answer.output}
+    return str(dumps(row | end)) + "\n"
+
+
+def _said(about: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value!r}" for name, value in about.items())

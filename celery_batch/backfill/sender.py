@@ -1,0 +1,188 @@
+"""The way of parcels to the workers, and of their answers back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from celery import states
+from celery.backends.base import DisabledBackend
+from kombu.exceptions import OperationalError
+
+from celery_batch.backfill.flight import Parcel
+from celery_batch.backfill.rows import Answered
+from celery_batch.errors import BackfillError, ChunkFailed, QueueFull
+
+__all__ = ["Sender"]
+
+log = logging.getLogger(__name__)
+
+#: Seconds for which workers are listened to who say what they have.
+_ROLL_CALL = 2.0
+
+
+class Sender:
+    """
+    Sends parcels as tasks, and hands over their answers as they come.
+
+    A parcel of many rows is one chunk.  What has been handed over is deleted where
+    results are stored: nobody will ask for it again, and there may be millions.
+
+    Args:
+        task: The batch task.
+        options: Celery's, for each call; answers are wanted whatever they say.
+
+    Raises:
+        BackfillError: The task's app has no result backend.
+    """
+
+    def __init__(self, task: Any, options: dict[str, Any]) -> None:
+        if isinstance(task.backend, DisabledBackend):
+            raise BackfillError(f"{task.name}: its app has no result backend for the answers")
+        self._task = task
+        self._options = {**options, "ignore_result": False}
+        self._ended: SimpleQueue[Any] = SimpleQueue()
+        self._flying: dict[Any, tuple[Parcel, Any]] = {}
+        self._is_cut_off = False
+
+    def send(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        """
+        Send parcels; return those that the broker did not take, or has no room for yet.
+
+        Args:
+            parcels: Of one row or many.
+        """
+        singles = [parcel for parcel in parcels if parcel.is_single]
+        unsent: list[Parcel] = []
+        try:
+            calls = [(parcel.rows[0].values, None) for parcel in singles]
+            results = self._task.apply_many(calls, **self._options) if calls else []
+        except (OperationalError, QueueFull) as error:  # some may be there, and answered in vain
+            self._unreachable(error)
+            unsent, results, singles = singles, [], []
+        for parcel, result in zip(singles, results, strict=True):
+            self._expect(parcel, result)
+        chunks = [parcel for parcel in parcels if not parcel.is_single]
+        for n, parcel in enumerate(chunks):
+            columns = map(list, zip(*(row.values for row in parcel.rows), strict=True))
+            try:
+                self._expect(parcel, self._task.apply_chunk(*columns, **self._options))
+            except (OperationalError, QueueFull) as error:
+                self._unreachable(error)
+                return [*unsent, *chunks[n:]]
+        return unsent
+
+    def arrivals(self, timeout: float) -> list[tuple[Parcel, list[Answered] | None]]:
+        """
+        Return parcels whose tasks have ended, each with its rows' answers.
+
+        Args:
+            timeout: Seconds to wait for the first one.
+
+        Returns:
+            None in place of the answers where a parcel of many rows failed as a whole.
+        """
+        found: list[tuple[Parcel, list[Answered] | None]] = []
+        try:
+            task_id = self._ended.get(timeout=timeout)
+            while True:
+                if task_id in self._flying:
+                    parcel, result = self._flying.pop(task_id)
+                    found.append((parcel, _answers(parcel, result)))
+                    _forget(result)
+                task_id = self._ended.get_nowait()
+        except Empty:
+            return found
+
+    def recall(self) -> list[Parcel]:
+        """Give up all that is on its way, revoke it, and return it."""
+        return self._give_up(list(self._flying))
+
+    def lost(self) -> list[Parcel]:
+        """
+        Give up what neither the broker nor a worker has any more, and return it.
+
+        A worker that cannot be asked is taken to have nothing.
+        """
+        try:
+            if not self._flying or self._waiting():
+                return []
+            held = self._held()
+            gone = [
+                task_id
+                for task_id, (_, result) in self._flying.items()
+                if task_id not in held and not result.ready()
+            ]
+        except Exception as error:  # noqa: BLE001 (whatever it is, we ask again later)
+            self._unreachable(error)
+            return []
+        return self._give_up(gone)
+
+    def _give_up(self, task_ids: list[Any]) -> list[Parcel]:
+        parcels = [self._flying.pop(task_id)[0] for task_id in task_ids]
+        if task_ids:
+            try:
+                self._task.app.control.revoke(task_ids)
+            except Exception as error:  # noqa: BLE001 (it runs in vain)
+                log.debug("Could not revoke %d messages: %s", len(task_ids), error)
+        return parcels
+
+    def _waiting(self) -> int:
+        """Return how many messages wait in the broker's queue."""
+        app = self._task.app
+        options = {**self._task._get_exec_options(), **self._options}  # noqa: SLF001
+        route = app.amqp.router.route(options, self._task.name)
+        with app.connection_for_read() as connection:
+            channel = connection.channel()
+            try:
+                return int(channel.queue_declare(route["queue"].name, passive=True).message_count)
+            except connection.channel_errors:
+                return 0  # there is no such queue any more
+
+    def _held(self) -> set[Any]:
+        """Return the ids of those that workers say they have."""
+        inspect = self._task.app.control.inspect(timeout=_ROLL_CALL)
+        told = inspect.query_task(*self._flying) or {}
+        return {task_id for tasks in told.values() if isinstance(tasks, dict) for task_id in tasks}
+
+    def _unreachable(self, error: Exception) -> None:
+        if isinstance(error, QueueFull):
+            return  # others have filled it; there will be room
+        if not self._is_cut_off:
+            log.warning("The broker cannot be reached, and is tried again: %s", error)
+        self._is_cut_off = True
+
+    def _expect(self, parcel: Parcel, result: Any) -> None:
+        self._is_cut_off = False
+        self._flying[result.id] = (parcel, result)
+        result.future().add_done_callback(lambda _: self._ended.put(result.id))
+
+
+def _forget(result: Any) -> None:
+    try:
+        result.forget()
+    except Exception as error:  # noqa: BLE001 (we have it; what is stored expires in the end)
+        log.debug("Could not delete the result of %s: %s", result.id, error)
+
+
+def _answers(parcel: Parcel, result: Any) -> list[Answered] | None:
+    value = result.result
+    if parcel.is_single:
+        (row,) = parcel.rows
+        is_well = result.state == states.SUCCESS
+        return [Answered(row, value) if is_well else Answered(row, error=_said(value))]
+    if result.state == states.SUCCESS:
+        return [Answered(row, output) for row, output in zip(parcel.rows, value, strict=True)]
+    if not isinstance(value, ChunkFailed) or len(value.outputs) != len(parcel):
+        return None
+    failures = value.failures
+    return [
+        Answered(row, error=failures[n]) if n in failures else Answered(row, output)
+        for n, (row, output) in enumerate(zip(parcel.rows, value.outputs, strict=True))
+    ]
+
+
+def _said(error: Any) -> str:
+    return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)

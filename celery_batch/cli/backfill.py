@@ -1,0 +1,95 @@
+"""``celery batch backfill``: many rows through a serving task, from a file to a file."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+
+from celery_batch.backfill.arguments import Arguments
+from celery_batch.backfill.backfill import Pace, lowest_priority
+from celery_batch.backfill.inputs import FORMATS, Input
+from celery_batch.backfill.job import Job, Progress
+from celery_batch.backfill.limit import ErrorLimit
+from celery_batch.cli.progress import shown
+from celery_batch.errors import BackfillError, BatchError
+from celery_batch.task import BatchTask
+
+__all__ = ["backfill"]
+
+#: What a shell makes of Ctrl-C.
+_INTERRUPTED = 130
+
+
+@click.command(name="backfill", cls=CeleryCommand)
+@click.argument("task")
+@click.option("--input", "source", required=True, help="A file, a folder of files, or - for stdin.")
+@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--format", "kind", type=click.Choice([*FORMATS]), help="Of the input.")
+@click.option("--key", help="The field that names a record; id or key unless given.")
+@click.option("--field", help="The field that is the task's only argument.")
+@click.option("--queue", help="Where the task's messages go.")
+@click.option("--priority", type=click.IntRange(0, 9), help="The lowest unless given.")
+@click.option("--window", type=click.IntRange(min=1), help="Most rows on their way.")
+@click.option("--as-completed", is_flag=True, help="Answers as they are known, in no order.")
+@click.option("--max-errors", help="Stop when more rows than this, or this share (5%), failed.")
+@click.option("--retry-errors", is_flag=True, help="Run an output's failed rows again.")
+@click.option("--restart", is_flag=True, help="Forget what an earlier run has answered.")
+@click.pass_context
+def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **options: Any) -> None:
+    """
+    Answer every row of INPUT with TASK, and write OUTPUT.
+
+    Interrupted by whatever it may be, the same command goes on from there.
+    Exit code: 0 if every row has an output, 1 if some have failed.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        progress = _run(ctx.obj.app, task, source, output, options)
+    except KeyboardInterrupt:
+        same = "the same command without --restart" if options["restart"] else "the same command"
+        click.echo(f"Interrupted; {same} goes on from here.", err=True)
+        ctx.exit(_INTERRUPTED)
+    except BatchError as error:
+        raise click.ClickException(str(error)) from error
+    ctx.exit(1 if progress.failed else 0)
+
+
+def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]) -> Progress:
+    task = _batch_task(app, name)
+    found = Input(source, options["kind"] or "")
+    field = options["field"] or ("file" if found.kind == "files" else None)
+    limit = ErrorLimit.parse(options["max_errors"]) if options["max_errors"] else None
+    arguments = Arguments(task.batch_signature, key=options["key"], field=field)
+    job = Job(task, found, output, arguments, limit=limit)
+    pace = Pace.of(task, window=options["window"], in_order=not options["as_completed"])
+    if options["restart"]:
+        if options["retry_errors"]:
+            raise BackfillError("--restart forgets what --retry-errors needs; give one of them")
+        job.forget()
+    run = job.retry if options["retry_errors"] else job.run
+    with shown(output) as tell:
+        return run(pace, _calls(app, options), tell)
+
+
+def _calls(app: Any, options: dict[str, Any]) -> dict[str, Any]:
+    priority = lowest_priority(app) if options["priority"] is None else options["priority"]
+    queue = {"queue": options["queue"]} if options["queue"] else {}
+    return {"priority": priority, **queue}
+
+
+def _batch_task(app: Any, name: str) -> Any:
+    app.loader.import_default_modules()
+    app.finalize()
+    task = app.tasks.get(name)
+    if isinstance(task, BatchTask):
+        return task
+    known = ", ".join(sorted(n for n, each in app.tasks.items() if isinstance(each, BatchTask)))
+    raise BackfillError(f"{name}: is no batch task of this app; there are: {known or 'none'}")
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt

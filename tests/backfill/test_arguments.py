@@ -1,0 +1,73 @@
+"""From records to what a batch function takes."""
+
+from __future__ import annotations
+
+from inspect import signature
+
+import pytest
+
+from celery_batch.backfill.arguments import Arguments
+from celery_batch.errors import InvalidChunk
+
+
+def one(text):
+    """Take one parameter."""
+
+
+def two(question, answer, lang="en"):
+    """Take two parameters and an option."""
+
+
+def values(function, *records, **options):
+    """Return the values of each record's row."""
+    rows = Arguments(signature(function), **options).rows(records)
+    return [row.values for row in rows]
+
+
+def test_a_record_that_is_no_mapping_is_the_value():
+    """Texts, numbers and lists are what the only parameter gets."""
+    assert [("a",), (1,), ([2],)] == values(one, "a", 1, [2])
+
+
+def test_fields_go_to_the_parameters_of_their_names():
+    """A record with a field for each parameter is spread, defaults filled in."""
+    record = {"id": 7, "answer": "me", "question": "who?"}
+
+    assert [("who?", "me", "en")] == values(two, record)
+    assert [("x",)] == values(one, {"text": "x", "more": 1})
+
+
+def test_another_record_is_the_value_as_a_whole():
+    """A mapping without the parameter's name is itself the value."""
+    assert [({"body": "x"},)] == values(one, {"body": "x"})
+
+
+def test_a_field_may_be_named():
+    """With --field only that field goes to the model."""
+    assert [("x",)] == values(one, {"body": "x"}, field="body")
+
+
+def test_rows_are_named():
+    """By the named field, else by id or key, else by their line."""
+    arguments = Arguments(signature(one))
+    records = [{"id": 7, "text": ""}, {"key": "k", "text": ""}, "x"]
+
+    assert ["7", "k", "3"] == [row.key for row in arguments.rows(records)]
+    (row,) = Arguments(signature(one), key="name").rows([{"name": "n", "text": ""}])
+    assert "n" == row.key
+
+
+@pytest.mark.parametrize(
+    ("function", "record", "options", "words"),
+    [
+        (two, {"question": "who?"}, {}, "row 1 must have the fields answer, question"),
+        (two, "who?", {}, "row 1 must have the fields answer, question, it has str"),
+        (one, {"text": "x"}, {"field": "body"}, "row 1 has no field 'body'"),
+        (one, {"text": "x"}, {"key": "name"}, "row 1 has no field 'name' to be named by"),
+    ],
+    ids=["a field is missing", "no record", "no such field", "no such key"],
+)
+def test_a_record_that_does_not_fit_is_named(function, record, options, words):
+    """The error says which row, and what it should have."""
+    with pytest.raises(InvalidChunk, match=words):
+        values(function, record, **options)

@@ -1,0 +1,125 @@
+"""What leaves and what is due, whatever happens on the way."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_batch.backfill.flight import Flight
+from celery_batch.backfill.rows import Answered, Row
+
+
+def rows(number):
+    """Return so many rows."""
+    return [Row(n, str(n), (n,)) for n in range(number)]
+
+
+def answers(parcel):
+    """Return an answer for each row of a parcel."""
+    return [Answered(row, row.position) for row in parcel.rows]
+
+
+def test_no_more_leaves_than_the_window_allows():
+    """The input is read as far as there is room, and no further."""
+    read = []
+    source = (read.append(n) or Row(n, str(n), (n,)) for n in count())
+    flight = Flight(source, window=20, parcel=8)
+
+    assert [8, 8] == [len(parcel) for parcel in flight.departures()]
+    assert (16, 16) == (len(read), flight.flying)
+
+
+def test_answers_come_in_the_inputs_order():
+    """Who is answered early waits for those before it."""
+    flight = Flight(rows(4), window=4, parcel=2)
+    first, second = flight.departures()
+
+    assert [] == flight.arrived(answers(second))
+    assert [0, 1, 2, 3] == [each.row.position for each in flight.arrived(answers(first))]
+    assert list(flight.departures()) == []
+    assert flight.is_over
+
+
+def test_answers_that_wait_for_their_turn_take_up_the_window():
+    """A slow parcel holds the input up: what is answered behind it is kept in memory."""
+    flight = Flight(rows(100), window=4, parcel=2)
+    _, second = flight.departures()
+    flight.arrived(answers(second))
+
+    assert [] == list(flight.departures())
+
+
+def test_answers_come_as_they_are_known_if_that_is_wanted():
+    """Without order nobody waits for others."""
+    flight = Flight(rows(4), window=4, parcel=2, in_order=False)
+    _, second = flight.departures()
+
+    assert [2, 3] == [each.row.position for each in flight.arrived(answers(second))]
+
+
+def test_a_parcel_that_falls_apart_leaves_row_by_row():
+    """Where a parcel fails as a whole, each of its rows is tried by itself."""
+    flight = Flight(rows(3), window=3, parcel=3)
+    (parcel,) = flight.departures()
+    flight.fell_apart(parcel)
+
+    singles = list(flight.departures())
+    assert [(1, True)] * 3 == [(len(each), each.is_single) for each in singles]
+    assert not flight.is_over
+
+
+def test_a_lost_parcel_leaves_again():
+    """What nobody has any more is sent again as it was."""
+    flight = Flight(rows(2), window=2, parcel=2)
+    (parcel,) = flight.departures()
+    flight.lost(parcel)
+
+    assert [parcel] == list(flight.departures())
+
+
+def test_an_empty_input_is_over_once_it_was_looked_at():
+    """No rows, no parcels, and an end."""
+    flight = Flight([], window=2, parcel=2)
+
+    assert [] == list(flight.departures())
+    assert flight.is_over
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["in order", "as completed"])
+@given(
+    sizes=st.tuples(st.integers(0, 60), st.integers(1, 20), st.integers(1, 10)),
+    fates=st.lists(st.sampled_from(["answered", "apart", "lost"]), max_size=60),
+    choose=st.randoms(use_true_random=False),
+)
+def test_every_row_is_answered_once(in_order, sizes, fates, choose):
+    """Whatever parcels' fates, each row comes once, in order if that is wanted."""
+    number, window, parcel = sizes
+    flight = Flight(rows(number), window=window, parcel=parcel, in_order=in_order)
+    flying, given_out, fate = [], [], iter(fates)
+    while not flight.is_over:
+        flying += flight.departures()
+        assert flight.held <= max(window, parcel)
+        if not flying:
+            continue
+        one = flying.pop(choose.randrange(len(flying)))
+        match next(fate, "answered"):
+            case "apart" if not one.is_single:
+                flight.fell_apart(one)
+            case "lost":
+                flight.lost(one)
+            case _:
+                given_out += [each.row.position for each in flight.arrived(answers(one))]
+
+    assert list(range(number)) == (given_out if in_order else sorted(given_out))
+
+
+def test_heavy_rows_travel_in_small_parcels():
+    """Brokers take no message of any size, so a few large rows are enough for one."""
+    large = [Row(n, str(n), (b"x" * (3 << 20),)) for n in range(5)]
+    flight = Flight(large, window=100, parcel=50)
+
+    assert [2, 2, 1] == [len(parcel) for parcel in flight.departures()]
+    assert 5 == flight.flying

@@ -1,0 +1,75 @@
+"""What is on disk says what was answered, whenever the process ended."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_batch.backfill.ledger import Ledger
+from celery_batch.backfill.rows import Answered, Row
+from celery_batch.errors import BackfillError
+
+ABOUT = {"task": "double", "input": "12 abc"}
+
+
+def answered(*positions):
+    """Return an answer for each position."""
+    return [Answered(Row(n, str(n), (n,)), 2 * n) for n in positions]
+
+
+def test_what_was_synced_is_there_again(tmp_path):
+    """A ledger opened again knows what was answered."""
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add(answered(0, 1, 5))
+
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        assert [(0, 2), (5, 6)] == list(ledger.done)
+        assert [0, 2, 10] == [record["output"] for record in ledger.records()]
+
+
+def test_what_lies_behind_the_journal_is_cut_off(tmp_path):
+    """A line that was being written when the power went does not count."""
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add(answered(0))
+    with ledger.partial.open("a") as file:
+        file.write('{"position": 1, "key": "1", "outp')
+
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add(answered(1))
+        assert [0, 1] == [record["position"] for record in ledger.records()]
+
+
+def test_lines_without_a_journal_do_not_count(tmp_path):
+    """What no journal speaks of was never synced."""
+    (tmp_path / "out.jsonl.partial").write_text("{}\n")
+
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        assert ([], 0) == (list(ledger.records()), len(ledger.done))
+
+
+def test_another_input_is_refused(tmp_path):
+    """A journal of another input or task is not gone on with."""
+    Ledger(tmp_path / "out.jsonl", ABOUT).close()
+
+    with pytest.raises(BackfillError, match=r"was begun for .*double.*--restart"):
+        Ledger(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
+
+
+def test_two_at_once_are_refused(tmp_path):
+    """One process writes an output at a time."""
+    with (
+        Ledger(tmp_path / "out.jsonl", ABOUT),
+        pytest.raises(BackfillError, match="another backfill is writing it"),
+    ):
+        Ledger(tmp_path / "out.jsonl", ABOUT)
+
+
+def test_failures_are_counted_over_runs(tmp_path):
+    """How many rows have failed is known after a restart."""
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add([Answered(Row(0, "0", (0,)), error="ValueError: no")])
+
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        assert 1 == ledger.failed
+        assert "ValueError: no" == json.loads(ledger.partial.read_text())["error"]

@@ -1,0 +1,64 @@
+"""Tasks for backfills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from celery import Celery
+
+from celery_batch import BatchTask
+
+app = Celery("backfill_tasks")
+
+
+@app.task(base=BatchTask, max_batch_size=16, max_wait=0.01)
+def double(number):
+    """Double numbers; those that end in 13 are bad."""
+    return [ValueError(f"bad {n}") if n % 100 == 13 else 2 * n for n in number]
+
+
+@app.task(base=BatchTask, max_batch_size=16, isolate=False, max_worker_losses=1)
+def fragile(number):
+    """Double numbers; one of them takes the process down."""
+    if 5 in number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return [2 * n for n in number]
+
+
+@app.task(base=BatchTask)
+def join(left, right, sep="-"):
+    """Take two parameters and an option."""
+    return [f"{a}{s}{b}" for a, b, s in zip(left, right, sep, strict=True)]
+
+
+@app.task(base=BatchTask)
+def length(file):
+    """Say how many bytes there are."""
+    return [len(each) for each in file]
+
+
+@app.task(base=BatchTask, max_batch_size=2, max_wait=0)
+def slow(number):
+    """Take a while."""
+    time.sleep(0.8)
+    return [2 * n for n in number]
+
+
+@app.task(base=BatchTask, max_batch_size=16, max_queue=20)
+def narrow(number):
+    """Have a queue that is soon full."""
+    return [2 * n for n in number]
+
+
+@app.task(base=BatchTask, max_batch_size=16, ignore_result=True)
+def silent(number):
+    """Tell nobody, unless asked to."""
+    return [2 * n for n in number]
+
+
+@app.task
+def plain(number):
+    """Be no batch task."""
+    return number

@@ -1,0 +1,277 @@
+"""``celery batch backfill`` with a real worker, whatever comes in between."""
+
+from __future__ import annotations
+
+import csv
+import random
+import signal
+import time
+
+import pytest
+import redis
+
+from celery_batch.backfill.backfill import Backfill, Pace
+from celery_batch.backfill.rows import Row
+from celery_batch.cli.child import wait_until
+
+MANY = 4000
+
+
+def rows(number):
+    """Return records with a name and a number each."""
+    return [{"id": f"r{n}", "number": n} for n in range(number)]
+
+
+def expected(number):
+    """Return what the answers should be."""
+    return [
+        {"key": f"r{n}", "error": f"ValueError: bad {n}"}
+        if n % 100 == 13
+        else {"key": f"r{n}", "output": 2 * n}
+        for n in range(number)
+    ]
+
+
+def test_every_row_has_its_answer_in_order(place):
+    """Outputs and errors come in the input's order, and the exit code says that some failed."""
+    place.write(rows(500))
+    done = place.run("backfill_tasks.double")
+
+    assert (1, expected(500)) == (done.returncode, place.answers())
+    assert "500 rows, 5 failed" in done.stderr
+    assert ["in.jsonl", "out.jsonl", "out.jsonl.errors"] == sorted(
+        each.name for each in place.folder.iterdir()
+    )
+
+
+def test_answers_may_come_as_they_are_known(place):
+    """Without order the same answers are there."""
+    place.write(rows(12))
+    done = place.run("backfill_tasks.double", "--as-completed", "--window", "4")
+
+    assert 0 == done.returncode
+    assert expected(12) == sorted(place.answers(), key=lambda each: int(each["key"][1:]))
+
+
+def test_an_output_that_is_there_is_not_touched(place):
+    """It has to be said what shall become of it."""
+    place.write(rows(3))
+    place.out.write_text("mine\n")
+    done = place.run("backfill_tasks.double")
+
+    assert (1, "mine\n") == (done.returncode, place.out.read_text())
+    assert "is there already" in done.stderr
+    assert 0 == place.run("backfill_tasks.double", "--restart").returncode
+    assert expected(3) == place.answers()
+
+
+def test_failed_rows_are_run_again(place):
+    """Only they go to the model, and their lines alone change."""
+    place.write(rows(120))
+    place.run("backfill_tasks.double")
+    place.write([each | {"number": 14 if each["number"] % 100 == 13 else -1} for each in rows(120)])
+    # The journal would refuse another input; a retry reads whatever is there now.
+    done = place.run("backfill_tasks.double", "--retry-errors")
+
+    wanted = expected(120)
+    wanted[13], wanted[113] = ({"key": key, "output": 28} for key in ("r13", "r113"))
+    assert (0, wanted) == (done.returncode, place.answers())
+    assert (
+        "none of its rows has failed" in place.run("backfill_tasks.double", "--retry-errors").stderr
+    )
+
+
+def test_a_hopeless_job_stops(place):
+    """With more failures than allowed it ends early, and keeps what it has."""
+    place.write([{"number": 13}] * 2000)
+    done = place.run("backfill_tasks.double", "--max-errors", "5%")
+
+    assert 1 == done.returncode
+    assert "more than --max-errors allows" in done.stderr
+    assert not place.out.exists()
+
+
+def test_a_row_that_kills_its_process_costs_one_row(place):
+    """A chunk that is poison is sent row by row."""
+    place.write([{"number": n} for n in range(16)])
+    done = place.run("backfill_tasks.fragile")
+
+    assert 1 == done.returncode
+    found = place.answers()
+    assert [2 * n for n in range(16) if n != 5] == [
+        each["output"] for each in found if "output" in each
+    ]
+    assert "PoisonItem" in found[5]["error"]
+
+
+def test_a_table_goes_in_and_out(place):
+    """CSV is read by its columns, and written with key, output and error."""
+    (place.folder / "in.csv").write_text("key,left,right\none,a,b\ntwo,c,d\n")
+    out = place.folder / "out.csv"
+    done = place.run(
+        "backfill_tasks.join", "--input", str(place.folder / "in.csv"), "--output", str(out)
+    )
+
+    assert 0 == done.returncode, done.stderr
+    with out.open(newline="") as file:
+        assert [["key", "output", "error"], ["one", "a-b", ""], ["two", "c-d", ""]] == [
+            *csv.reader(file)
+        ]
+
+
+def test_a_folder_of_files_is_an_input(place):
+    """Each file is a row of bytes, named by its path."""
+    (place.folder / "in").mkdir()
+    for name, content in (("a.bin", b"\0\1"), ("b.bin", b"12345")):
+        (place.folder / "in" / name).write_bytes(content)
+    done = place.run("backfill_tasks.length", "--input", str(place.folder / "in"))
+
+    assert 0 == done.returncode, done.stderr
+    assert [{"key": "a.bin", "output": 2}, {"key": "b.bin", "output": 5}] == place.answers()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("backfill_tasks.plain",), "is no batch task of this app; there are: backfill_tasks."),
+        (("backfill_tasks.double", "--input", "nowhere"), "nowhere: there is no such file"),
+        (("backfill_tasks.double", "--output", "out.txt"), "its format is not known"),
+        (("backfill_tasks.double", "--max-errors", "some"), "--max-errors: must be a number"),
+        (("backfill_tasks.double", "--restart", "--retry-errors"), "give one of them"),
+        (("backfill_tasks.join",), "row 1 must have the fields left, right"),
+    ],
+    ids=["no batch task", "no input", "no format", "no limit", "both", "no such fields"],
+)
+def test_what_cannot_begin_says_why(place, options, words):
+    """The error names the thing and the way out."""
+    place.write(rows(3))
+    done = place.run(*options)
+
+    assert 1 == done.returncode
+    assert words in done.stderr
+
+
+def strike(place, chance, blow):
+    """Begin a backfill, and strike after a random part of it; return whether it was struck."""
+    process = place.begin("backfill_tasks.double")
+    target = chance.uniform(0.05, 0.9) * MANY * 20
+    partial = place.out.with_name("out.jsonl.partial")
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if partial.exists() and partial.stat().st_size >= target:
+            blow(process)
+            break
+        time.sleep(0.005)
+    process.wait(60)
+    return not place.out.exists()
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(1, 20))],
+)
+def test_a_killed_backfill_goes_on(place, seed):
+    """Killed at a random moment, the same command ends with the same output, as if undisturbed."""
+    chance = random.Random(seed)  # noqa: S311 (chance that can be repeated)
+    place.write(rows(MANY))
+    kill = chance.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+    strike(place, chance, lambda process: process.send_signal(kill))
+    if not place.out.exists():
+        place.run("backfill_tasks.double")
+
+    assert expected(MANY) == place.answers()
+
+
+def test_nothing_is_left_in_the_broker(place):
+    """Neither results nor messages of a backfill stay behind."""
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    before = set(client.keys("celery-task-meta-*"))
+    place.write(rows(200))
+    place.run("backfill_tasks.double")
+
+    assert set() == set(client.keys("celery-task-meta-*")) - before
+    assert 0 == client.llen("celery")
+
+
+def test_an_iterable_is_read_no_further_than_needed(app):
+    """In Python any iterable will do, and it is not consumed ahead of need."""
+    read = []
+
+    def numbers():
+        for n in range(10_000):
+            read.append(n)
+            yield n
+
+    answers = app.double.backfill(numbers(), window=64)
+    first = [next(answers) for _ in range(40)]
+    answers.close()
+
+    assert [2 * n for n in range(40) if n != 13] == [
+        each.output for each in first if not each.error
+    ]
+    assert len(read) <= 40 + 2 * 64
+
+
+def test_what_nobody_has_any_more_is_sent_again(app, place):
+    """A broker that has come back empty has lost messages: nobody waits for them for ever."""
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    source = [Row(n, str(n), (n,)) for n in range(4)]
+    pace = Pace(window=4, parcel=2, patience=0.1)
+    with Backfill(app.double, source, pace, {"queue": "nobody"}) as backfill:
+        backfill.turn(timeout=0.2)
+        assert 2 == client.llen("nobody")
+        client.delete("nobody")
+
+        def why():
+            backfill.turn(timeout=0.1)
+            return "" if client.llen("nobody") == 2 else "nothing is sent again"
+
+        wait_until(why, [], what="messages", timeout=10)
+    client.delete("nobody")
+
+
+def test_a_worker_may_be_slower_than_our_patience(app):
+    """What a worker has is not lost, however long its model takes."""
+    source = [Row(n, str(n), (n,)) for n in range(6)]
+    pace = Pace(window=6, parcel=2, patience=0.1)
+    begun = time.monotonic()
+    with Backfill(app.slow, source, pace) as backfill:
+        found = []
+        while not backfill.is_over and time.monotonic() - begun < 20:
+            found += backfill.turn(timeout=0.05)
+
+    assert [2 * n for n in range(6)] == [each.output for each in found]
+
+
+@pytest.mark.parametrize("name", ["narrow", "silent"])
+def test_options_of_a_task_are_in_nobodys_way(app, name):
+    """A queue that is full has room later, and answers that others ignore are wanted here."""
+    task = getattr(app, name)
+    wide = list(task.backfill(range(100), window=100))
+    source = [Row(n, str(n), (n,)) for n in range(100)]
+    pace = Pace(window=100, parcel=16)
+    crowded = list(Backfill(task, source, pace))
+
+    wanted = [2 * n for n in range(100)]
+    assert (wanted, wanted) == tuple([each.output for each in some] for some in (wide, crowded))
+
+
+def test_an_output_is_no_input(place):
+    """A folder that is read is not written to."""
+    done = place.run("backfill_tasks.length", "--input", str(place.folder))
+
+    assert 1 == done.returncode
+    assert "is in the folder that is read" in done.stderr
+    assert [] == list(place.folder.iterdir())
+
+
+def test_other_rows_are_not_taken_for_those_that_failed(place):
+    """Where the input has changed its rows' order, a retry would mix them up."""
+    place.write(rows(20))
+    place.run("backfill_tasks.double")
+    before = place.answers()
+    place.write(rows(20)[::-1])
+    done = place.run("backfill_tasks.double", "--retry-errors")
+
+    assert (1, before) == (done.returncode, place.answers())
+    assert "row 14 is 'r6' now, and the one that failed was 'r13'" in done.stderr
