@@ -1,169 +1,188 @@
 """
 The web contract: what every door answers, whichever framework it is made of.
 
-A door turns HTTP into one call here and the `Answer` back into HTTP, nothing else.
-
-* A 2xx answer has the route's own shape: ``{"outputs": [...]}`` for `predict`, a list
-  for `stream` and `naive`.
-* An input that fails alone leaves the others their outputs.  In ``outputs`` its place
-  is null, and ``errors`` has its error under its index; in a list its place is taken by
-  ``{"error": {"type", "message"}}``.
-* Any other answer is ``{"error": {"type", "message"}}``.  So it is when every input
-  fails: then with the gravest of their statuses, and with ``errors`` as above.
+A door turns its framework's request into an `Ask`, calls `answer` in a thread or
+`aanswer` in an event loop, and turns the `Answer` back.  It knows nothing else: routes,
+limits, parsing and errors are here and below, written once for both.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec
+import json
+import math
+import time
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
 
-from celery import Task
+from celery import Celery, Task
+from celery.utils.time import maybe_timedelta
 
 from celery_batch.errors import ConfigurationError
+from webapp.bodies import check_size
+from webapp.closing import Closing
 from webapp.courier import Courier
-from webapp.errors import Answer, BrokerUnreachable, NoWorker, Refused, refusal
-from webapp.inputs import body_too_large, form_inputs, json_inputs
-from webapp.outcomes import Failure, Outcome
-from webapp.readiness import LISTEN, Prober
+from webapp.documents import Documents
+from webapp.guard import Guard
+from webapp.home import Home
+from webapp.messages import Answer, Ask
+from webapp.meters import UNKNOWN, Meters
+from webapp.pictures import Pictures
+from webapp.predictions import Predictions
+from webapp.probes import Probes
+from webapp.readiness import Prober
+from webapp.routes import Routes, Visit
 from webapp.settings import Settings, prepare
+from webapp.straight import straight
+from webapp.tasks import Tasks
+from webapp.tickets import Tickets
+from webapp.ways import LoopWay, ThreadWay, Way
 
 __all__ = ["Contract"]
 
-P = ParamSpec("P")
+#: What is counted where a client has gone before its answer came, as nginx does.
+HANGUP = 499
 
+#: They have no body, and so no length of one (RFC 9110, section 8.6).
+_BODILESS = frozenset({HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED})
 
-def _answering(view: Callable[Concatenate[Contract, P], Answer]) -> Callable[..., Answer]:
-    """Make a refusal that is raised anywhere below an answer like any other."""
-
-    @functools.wraps(view)
-    def answer(self: Contract, *args: P.args, **kwargs: P.kwargs) -> Answer:
-        try:
-            return view(self, *args, **kwargs)
-        except Refused as refused:
-            return refused.answer()
-
-    return answer
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 class Contract:
     """
-    Validates, sends, waits, and says what came of it.
+    All routes, and what happens around each of them.
 
     Args:
         batched: The task behind `predict` and `stream`.
         single: The task behind `naive`.
         settings: The limits.
+        pictured: The task behind `pictures`; without one there is no such route.
 
     Raises:
         ConfigurationError: Answers of these tasks cannot be awaited.
     """
 
-    def __init__(self, batched: Task, single: Task, settings: Settings) -> None:
+    def __init__(
+        self, batched: Task, single: Task, settings: Settings, *, pictured: Task | None = None
+    ) -> None:
         app = batched.app
         if single.app is not app:
             raise ConfigurationError(f"{batched.name} and {single.name} have different apps")
         prepare(app)
+        if settings.max_queue is not None:
+            app.conf.batch_max_queue = settings.max_queue
+        prober = Prober(app)
+        self.meters = Meters()
+        courier = Courier(app, prober, settings, self.meters)
+        tickets = Tickets(_secret(app, settings), _lifetime(app, settings))
+        predictions = Predictions(courier, (batched, single), tickets, settings)
+        uploads = [Pictures(predictions, pictured, self.meters, settings)] if pictured else []
+        watched = [each.name for each in (batched, single, pictured) if each]
+        closing = Closing()
+        self._home = Home(app, watched, settings.live_threads, closing)
         self.settings = settings
-        self._batched = batched
-        self._single = single
-        self._prober = Prober(app)
-        self._courier = Courier(app, self._prober)
+        #: The table that doors read: a route added here is one of every door.
+        routes = [
+            *predictions.routes(),
+            *(route for each in uploads for route in each.routes()),
+            *Tasks(courier, batched, tickets, settings, closing).routes(),
+            *Probes(prober, (batched.name, single.name)).routes(),
+            *self.meters.routes(),
+            *self._home.routes(),
+        ]
+        self.routes = Routes([*routes, *Documents(routes, settings).routes()])
+        self._guard = Guard(settings, self.routes.methods)
+        self._loop = LoopWay()
 
-    @_answering
-    def predict(self, body: bytes, content_type: str | None) -> Answer:
+    def answer(self, ask: Ask) -> Answer:
         """
-        Answer ``{"inputs": [...]}``.
+        Answer a request, and block this thread meanwhile.
 
         Args:
-            body: The request's body.
-            content_type: The header's value.
-        """
-        inputs = json_inputs(body, content_type, self.settings)
-        outcomes = self._outcomes(self._batched, inputs)
-        failures = _failures(outcomes)
-        if len(failures) == len(outcomes):
-            return _all_failed(failures)
-        answer: dict[str, Any] = {"outputs": [outcome.output for outcome in outcomes]}
-        return Answer(body=answer | ({"errors": _errors(failures)} if failures else {}))
+            ask: The request.
 
-    @_answering
-    def stream(self, values: Sequence[str], content_type: str | None, size: int) -> Answer:
+        Returns:
+            An answer whose body is bytes, or text that comes bit by bit.
         """
-        Answer a form, its inputs batched with everybody's.
+        return straight(self._answer(ask, ThreadWay(ask.connection)))
+
+    async def aanswer(self, ask: Ask) -> Answer:
+        """
+        Answer a request in an event loop; cancelled, its tasks are revoked.
 
         Args:
-            values: The values of the form's field ``s``.
-            content_type: The header's value.
-            size: Bytes in the request's body.
-        """
-        inputs = form_inputs(values, content_type, size, self.settings)
-        return self._list(self._batched, inputs)
+            ask: The request.
 
-    @_answering
-    def naive(self, values: Sequence[str], content_type: str | None, size: int) -> Answer:
+        Returns:
+            As `answer`.
         """
-        Answer a form, each of its inputs by itself.
+        return await self._answer(ask, self._loop)
+
+    def failed(self, ask: Ask) -> Answer:
+        """
+        Return what a client is told when a door has failed; why is for the door to log.
 
         Args:
-            values: The values of the form's field ``s``.
-            content_type: The header's value.
-            size: Bytes in the request's body.
+            ask: The request, as far as it is known.
         """
-        inputs = form_inputs(values, content_type, size, self.settings)
-        return self._list(self._single, inputs)
+        return _encoded(ask, self._guard.failed(ask))
 
-    @_answering
-    def ready(self) -> Answer:
-        """Say whether a worker with a warm model answers for each of the tasks."""
-        tasks = (self._batched.name, self._single.name)
-        census = self._prober.ask(tasks, within=LISTEN)
-        if not census.reached:
-            raise BrokerUnreachable("the broker does not answer")
-        if cold := census.cold(tasks):
-            raise NoWorker(f"no worker with a warm model answers for {' and '.join(cold)}")
-        workers = {task: list(census.warm[task]) for task in tasks}
-        return Answer(body={"status": "ready", "workers": workers})
+    async def _answer(self, ask: Ask, way: Way) -> Answer:
+        since = time.monotonic()
+        self.meters.begin()
+        method = path = UNKNOWN
+        status: int = HANGUP
 
-    def health(self) -> Answer:
-        """Say that this process lives, and nothing about others."""
-        return Answer(body={"status": "ok"})
+        async def routed() -> Answer:
+            nonlocal method, path
+            route, parameters = self.routes.find(ask.method, ask.path)
+            method, path = ask.method, route.path
+            check_size(ask, route.limit)
+            return _encoded(ask, await route.view(Visit(ask, way, since, parameters)))
 
-    def body_too_large(self) -> Answer:
-        """Return the answer to a body that a door has stopped reading."""
-        return body_too_large(self.settings).answer()
-
-    def _list(self, task: Task, inputs: Sequence[str]) -> Answer:
-        outcomes = self._outcomes(task, inputs)
-        failures = _failures(outcomes)
-        if len(failures) == len(outcomes):
-            return _all_failed(failures)
-        return Answer(
-            body=[
-                {"error": failures[index].body()} if index in failures else outcome.output
-                for index, outcome in enumerate(outcomes)
-            ]
-        )
-
-    def _outcomes(self, task: Task, inputs: Sequence[str]) -> list[Outcome]:
-        return self._courier.outcomes(task, inputs, self.settings.timeout)
+        try:
+            answer = await self._guard.answer(ask, way, routed)
+            status = answer.status
+        finally:
+            taken = time.monotonic() - since
+            self._home.observe(ask, taken)
+            self.meters.observe(method, path, status, taken)
+        if isinstance(answer.body, bytes) or hasattr(answer.body, "__aiter__"):
+            return answer
+        if reason := _reason(answer):
+            self.meters.refused(reason)
+        return _encoded(ask, answer)
 
 
-def _failures(outcomes: Sequence[Outcome]) -> dict[int, Failure]:
-    return {
-        index: outcome.failure
-        for index, outcome in enumerate(outcomes)
-        if outcome.failure is not None
-    }
+def _reason(answer: Answer) -> str | None:
+    """Return why a request was refused; None if it was not, or has met a bug of ours."""
+    if not isinstance(answer.body, dict) or answer.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+        return None
+    return str(answer.body["error"]["type"])
 
 
-def _errors(failures: dict[int, Failure]) -> dict[str, dict[str, str]]:
-    return {str(index): failure.body() for index, failure in failures.items()}
+def _secret(app: Celery, settings: Settings) -> str:
+    """Return what seals tickets: who knows the servers' addresses can read all results anyway."""
+    return settings.secret or f"{app.conf.broker_url} {app.conf.result_backend}"
 
 
-def _all_failed(failures: dict[int, Failure]) -> Answer:
-    gravest = max(failures.values(), key=lambda failure: failure.http)
-    message = gravest.message
-    if len(failures) > 1:
-        message = f"none of the {len(failures)} inputs has an output: {message}"
-    return refusal(gravest.http, gravest.kind, message, errors=_errors(failures))
+def _lifetime(app: Celery, settings: Settings) -> float:
+    """Return the seconds after which nothing is left of a task that has been sent."""
+    kept = maybe_timedelta(app.conf.result_expires)
+    return settings.task_timeout + (kept.total_seconds() if kept else math.inf)
+
+
+def _encoded(ask: Ask, answer: Answer) -> Answer:
+    """Return an answer as it goes over the wire."""
+    body: Any = answer.body
+    if hasattr(body, "__aiter__"):
+        is_wanted = ask.method != "HEAD"
+        return answer if is_wanted else replace(answer, body=b"")
+    headers = dict(answer.headers)
+    if not isinstance(body, bytes):
+        body = _JSON.encode(body).encode()
+        headers.setdefault("Content-Type", "application/json")
+    if answer.status not in _BODILESS:
+        headers["Content-Length"] = str(len(body))
+    return Answer(status=answer.status, body=b"" if ask.method == "HEAD" else body, headers=headers)

@@ -2,28 +2,69 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from celery import Celery, Task
-from kombu.exceptions import LimitExceeded, OperationalError
+from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from webapp.errors import RETRY_AFTER, BrokerUnreachable, DeadlineExceeded, NoWorker, Refused
-from webapp.inbox import Inbox, Wait
+from celery_batch.client.publisher import Publisher
+from celery_batch.client.revokes import revoke_soon
+from celery_batch.errors import QueueFull
+from webapp import request_id
+from webapp.deadlines import Deadline
+from webapp.errors import (
+    RETRY_AFTER,
+    BrokerUnreachable,
+    ClientGone,
+    DeadlineExceeded,
+    NoWorker,
+    Overloaded,
+    Refused,
+    TooLarge,
+)
+from webapp.inputs import Question
+from webapp.meters import Meters
 from webapp.outcomes import Outcome, outcome_of
-from webapp.readiness import LISTEN, Census, Prober
+from webapp.readiness import LISTEN, Probe, Prober
+from webapp.routes import Visit
+from webapp.settings import Settings
+from webapp.sharing import SLACK, Sharing, key_of
+from webapp.trip import Trip
+from webapp.ways import Way
 
-__all__ = ["Courier"]
+__all__ = ["Courier", "Unfinished"]
 
 log = logging.getLogger(__name__)
 
 #: What Celery, kombu and redis-py raise when a server is away; RuntimeError is what
 #: Celery's result consumer makes of having tried in vain to connect again.
 _UNREACHABLE = (OperationalError, RedisError, RuntimeError, OSError)
+
+#: Seconds in which any broker that is well takes a message.
+_SLOW = 1.0
+
+#: Seconds after which it says something that no worker has been heard of.
+_HEARD = 0.25
+
+
+class Unfinished(Exception):
+    """
+    The time is over, and the tasks go on.
+
+    Args:
+        ids: Theirs.
+    """
+
+    def __init__(self, ids: list[str]) -> None:
+        super().__init__(f"{len(ids)} tasks go on")
+        self.ids = ids
 
 
 class Courier:
@@ -33,74 +74,170 @@ class Courier:
     Args:
         app: A Celery app made ready by `webapp.settings.prepare`.
         prober: Asked, when an answer is late, whether anybody is there to give it.
+        settings: How long tasks live on for which nobody waits.
+        meters: Told what is sent.
     """
 
-    def __init__(self, app: Celery, prober: Prober) -> None:
+    def __init__(self, app: Celery, prober: Prober, settings: Settings, meters: Meters) -> None:
         self._app = app
-        self._inbox = Inbox(app)
+        self._meters = meters
         self._prober = prober
-        self._turn = threading.Lock()
+        self._task_timeout = settings.task_timeout
+        self._sharing = Sharing(settings)
         self._unreachable_until = 0.0
 
-    def outcomes(self, task: Task, inputs: Sequence[str], timeout: float) -> list[Outcome]:
+    async def outcomes(
+        self, visit: Visit, task: Task, question: Question, time_given: Deadline
+    ) -> list[Outcome]:
         """
         Return what became of each input, in order.
 
+        If that is cancelled, because its client has gone, the tasks are revoked.
+
         Args:
+            visit: For whom.
             task: Called once for each input.
-            inputs: Its arguments.
-            timeout: Seconds, sending included.  What has not reached the model by then
-                never will.
+            question: Its arguments, and whether their batches are of interest.
+            time_given: What has not reached the model by then never will, unless it is to
+                live on.
 
         Raises:
             Refused: The broker cannot be reached, or not every task ended in time.
+            Unfinished: They did not, and live on.
         """
-        deadline = time.monotonic() + timeout
-        wait = Wait(self._app, len(inputs))
+        most = Publisher.of(self._app).room().limit(task)
+        count = len(question.inputs)
+        if most is not None and count > most:  # to come again would never help
+            raise TooLarge(f"{count} inputs are more than the {most} that may wait: send fewer")
+        if self._sharing and not time_given.lives_on:
+            return await self._shared(visit, task, question, time_given)
+        lives_on, within = time_given.lives_on, time_given.within
+        # Tasks that live on have to be sent, however little time their client has.
+        deadline = visit.since + (max(within, _SLOW) if lives_on else within)
+        expires = self._task_timeout if lives_on else within
+        results = await self.send(visit.way, task, question.inputs, {"expires": expires}, deadline)
         try:
-            self._subscribe(wait, deadline)
-            self._send(task, inputs, wait, deadline)
-            # Workers need a moment to be heard: time to ask them before it is too late.
-            if not wait.until(deadline - min(LISTEN, timeout / 2)):
-                probe = self._prober.start()
-                if not wait.until(deadline):
-                    raise _late(probe.census([task.name], within=0), task.name, wait, timeout)
-            return [outcome_of(result) for result in wait.results]
-        finally:
-            self._inbox.drop(wait)
+            await self._come(visit, task, results, time_given)
+        except (asyncio.CancelledError, ClientGone):
+            self.revoke([result.id for result in results])
+            raise
+        return [outcome_of(result, explain=question.explain) for result in results]
 
-    def _subscribe(self, wait: Wait, deadline: float) -> None:
-        # Celery takes turns here too, but its lock cannot be given up: with Redis away,
-        # each thread in turn would try for seconds.
-        if not self._turn.acquire(timeout=_left(deadline)):
-            raise BrokerUnreachable("the result store is too slow")
+    async def _shared(
+        self, visit: Visit, task: Task, question: Question, time_given: Deadline
+    ) -> list[Outcome]:
+        """Send what is not on its way already, or known."""
+        way, inputs, deadline = visit.way, question.inputs, visit.since + time_given.within
+        keys = [key_of(task.name, value) for value in inputs]
+        trip = Trip(self._sharing, keys, deadline)
+
+        async def send(indices: list[int]) -> list[Any]:
+            options = {"expires": time_given.within + SLACK}
+            return await self.send(way, task, [inputs[each] for each in indices], options, deadline)
+
         try:
-            with self._refusing_when_unreachable():
-                self._inbox.expect(wait)
+            with self.refusing_when_unreachable():
+                await trip.send(way, send)
+            await self._come(visit, task, trip.results, time_given)
+            return trip.outcomes(partial(outcome_of, explain=question.explain), Outcome)
         finally:
-            self._turn.release()
+            self.revoke(trip.leave())
 
-    def _send(self, task: Task, inputs: Sequence[str], wait: Wait, deadline: float) -> None:
-        with (
-            self._refusing_when_unreachable(),
-            self._app.producer_pool.acquire(block=True, timeout=_left(deadline)) as producer,
-            # Once more, inside: who waits for this producer must see that it failed.
-            self._refusing_when_unreachable(),
-        ):
-            for result, value in zip(wait.results, inputs, strict=True):
-                if not (left := _left(deadline)):
-                    raise BrokerUnreachable("the broker is too slow to take the inputs")
-                task.apply_async((value,), task_id=result.id, producer=producer, expires=left)
+    async def _come(
+        self, visit: Visit, task: Task, results: Sequence[Any], time_given: Deadline
+    ) -> None:
+        """
+        Return when all results have come.
+
+        Raises:
+            Refused: They have not in time, or the client has gone.
+            Unfinished: They have not, and live on.
+        """
+        way, within = visit.way, time_given.within
+        deadline = visit.since + within
+        # Workers need a moment to be heard: time to ask them before it is too late.
+        if await way.until(results, deadline - min(LISTEN, within / 2)):
+            return
+        probe = self._prober.start()
+        if await way.until(results, deadline):
+            return
+        if time_given.lives_on:
+            raise Unfinished([result.id for result in results])
+        raise _late(probe, task.name, results, within)
+
+    async def send(
+        self,
+        way: Way,
+        task: Task,
+        inputs: Sequence[Any],
+        options: Mapping[str, Any],
+        deadline: float,
+    ) -> list[Any]:
+        """
+        Send one task for each input, and return their results in order.
+
+        They bear the name of their request as the header ``request_id``.
+
+        Args:
+            way: How to send.
+            task: Called once for each input.
+            inputs: Its arguments.
+            options: As for `apply_async`.
+            deadline: When to give up, by the monotonic clock.
+
+        Raises:
+            Refused: The broker cannot be reached, or is too slow, or too many inputs wait.
+        """
+        options = {
+            **options,
+            "headers": {**options.get("headers", {}), "request_id": request_id.current()},
+        }
+        if inputs and isinstance(inputs[0], bytes):
+            # Celery would show two kilobytes of it to whoever watches the task.
+            options = {**options, "argsrepr": "(<bytes>,)"}
+        with self.refusing_when_unreachable():
+            results = await way.send(task, inputs, options, deadline)
+        self._meters.sent(task.name, len(results))
+        return results
+
+    def revoke(self, ids: Sequence[str]) -> None:
+        """
+        Have tasks not run, if they do not yet; return at once, whether anybody hears it.
+
+        Args:
+            ids: Theirs.
+        """
+        revoke_soon(self._app, ids)
+
+    def revoke_for_good(self, task_id: str) -> None:
+        """
+        Have a task not run, if it does not yet, and store that at once; this blocks.
+
+        Args:
+            task_id: Its id.
+
+        Raises:
+            Exception: The broker or the result store cannot be reached.
+        """
+        self._app.control.revoke(task_id)
+        # A worker would store it when the message comes to it, which may take a while.  Should
+        # the task run nevertheless, its result takes the place of this.
+        self._app.backend.mark_as_revoked(task_id, "revoked")
 
     @contextmanager
-    def _refusing_when_unreachable(self) -> Iterator[None]:
+    def refusing_when_unreachable(self) -> Iterator[None]:
         """Try to reach the servers; for a moment after a failure, do not even try."""
-        if time.monotonic() < self._unreachable_until:
+        began = time.monotonic()
+        if began < self._unreachable_until:
             raise BrokerUnreachable("the broker could not be reached a moment ago")
         try:
             yield
-        except LimitExceeded:
-            # Others hold the connections; whether in vain, they will find out.
+        except QueueFull as error:
+            raise Overloaded("too many inputs wait already", error.retry_after) from None
+        except TimeoutError:
+            if time.monotonic() - began < _SLOW:  # it is the client who is in a hurry
+                raise DeadlineExceeded("the time was over before all inputs were sent") from None
+            self._unreachable_until = time.monotonic() + RETRY_AFTER
             raise BrokerUnreachable("the broker is too slow to take the inputs") from None
         except _UNREACHABLE as error:
             log.warning("the broker or the result store cannot be reached: %r", error)
@@ -108,15 +245,13 @@ class Courier:
             raise BrokerUnreachable("the broker cannot be reached") from error
 
 
-def _left(deadline: float) -> float:
-    return max(0.0, deadline - time.monotonic())
-
-
-def _late(census: Census, task: str, wait: Wait, timeout: float) -> Refused:
+def _late(probe: Probe, task: str, results: Sequence[Any], within: float) -> Refused:
     """Return why there is no answer: nobody to give it, or not in time."""
-    if not census.reached:
-        return BrokerUnreachable("the broker has stopped answering")
-    if census.cold([task]):
-        return NoWorker(f"no worker with a warm model answers for {task}")
-    missing, count = len(wait.missing), len(wait.results)
-    return DeadlineExceeded(f"{missing} of {count} inputs had no answer within {timeout:g} s")
+    census = probe.census()
+    if probe.has_listened(_HEARD):
+        if not census.reached:
+            return BrokerUnreachable("the broker has stopped answering")
+        if census.cold([task]):
+            return NoWorker(f"no worker with a warm model answers for {task}")
+    missing = f"{sum(result.reply.value is None for result in results)} of {len(results)}"
+    return DeadlineExceeded(f"{missing} inputs had no answer within {within:g} s")

@@ -15,6 +15,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +54,12 @@ class Probe:
     """One question to all workers, and what has come back so far."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._guard = threading.Lock()
         self._started = time.monotonic()
         self._reached = False
         self._warm: dict[str, set[str]] = {}
         self._ended: float | None = None
+        self._waiting: list[tuple[Collection[str], Future[None]]] = []
 
     @property
     def is_stale(self) -> bool:
@@ -66,36 +68,58 @@ class Probe:
         known = self._started + LISTEN if self._ended is None else self._ended
         return time.monotonic() - known > _FRESH
 
-    def census(self, tasks: Collection[str], within: float) -> Census:
-        """Wait until a worker is known for each task, or it is over; say what is known."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._settles(tasks), max(0.0, within))
+    def has_listened(self, seconds: float) -> bool:
+        """Return whether it is over, or has gone on for so long."""
+        return self._ended is not None or time.monotonic() - self._started >= seconds
+
+    def census(self) -> Census:
+        """Return what is known by now."""
+        with self._guard:
             warm = {task: tuple(sorted(names)) for task, names in self._warm.items()}
             return Census(self._reached, warm)
 
-    def _settles(self, tasks: Collection[str]) -> bool:
-        return self._ended is not None or all(self._warm.get(task) for task in tasks)
+    def settled(self, tasks: Collection[str]) -> Future[None]:
+        """
+        Return what is done when a worker is known for each task, or it is over.
+
+        Args:
+            tasks: Their names.
+        """
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # so that nobody who waits can cancel it
+        with self._guard:
+            self._waiting.append((tasks, future))
+            self._settle()
+        return future
+
+    def _settle(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for tasks, future in waiting:
+            if self._ended is not None or all(self._warm.get(task) for task in tasks):
+                future.set_result(None)
+            else:
+                self._waiting.append((tasks, future))
 
     def reach(self) -> None:
         """Note that the broker is there."""
-        with self._changed:
+        with self._guard:
             self._reached = True
 
     def hear(self, body: Mapping[str, Any]) -> None:
         """Note one worker's reply."""
-        with self._changed:
+        with self._guard:
             for worker, tasks in body.items():
                 for task, state in tasks.items() if isinstance(tasks, dict) else ():
                     if isinstance(state, dict) and state.get("warm"):
                         self._warm.setdefault(task, set()).add(worker)
-            self._changed.notify_all()
+            self._settle()
 
     def end(self, *, reached: bool) -> None:
         """Note that no more replies will come."""
-        with self._changed:
+        with self._guard:
             self._reached = reached
             self._ended = time.monotonic()
-            self._changed.notify_all()
+            self._settle()
 
 
 class Prober:
@@ -113,17 +137,6 @@ class Prober:
         self._wanted = threading.Event()
         self._asker: threading.Thread | None = None
         self._latest: Probe | None = None
-
-    def ask(self, tasks: Collection[str], within: float) -> Census:
-        """
-        Return what is known of the workers, asking them if that is older than a second.
-
-        Args:
-            tasks: The names of the tasks of interest: no need to hear everybody once a
-                worker is known for each.
-            within: Seconds to wait at most.
-        """
-        return self.start().census(tasks, within)
 
     def start(self) -> Probe:
         """Ask, unless that has just been done, and return at once what will know the answer."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Self
 
 from celery import Celery
@@ -13,6 +14,10 @@ from celery.backends.redis import RedisBackend
 from celery_batch.errors import ConfigurationError
 
 __all__ = ["Settings", "prepare"]
+
+
+#: What 0 turns off.
+_OFF_AT_ZERO = frozenset({"hsts", "max_concurrent"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +30,65 @@ class Settings:
         max_body_bytes: Largest request body.
         max_inputs: Most inputs in one request.
         max_characters: Longest input.
+        max_picture_bytes: Largest picture of an upload, whose body may be a third larger.
+        max_pictures: Most pictures in one upload.
+        max_pixels: Most pixels of a picture, however few its bytes.
+        max_queue: Most inputs that may wait for a worker, of tasks that name no `max_queue`
+            themselves; None for any number.
+        share: Compute inputs once that are the same and in flight at the same time.
+        cache_seconds: For how long an output answers the same input again; None for never.
+        cache_items: Most outputs that are kept for that.
+        task_timeout: Seconds until a task that nobody waits for must have reached the model.
+        heartbeat: Seconds of silence after which a stream of events says that it is there.
+        secret: Seals the ids of tasks; the same in all processes of a service.  By default
+            it is made of the addresses of broker and result store.
+        live_threads: Threads of the server that may tell what goes on; it is for those who
+            look at the page, and who finds none free asks every two seconds.
+        event_threads: Threads of the server that may tell the news of tasks; who finds none
+            free is told how far its task is, and to ask again in two seconds.
+        max_concurrent: Most requests that one client may have in hand in this process;
+            0 for any number.
+        rate: Most requests of one client in a stretch of time, such as ``100/second``;
+            empty for any number.
+        rate_store: Where processes count them together, ``redis://host/0``; without one
+            each counts for itself.
+        api_keys: Keys, of which a request must bring one; see `webapp.keys`.
+        api_keys_file: The path of a file with keys, one a line.
+        open_paths: Paths that need no key, beside the page and the probes.
+        allowed_hosts: Names that this service goes by; empty, or ``*``, for any.
+        cors_origins: Origins whose pages may ask, such as ``https://example.org``.
+        trusted_proxies: Networks whose ``X-Forwarded-For`` is believed, and ``unix``.
+        hsts: Seconds for which browsers shall use TLS only; 0 where no TLS is in front.
+        log: ``text``, ``json``, or ``off`` to leave the log's format alone.
     """
 
     timeout: float = 10.0
     max_body_bytes: int = 1024 * 1024
     max_inputs: int = 256
     max_characters: int = 10_000
+    max_picture_bytes: int = 10 * 1024 * 1024
+    max_pictures: int = 16
+    max_pixels: int = 50_000_000
+    max_queue: int | None = None
+    share: bool = False
+    cache_seconds: float | None = None
+    cache_items: int = 10_000
+    task_timeout: float = 600.0
+    heartbeat: float = 15.0
+    secret: str = field(default="", repr=False)
+    live_threads: int = 4
+    event_threads: int = 32
+    max_concurrent: int = 1024
+    rate: str = ""
+    rate_store: str = field(default="", repr=False)
+    api_keys: str = field(default="", repr=False)
+    api_keys_file: str = ""
+    open_paths: str = ""
+    allowed_hosts: str = ""
+    cors_origins: str = ""
+    trusted_proxies: str = ""
+    hsts: int = 0
+    log: str = "text"
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> Self:
@@ -38,13 +96,16 @@ class Settings:
         Read the settings, each from its own variable: ``WEBAPP_TIMEOUT`` and so on.
 
         Raises:
-            ConfigurationError: A value is not a positive number.
+            ConfigurationError: A value should be a positive number, or yes or no, and is not.
         """
-        given = {}
+        given: dict[str, Any] = {}
         for option in fields(cls):
             variable = f"WEBAPP_{option.name.upper()}"
             if text := environ.get(variable):
-                given[option.name] = _positive(variable, text, type(option.default))
+                if text == "0" and option.name in _OFF_AT_ZERO:
+                    given[option.name] = 0
+                else:
+                    given[option.name] = _READ[option.type](variable, text)
         return cls(**given)
 
 
@@ -57,6 +118,26 @@ def _positive(variable: str, text: str, kind: type[Any]) -> Any:
         wanted = "a whole number" if kind is int else "a number of seconds"
         raise ConfigurationError(f"{variable}: must be {wanted} above 0, got {text!r}")
     return number
+
+
+def _switch(variable: str, text: str) -> bool:
+    try:
+        return _SWITCH[text.lower()]
+    except KeyError:
+        raise ConfigurationError(f"{variable}: must be 1 or 0, got {text!r}") from None
+
+
+_SWITCH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+
+#: By what a field is annotated with.
+_READ: Mapping[Any, Callable[[str, str], Any]] = {
+    "int": partial(_positive, kind=int),
+    "int | None": partial(_positive, kind=int),
+    "float": partial(_positive, kind=float),
+    "float | None": partial(_positive, kind=float),
+    "bool": _switch,
+    "str": lambda _variable, text: text,
+}
 
 
 #: Seconds to connect to a server, and to wait for its reply to one command.  A worker can be
@@ -79,6 +160,7 @@ _MERGED: Mapping[str, Mapping[str, Any]] = {
     "broker_transport_options": {
         "socket_connect_timeout": _CONNECT,
         "socket_timeout": _REPLY,
+        **_ONCE_MORE,  # for a channel that is opened before anything is sent
     },
 }
 

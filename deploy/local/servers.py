@@ -131,8 +131,11 @@ class Servers:
             if child.wait(_LAST_MOMENT):
                 error.add_note(child.how_it_ended())
 
-    def _run(self, name: str, command: Sequence[str], pass_fds: Sequence[int] = ()) -> None:
+    def _run(
+        self, name: str, command: Sequence[str], pass_fds: Sequence[int] = (), **more: str
+    ) -> None:
         env = {
+            **more,
             "WEBAPP_TIMEOUT": WEB_TIMEOUT,
             # Scripts may read what Flower shows: it listens on loopback, and serves examples.
             "FLOWER_UNAUTHENTICATED_API": "true",
@@ -159,7 +162,9 @@ class Servers:
                 "--no-control-socket",  # it would lie in the home folder
             ]
             command = [sys.executable, "-m", "gunicorn", *options, "webapp.flask_app:app"]
-            self._run("web", command, [listener.fileno()])
+            # Where all of its processes count, should it have several.
+            counts = str(self.folder / "counts")
+            self._run("web", command, [listener.fileno()], PROMETHEUS_MULTIPROC_DIR=counts)
 
     def _run_flower(self, wanted: int) -> None:
         """Start Flower on the wanted port if it is free, else on one it finds by itself."""

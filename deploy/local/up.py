@@ -36,8 +36,11 @@ def _serve(console: Console) -> None:
 
 def _how_to(servers: Servers) -> str:
     return f"""
+Page:    {servers.web_url}/
 Ask:     curl {servers.web_url}/stream --data-urlencode 's=twinkle twinkle [MASK] star.'
+Picture: curl {servers.web_url}/pictures -F 'picture=@photo.jpg;type=image/jpeg'
 Watch:   {servers.flower_url}/tasks
+Counts:  {servers.web_url}/metrics
 Script:  curl {servers.flower_url}/api/tasks
 Logs:    {servers.folder}
 Ctrl-C stops everything."""

@@ -1,4 +1,4 @@
-"""Real servers for the web tier's tests: Redis, Celery workers, gunicorn."""
+"""Real servers for the web tier's tests: Redis, Celery workers, gunicorn, uvicorn."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import shutil
 import socket
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import redis
-from web_door import Door
+from web_door import KINDS, Door, command
 
 from celery_batch.cli.child import Child
 from celery_batch.cli.redis_server import RedisServer
@@ -22,6 +22,9 @@ from tests.services.shop import CELERY
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+
+#: What makes a door one to the stand-in service; no test waits long for a heartbeat.
+OURS = {"WEBAPP_CONTRACT": "web_standin:contract", "WEBAPP_HEARTBEAT": "0.4"}
 
 
 @dataclass
@@ -41,7 +44,7 @@ class Servers:
         path = os.pathsep.join([str(HERE), str(ROOT)])
         url = self.redis.url
         urls = {"CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url, "PYTHONPATH": path}
-        return {**os.environ, **urls, **more}
+        return {**os.environ, **urls, **OURS, **more}
 
     def _log(self, name):
         """Return a new file for a server's output."""
@@ -57,22 +60,14 @@ class Servers:
             yield child
 
     @contextmanager
-    def door(self, app="web_standin_door:app", ready="/healthz", threads=16, **environ):
-        """Run gunicorn with threads; wait until a path answers."""
+    def door(self, kind="flask", ready="/healthz", options=(), **environ):
+        """Run an app on its server; wait until a path answers."""
         with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
-            bind = listener.fileno()
-            command = [
-                sys.executable,
-                "-m",
-                "gunicorn",
-                "--worker-class=gthread",
-                "--no-control-socket",
-            ]
-            options = [f"--threads={threads}", f"--bind=fd://{bind}", "--graceful-timeout=3", app]
+            number = listener.fileno()
+            line = [sys.executable, *command(kind, number), *options]
             environment = self.environ(environ)
-            with Child(
-                [*command, *options], self._log("door"), env=environment, pass_fds=[bind]
-            ) as child:
+            log = self._log(kind)
+            with Child(line, log, env=environment, pass_fds=[number]) as child:
                 door = Door(listener.getsockname()[1], child)
                 door.until(ready)
                 yield door
@@ -96,7 +91,27 @@ def own_servers(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def door(servers):
-    """A door with a warm worker behind it."""
-    with servers.worker(), servers.door(ready="/readyz") as door:
+def doors(servers):
+    """Opens a door of some kind, once, with a warm worker behind it."""
+    opened = {}
+    with servers.worker(), ExitStack() as running:
+
+        def open_door(kind):
+            if kind not in opened:
+                opened[kind] = running.enter_context(servers.door(kind, ready="/readyz"))
+            return opened[kind]
+
+        yield open_door
+
+
+@pytest.fixture(params=KINDS)
+def door(request, doors):
+    """Each of the doors in turn, with a warm worker behind it."""
+    return doors(request.param)
+
+
+@pytest.fixture
+def idle_door(servers):
+    """A door to a service that has no workers, with a queue of its own."""
+    with servers.door("fastapi", STANDIN_QUEUE="nobody") as door:
         yield door

@@ -29,18 +29,18 @@ def test_an_output_is_passed_on():
     assert Outcome(output="little") == outcome_of(EagerResult("the-id", "little", states.SUCCESS))
 
 
-@pytest.mark.parametrize("kind", [ValueError, TypeError])
-def test_a_bad_input_is_told_why(kind):
+def test_a_bad_input_is_told_why():
     """What the model says of a bad input reaches the client as it is."""
-    expected = Failure(kind.__name__, "no [MASK] in it", 422)
+    expected = Failure("ValueError", "no [MASK] in it", 422)
 
-    assert Outcome(failure=expected) == outcome_of(failed(kind("no [MASK] in it")))
+    assert Outcome(failure=expected) == outcome_of(failed(ValueError("no [MASK] in it")))
 
 
-def test_other_errors_are_not_told(caplog):
+@pytest.mark.parametrize("kind", [RuntimeError, TypeError])
+def test_other_errors_are_not_told(caplog, kind):
     """An error that was not written for clients goes to the log, under the task's id."""
     with caplog.at_level(logging.ERROR, logger="webapp"):
-        failure = outcome_of(failed(RuntimeError("/srv/private is broken"))).failure
+        failure = outcome_of(failed(kind("/srv/private is broken"))).failure
 
     assert ("ModelError", 500) == (failure.kind, failure.http)
     assert "the-id" in failure.message
@@ -55,6 +55,13 @@ def test_our_own_errors_bring_their_status():
     assert Outcome(failure=expected) == outcome_of(failed(Overloaded("come back at noon")))
 
 
+def test_an_error_that_says_nothing_of_itself_is_named():
+    """A class without a word, as all are with python -OO, is told by its name."""
+    silent = type("Silent", (BatchError,), {"http": 503})
+
+    assert Failure("Silent", "Silent", 503) == outcome_of(failed(silent("/srv/model"))).failure
+
+
 def test_our_own_grave_errors_keep_their_details():
     """Of an error on our side a client hears what kind it is, not where it was."""
     failure = outcome_of(failed(WrongResultCount("/srv/model.py gave 3 for 4"))).failure
@@ -65,9 +72,16 @@ def test_our_own_grave_errors_keep_their_details():
 
 def test_a_revoked_task_may_be_sent_again():
     """A task that an operator revoked is nobody's mistake."""
-    failure = outcome_of(failed(TaskRevokedError("expired"), states.REVOKED)).failure
+    failure = outcome_of(failed(TaskRevokedError("revoked"), states.REVOKED)).failure
 
     assert ("Revoked", 503) == (failure.kind, failure.http)
+
+
+def test_an_expired_task_was_not_revoked():
+    """A task that a worker found expired was late, though Celery stores it as revoked."""
+    failure = outcome_of(failed(TaskRevokedError("expired"), states.REVOKED)).failure
+
+    assert ("DeadlineExceeded", 504) == (failure.kind, failure.http)
 
 
 def test_a_long_message_is_cut():

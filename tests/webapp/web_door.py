@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -13,13 +15,34 @@ from celery_batch.cli.child import Child, wait_until
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
+#: Every app on the servers that it is for, synchronous and asynchronous.
+KINDS = ("flask", "flask-gevent", "django", "django-asgi", "fastapi")
+
+_GUNICORN = ("-m", "gunicorn", "--no-control-socket", "--graceful-timeout=3")
+_UVICORN = ("-m", "uvicorn", "--log-level=warning", "--timeout-graceful-shutdown=3")
+
+#: Their command lines, but for the socket.
+COMMANDS = {
+    "flask": [*_GUNICORN, "--threads=16", "webapp.flask_app:app"],
+    "flask-gevent": [*_GUNICORN, "-kgevent", "webapp.flask_app:app"],
+    "django": [*_GUNICORN, "--threads=16", "webapp.django_app.wsgi"],
+    "django-asgi": [*_UVICORN, "--lifespan=off", "webapp.django_app.asgi:application"],
+    "fastapi": [*_UVICORN, "webapp.asgi_app:app"],
+}
+
+
+def command(kind, number):
+    """Return the arguments that start an app on a listening socket."""
+    bind = f"--bind=fd://{number}" if "gunicorn" in COMMANDS[kind] else f"--fd={number}"
+    return [*COMMANDS[kind], bind]
+
 
 @dataclass
 class Reply:
     """What came back over HTTP."""
 
     status: int
-    headers: dict[str, str]
+    headers: http.client.HTTPMessage
     body: Any
 
     @property
@@ -42,17 +65,39 @@ class Door:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
             content = json.loads(response.read() or b"null")
-            return Reply(response.status, dict(response.getheaders()), content)
+            return Reply(response.status, response.headers, content)
         finally:
             connection.close()
 
-    def predict(self, *inputs):
-        """POST inputs to /predict as JSON."""
-        return self.ask("POST", "/predict", json.dumps({"inputs": inputs}), JSON)
+    def predict(self, *inputs, **headers):
+        """POST inputs to /predict as JSON; headers by their names, with _ for -."""
+        return self.post("/predict", {"inputs": inputs}, **headers)
 
-    def form(self, path, *inputs):
+    def post(self, path, document, **headers):
+        """POST a document as JSON; headers by their names, with _ for -."""
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.ask("POST", path, json.dumps(document), {**JSON, **more})
+
+    def form(self, path, *inputs, **headers):
         """POST inputs to a path as the repeated form field s."""
-        return self.ask("POST", path, urlencode([("s", text) for text in inputs]), FORM)
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        body = urlencode([("s", text) for text in inputs])
+        return self.ask("POST", path, body, {**FORM, **more})
+
+    @contextmanager
+    def events(self, path):
+        """Open a stream of events; what is yielded gives name and data of each in turn."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            assert (200, "text/event-stream; charset=utf-8") == (
+                response.status,
+                response.headers["Content-Type"],
+            )
+            yield _events(response)
+        finally:
+            connection.close()
 
     def why_not(self, path):
         """Return why a path does not answer 200 yet, "" when it does."""
@@ -65,3 +110,22 @@ class Door:
     def until(self, path):
         """Wait until a path answers 200."""
         wait_until(lambda: self.why_not(path), [self.child], what=path, timeout=60)
+
+
+def _events(response):
+    name = None
+    for line in response:
+        text = line.decode().rstrip("\n")
+        if text.startswith(":"):
+            yield "comment", text
+        elif text.startswith("event: "):
+            name = text.removeprefix("event: ")
+        elif text.startswith("data: "):
+            yield name, json.loads(text.removeprefix("data: "))
+
+
+def timed(call, *arguments, **more):
+    """Return the reply to a call, and how many seconds it took."""
+    started = time.monotonic()
+    reply = call(*arguments, **more)
+    return reply, time.monotonic() - started

@@ -1,0 +1,83 @@
+"""The pressed service: a Redis, a worker, and doors that are opened when asked for."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import contextmanager
+from pathlib import Path
+
+from web_door import Door
+from web_pressed import command
+from web_pressed_tasks import BATCH, SEEN
+
+from celery_batch.cli.child import Child, wait_until
+
+HERE = str(Path(__file__).parent)
+
+#: Seconds that each batch takes, and so the most answers a second.
+SECONDS = 0.2
+CAPACITY = BATCH / SECONDS
+
+
+class Pressed:
+    """The pressed service: a Redis, a worker, and doors that are opened when asked for."""
+
+    def __init__(self, servers, running, seconds=SECONDS, most=16):
+        self.servers = servers
+        self._seconds = seconds
+        self._environ = {"WEBAPP_MAX_QUEUE": str(most)}
+        self._running = running
+        self._doors = {}
+        self.redis = servers.client()
+        self.worker = self.start_worker()
+
+    def start_worker(self):
+        """Start a worker with one pool process."""
+        options = ("-c1", "--without-mingle", "--without-gossip")
+        environ = {"PRESSED_SECONDS": str(self._seconds), **python_path(self.servers)}
+        worker = self.servers.worker("web_pressed_tasks", options, **environ)
+        return self._running.enter_context(worker)
+
+    def door(self, kind):
+        """Return a door, ready."""
+        if kind not in self._doors:
+            self._doors[kind] = self._running.enter_context(
+                open_door(self.servers, kind, **self._environ)
+            )
+        return self._doors[kind]
+
+    def seen(self):
+        """Return what the model has seen so far."""
+        return self.redis.lrange(SEEN, 0, -1)
+
+    def until_seen(self, text):
+        """Wait until the model has seen an input."""
+        wait_until(
+            lambda: "" if text in self.seen() else f"it saw {len(self.seen())}",
+            [self.worker],
+            what=f"{text!r} to reach the model",
+            timeout=20,
+        )
+
+
+def python_path(servers):
+    """Return where Python finds the service's modules, and which contract is meant."""
+    folders = [HERE, servers.environ({})["PYTHONPATH"]]
+    return {"PYTHONPATH": os.pathsep.join(folders), "WEBAPP_CONTRACT": "web_pressed:contract"}
+
+
+@contextmanager
+def open_door(servers, kind, **environ):
+    """Run a door on its server; wait until it is ready."""
+    environ = {**python_path(servers), **environ}
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
+        # Inherited by connections; uvicorn does not do it itself for a socket that it is given.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        line = command(kind, listener.fileno())
+        environment = servers.environ(environ)
+        log = servers.logs / f"{kind}-pressed-{listener.getsockname()[1]}.log"
+        with Child(line, log, env=environment, pass_fds=[listener.fileno()]) as child:
+            door = Door(listener.getsockname()[1], child)
+            door.until("/readyz")
+            yield door
