@@ -12,7 +12,19 @@ from typing import Any
 from rich.console import Console
 
 from bench import document
-from bench.cases import calls, clients, drains, gaps, memory, pools, scale, seeds, streamers
+from bench.cases import (
+    calls,
+    clients,
+    drains,
+    gaps,
+    memory,
+    pools,
+    scale,
+    seeds,
+    serve,
+    streamers,
+    web,
+)
 from bench.sheet import Case, Effort, goals_sheet
 
 _ALL = (
@@ -25,6 +37,8 @@ _ALL = (
     pools.CASE,
     memory.CASE,
     seeds.CASE,
+    serve.CASE,
+    web.CASE,
 )
 _CASES: dict[str, Case] = {case.name: case for case in _ALL}
 

@@ -40,6 +40,12 @@ def bert(item: list[int]) -> list[int]:
     return MODELS["bert"](item)
 
 
+@app.task(name="bench.web", linger=0.01, **_BATCHED)
+def web(item: list[int]) -> list[int]:
+    """Run the "cost" model behind a web server, as patient as the peers are set to be."""
+    return MODELS["cost"](item)
+
+
 @app.task(name="bench.naive", base=BatchTask, max_batch_size=1)
 def naive(item: list[int]) -> list[int]:
     """Run the "cost" model one item at a time."""

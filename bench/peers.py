@@ -1,4 +1,4 @@
-"""The peers' own environment, made when it is first needed."""
+"""The peers' own environments, made when they are first needed."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from pathlib import Path
 __all__ = ["peers_python"]
 
 _HERE = Path(__file__).parent
-_WANTED = _HERE / "peers.txt"
-_VENV = _HERE.parent / ".venv-peers"
 
 
-def peers_python() -> str:
+def peers_python(name: str = "peers") -> str:
     """
-    Return the peers' Python, after making its environment if need be.
+    Return the Python of an environment of peers, after making it if need be.
+
+    Args:
+        name: Of the file that says what is in it.
 
     Raises:
         subprocess.CalledProcessError: It could not be made, for want of a network perhaps.
     """
-    python, stamp = _VENV / "bin" / "python", _VENV / "installed.txt"
-    if not stamp.exists() or stamp.read_text() != _WANTED.read_text():
-        print(f"Installing the peers into {_VENV.name} ...", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", str(_VENV)], check=True)
+    wanted, venv = _HERE / f"{name}.txt", _HERE.parent / f".venv-{name}"
+    python, stamp = venv / "bin" / "python", venv / "installed.txt"
+    if not stamp.exists() or stamp.read_text() != wanted.read_text():
+        print(f"Installing the peers into {venv.name} ...", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*pip, "-r", str(_WANTED)], check=True)
-        stamp.write_text(_WANTED.read_text())
+        subprocess.run([*pip, "-r", str(wanted)], check=True)
+        stamp.write_text(wanted.read_text())
     return str(python)

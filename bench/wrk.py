@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from celery_batch.errors import BatchError, ConfigurationError
@@ -16,6 +16,9 @@ _SCRIPT = Path(__file__).parents[1] / "examples" / "infill.lua"
 
 #: Seconds after which wrk counts a request as lost.
 _TIMEOUT = 20
+
+#: What wrk's units are in seconds.
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 
 
 class WrkFailed(BatchError):
@@ -30,10 +33,12 @@ class Report:
     Args:
         rate: Answers a second.
         errors: What went wrong, in wrk's words; "" for nothing.
+        latency: Seconds within which so many percent of the answers came.
     """
 
     rate: float
     errors: str
+    latency: dict[int, float] = field(default_factory=dict)
 
 
 def find_wrk() -> str:
@@ -49,14 +54,15 @@ def find_wrk() -> str:
     return program
 
 
-def run_wrk(url: str, *, clients: int, seconds: int) -> Report:
+def run_wrk(url: str, *, clients: int, seconds: int, script: Path = _SCRIPT) -> Report:
     """
-    Ask the examples' sentences, one a request, from many clients in a closed loop.
+    Send requests from many clients in a closed loop.
 
     Args:
         url: Where to post them.
         clients: How many ask at the same time.
         seconds: For how long.
+        script: What is asked, in Lua; the examples' sentences unless given.
 
     Raises:
         ConfigurationError: wrk is not installed.
@@ -64,7 +70,7 @@ def run_wrk(url: str, *, clients: int, seconds: int) -> Report:
     """
     options = ["-t", "2", "-c", str(clients), "-d", f"{seconds}s", "--timeout", f"{_TIMEOUT}s"]
     done = subprocess.run(
-        [find_wrk(), *options, "-s", str(_SCRIPT), url],
+        [find_wrk(), *options, "--latency", "-s", str(script), url],
         check=False,
         capture_output=True,
         text=True,
@@ -74,4 +80,6 @@ def run_wrk(url: str, *, clients: int, seconds: int) -> Report:
     if rate is None:
         raise WrkFailed(f"wrk on {url}: {done.stdout}{done.stderr}")
     errors = re.findall(r"^ *((?:Socket errors|Non-2xx).*)$", done.stdout, re.MULTILINE)
-    return Report(float(rate[1]), "; ".join(errors))
+    shares = re.findall(r"^ +(\d+)% +([\d.]+)(us|ms|s|m)$", done.stdout, re.MULTILINE)
+    latency = {int(percent): float(value) * _UNITS[unit] for percent, value, unit in shares}
+    return Report(float(rate[1]), "; ".join(errors), latency)
