@@ -1,4 +1,4 @@
-.PHONY: help demo up test faults fuzz check bench bench-seeds format clean
+.PHONY: help demo up test faults fuzz check bench bench-seeds bench-web pictures format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -37,6 +37,12 @@ bench: $(STAMP) ## Measure ours and the peers, and renew docs/benchmarks.md (CAS
 
 bench-seeds: $(STAMP) ## Measure service-streamer's published tables again, with wrk (QUICK=1 for a minute of it)
 	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) seeds
+
+pictures: $(STAMP) ## Take the pictures of the web page in docs/img anew
+	@$(BIN)/python -m deploy.local.pictures
+
+bench-web: $(STAMP) ## Measure our web servers beside service-streamer's, LitServe's and mosec's, with wrk
+	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) web
 
 format: $(STAMP) ## Put every file into shape
 	@$(BIN)/ruff check --fix .

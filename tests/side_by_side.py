@@ -16,8 +16,11 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-#: Each has a process to itself, one after the other.
-APART = ("tests/integration/features", "tests/integration/surroundings", "tests/faults")
+#: Each has a process to itself; those of a row come one after the other, beside the other rows.
+APART = (
+    ("tests/integration/features", "tests/integration/surroundings", "tests/faults"),
+    ("tests/webapp",),
+)
 
 #: What ``make check`` runs.
 ELSEWHERE = "tests/docs"
@@ -37,8 +40,8 @@ def run(*options: str) -> int:
 def codes() -> Iterator[int]:
     """Run everything, and return how each part went."""
     with ThreadPoolExecutor() as threads:
-        apart = [threads.submit(lambda: [run(folder) for folder in APART])]
-        ignored = [f"--ignore={folder}" for folder in (*APART, ELSEWHERE)]
+        apart = [threads.submit(lambda row=row: [run(folder) for folder in row]) for row in APART]
+        ignored = [f"--ignore={folder}" for row in (*APART, (ELSEWHERE,)) for folder in row]
         yield run("-n", "3", "--dist", "loadfile", *ignored)
         for each in apart:
             yield from each.result()

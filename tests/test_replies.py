@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.replies import LARGEST_PAYLOAD, LARGEST_VALUE, read_replies, write_replies
+from celery_batch.replies import (
+    FACTS_ID,
+    LARGEST_PAYLOAD,
+    LARGEST_VALUE,
+    BatchFacts,
+    facts_of_all,
+    read_facts,
+    read_replies,
+    write_replies,
+)
 
 PAIRS = st.lists(st.tuples(st.text(), st.binary()))
 
@@ -85,3 +94,61 @@ def test_payload_cut_short_gives_no_wrong_value(
         return
 
     assert pairs[: len(read)] == read
+
+
+ALIKE = facts_of_all(32, 0.0125, "w@h\u00fctte\n")
+
+
+@given(PAIRS.filter(bool))
+def test_batch_is_told_once_and_waits_one_by_one(pairs: list[tuple[str, bytes]]):
+    """Before the replies stands what is known of their batch; each finds its own wait there."""
+    waits = [n / 4 for n in range(len(pairs))]
+    (payload,) = write_replies(pairs, ALIKE, waits)
+    (facts_id, said), *replies = read_replies(payload)
+
+    assert (FACTS_ID, pairs) == (facts_id, replies)
+    assert [BatchFacts(32, wait, 0.0125, "w@h\u00fctte\n") for wait in waits] == [
+        read_facts(said, number) for number in range(len(pairs))
+    ]
+
+
+def test_every_payload_tells_of_its_own():
+    """Where replies are split over payloads, each says of which batch they are."""
+    pairs = [(str(n), bytes(LARGEST_VALUE)) for n in range(10)]
+    payloads = write_replies(pairs, ALIKE, list(range(10)))
+    waits = {}
+    for payload in payloads:
+        (_, said), *replies = read_replies(payload)
+        for number, (name, _) in enumerate(replies):
+            waits[name] = read_facts(said, number).wait
+
+    assert len(payloads) > 1
+    assert {str(n): n for n in range(10)} == waits
+
+
+def test_who_knows_nothing_of_batches_hears_the_replies():
+    """The facts are a pair like others, of an id that is no task's."""
+    (payload,) = write_replies([("a", b"1")], ALIKE, [0.5])
+
+    assert {"a": b"1"} == {name: value for name, value in read_replies(payload) if name == "a"}
+
+
+@pytest.mark.parametrize(
+    ("said", "number"),
+    [
+        *((b"", 0), (b"x", 0), (ALIKE, 0), (b"{}\n\0\0\0\0", 0), (b"\n\0\0\0\0", 0)),
+        *((ALIKE + b"\0\0\0\0", 1), (ALIKE + b"\0\0\0\0", -2), (ALIKE + b"\0\0\xc0\x7f", 0)),
+        (b'{"size": 1e999, "seconds": 1, "worker": ""}\n\0\0\0\0', 0),
+        (b"[" * 100_000 + b"\n\0\0\0\0", 0),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_facts_that_cannot_be_read_are_none(said: bytes, number: int):
+    """What nobody can read, or what is about no answer, is not known, and no error."""
+    assert read_facts(said, number) is None
+
+
+@given(st.binary(), st.integers(0, 1000))
+def test_no_facts_do_harm(said: bytes, number: int):
+    """Any bytes are read as facts, or as nothing known."""
+    assert isinstance(read_facts(said, number), BatchFacts | None)

@@ -215,7 +215,7 @@ def test_open_folder_is_refused(tmp_path):
     """A folder in which others have rights is refused with the way out."""
     folder = tmp_path / "open"
     folder.mkdir(mode=0o755)
-    with pytest.raises(ConfigurationError, match=f"{folder}: .* chmod 700"):
+    with pytest.raises(ConfigurationError, match=f"{folder}: .*: chmod 700 {folder}"):
         RedisServer(folder).start()
 
 

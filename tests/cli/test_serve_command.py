@@ -108,7 +108,7 @@ def test_a_folder_of_others_is_refused(tmp_path):
     folder.mkdir()
     folder.chmod(0o755)
 
-    with pytest.raises(ConfigurationError, match="chmod 700"):
+    with pytest.raises(ConfigurationError, match=f": chmod 700 {folder}"):
         clear(folder)
 
 

@@ -149,6 +149,8 @@ def test_garbage_for_remote_control_is_refused(shop: Shop):
     with client_of(shop) as client:
         for garbage in (b"{}", b"7", b"no JSON", b'{"properties": {}}', b'{"body": 1}'):
             client.publish("/0.celery.pidbox", garbage)
+    for odd in ([["a"]], {"a": 1}, 7, None, [None]):
+        shop.double.app.control.revoke(odd, batch_quietly=odd or True)
 
     assert_unharmed(shop, worker, pid)
     assert worker.status()

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 from celery import chord
 
-from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER, read_replies
+from celery_batch.replies import (
+    FACTS_ID,
+    REPLY_CHANNEL,
+    REPLY_HEADER,
+    STARTED_ID,
+    read_replies,
+)
 from tests.conftest import Shop
 
 CHANNEL = f"{REPLY_CHANNEL}of-this-test"
@@ -36,6 +42,8 @@ def told(subscription: Any, number: int) -> dict[str, dict[str, Any]]:
     while len(answers) < number and time.monotonic() < deadline:
         message = subscription.get_message(timeout=1)
         for task_id, value in read_replies(message["data"]) if message else ():
+            if task_id == FACTS_ID or task_id.startswith(STARTED_ID):
+                continue
             meta = json.loads(value)
             assert meta["status"] == answers.setdefault(task_id, meta)["status"]
     return answers

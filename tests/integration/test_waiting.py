@@ -65,6 +65,8 @@ def test_one_channel_is_enough(shop: Shop):
     """What is asked of batch tasks subscribes to nothing but the process' own channel."""
     shop.worker("-c", "1")
     shop.double.delay(0).get(timeout=SOON)
+    own = {listener_for(shop.app).channel}
+    others = channels(shop) - own  # of other apps that this process has had
     results = [shop.double.delay(n) for n in range(20)]
     results += shop.double.delay_many(range(20))
     members = group(shop.double.s(n) for n in range(20)).apply_async()
@@ -72,7 +74,7 @@ def test_one_channel_is_enough(shop: Shop):
     [result.get(timeout=SOON) for result in results]
     members.get(timeout=SOON)
 
-    assert {listener_for(shop.app).channel} == listening == channels(shop)
+    assert own == listening - others == channels(shop) - others
 
 
 def test_errors_are_celery_s(busy_shop: Shop):
@@ -112,7 +114,7 @@ def test_replies_come_before_a_sweep(shop: Shop):
     def spy(task_ids: list[str]) -> Any:
         nonlocal sweeps
         found = read(task_ids)
-        sweeps += len(found)
+        sweeps += sum(bool(value) for _, value in found)
         return found
 
     listener_for(shop.app)._store.read = spy

@@ -60,6 +60,14 @@ def hold_many(gate, item):
     return item
 
 
+@app.task(base=BatchTask, name="f.hold_for", **COMPANY)
+def hold_for(gate, item):
+    """As `hold_many`, but nobody is told that it has started unless the call asks."""
+    remember("hold_for", items=item)
+    pass_gate(gate[0])
+    return item
+
+
 @app.task(base=BatchTask, name="f.hold_early", acks_late=False, **COMPANY)
 def hold_early(gate, item):
     """As `hold_many`, acknowledged before it runs."""
@@ -171,6 +179,15 @@ def raises(what):
             case "requeue":
                 raise Reject("not this time", requeue=True)
     return [one.upper() for one in what]
+
+
+@app.task(base=BatchTask, name="f.raises_on", **COMPANY)
+def raises_on(what):
+    """Raise for the whole batch as long as one of its items is bad."""
+    remember("raises_on", items=what)
+    if "bad" in what:
+        raise ValueError("told to raise")
+    return what
 
 
 @app.task(base=BatchTask, bind=True, name="f.patient", max_retries=2, **COMPANY)

@@ -124,6 +124,7 @@ _HEADERS = (
     *("id", "task", "timelimit", "retries", "eta", "expires", "root_id", "group", "parent_id"),
     *("shadow", "stamps", "stamped_headers", "argsrepr", "ignore_result", "group_index"),
     *("replaced_task_nesting", "batch_losses", "batch_rows", "compression", "origin"),
+    *("batch_reply", "batch_track_started"),
 )
 
 _BODIES: tuple[Any, ...] = (

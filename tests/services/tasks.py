@@ -135,6 +135,13 @@ def again(self, x):
     raise self.retry(countdown=0)
 
 
+@app.task(base=BatchTask, bind=True, name="shop.about", max_batch_size=16)
+def about(self, x):
+    """Say what the request in whose name the batch runs knows of itself."""
+    request = self.request
+    return [[request.get("request_id"), request.headers, request.expires] for _ in x]
+
+
 @app.task(name="shop.plain")
 def plain(x):
     """Add one, as any Celery task would."""

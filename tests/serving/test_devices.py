@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -173,3 +174,50 @@ def test_choosing_a_device_wakes_nothing(in_python: Callable[..., str]):
     )
 
     assert "False" == loaded
+
+
+@pytest.mark.parametrize(
+    ("files", "names", "doubt"),
+    [
+        ((), ["cuda:0"], "no GPU can be seen on this machine: it has no /dev/nvidia0"),
+        ((), ["cpu", "mps"], ""),
+        (("nvidia0",), ["cuda:0", "cuda:2"], "there is no GPU 2: this machine shows 1"),
+        (("nvidia3",), ["cuda:0"], ""),
+        (("nvidia0",), ["cuda:GPU-8932f937"], ""),
+        (("dxg",), ["cuda:0", "cuda:1"], ""),
+    ],
+    ids=["none", "not wanted", "too few", "in a container", "by its id", "WSL"],
+)
+def test_gpus_that_can_hardly_be_there_are_doubted(machine, files, names, doubt):
+    """What the machine's files speak against is said; where drivers have none, nothing is."""
+    machine("null", *files)
+
+    assert devices.why_doubtful(names).startswith(doubt)
+    assert bool(doubt) == bool(devices.why_doubtful(names))
+
+
+def test_nothing_is_doubted_where_the_user_has_chosen(machine, monkeypatch):
+    """CUDA_VISIBLE_DEVICES may name what no file does."""
+    machine("null")
+    monkeypatch.setenv(VISIBLE, "MIG-1")
+
+    assert "" == devices.why_doubtful(["cuda:0"])
+
+
+@pytest.mark.parametrize(
+    ("cuda", "is_available", "is_refused"),
+    [("12.4", False, True), ("12.4", True, False), (None, False, False)],
+    ids=["no driver", "a GPU", "a torch for CPUs"],
+)
+def test_gpu_that_torch_cannot_use_is_refused(monkeypatch, cuda, is_available, is_refused):
+    """A torch that was made for GPUs knows; one that was not may stand beside who was."""
+    version = SimpleNamespace(cuda=cuda, hip=None)
+    torch = SimpleNamespace(
+        version=version, cuda=SimpleNamespace(is_available=lambda: is_available)
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    refusal = pytest.raises(ConfigurationError, match="GPUs: torch finds no GPU where CUDA_VISIBLE")
+    with refusal if is_refused else nullcontext():
+        devices.require_seen("cuda:0", "GPUs")
+
+    devices.require_seen("cpu", "GPUs")

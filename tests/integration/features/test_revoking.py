@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from celery.exceptions import TaskRevokedError
 
+from celery_batch.client.revokes import revoke_soon
 from tests.integration.features.test_stamping import Customer
 from tests.services.place import Place, eventually
 
@@ -135,3 +136,25 @@ def test_terminate_of_a_request_in_line_is_a_plain_revoke(place: Place):
     with pytest.raises(TaskRevokedError):
         unwanted.get(timeout=30)
     assert ["wanted"] == place.items("echo")
+
+
+def test_revoked_soon_in_line_and_still_queued(place: Place):
+    """What is called back in passing never reaches the model, unless the pool has it already."""
+    gate = place.close_gate()
+    first = [place.echo.delay(number) for number in range(16)]  # the batch that is next
+    wanted, *unwanted = [place.echo.delay(number) for number in range(16, 150)]
+    place.wait_for_buffered("f.echo", 1)
+    for result in unwanted:
+        revoke_soon(place.app, [result.id])
+    inspect = place.app.control.inspect([place.worker.name], timeout=5.0, limit=1)
+    eventually(
+        lambda: {each.id for each in unwanted} <= {*inspect.revoked()[place.worker.name]},
+        "word of the revokes",
+    )
+    place.open_gate(gate)
+
+    assert [*range(17)] == [each.get(timeout=30) for each in (*first, wanted)]
+    for result in unwanted:
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=30)
+    assert [*range(17)] == sorted(place.items("echo"))

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 from celery_batch.serve.app import LARGEST_BODY
+from celery_batch.serving import devices
 
 HANDLE = """
 import os
@@ -15,6 +16,7 @@ from celery_batch.serve.handle import BaseHandle, registry
 @registry.reg()
 class Plain(BaseHandle):
     def __init__(self, gpu):
+        print("no warning")
         self.place = [int(gpu), os.environ["CUDA_VISIBLE_DEVICES"]]
 
     def preprocess(self, data):
@@ -52,6 +54,8 @@ def test_a_handle_of_easy_serve_works_unchanged_and_nothing_outlives_a_kill(
     assert {(0, "0"), (0, "1")} >= {tuple(answer["place"]) for answer in answers}
     assert (422, {"error", "task_id"}) == (refused[0], set(refused[1]))
     assert "Warning: Plain takes one request at a time" in serving.said
+    assert "no warning" not in serving.said
+    assert devices.why_doubtful(["cuda:0", "cuda:1"]) in serving.said
     for process in family:
         process.wait(60)
 
