@@ -35,7 +35,7 @@ def served(servers):
 @pytest.fixture(scope="module")
 def deserted(servers):
     """A door behind which nobody works."""
-    environ = {"PAGE_SERVICE": "nobody", "WEBAPP_TIMEOUT": "0.5", "WEBAPP_CONTRACT": CONTRACT}
+    environ = {"PAGE_SERVICE": "nobody", "WEBAPP_TIMEOUT": "2", "WEBAPP_CONTRACT": CONTRACT}
     with servers.door("fastapi", **environ) as door:
         yield door
 
