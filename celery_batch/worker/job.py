@@ -64,6 +64,8 @@ class BatchJob:
         self.requests: list[Any] = batch.items
         #: How many rows they have.
         self.rows = batch.rows
+        #: Of its most urgent request; smaller goes first.
+        self.urgency = batch.urgency
         #: Whether its one request may be what takes processes down.
         self.is_suspect = batch.reason is Reason.ALONE
         #: Whether nobody runs or waits beside it; set by who knows, before it is submitted.
@@ -137,7 +139,7 @@ class BatchJob:
         soft, hard = _tightest_limits(self.task, self.requests)
         return pool.apply_async(
             run_lone_batch if self.is_lone else run_batch,
-            (self.task.name, Cargo(map(_delivery, self.requests)), soft),
+            (self.task.name, Cargo(map(_delivery, self.requests), self.urgency), soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
             error_callback=self._on_failure,

@@ -92,6 +92,11 @@ class Lanes:
             rooms = [room for room in rooms if room > 0]
         return max(min(rooms, default=_NO_LIMIT), 0)
 
+    def behind(self, tasks: Collection[str], urgency: int) -> int:
+        """Return how many wait in line whom newcomers for these tasks would overtake."""
+        lanes = list(self._lanes.items())
+        return sum(lane.behind(urgency) for name, lane in lanes if name in tasks)
+
     def has_room(self) -> bool:
         """Say whether there is room for anybody's message, whosever it is."""
         return self.room(self._lanes) > 0
@@ -155,7 +160,7 @@ class Lanes:
             lanes = sorted(self._lanes.values(), key=lambda lane: lane.oldest)
             contested = any(lane.is_full for lane in lanes)
             for lane in lanes:
-                decision = lane.take(contested=contested)
+                decision = lane.take(contested=contested, overtaking=self._overtakes(lane))
                 if isinstance(decision, Batch):
                     self._submit(lane, decision)
                     break
@@ -165,6 +170,16 @@ class Lanes:
                 if seconds is not None:
                     self._alarm.set(seconds)
                 return
+
+    def _overtakes(self, lane: Lane) -> bool:
+        """Say whether a lane's next batch would go before the one that is ready."""
+        ready = [job.urgency for job in self._jobs if not job.accepted]
+        return (
+            len(ready) == 1
+            and lane.urgency is not None
+            and lane.urgency < ready[0]
+            and self._ahead.can_overtake(lane.task)
+        )
 
     def report(self) -> dict[str, Any]:
         """Return each lane's report by the task's name, with its batches that have not ended."""
