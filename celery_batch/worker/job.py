@@ -64,6 +64,8 @@ class BatchJob:
         self.requests: list[Any] = batch.items
         #: How many rows they have.
         self.rows = batch.rows
+        #: Why it left, and how many rows it might have had; the latter is set by who knows.
+        self.reason, self.most = batch.reason, max(batch.rows, 1)
         #: Whether its one request may be what takes processes down.
         self.is_suspect = batch.reason is Reason.ALONE
         #: Whether nobody runs or waits beside it; set by who knows, before it is submitted.
@@ -77,6 +79,8 @@ class BatchJob:
         self.pid: int | None = None
         #: What the pool process said, once it has.
         self.answer: BatchEnd | None = None
+        #: What the pool said in its place.
+        self.error: Any = None
         self._listener = listener
         self._ended = self._told = False
         #: Guards the end, and who is there to see it: pools may tell of it on threads,
@@ -215,7 +219,7 @@ class BatchJob:
         self._end(after_answer(requests, answer, began=self.began or time.monotonic()))
 
     def _on_failure(self, einfo: Any, **_: Any) -> None:
-        requests = self._close()
+        requests, self.error = self._close(), einfo.exception
         was_alone = len(requests) == 1 and not self.neighbours
         self._end(after_failure(self.task, requests, einfo, began=self.began, was_alone=was_alone))
 

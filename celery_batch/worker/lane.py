@@ -167,7 +167,7 @@ class Lane:
         if answer is None:
             self.losses += 1
         else:
-            self.calls += answer.calls
+            self.calls += answer.work.calls
             self.safe_size = answer.safe_size
 
     def drop(self, tags: set[str]) -> None:

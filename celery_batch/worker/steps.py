@@ -25,6 +25,7 @@ from celery_batch.worker.loading import load_failed, load_models
 from celery_batch.worker.pool_words import listen_before_flush
 from celery_batch.worker.reconnect import reconnect_soon
 from celery_batch.worker.redis_results import tell_clients
+from celery_batch.worker.stats import stats_of
 from celery_batch.worker.warmup import WarmUp
 
 __all__ = ["BatchConsumer", "BatchWorker"]
@@ -193,6 +194,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         if self.acks is not None:
             self.acks.flush()
 
-    def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002 (Celery's signature)
+    def info(self, consumer: Any) -> dict[str, Any]:
         """Return the batch counters for ``celery inspect stats`` and Flower."""
-        return {"batches": self.lanes.report()}
+        stats = stats_of(consumer)
+        return {"batches": stats.pop("tasks"), "batch_device": stats}
