@@ -63,6 +63,9 @@ class Lanes:
             self._lanes[task.name] = Lane(task, self._slots)
         return self._lanes[task.name]
 
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(list(self._lanes.values()))
+
     def __contains__(self, name: str) -> bool:
         return name in self._lanes
 
@@ -230,6 +233,7 @@ class Lanes:
 
     def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
         job = BatchJob(lane.task, batch, self)
+        job.most = lane.policy.max_batch_size
         job.is_lone = not self._jobs and all(lane.is_empty for lane in self._lanes.values())
         self._jobs.add(job)
         self._ahead.submit(job)

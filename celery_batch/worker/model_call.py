@@ -52,6 +52,8 @@ class ModelCall:
         self._span = span
         #: Places of those whom the model was not asked for, as it was too late.
         self.left_out: Collection[int] = ()
+        #: Most rows in one call of the model; None for what the task says.
+        self.most: int | None = None
         #: How often the model was called.
         self.calls = 0
         #: When that was, and for which rows.
@@ -102,6 +104,8 @@ class ModelCall:
         """Note what the model's runner has learnt."""
         global _broken  # noqa: PLW0603 (one device a process)
         runner = self.task.runner()
+        if self.most is not None:
+            runner.limit(self.most)
         before = runner.calls
         try:
             yield
