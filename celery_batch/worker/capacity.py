@@ -17,6 +17,7 @@ __all__ = [
     "held_per_process",
     "hold",
     "lift_disabled_prefetch",
+    "queue_of",
     "read_what_is_useful",
     "served_tasks",
     "warn_about_caps",
@@ -29,7 +30,7 @@ def served_tasks(app: Any) -> list[Any]:
     """Return the batch tasks whose messages go to a queue that this worker consumes."""
     batch_tasks = [task for _, task in sorted(app.tasks.items()) if isinstance(task, BatchTask)]
     queues = app.amqp.queues.consume_from
-    return [task for task in batch_tasks if _queue_of(app, task) in queues]
+    return [task for task in batch_tasks if queue_of(app, task) in queues]
 
 
 def held_per_process(tasks: Iterable[Any], policy: Callable[[Any], BatchPolicy] = policy_of) -> int:
@@ -148,7 +149,14 @@ def read_what_is_useful(consumer: Any) -> None:
     qos.can_consume = can_consume
 
 
-def _queue_of(app: Any, task: Any) -> str:
+def queue_of(app: Any, task: Any) -> str:
+    """
+    Return the name of the queue that a task's messages go to.
+
+    Args:
+        app: The Celery app.
+        task: The task.
+    """
     options = {"queue": task.queue} if getattr(task, "queue", None) else {}
     route = app.amqp.router.route(options, task.name)
     queue = route.get("queue", app.conf.task_default_queue)

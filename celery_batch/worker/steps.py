@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.metadata import version
 from typing import Any
 
 from celery import bootsteps
@@ -185,4 +186,4 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002 (Celery's signature)
         """Return the batch counters for ``celery inspect stats`` and Flower."""
-        return {"batches": self.lanes.report()}
+        return {"batches": self.lanes.report(), "celery_batch": version("celery-batch")}
