@@ -61,7 +61,7 @@ def hold(consumer: Any, wanted: int) -> tuple[int, int]:
     before: int = consumer.prefetch_multiplier
     if not before:  # 0 is Celery's word for no limit
         return 0, 0
-    now = max(consumer.controller.batch_asked_prefetch, wanted)
+    now: int = max(consumer.controller.batch_asked_prefetch, wanted)
     processes: int = max(consumer.initial_prefetch_count // before, 1)
     consumer.prefetch_multiplier = consumer.controller.prefetch_multiplier = now
     consumer.initial_prefetch_count = processes * now
@@ -112,7 +112,7 @@ def lift_disabled_prefetch(consumer: Any, tasks: list[Any]) -> None:
     lanes = [consumer.batch_lanes.lane(task) for task in tasks]
 
     def per_process() -> int:
-        return sum(lane.policy.max_batch_size for lane in lanes) * 2
+        return 2 * sum(int(lane.policy.max_batch_size) for lane in lanes)
 
     def can_consume(qos: Any) -> bool:
         processes = consumer.controller.max_concurrency or consumer.pool.num_processes
