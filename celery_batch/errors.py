@@ -15,6 +15,7 @@ from typing import Any
 
 __all__ = [
     "BackfillError",
+    "BackfillStopped",
     "BatchError",
     "ChunkFailed",
     "ConfigurationError",
@@ -60,6 +61,10 @@ class MessageTooLarge(MessageRefused):
 
 class BackfillError(BatchError):
     """The backfill cannot begin, or cannot go on."""
+
+
+class BackfillStopped(BackfillError):
+    """The backfill was stopped; what was answered is kept."""
 
 
 class InvalidChunk(BatchError, ValueError):

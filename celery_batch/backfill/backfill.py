@@ -115,7 +115,7 @@ class Backfill:
         self._pace = pace
         self._flight = Flight(rows, window=pace.window, parcel=pace.parcel, in_order=pace.in_order)
         self._sender = Sender(task, options or {})
-        self._heard = time.monotonic()
+        self._heard = self._answered = time.monotonic()
         self._patience = pace.patience
 
     def __enter__(self) -> Self:
@@ -134,27 +134,33 @@ class Backfill:
         """Whether every row has come to its end."""
         return self._flight.is_over
 
-    @property
-    def flying(self) -> int:
-        """How many rows are on their way."""
-        return self._flight.flying
+    def facts(self) -> dict[str, Any]:
+        """Return what there is to tell of the moment; see `Progress`."""
+        return {
+            "flying": self._flight.flying,
+            "window": self._flight.window,
+            "workers": self._sender.workers(),
+            "silent": time.monotonic() - self._answered,
+        }
 
     def recall(self) -> None:
         """Give up what is on its way; what has not begun will not."""
         self._sender.recall()
 
-    def turn(self, timeout: float = _LOOK) -> list[Answered]:
+    def turn(self, timeout: float = _LOOK, *, sends: bool = True) -> list[Answered]:
         """
         Send what may leave, and return what has come.
 
         Args:
             timeout: Seconds to wait for something to come.
+            sends: Whether anything may leave.
         """
-        for parcel in self._sender.send(list(self._flight.departures())):
+        departures = list(self._flight.departures()) if sends else []
+        for parcel in self._sender.send(departures):
             self._flight.lost(parcel)
         due: list[Answered] = []
         for parcel, answers in self._sender.arrivals(timeout):
-            self._heard = time.monotonic()
+            self._heard = self._answered = time.monotonic()
             if answers is None:
                 self._flight.fell_apart(parcel)
             else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -21,6 +22,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds for which workers are listened to who say what they have.
 _ROLL_CALL = 2.0
+
+#: Seconds for which a worker that has answered counts as one that works for us.
+_LATELY = 30.0
 
 
 class Sender:
@@ -46,6 +50,12 @@ class Sender:
         self._ended: SimpleQueue[Any] = SimpleQueue()
         self._flying: dict[Any, tuple[Parcel, Any]] = {}
         self._is_cut_off = False
+        self._workers: dict[str, float] = {}
+
+    def workers(self) -> int:
+        """Return how many workers have answered lately, as far as they have said who they are."""
+        now = time.monotonic()
+        return sum(now - heard < _LATELY for heard in self._workers.values())
 
     def send(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """
@@ -91,6 +101,7 @@ class Sender:
                 if task_id in self._flying:
                     parcel, result = self._flying.pop(task_id)
                     found.append((parcel, _answers(parcel, result)))
+                    self._note(result)
                     _forget(result)
                 task_id = self._ended.get_nowait()
         except Empty:
@@ -153,6 +164,11 @@ class Sender:
         if not self._is_cut_off:
             log.warning("The broker cannot be reached, and is tried again: %s", error)
         self._is_cut_off = True
+
+    def _note(self, result: Any) -> None:
+        facts = getattr(result, "batch", None)  # None where the backend tells nobody
+        if facts is not None:
+            self._workers[facts.worker] = time.monotonic()
 
     def _expect(self, parcel: Parcel, result: Any) -> None:
         self._is_cut_off = False

@@ -12,10 +12,12 @@ from celery.bin.base import CeleryCommand
 from celery_batch.backfill.arguments import Arguments
 from celery_batch.backfill.backfill import Pace, lowest_priority
 from celery_batch.backfill.inputs import FORMATS, Input
-from celery_batch.backfill.job import Job, Progress
+from celery_batch.backfill.job import Job
 from celery_batch.backfill.limit import ErrorLimit
+from celery_batch.backfill.progress import Progress
+from celery_batch.backfill.remote import Remote
 from celery_batch.cli.progress import shown
-from celery_batch.errors import BackfillError, BatchError
+from celery_batch.errors import BackfillError, BackfillStopped, BatchError
 from celery_batch.task import BatchTask
 
 __all__ = ["backfill"]
@@ -49,9 +51,10 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         progress = _run(ctx.obj.app, task, source, output, options)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BackfillStopped) as error:
+        ended = "Stopped" if isinstance(error, BackfillStopped) else "Interrupted"
         same = "the same command without --restart" if options["restart"] else "the same command"
-        click.echo(f"Interrupted; {same} goes on from here.", err=True)
+        click.echo(f"{ended}; {same} goes on from here.", err=True)
         ctx.exit(_INTERRUPTED)
     except BatchError as error:
         raise click.ClickException(str(error)) from error
@@ -71,7 +74,12 @@ def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]
             raise BackfillError("--restart forgets what --retry-errors needs; give one of them")
         job.forget()
     run = job.retry if options["retry_errors"] else job.run
-    with shown(output) as tell:
+    with shown(output) as show, Remote(app, name, (source, output), job.reins) as remote:
+
+        def tell(progress: Progress) -> None:
+            remote.tell(progress)
+            show(progress)
+
         return run(pace, _calls(app, options), tell)
 
 

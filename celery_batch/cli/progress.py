@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from celery_batch.backfill.job import Progress
+from celery_batch.backfill.progress import Progress
 
 __all__ = ["line", "shown"]
 

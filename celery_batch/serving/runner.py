@@ -159,6 +159,10 @@ class Runner:
             answers[part.start : part.start + len(found)] = found
         return answers
 
+    def limit(self, most: int) -> None:
+        """Put at most this many items into one call from now on."""
+        self._most = most
+
     @property
     def _largest(self) -> int:
         return min(self._most, self.safe_size.largest or sys.maxsize)

@@ -72,6 +72,8 @@ class BatchJob:
         self.is_lone = False
         #: The jobs that are in its process with it, or were when that died.
         self.neighbours: set[BatchJob] = set()
+        #: Most rows in one call of the model; None for what the task says.
+        self.most: int | None = None
         self.submitted = False
         self._result: Any = lambda: None
         #: When a pool process took it, on the monotonic clock, and which.
@@ -141,7 +143,7 @@ class BatchJob:
         soft, hard = _tightest_limits(self.task, self.requests)
         return pool.apply_async(
             run_lone_batch if self.is_lone else run_batch,
-            (self.task.name, Cargo(map(_delivery, self.requests)), soft),
+            (self.task.name, Cargo(map(_delivery, self.requests), self.most), soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
             error_callback=self._on_failure,

@@ -66,6 +66,9 @@ class Lanes:
             self._lanes[task.name] = Lane(task, self._slots)
         return self._lanes[task.name]
 
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(list(self._lanes.values()))
+
     def __contains__(self, name: str) -> bool:
         return name in self._lanes
 

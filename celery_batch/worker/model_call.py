@@ -54,6 +54,8 @@ class ModelCall:
         self._span = span
         #: Places of those whom the model was not asked for, as it was too late.
         self.left_out: Collection[int] = ()
+        #: Most rows in one call of the model; None for what the task says.
+        self.most: int | None = None
         #: When the model was called, and for which rows.
         self.timings: list[Timing] = []
         #: What all calls were to the model.
@@ -104,6 +106,8 @@ class ModelCall:
         """Note what the model's runner has learnt."""
         global _broken  # noqa: PLW0603 (one device a process)
         runner = self.task.runner()
+        if self.most is not None:
+            runner.limit(self.most)
         before = runner.calls, runner.isolated, runner.out_of_memory
         try:
             yield

@@ -255,6 +255,7 @@ class _Run:
             expires = [delivery.request.get("expires") for delivery in called]
             expiries = Expiries(self._task.app, expires)
             self._call = ModelCall(self._task, asked, self._span, expiries)
+            self._call.most = getattr(self._deliveries, "most", None)
             outcomes, self._waited = self._perform(self._call)
             self._explain(self._call, asked, called)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)

@@ -31,7 +31,12 @@ def stats_of(consumer: Any) -> dict[str, Any]:
         "device_idle_seconds": round(idle, 3),
         "device_idle_share": round(min(idle / (seconds * processes), 1.0), 4) if seconds else None,
         "tasks": {
-            name: {**reports.get(name, {}), "oldest_age": round(ages.get(name, 0.0), 6), **summary}
+            name: {
+                **reports.get(name, {}),
+                **consumer.batch_steering.report(name),
+                "oldest_age": round(ages.get(name, 0.0), 6),
+                **summary,
+            }
             for name, summary in summaries.items()
         },
     }

@@ -46,6 +46,13 @@ def slow(number):
     return [2 * n for n in number]
 
 
+@app.task(base=BatchTask, max_batch_size=16, max_wait=0)
+def leisurely(number):
+    """Take long for many."""
+    time.sleep(0.1)
+    return [2 * n for n in number]
+
+
 @app.task(base=BatchTask, max_batch_size=16, max_queue=20)
 def narrow(number):
     """Have a queue that is soon full."""
