@@ -65,7 +65,7 @@ class BatchJob:
         #: How many rows they have.
         self.rows = batch.rows
         #: Why it left, and how many rows it might have had; the latter is set by who knows.
-        self.reason, self.most = batch.reason, max(batch.rows, 1)
+        self.reason, self.room = batch.reason, max(batch.rows, 1)
         #: Whether its one request may be what takes processes down.
         self.is_suspect = batch.reason is Reason.ALONE
         #: Whether nobody runs or waits beside it; set by who knows, before it is submitted.

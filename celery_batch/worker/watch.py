@@ -131,7 +131,7 @@ def _report(job: BatchJob, ending: Ending) -> BatchReport:
         task=job.task.name,
         requests=len(job.requests),
         rows=job.rows,
-        most=job.most,
+        most=job.room,
         reason=job.reason,
         end=_end(job),
         outcomes=_outcomes(job, ending),
