@@ -25,6 +25,9 @@ _WINDOW = 10.0
 #: Seconds without a further answer after which all workers count as heard.
 _LISTEN = 0.4
 
+#: The same for a script, which will not ask again.
+_LISTEN_ONCE = 2.0
+
 #: Columns where there is no terminal to say how many.
 _COLUMNS = 120
 
@@ -50,7 +53,7 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
     bus = Bus(app)
     try:
         show = _on_screen if sys.stdout.isatty() and not once else _in_lines
-        show(_Watch(app, bus), interval, once)
+        show(_Watch(app, bus, _LISTEN_ONCE if once else _LISTEN), interval, once)
     except KeyboardInterrupt:
         click.echo("", err=True)
     except ImportError as error:
@@ -62,7 +65,7 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
 class _Watch:
     """Looks at the fleet, and makes frames of what it sees."""
 
-    def __init__(self, app: Any, bus: Bus) -> None:
+    def __init__(self, app: Any, bus: Bus, listen: float) -> None:
         from celery_batch.cli.top_frame import frame  # noqa: PLC0415 (where rich may be missing)
 
         app.loader.import_default_modules()
@@ -70,7 +73,7 @@ class _Watch:
         tasks = [task for task in app.tasks.values() if isinstance(task, BatchTask)]
         self._queues = {task.name: queue_of(app, task) for task in tasks}
         self._picture = Picture(self._queues, _WINDOW)
-        self._bus = bus
+        self._bus, self._listen = bus, listen
         self._frame = frame
         with app.connection_for_write() as connection:
             self._broker = connection.as_uri()
@@ -79,7 +82,7 @@ class _Watch:
         """Ask everybody once more; a broker that is away is a fact like another."""
         began = time.monotonic()
         try:
-            answers = self._bus.ask("batch_stats", _LISTEN)
+            answers = self._bus.ask("batch_stats", self._listen)
             depths = self._bus.depths({*self._queues.values()})
             look = Look(time=began, answers=answers, depths=depths)
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
