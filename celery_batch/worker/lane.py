@@ -16,6 +16,7 @@ from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Wait
+from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
 from celery_batch.worker.batch_end import BatchEnd
@@ -36,7 +37,6 @@ class Lane:
 
     def __init__(self, task: Any, slots: Slots) -> None:
         self.task = task
-        self.policy = policy_of(task)
         self.reasons: Counter[str] = Counter()
         self.requests = 0
         self.rows = 0
@@ -47,11 +47,21 @@ class Lane:
         self.safe_size: int | None = None
         self.losses = 0
         self._slots = slots
-        self._batcher: Batcher[Any] = Batcher(self.policy)
+        self._batcher: Batcher[Any] = Batcher(policy_of(task))
         self._lock = slots.lock
 
     def __repr__(self) -> str:
         return f"<Lane {self.task.name}: {self._batcher!r}>"
+
+    @property
+    def policy(self) -> BatchPolicy:
+        """When its batches leave; an operator may change that at any time."""
+        return self._batcher.policy
+
+    @policy.setter
+    def policy(self, policy: BatchPolicy) -> None:
+        with self._lock:
+            self._batcher.policy = policy
 
     @property
     def is_empty(self) -> bool:
@@ -167,7 +177,7 @@ class Lane:
         if answer is None:
             self.losses += 1
         else:
-            self.calls += answer.calls
+            self.calls += answer.work.calls
             self.safe_size = answer.safe_size
 
     def drop(self, tags: set[str]) -> None:
