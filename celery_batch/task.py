@@ -184,6 +184,10 @@ class BatchTask(ChunkCalls, Asking):
             )
         return found
 
+    def whole_runner(self) -> Runner:
+        """Return one that takes each batch in one call, however large, and rescues nobody."""
+        return Runner(self._run_columns, self.name, Manners(isolate=False))
+
     def _manners(self) -> Manners:
         isolate = rescue_of(self).isolate
         if not self.acks_late:  # the message is gone: what is interrupted cannot run again
