@@ -110,6 +110,7 @@ class BatchTask(ChunkCalls, Asking):
         most_queued(app, cls)
         app.steps["worker"].add("celery_batch.worker.steps:BatchWorker")
         app.steps["consumer"].add("celery_batch.worker.steps:BatchConsumer")
+        app.steps["consumer"].add("celery_batch.worker.pulse_step:PulseStep")
 
     def _run_item(self, *args: Any, **kwargs: Any) -> Any:
         asked = self.asked(args, kwargs)
@@ -182,6 +183,10 @@ class BatchTask(ChunkCalls, Asking):
                 self._run_columns, self.name, self._manners(), most=policy_of(self).max_batch_size
             )
         return found
+
+    def whole_runner(self) -> Runner:
+        """Return one that takes each batch in one call, however large, and rescues nobody."""
+        return Runner(self._run_columns, self.name, Manners(isolate=False))
 
     def _manners(self) -> Manners:
         isolate = rescue_of(self).isolate

@@ -22,6 +22,7 @@ from celery_batch.worker.news import News
 from celery_batch.worker.returns import Returns
 from celery_batch.worker.slots import Slots
 from celery_batch.worker.telling import Telling
+from celery_batch.worker.watch import Watch
 
 __all__ = ["Lanes"]
 
@@ -51,6 +52,8 @@ class Lanes:
         self._telling = Telling(consumer.hub, self._returns, self._run_untold)
         self._arrivals = Arrivals(consumer, self._returns)
         self._alarm = alarm_for(consumer.hub, self._ring)
+        #: Told what each batch was.
+        self.watch = Watch()
         self._open = False
         self._is_gathering = False
 
@@ -62,6 +65,9 @@ class Lanes:
         if task.name not in self._lanes:
             self._lanes[task.name] = Lane(task, self._slots)
         return self._lanes[task.name]
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(list(self._lanes.values()))
 
     def __contains__(self, name: str) -> bool:
         return name in self._lanes
@@ -104,6 +110,7 @@ class Lanes:
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
         self._open = True
+        self.watch.begin(self._slots.processes)
 
     def close(self, *, restarting: bool) -> None:
         """
@@ -130,6 +137,19 @@ class Lanes:
             elif restarting:
                 job.disown()
                 self._returns.still_run(job)
+
+    def resume(self, lane: Lane) -> None:
+        """Let a paused lane's batches leave again."""
+        for request, alone in lane.resume():
+            self._arrivals.line_up(lane, request, alone=alone)
+        self.pump()
+
+    def hand_back(self, requests: list[Any]) -> None:
+        """Give requests in no line back to the broker, over a connection that lives."""
+        self._returns.never_ran(requests)
+        self._consumer.batch_ledger.give_back(requests)
+        for request in requests:
+            task_ready(request)
 
     def drop(self, tags: set[str]) -> None:
         """Drop who waits in line with one of these delivery tags: others run them."""
@@ -189,6 +209,23 @@ class Lanes:
             for name, lane in sorted(self._lanes.items())
         }
 
+    @property
+    def processes(self) -> int:
+        """How many batches can run at once."""
+        return self._slots.processes
+
+    def ages(self, now: float) -> dict[str, float]:
+        """Return by task how many seconds the request has waited here that waits longest."""
+        lanes = list(self._lanes.items())
+        return {name: max(now - lane.oldest, 0.0) for name, lane in lanes}
+
+    def busy(self) -> dict[int, float]:
+        """Return which processes have a batch now, and since when."""
+        jobs = list(self._jobs)
+        known = [(job.began, job.pid) for job in jobs if job.began is not None and job.pid]
+        # Of several on threads of one process, the first has had it busy for longest.
+        return {pid: began for began, pid in sorted(known, reverse=True)}
+
     def on_start(self, job: BatchJob) -> None:
         """A pool process has taken a batch."""
         self._consumer.batch_ledger.started(job.requests)
@@ -198,6 +235,7 @@ class Lanes:
         """A batch has ended: its slot is free, and its requests have something to hear."""
         self._leave(job)
         self._ahead.go_on()
+        self.watch.ended(job, ending)
         if job.accepted:
             self._learn(job, ending)
         if len(job) > 1:
@@ -245,6 +283,7 @@ class Lanes:
 
     def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
         job = BatchJob(lane.task, batch, self)
+        job.room = lane.policy.max_batch_size
         job.is_lone = not self._jobs and all(lane.is_empty for lane in self._lanes.values())
         self._jobs.add(job)
         self._ahead.submit(job)
@@ -252,6 +291,7 @@ class Lanes:
     def _give_up_late_ones(self) -> None:
         for lane in self._lanes.values():
             for request in lane.expire():
+                self.watch.gave_up(request)
                 self._telling.tell(give_up(request).news)
 
     def _run_untold(self, request: Any) -> None:

@@ -70,7 +70,10 @@ class Process:
         headers = {"id": name, "task": task.name, "delivery_info": {}}
         delivery = Delivery(name, headers, [[number], {}, {}], None, None)
         self.write(
-            (TASK, (number, 0, run, (task.name, Cargo([delivery], urgency), soft_limit), {}))
+            (
+                TASK,
+                (number, 0, run, (task.name, Cargo([delivery], urgency=urgency), soft_limit), {}),
+            )
         )
 
     def write(self, job: Any) -> None:
