@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,17 +20,12 @@ from celery_batch.worker.job import BatchJob
 from celery_batch.worker.lane import Lane
 from celery_batch.worker.news import News
 from celery_batch.worker.returns import Returns
+from celery_batch.worker.room import LEAST_URGENT, Room
 from celery_batch.worker.slots import Slots
 from celery_batch.worker.telling import Telling
 from celery_batch.worker.watch import Watch
 
 __all__ = ["Lanes"]
-
-#: Room for messages that no lane waits for: what the prefetch allows.
-_NO_LIMIT = 1 << 20
-
-#: An urgency that overtakes nobody.
-_LEAST_URGENT = 1 << 31
 
 
 class Lanes:
@@ -48,6 +43,8 @@ class Lanes:
         self._ahead = Ahead(consumer)
         self._lanes: dict[str, Lane] = {}
         self._jobs: set[BatchJob] = set()
+        #: For newcomers.
+        self.room = Room(self._lanes, self._jobs, self._slots)
         self._returns = Returns()
         self._telling = Telling(consumer.hub, self._returns, self._run_untold)
         self._arrivals = Arrivals(consumer, self._returns)
@@ -77,35 +74,9 @@ class Lanes:
         """Whether the event loop runs and batches may leave."""
         return self._open
 
-    def room(self, tasks: Collection[str] | None, urgency: int = _LEAST_URGENT) -> int:
-        """
-        Return how many more requests could soon be put to use: run, made ready or gathered.
-
-        Nobody knows whose message comes next, so the fullest lane counts: what it
-        cannot use is left in the broker for other workers.
-
-        Args:
-            tasks: Whose messages may come; None if anybody's may, who has room at all.
-            urgency: Of the messages; what they would overtake leaves them their room.
-        """
-        batches, jobs = self._slots.capacity + self._slots.processes, list(self._jobs)
-        rooms = [
-            lane.room(batches, [job for job in jobs if job.task is lane.task], urgency)
-            for name, lane in list(self._lanes.items())
-            if tasks is None or name in tasks
-        ]
-        if tasks is None:
-            rooms = [room for room in rooms if room > 0]
-        return max(min(rooms, default=_NO_LIMIT), 0)
-
-    def behind(self, tasks: Collection[str], urgency: int) -> int:
-        """Return how many wait in line whom newcomers for these tasks would overtake."""
-        lanes = list(self._lanes.items())
-        return sum(lane.behind(urgency) for name, lane in lanes if name in tasks)
-
     def has_room(self) -> bool:
         """Say whether there is room for anybody's message, whosever it is."""
-        return self.room(self._lanes) > 0
+        return self.room.left(self._lanes, LEAST_URGENT) > 0
 
     def open(self) -> None:
         """Let batches leave; called for each new connection."""

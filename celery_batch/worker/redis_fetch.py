@@ -156,9 +156,9 @@ class BulkFetch:
             credit: What is left of the prefetch.
         """
         tasks = self._seen.get(queue)
-        room = self._lanes.room(tasks, step)
+        room = self._lanes.room.left(tasks, step)
         if room > credit and tasks:
-            credit += self._lanes.behind(tasks, step)
+            credit += self._lanes.room.behind(tasks, step)
         return min(room, credit)
 
     def _may_ask(self) -> bool:
