@@ -104,6 +104,9 @@ def _flower(browser: Browser, url: str) -> None:
     keep("flower-tasks.png", page.screenshot())
     page.goto(url)
     page.click("#workers-table tbody a")
+    page.wait_for_selector("#workername")
+    page.wait_for_timeout(3_000)  # what it shows is what it heard before; now it asks anew
+    page.reload()
     page.click("#worker-tab-other")
     page.wait_for_selector("#tab-other.active.show")
     page.wait_for_function("getComputedStyle(document.querySelector('#tab-other')).opacity === '1'")
