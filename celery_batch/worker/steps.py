@@ -46,7 +46,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     not a worker that takes tasks and fails them.
     """
 
-    requires = ("celery.worker.components:Pool",)
+    requires = ("celery.worker.components:Pool", "celery_batch.worker.exporter:BatchMetrics")
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
