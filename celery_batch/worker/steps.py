@@ -25,6 +25,7 @@ from celery_batch.worker.loading import load_failed, load_models
 from celery_batch.worker.pool_words import listen_before_flush
 from celery_batch.worker.reconnect import reconnect_soon
 from celery_batch.worker.redis_results import tell_clients
+from celery_batch.worker.shown import in_words
 from celery_batch.worker.stats import stats_of
 from celery_batch.worker.steering import Steering
 from celery_batch.worker.warmup import WarmUp
@@ -46,7 +47,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     not a worker that takes tasks and fails them.
     """
 
-    requires = ("celery.worker.components:Pool",)
+    requires = ("celery.worker.components:Pool", "celery_batch.worker.exporter:BatchMetrics")
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
@@ -191,5 +192,6 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
     def info(self, consumer: Any) -> dict[str, Any]:
         """Return the batch counters for ``celery inspect stats`` and Flower."""
         stats = stats_of(consumer)
+        words = in_words(stats)
         shown = {"batches": stats.pop("tasks"), "batch_device": stats}
-        return {**shown, "celery_batch": version("celery-batch")}
+        return {**words, **shown, "celery_batch": version("celery-batch")}
