@@ -59,7 +59,7 @@ def test_urgent_leave_places_to_the_next():
 
 
 def test_who_fills_up_costs_the_urgent_no_second_call():
-    """A patient chunk that does not fit in beside an urgent request waits, however little is left."""
+    """A patient chunk that does not fit in beside an urgent request waits."""
     line = waiting(("a", 0, 1), ("XY", 9, 4))
 
     assert ["a", "X", "Y"] == [places(line, 4, 0.0) for _ in range(3)]
@@ -98,7 +98,9 @@ CROWDS = st.lists(
     st.integers(min_value=1, max_value=7),
     st.sampled_from([0.0, 0.1, 0.25, 0.5]),
 )
-def test_share_is_kept_over_any_window(moments: list[list[tuple[int, int]]], size: int, share: float):
+def test_share_is_kept_over_any_window(
+    moments: list[list[tuple[int, int]]], size: int, share: float
+):
     """
     Nobody is lost or comes twice or before who came earlier and is as urgent.
 
