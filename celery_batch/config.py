@@ -16,6 +16,7 @@ from typing import Any
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import ConfigurationError
+from celery_batch.serving.devices import named
 
 __all__ = [
     "OPTIONS",
@@ -64,7 +65,7 @@ class Settings:
 
     Args:
         devices: Where models may live, such as ``("cuda:0", "cuda:1")`` or
-            ``("cpu",)``; None to use every GPU that can be seen.
+            ``("cpu",)``, GPUs also by their ids; None to use every GPU that can be seen.
         load_timeout: Seconds a model may take to load and warm up.
         max_message_size: Most bytes of a message as it comes, and of its body when
             decompressed; None for any.
@@ -100,8 +101,8 @@ class Settings:
         timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
-        named = tuple(devices) if devices else None
-        return cls(named, timeout, _message_size(app), lease, _queue_name(app))
+        chosen = tuple(map(named, devices)) if devices else None
+        return cls(chosen, timeout, _message_size(app), lease, _queue_name(app))
 
 
 @dataclass(frozen=True, slots=True)
