@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -24,6 +25,7 @@ __all__ = [
     "Rescue",
     "Settings",
     "did_you_mean",
+    "like_milliseconds",
     "most_queued",
     "policy_of",
     "rescue_of",
@@ -40,6 +42,9 @@ OPTIONS = {
 #: Python 3.12 and 3.13 count some of those places, and the first 3.12 counted few.
 LARGEST_BATCH = 200 if (3, 12) <= sys.version_info < (3, 12, 10) else 1024
 
+#: Seconds. Nobody's requests wait so long for company; milliseconds look like that.
+_LIKE_MILLISECONDS = 5.0
+
 #: Every setting of ours with its default.
 SETTINGS: dict[str, Any] = {
     "batch_max_size": 32,
@@ -55,6 +60,7 @@ SETTINGS: dict[str, Any] = {
     "batch_dead_letter_queue": None,
     "batch_max_message_size": 16 << 20,
     "batch_lease": 15.0,
+    "batch_metrics": None,
 }
 
 
@@ -73,6 +79,8 @@ class Settings:
             that a worker holds (Redis).
         dead_letter_queue: Where messages are kept that nobody may run again; None to
             keep none.
+        metrics: Where Prometheus finds the worker, such as ``"127.0.0.1:9808"``; None
+            for nowhere.
     """
 
     devices: tuple[str, ...] | None = None
@@ -80,6 +88,7 @@ class Settings:
     max_message_size: int | None = 16 << 20
     lease: float = 15.0
     dead_letter_queue: str | None = None
+    metrics: str | int | None = None
 
     @classmethod
     def of(cls, app: Any) -> Settings:
@@ -102,7 +111,8 @@ class Settings:
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
         chosen = tuple(map(named, devices)) if devices else None
-        return cls(chosen, timeout, _message_size(app), lease, _queue_name(app))
+        metrics = _setting(app, "batch_metrics")
+        return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +174,13 @@ def most_queued(app: Any, task: Any = None) -> int | None:
     )
 
 
-def policy_of(task: Any) -> BatchPolicy:
+def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolicy:
     """
     Merge a task's options with the app's settings.
+
+    Args:
+        task: The batch task.
+        changes: Values by option that hold instead, as an operator has set them.
 
     Raises:
         ConfigurationError: A value is wrong; the message names the task and,
@@ -176,6 +190,14 @@ def policy_of(task: Any) -> BatchPolicy:
     for option, setting in OPTIONS.items():
         own = getattr(task, option)
         values[option] = _setting(task.app, setting) if own is None else own
+    for option, value in (changes or {}).items():
+        if option not in OPTIONS:
+            known = ", ".join(OPTIONS)
+            raise ConfigurationError(
+                f"{task.name}.{option}: no such option{did_you_mean(option, OPTIONS)};"
+                f" a running worker can change {known}"
+            )
+        values[option] = value
     try:
         policy = BatchPolicy(**values)
     except ConfigurationError as error:
@@ -186,6 +208,23 @@ def policy_of(task: Any) -> BatchPolicy:
             f" send lists as items if the model can take more at once"
         )
     return policy
+
+
+def like_milliseconds(name: str, policy: BatchPolicy) -> list[str]:
+    """
+    Return a warning for each wait that its writer may have meant in milliseconds.
+
+    Args:
+        name: The task's.
+        policy: Its policy.
+    """
+    waits = {"max_wait": policy.max_wait, "linger": policy.linger or 0.0}
+    return [
+        f"{name}: {option}={value:g} is in seconds;"
+        f" if you mean milliseconds, write {value / 1000:g}"
+        for option, value in waits.items()
+        if value >= _LIKE_MILLISECONDS and policy.max_batch_size > 1
+    ]
 
 
 def did_you_mean(name: str, known: Any) -> str:

@@ -20,6 +20,7 @@ __all__ = [
     "ChunkFailed",
     "ConfigurationError",
     "InvalidChunk",
+    "InvalidRow",
     "LoadFailed",
     "MessageRefused",
     "MessageTooLarge",
@@ -69,6 +70,12 @@ class BackfillStopped(BackfillError):
 
 class InvalidChunk(BatchError, ValueError):
     """The rows of a chunk are not what they have to be."""
+
+    http = 400
+
+
+class InvalidRow(BatchError, ValueError):
+    """The row of an input is not what the batch function takes."""
 
     http = 400
 

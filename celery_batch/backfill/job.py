@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from celery_batch.backfill.arguments import Arguments
+from celery_batch.backfill.arguments import Arguments, some_fit
 from celery_batch.backfill.backfill import Backfill, Pace
 from celery_batch.backfill.failures import Failures
 from celery_batch.backfill.inputs import Input
@@ -49,14 +49,15 @@ class Job:
         *,
         limit: ErrorLimit | None = None,
     ) -> None:
-        if source.holds(output):
-            raise BackfillError(f"{output}: is in the folder that is read; name one elsewhere")
+        self._failures = Failures(output)
+        for path in (output, self._failures.path, *Ledger.paths(output)):
+            if source.holds(path):
+                raise BackfillError(f"{path}: is read, and would be written; name another output")
         self._task = task
         self._source = source
         self._output = output
         self._arguments = arguments
         self._limit = limit or ErrorLimit()
-        self._failures = Failures(output)
         #: By these others may steer it.
         self.reins = Reins()
 
@@ -144,7 +145,7 @@ class Job:
     def _failed(self, ledger: Ledger, keys: dict[int, str]) -> Iterator[Row]:
         for row in self._unanswered(ledger):
             if row.position in keys:
-                if row.key != keys[row.position]:
+                if keys[row.position] not in (row.key, str(row.position + 1)):
                     raise BackfillError(
                         f"row {row.position + 1} is {row.key!r} now, and the one that failed was"
                         f" {keys[row.position]!r}: this is another input"
@@ -152,7 +153,7 @@ class Job:
                 yield row
 
     def _unanswered(self, ledger: Ledger) -> Iterator[Row]:
-        for row in self._arguments.rows(self._source.records()):
+        for row in some_fit(self._arguments.rows(self._source.records())):
             if row.position not in ledger.done:
                 yield row
 

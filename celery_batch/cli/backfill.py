@@ -10,7 +10,8 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.backfill.arguments import Arguments
-from celery_batch.backfill.backfill import Pace, lowest_priority
+from celery_batch.backfill.backfill import PATIENCE, Pace, lowest_priority
+from celery_batch.backfill.flight import WINDOW_BYTES
 from celery_batch.backfill.inputs import FORMATS, Input
 from celery_batch.backfill.job import Job
 from celery_batch.backfill.limit import ErrorLimit
@@ -36,6 +37,20 @@ _INTERRUPTED = 130
 @click.option("--queue", help="Where the task's messages go.")
 @click.option("--priority", type=click.IntRange(0, 9), help="The lowest unless given.")
 @click.option("--window", type=click.IntRange(min=1), help="Most rows on their way.")
+@click.option(
+    "--window-bytes",
+    type=click.IntRange(min=1),
+    default=WINDOW_BYTES,
+    show_default=True,
+    help="Bytes on their way from which on nothing more leaves.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0, min_open=True),
+    default=PATIENCE,
+    show_default=True,
+    help="Seconds without any answer after which what nobody has is sent again.",
+)
 @click.option("--as-completed", is_flag=True, help="Answers as they are known, in no order.")
 @click.option("--max-errors", help="Stop when more rows than this, or this share (5%), failed.")
 @click.option("--retry-errors", is_flag=True, help="Run an output's failed rows again.")
@@ -68,7 +83,13 @@ def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]
     limit = ErrorLimit.parse(options["max_errors"]) if options["max_errors"] else None
     arguments = Arguments(task.batch_signature, key=options["key"], field=field)
     job = Job(task, found, output, arguments, limit=limit)
-    pace = Pace.of(task, window=options["window"], in_order=not options["as_completed"])
+    pace = Pace.of(
+        task,
+        window=options["window"],
+        in_order=not options["as_completed"],
+        window_bytes=options["window_bytes"],
+        patience=options["patience"],
+    )
     if options["restart"]:
         if options["retry_errors"]:
             raise BackfillError("--restart forgets what --retry-errors needs; give one of them")

@@ -171,6 +171,8 @@ class Lane:
         waiting: Requests that wait in the worker.
         safe_size: Rows that fit into memory, where a batch has not.
         losses: Times a process has died.
+        steered: Whether an operator has changed its policy.
+        halted: Whether an operator has paused or drained it.
     """
 
     max_batch_size: int
@@ -180,6 +182,8 @@ class Lane:
     waiting: int = 0
     safe_size: int | None = None
     losses: int = 0
+    steered: bool = False
+    halted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from celery_batch.doctor.facts import Facts, Task, Worker
 from celery_batch.doctor.finding import Finding, ok, problem, warning
 
-__all__ = ["alike", "filling", "health", "pools", "serving"]
+__all__ = ["alike", "filling", "halted", "health", "pools", "serving"]
 
 #: Batches after which an average says something.
 _ENOUGH = 20
@@ -71,13 +71,16 @@ def _alike(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:
     ours = (task.max_batch_size, task.max_wait)
     for worker in workers:
         lane = worker.lanes.get(task.name)
-        theirs = None if lane is None else (lane.max_batch_size, lane.max_wait)
-        if theirs is not None and theirs != ours:
-            yield warning(
-                f"{worker.name} runs {task.name} with max_batch_size={theirs[0]} and"
-                f" max_wait={theirs[1]:g}; the app says {ours[0]} and {ours[1]:g}.",
-                "Restart it, unless it was told so on purpose.",
-            )
+        if lane is None or (lane.max_batch_size, lane.max_wait) == ours:
+            continue
+        says = (
+            f"{worker.name} runs {task.name} with max_batch_size={lane.max_batch_size} and"
+            f" max_wait={lane.max_wait:g}; the app says {ours[0]} and {ours[1]:g}"
+        )
+        if lane.steered:
+            yield ok(f"{says}: it was told so by batch_config, until it is restarted.")
+        else:
+            yield warning(f"{says}.", "Restart it, so that it reads its settings anew.")
 
 
 def filling(facts: Facts) -> Iterator[Finding]:
@@ -96,6 +99,17 @@ def filling(facts: Facts) -> Iterator[Finding]:
                     f" {waiting:,} messages wait.",
                     "If celery batch top shows small batches now, look at the warnings above:"
                     " prefetch, limits and memory keep them small.",
+                )
+
+
+def halted(facts: Facts) -> Iterator[Finding]:
+    """Whether an operator has told workers not to run a task."""
+    for worker in facts.workers or ():
+        for name, lane in worker.lanes.items():
+            if lane.halted:
+                yield warning(
+                    f"{worker.name} was told not to run {name} for now.",
+                    f"celery -A APP control batch_resume {name}",
                 )
 
 

@@ -25,6 +25,7 @@ from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.redis_bells import Bells
 from celery_batch.worker.redis_lease import Lease
 from celery_batch.worker.redis_pop import POP
+from celery_batch.worker.redis_restore import Terms
 from celery_batch.worker.redis_scripts import KEEP
 
 __all__ = ["BulkFetch"]
@@ -83,6 +84,8 @@ class BulkFetch:
         channel._brpop_start = self._ask  # noqa: SLF001
         channel._brpop_read = channel.handlers["BRPOP"] = self._read  # noqa: SLF001
         channel.qos.append = self._append
+        self._is_within_prefetch = channel.qos.can_consume
+        channel.qos.can_consume = self._may_ask
 
     def close(self) -> None:
         """Wait for nothing more; an answer that is on its way can still be read."""
@@ -128,15 +131,39 @@ class BulkFetch:
         channel = self._channel
         queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
         places = [(queue, step) for step in channel.priority_steps for queue in queues]
-        # By what each queue has brought; the smaller a step, the more urgent.
-        rooms = [self._lanes.room(self._seen.get(queue), step) for queue, step in places]
+        credit = self._credit()
+        rooms = [self._room(queue, step, credit) for queue, step in places]
         places = [place for place, room in zip(places, rooms, strict=True) if room > 0]
         self._places = [queue for queue, _ in places]
         prefix, key = channel.global_keyprefix, channel._q_for_pri  # noqa: SLF001
-        credit = self._qos.can_consume_max_estimate()
-        credit = _SLICE if credit is None else max(credit, 1)
-        most = min([_SLICE, credit, *(room for room in rooms if room > 0)])
+        most = min([_SLICE, *(room for room in rooms if room > 0)])
         return [prefix + key(queue, step) for queue, step in places], most
+
+    def _credit(self) -> int:
+        """Return how many more messages the prefetch lets us hold."""
+        if not self._is_within_prefetch():
+            return 0
+        credit = self._qos.can_consume_max_estimate()
+        return _SLICE if credit is None else max(credit, 1)
+
+    def _room(self, queue: str, step: int, credit: int) -> int:
+        """
+        Return how many messages of a list are of use now, by what its queue has brought.
+
+        Args:
+            queue: Which.
+            step: The smaller, the more urgent; whom they overtake does not keep them out.
+            credit: What is left of the prefetch.
+        """
+        tasks = self._seen.get(queue)
+        room = self._lanes.room.left(tasks, step)
+        if room > credit and tasks:
+            credit += self._lanes.room.behind(tasks, step)
+        return min(room, credit)
+
+    def _may_ask(self) -> bool:
+        """Say for kombu whether we may read; in bulk we say so of each list by itself."""
+        return bool(not self._is_single or self._is_within_prefetch())
 
     def _read(self, **options: Any) -> bool:
         """
@@ -195,6 +222,7 @@ class BulkFetch:
             logger.warning("Redis refuses to hand out messages (%s): asked again soon", error)
 
     def _deliver(self, found: list[tuple[str, str, bytes]]) -> None:
+        found = self._without_late_ones(found)
         self._written_down.update(tag for _, tag, _ in found if tag)
         while found:
             queue, tag, message = found.pop(0)
@@ -214,6 +242,18 @@ class BulkFetch:
                     else:
                         self._channel.client.rpush(queue, message)
                 raise
+
+    def _without_late_ones(
+        self, found: list[tuple[str, str, bytes]]
+    ) -> list[tuple[str, str, bytes]]:
+        """Give back at once what comes from a queue that is no longer consumed."""
+        active = self._channel.active_queues
+        late = [tag for queue, tag, _ in found if tag and queue not in active]
+        if not late:
+            return found
+        flags = dict.fromkeys(reversed(late), "0")  # whose message is put there last goes first
+        self._lease.restorer.give_back(flags, Terms(self._lease.keys.owner))
+        return [each for each in found if each[1] not in flags]
 
     def _note(self, queue: str, headers: Any) -> None:
         task = (headers or {}).get("task")

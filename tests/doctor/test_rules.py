@@ -202,6 +202,7 @@ WRONG = [
         "warning",
         "1.2 rows of 8",
     ),
+    (of_workers.halted, worker(lane={"halted": True}), "warning", "batch_resume t"),
     (of_workers.health, worker(lane={"safe_size": 4}), "warning", "ran out of memory"),
     (of_workers.health, worker(lane={"losses": 3}), "warning", "died 3 times"),
 ]
@@ -253,6 +254,11 @@ FINE = [
         "stores results",
     ),
     (of_results.serializers, conf(accept_content=("application/json",)), "application/json"),
+    (
+        of_workers.alike,
+        worker(lane={"max_wait": 0.5, "steered": True}),
+        "max_wait=0.5; the app says 8 and 0.01: it was told so",
+    ),
 ]
 
 
