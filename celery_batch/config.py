@@ -17,7 +17,6 @@ from typing import Any
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import ConfigurationError
-from celery_batch.serving.devices import named
 
 __all__ = [
     "OPTIONS",
@@ -110,7 +109,7 @@ class Settings:
         timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
-        chosen = tuple(map(named, devices)) if devices else None
+        chosen = tuple(map(_device, devices)) if devices else None
         metrics = _setting(app, "batch_metrics")
         return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
 
@@ -248,6 +247,12 @@ def _message_size(app: Any) -> int | None:
     raise ConfigurationError(
         f"batch_max_message_size: must be a whole number of bytes above 0, or None, got {size!r}"
     )
+
+
+def _device(name: Any) -> Any:
+    """Return a device's name; ids of GPUs and of MIG slices may stand alone."""
+    is_id = isinstance(name, str) and name.startswith(("GPU-", "MIG-"))
+    return f"cuda:{name}" if is_id else name
 
 
 def _queue_name(app: Any) -> str | None:

@@ -17,15 +17,13 @@ from pathlib import Path
 
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["discover", "named", "pin", "require_seen", "visible_entry", "why_doubtful"]
+__all__ = ["discover", "pin", "require_seen", "visible_entry", "why_doubtful"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: Of GPUs without a file of the usual name: WSL's, Tegra's, AMD's.
 _OTHER_GPUS = ("dxg", "nvhost-gpu", "nvgpu", "kfd")
 
-#: As `nvidia-smi -L` lists GPUs, and the slices that MIG makes of them.
-_ID = re.compile(r"(GPU|MIG)-[\w/-]+")
-_NAME = re.compile(rf"cpu|mps|cuda:(\d+|{_ID.pattern})")
+_NAME = re.compile(r"cpu|mps|cuda:(\d+|(GPU|MIG)-[\w/-]+)")
 
 
 def discover() -> list[str]:
@@ -41,16 +39,6 @@ def discover() -> list[str]:
     else:
         count = len(_entries(visible))
     return [f"cuda:{number}" for number in range(count)] or ["cpu"]
-
-
-def named(given: str) -> str:
-    """
-    Return a device's name as `pin` wants it.
-
-    Args:
-        given: Such a name, or a GPU's own id, or that of a MIG slice of one.
-    """
-    return f"cuda:{given}" if _ID.fullmatch(given) else given
 
 
 def pin(index: int, devices: Sequence[str] | None = None) -> str:
