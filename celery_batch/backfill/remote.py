@@ -118,6 +118,7 @@ class Remote:
             self._has_ended.wait(_AGAIN)
 
     def _answer(self, connection: Any) -> None:
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
         with connection.channel() as channel:
             box = mailbox(connection)
             node = box.Node(self.id, channel=channel, handlers=self._handlers())
