@@ -171,6 +171,7 @@ class Lane:
         waiting: Requests that wait in the worker.
         safe_size: Rows that fit into memory, where a batch has not.
         losses: Times a process has died.
+        steered: Whether an operator has changed its policy.
     """
 
     max_batch_size: int
@@ -180,6 +181,7 @@ class Lane:
     waiting: int = 0
     safe_size: int | None = None
     losses: int = 0
+    steered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,4 +59,5 @@ def _lane(lane: Mapping[str, Any]) -> Lane:
         waiting=lane.get("waiting", 0),
         safe_size=lane.get("safe_size"),
         losses=lane.get("worker_losses", 0),
+        steered=bool(lane.get("task_says")),
     )

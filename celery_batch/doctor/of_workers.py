@@ -71,13 +71,16 @@ def _alike(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:
     ours = (task.max_batch_size, task.max_wait)
     for worker in workers:
         lane = worker.lanes.get(task.name)
-        theirs = None if lane is None else (lane.max_batch_size, lane.max_wait)
-        if theirs is not None and theirs != ours:
-            yield warning(
-                f"{worker.name} runs {task.name} with max_batch_size={theirs[0]} and"
-                f" max_wait={theirs[1]:g}; the app says {ours[0]} and {ours[1]:g}.",
-                "Restart it, unless it was told so on purpose.",
-            )
+        if lane is None or (lane.max_batch_size, lane.max_wait) == ours:
+            continue
+        says = (
+            f"{worker.name} runs {task.name} with max_batch_size={lane.max_batch_size} and"
+            f" max_wait={lane.max_wait:g}; the app says {ours[0]} and {ours[1]:g}"
+        )
+        if lane.steered:
+            yield ok(f"{says}: it was told so by batch_config, until it is restarted.")
+        else:
+            yield warning(f"{says}.", "Restart it, so that it reads its settings anew.")
 
 
 def filling(facts: Facts) -> Iterator[Finding]:

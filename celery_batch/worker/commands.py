@@ -28,6 +28,9 @@ def register() -> None:
         variadic="words",
         signature="TASK [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]",
     )(_answered(batch_config))
+    control_command(variadic="words", signature="TASK [TASK ...]")(_answered(batch_pause))
+    control_command(variadic="words", signature="[TASK ...]")(_answered(batch_resume))
+    control_command()(_answered(batch_drain))
 
 
 def _answered(order: _Order) -> _Order:
@@ -59,6 +62,27 @@ def batch_config(
     if not name:
         raise ConfigurationError(f"no task is named; {_USAGE}")
     reply: dict[str, Any] = steering.configure(name, {**named, **values})
+    return reply
+
+
+def batch_pause(steering: Any, words: Sequence[str] = (), task: str = "") -> dict[str, Any]:
+    """Take no more of these tasks; what waits of them goes back to the broker."""
+    names = [*([task] if task else []), *words]
+    if not names:
+        raise ConfigurationError("no task is named; batch_drain has the worker take nothing more")
+    reply: dict[str, Any] = steering.pause(names)
+    return reply
+
+
+def batch_resume(steering: Any, words: Sequence[str] = (), task: str = "") -> dict[str, Any]:
+    """Take these tasks again; without a name everything, also after batch_drain."""
+    reply: dict[str, Any] = steering.resume([*([task] if task else []), *words])
+    return reply
+
+
+def batch_drain(steering: Any) -> dict[str, Any]:
+    """Give back what waits, take nothing more from any queue, and stay up."""
+    reply: dict[str, Any] = steering.drain()
     return reply
 
 

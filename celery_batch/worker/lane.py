@@ -21,6 +21,7 @@ from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
 from celery_batch.worker.batch_end import BatchEnd
 from celery_batch.worker.job import BatchJob
+from celery_batch.worker.kept import Kept
 from celery_batch.worker.slots import Slots
 
 __all__ = ["Lane"]
@@ -46,6 +47,8 @@ class Lane:
         self.sizes: dict[int, list[int]] = {}
         self.safe_size: int | None = None
         self.losses = 0
+        #: Where newcomers go while the task is paused.
+        self.kept: Kept | None = None
         self._slots = slots
         self._batcher: Batcher[Any] = Batcher(policy_of(task))
         self._lock = slots.lock
@@ -128,6 +131,8 @@ class Lane:
         """
         with self._lock:
             requests, rows = self._batcher.before(urgency)
+        if self.kept is not None:
+            requests, rows = requests + len(self.kept), rows + self.kept.rows
         requests += sum(map(len, jobs))
         rows += sum(job.rows for job in jobs)
         each = rows / requests if requests else self.rows / max(self.requests, 1)
@@ -168,9 +173,26 @@ class Lane:
         """Drop and return everybody in line: their messages go back to the broker."""
         with self._lock:
             left = [request.item for request in self._batcher.clear()]
+            left += [request for request, _ in self.kept.take()] if self.kept else []
         for task_request in left:
             task_ready(task_request)
         return left
+
+    def pause(self) -> None:
+        """Let no batch leave but of those who run again, since their batch broke."""
+        with self._lock:
+            self.kept = self.kept or Kept()
+            for request in self._batcher.clear():
+                if request.alone:
+                    self._batcher.add(request)
+                else:
+                    self.kept.add(request.item)
+
+    def resume(self) -> list[tuple[Any, bool]]:
+        """Let batches leave; return whom the pause has kept, each with whether it runs alone."""
+        with self._lock:
+            kept, self.kept = self.kept, None
+            return kept.take() if kept else []
 
     def learn(self, answer: BatchEnd | None) -> None:
         """Take note of what a batch has cost, and of what was learnt from it."""
@@ -187,9 +209,12 @@ class Lane:
             for request in waiting:
                 if request.item.message.delivery_tag not in tags:
                     self._batcher.add(request)
-        for request in waiting:
-            if request.item.message.delivery_tag in tags:
-                task_ready(request.item)
+            gone = [each.item for each in waiting if each.item.message.delivery_tag in tags]
+            if self.kept:
+                kept = self.kept.take(lambda each: each.message.delivery_tag in tags)
+                gone += [request for request, _ in kept]
+        for task_request in gone:
+            task_ready(task_request)
 
     def report(self) -> dict[str, Any]:
         """Return what an operator wants to know, as plain data."""
@@ -197,7 +222,7 @@ class Lane:
             "max_batch_size": self.policy.max_batch_size,
             "max_wait": self.policy.max_wait,
             "linger": self.policy.patience,
-            "waiting": len(self._batcher),
+            "waiting": len(self._batcher) + len(self.kept or ()),
             "batches": sum(self.reasons.values()),
             "requests": self.requests,
             "rows": self.rows,

@@ -133,6 +133,19 @@ class Lanes:
                 job.disown()
                 self._returns.still_run(job)
 
+    def resume(self, lane: Lane) -> None:
+        """Let a paused lane's batches leave again."""
+        for request, alone in lane.resume():
+            self._arrivals.line_up(lane, request, alone=alone)
+        self.pump()
+
+    def hand_back(self, requests: list[Any]) -> None:
+        """Give requests in no line back to the broker, over a connection that lives."""
+        self._returns.never_ran(requests)
+        self._consumer.batch_ledger.give_back(requests)
+        for request in requests:
+            task_ready(request)
+
     def drop(self, tags: set[str]) -> None:
         """Drop who waits in line with one of these delivery tags: others run them."""
         for lane in self._lanes.values():

@@ -25,6 +25,7 @@ from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.redis_bells import Bells
 from celery_batch.worker.redis_lease import Lease
 from celery_batch.worker.redis_pop import POP
+from celery_batch.worker.redis_restore import Terms
 from celery_batch.worker.redis_scripts import KEEP
 
 __all__ = ["BulkFetch"]
@@ -195,6 +196,7 @@ class BulkFetch:
             logger.warning("Redis refuses to hand out messages (%s): asked again soon", error)
 
     def _deliver(self, found: list[tuple[str, str, bytes]]) -> None:
+        found = self._without_late_ones(found)
         self._written_down.update(tag for _, tag, _ in found if tag)
         while found:
             queue, tag, message = found.pop(0)
@@ -214,6 +216,18 @@ class BulkFetch:
                     else:
                         self._channel.client.rpush(queue, message)
                 raise
+
+    def _without_late_ones(
+        self, found: list[tuple[str, str, bytes]]
+    ) -> list[tuple[str, str, bytes]]:
+        """Give back at once what comes from a queue that is no longer consumed."""
+        active = self._channel.active_queues
+        late = [tag for queue, tag, _ in found if tag and queue not in active]
+        if not late:
+            return found
+        flags = dict.fromkeys(reversed(late), "0")  # whose message is put there last goes first
+        self._lease.restorer.give_back(flags, Terms(self._lease.keys.owner))
+        return [each for each in found if each[1] not in flags]
 
     def _note(self, queue: str, headers: Any) -> None:
         task = (headers or {}).get("task")

@@ -5,6 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from celery.concurrency.prefork import TaskPool as PreforkPool
+
+from celery_batch.config import Settings
+from celery_batch.serving.devices import discover
+
 __all__ = ["stats_of"]
 
 
@@ -28,6 +33,7 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 3),
         "processes": processes,
+        "devices": _devices(consumer, processes),
         "device_idle_seconds": round(idle, 3),
         "device_idle_share": round(min(idle / (seconds * processes), 1.0), 4) if seconds else None,
         "tasks": {
@@ -40,6 +46,13 @@ def stats_of(consumer: Any) -> dict[str, Any]:
             for name, summary in summaries.items()
         },
     }
+
+
+def _devices(consumer: Any, processes: int) -> list[str]:
+    """Return where the models live, as `devices.pin` gives places to processes."""
+    names = Settings.of(consumer.app).devices or discover()
+    count = processes if isinstance(consumer.pool, PreforkPool) else 1
+    return list(dict.fromkeys(names[index % len(names)] for index in range(count)))
 
 
 def _summary(lanes: Any, name: str) -> dict[str, Any]:

@@ -8,12 +8,13 @@ Rule 3: what is wrong with it is a `ConfigurationError` that says what would be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery_batch.config import OPTIONS, did_you_mean, like_milliseconds, policy_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker import capacity
+from celery_batch.worker.halting import Halting
 from celery_batch.worker.lane import Lane
 
 __all__ = ["DEFAULT", "Steering"]
@@ -33,17 +34,26 @@ class Steering:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._lanes = consumer.batch_lanes
+        self._halting = Halting(consumer)
+
+    def open(self) -> None:
+        """Have the orders hold on a new connection."""
+        self._halting.open()
 
     def report(self, name: str) -> dict[str, Any]:
         """
-        Return what has been changed about a task, as plain data: what the task itself says.
+        Return what has been changed about a task, as plain data.
 
         Args:
             name: The task's.
         """
         lane = self._lane(name)
         own, now = _numbers(policy_of(lane.task)), _numbers(lane.policy)
-        return {"task_says": {option: own[option] for option in own if own[option] != now[option]}}
+        return {
+            "task_says": {option: own[option] for option in own if own[option] != now[option]},
+            "paused": lane.kept is not None,
+            "drained": self._halting.is_drained,
+        }
 
     def configure(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """
@@ -71,9 +81,61 @@ class Steering:
             lane.policy = policy
             self._hold_enough(notes)
             self._lanes.pump()
-        return {"task": name, **_numbers(policy), **self.report(name)} | (
-            {"notes": notes} if notes else {}
-        )
+        told = {"task": name, **_numbers(policy), "task_says": self.report(name)["task_says"]}
+        return {**told, "notes": notes} if notes else told
+
+    def pause(self, names: Sequence[str]) -> dict[str, Any]:
+        """
+        Take no more of some tasks, and give back what waits of them.
+
+        Args:
+            names: The tasks'.
+
+        Returns:
+            What is so now, by task.
+
+        Raises:
+            ConfigurationError: A name is wrong, or the broker cannot do it; nothing has changed.
+        """
+        self._halting.pause([self._lane(name) for name in names])
+        return {name: self._standing(name) for name in names}
+
+    def resume(self, names: Sequence[str]) -> dict[str, Any]:
+        """
+        Take tasks' messages again.
+
+        Args:
+            names: The tasks'; none for all that were paused, and after a drain.
+
+        Returns:
+            What is so now, by task.
+
+        Raises:
+            ConfigurationError: A name is wrong, or the broker cannot do it; nothing has changed.
+        """
+        if names:
+            self._halting.resume([self._lane(name) for name in names])
+        else:
+            self._halting.resume_all()
+        return {lane.task.name: self._standing(lane.task.name) for lane in self._told_of(names)}
+
+    def drain(self) -> dict[str, Any]:
+        """Take nothing more, give back what waits, and return what still runs, by task."""
+        self._halting.drain()
+        return {lane.task.name: self._standing(lane.task.name) for lane in self._told_of(())}
+
+    def _told_of(self, names: Sequence[str]) -> list[Lane]:
+        served = [task.name for task in self._consumer.controller.batch_tasks]
+        return [lane for lane in self._lanes if lane.task.name in (names or served)]
+
+    def _standing(self, name: str) -> dict[str, Any]:
+        report = self._lanes.report()[name]
+        state = "drained" if self._halting.is_drained else "paused"
+        return {
+            "state": state if self._lane(name).kept is not None else "open",
+            "waiting": report["waiting"],
+            "running": report["running"],
+        }
 
     def _hold_enough(self, notes: list[str]) -> None:
         consumer = self._consumer

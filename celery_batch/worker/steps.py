@@ -163,6 +163,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
                 capacity.read_what_is_useful(consumer)
             self._go_together(consumer)
         self.lanes.open()
+        consumer.batch_steering.open()
 
     def _go_together(self, consumer: Any) -> None:
         is_amqp = consumer.connection.transport.driver_type == "amqp"

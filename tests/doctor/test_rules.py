@@ -253,6 +253,11 @@ FINE = [
         "stores results",
     ),
     (of_results.serializers, conf(accept_content=("application/json",)), "application/json"),
+    (
+        of_workers.alike,
+        worker(lane={"max_wait": 0.5, "steered": True}),
+        "max_wait=0.5; the app says 8 and 0.01: it was told so",
+    ),
 ]
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kombu import pools
+
 from celery_batch.cli.child import wait_until
 from tests.services.shop import Shop, Worker
 
@@ -47,6 +49,27 @@ class Helm:
 
         assert ["ok"] == list(reply), reply
         return reply["ok"]
+
+    def depth(self, queue: str) -> int:
+        """Return how many messages wait in the broker for a worker to read them."""
+        with self.shop.app.connection_for_write() as connection:
+            try:
+                found = connection.default_channel.queue_declare(queue, passive=True)
+            except connection.channel_errors:  # Redis drops a list that is empty
+                return 0
+            return int(found.message_count)
+
+    def open(self, *gates: str) -> None:
+        """Let the batches run on, or through, that wait at these gates."""
+        with self.shop.memory() as client:
+            client.mset({f"shop:open:{gate}": "yes" for gate in gates})
+
+    def reconnect(self) -> None:
+        """Have this process use new connections, as somebody has cut all there were."""
+        app = self.shop.app
+        app.pool.force_close_all()
+        app._pool = app.amqp._producer_pool = None  # as Celery does after a fork
+        pools.reset()
 
     def until(self, worker: Worker, what: str, is_so: Callable[[], object]) -> None:
         """Return when something is so."""
