@@ -69,7 +69,7 @@ def _tasks(tasks: list[TaskView]) -> Table:
     for task in tasks:
         size = f"{_number(task.size, 1)} of {task.max_batch_size}" if task.workers else _NOTHING
         table.add_row(
-            Text(task.name, "bold" if task.workers else "yellow"),
+            _name(task),
             f"{task.workers}",
             *((_count(task.waiting), _count(task.running)) if task.workers else (_NOTHING,) * 2),
             _number(task.rate),
@@ -79,6 +79,11 @@ def _tasks(tasks: list[TaskView]) -> Table:
             *map(_seconds, task.wait),
         )
     return table
+
+
+def _name(task: TaskView) -> Text:
+    name = Text(task.name, "bold" if task.workers else "yellow")
+    return name.append(f" ({task.halted})", "yellow") if task.halted else name
 
 
 def _workers(workers: list[WorkerView]) -> Table:

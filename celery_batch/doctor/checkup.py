@@ -41,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
     of_workers.pools,
     of_workers.alike,
     of_workers.filling,
+    of_workers.halted,
     of_workers.health,
 )
 

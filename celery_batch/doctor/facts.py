@@ -172,6 +172,7 @@ class Lane:
         safe_size: Rows that fit into memory, where a batch has not.
         losses: Times a process has died.
         steered: Whether an operator has changed its policy.
+        halted: Whether an operator has paused or drained it.
     """
 
     max_batch_size: int
@@ -182,6 +183,7 @@ class Lane:
     safe_size: int | None = None
     losses: int = 0
     steered: bool = False
+    halted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

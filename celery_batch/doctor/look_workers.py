@@ -60,4 +60,5 @@ def _lane(lane: Mapping[str, Any]) -> Lane:
         safe_size=lane.get("safe_size"),
         losses=lane.get("worker_losses", 0),
         steered=bool(lane.get("task_says")),
+        halted=bool(lane.get("paused") or lane.get("drained")),
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from celery_batch.doctor.facts import Facts, Task, Worker
 from celery_batch.doctor.finding import Finding, ok, problem, warning
 
-__all__ = ["alike", "filling", "health", "pools", "serving"]
+__all__ = ["alike", "filling", "halted", "health", "pools", "serving"]
 
 #: Batches after which an average says something.
 _ENOUGH = 20
@@ -99,6 +99,17 @@ def filling(facts: Facts) -> Iterator[Finding]:
                     f" {waiting:,} messages wait.",
                     "If celery batch top shows small batches now, look at the warnings above:"
                     " prefetch, limits and memory keep them small.",
+                )
+
+
+def halted(facts: Facts) -> Iterator[Finding]:
+    """Whether an operator has told workers not to run a task."""
+    for worker in facts.workers or ():
+        for name, lane in worker.lanes.items():
+            if lane.halted:
+                yield warning(
+                    f"{worker.name} was told not to run {name} for now.",
+                    f"celery -A APP control batch_resume {name}",
                 )
 
 

@@ -70,6 +70,7 @@ class TaskView:
         wait: Seconds that the 50th and the 95th of 100 requests wait for their batch,
             in the slowest worker since it was started.
         sizes: Batches by the largest size of their kind.
+        halted: ``paused`` or ``drained`` where some worker does not run it; else empty.
     """
 
     name: str
@@ -85,6 +86,7 @@ class TaskView:
     model: float | None = None
     wait: tuple[float | None, float | None] = (None, None)
     sizes: Mapping[int, int] = field(default_factory=dict)
+    halted: str = ""
 
 
 class Picture:
@@ -171,6 +173,7 @@ class Picture:
             model=total.model / total.ended if total.ended else None,
             wait=(_slowest(reports, "p50"), _slowest(reports, "p95")),
             sizes=total.sizes,
+            halted=_halted(reports),
         )
 
     def _reports(self, name: str) -> Mapping[str, Mapping[str, Any]]:
@@ -212,6 +215,11 @@ def reports_of(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """
     tasks = answer.get("tasks", answer)
     return {name: each for name, each in tasks.items() if isinstance(each, dict)}
+
+
+def _halted(reports: list[Mapping[str, Any]]) -> str:
+    said = (word for word in ("paused", "drained") if any(report.get(word) for report in reports))
+    return next(said, "")
 
 
 def _slowest(reports: list[Mapping[str, Any]], quantile: str) -> float | None:

@@ -202,6 +202,7 @@ WRONG = [
         "warning",
         "1.2 rows of 8",
     ),
+    (of_workers.halted, worker(lane={"halted": True}), "warning", "batch_resume t"),
     (of_workers.health, worker(lane={"safe_size": 4}), "warning", "ran out of memory"),
     (of_workers.health, worker(lane={"losses": 3}), "warning", "died 3 times"),
 ]

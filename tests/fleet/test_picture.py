@@ -109,6 +109,14 @@ def test_who_does_not_answer_is_silent_for_a_while(picture):
     assert "refused" == picture.error
 
 
+def test_a_task_that_an_operator_has_halted(picture):
+    """One worker that was told not to run a task is enough to say so."""
+    answers = {"v": answer(report(paused=False)), "w": answer(report(drained=True))}
+    picture.add(Look(time=0.0, answers=answers))
+
+    assert ["drained", ""] == [task.halted for task in picture.tasks()]
+
+
 def test_tasks_of_others_are_shown_too(picture):
     """A task that the app does not know but a worker serves has its line."""
     picture.add(Look(time=0.0, answers={"w": {"tasks": {"foreign": report()}}}))

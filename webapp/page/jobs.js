@@ -22,7 +22,7 @@ function duration(seconds) {
 }
 
 /** Show the jobs of one look; what is there already changes in its place, so that no focus is lost. */
-export function showJobs(card, { jobs, steers }) {
+export function showJobs(card, { jobs = [], steers = false }) {
   const list = card.querySelector("ul");
   const shown = new Map([...list.children].map((item) => [item.dataset.id, item]));
   for (const job of jobs) {
