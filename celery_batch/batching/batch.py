@@ -46,5 +46,10 @@ class Batch(Generic[T]):
         """How many rows the model is given."""
         return sum(request.rows for request in self.requests)
 
+    @property
+    def urgency(self) -> int:
+        """That of its most urgent request."""
+        return min(request.urgency for request in self.requests)
+
     def __len__(self) -> int:
         return len(self.requests)

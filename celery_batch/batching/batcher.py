@@ -80,6 +80,11 @@ class Batcher(Generic[T]):
         return suspect if oldest is None else min(suspect, oldest)
 
     @property
+    def urgency(self) -> int | None:
+        """How urgent the next batch will be; None if nobody waits."""
+        return self._suspects[0].urgency if self._suspects else self._waiting.urgency
+
+    @property
     def rows(self) -> int:
         """How many rows those in line have."""
         return self._waiting.rows + sum(request.rows for request in self._suspects)

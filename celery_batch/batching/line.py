@@ -32,6 +32,11 @@ class Line(Generic[T]):
         """When the one who waits longest arrived; None if nobody waits."""
         return min((queue[0].arrived for queue in self._queues.values()), default=None)
 
+    @property
+    def urgency(self) -> int | None:
+        """Of the most urgent; None if nobody waits."""
+        return min(self._queues, default=None)
+
     def append(self, request: Request[T]) -> None:
         """Put a request behind those of its own urgency."""
         queue = self._queues.get(request.urgency)

@@ -24,24 +24,28 @@ class Cargo(list[Delivery]):
     The deliveries of one job; a list of them on either side.
 
     Args:
-        deliveries: The job's.
+        deliveries: The job's, oldest first.
         most: Most rows in one call of the model; None for what the task says.
+        urgency: Of the most urgent; smaller goes first.
     """
 
-    def __init__(self, deliveries: Iterable[Delivery] = (), most: int | None = None) -> None:
+    def __init__(
+        self, deliveries: Iterable[Delivery] = (), most: int | None = None, *, urgency: int = 0
+    ) -> None:
         super().__init__(deliveries)
         self.most = most
+        self.urgency = urgency
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle them as columns, which pool processes turn back into a list."""
         names = Delivery.__slots__
         columns = [_pack([getattr(each, name) for each in self]) for name in names]
-        return _unload, (len(self), columns, self.most)
+        return _unload, (len(self), columns, self.most, self.urgency)
 
 
-def _unload(count: int, columns: Iterable[Any], most: int | None) -> Cargo:
+def _unload(count: int, columns: Iterable[Any], most: int | None, urgency: int) -> Cargo:
     rows = zip(*(_unpack(each, count) for each in columns), strict=True)
-    return Cargo((Delivery(*row) for row in rows), most)
+    return Cargo((Delivery(*row) for row in rows), most, urgency=urgency)
 
 
 def _pack(values: Sequence[Any]) -> tuple[str, Any]:

@@ -64,6 +64,8 @@ class BatchJob:
         self.requests: list[Any] = batch.items
         #: How many rows they have.
         self.rows = batch.rows
+        #: Of its most urgent request; smaller goes first.
+        self.urgency = batch.urgency
         #: Why it left, and how many rows it might have had; the latter is set by who knows.
         self.reason, self.room = batch.reason, max(batch.rows, 1)
         #: Whether its one request may be what takes processes down.
@@ -143,7 +145,7 @@ class BatchJob:
         soft, hard = _tightest_limits(self.task, self.requests)
         return pool.apply_async(
             run_lone_batch if self.is_lone else run_batch,
-            (self.task.name, Cargo(map(_delivery, self.requests), self.most), soft),
+            (self.task.name, self._cargo(), soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
             error_callback=self._on_failure,
@@ -152,6 +154,9 @@ class BatchJob:
             timeout=hard,
             correlation_id=self.id,
         )
+
+    def _cargo(self) -> Cargo:
+        return Cargo(map(_delivery, self.requests), self.most, urgency=self.urgency)
 
     def _remember(self, result: Any) -> None:
         if result is not None:

@@ -139,12 +139,22 @@ class Lane:
         left = (batches * self.policy.max_batch_size - rows) / max(each, 1)
         return max(int(left), batches - requests, 0)
 
+    def behind(self, urgency: int) -> int:
+        """Return how many wait here whom a newcomer of this urgency would overtake."""
+        with self._lock:
+            return len(self._batcher) - self._batcher.before(urgency)[0]
+
     @property
     def is_full(self) -> bool:
         """Whether a batch that cannot grow any more waits here."""
         return self._batcher.is_full
 
-    def take(self, *, contested: bool) -> Batch[Any] | Wait:
+    @property
+    def urgency(self) -> int | None:
+        """How urgent the next batch will be; None if nobody waits."""
+        return self._batcher.urgency
+
+    def take(self, *, contested: bool, overtaking: bool = False) -> Batch[Any] | Wait:
         """
         Return a batch, with a slot set aside for it, or how long to wait.
 
@@ -152,11 +162,14 @@ class Lane:
             contested: Some lane has a full batch.  A place behind a running batch
                 is then as good as a free slot: if this lane waited for company,
                 the place would go to the others, every time.
+            overtaking: Where nothing more may be made ready, one more may all the same,
+                since it goes before what is.
         """
         with self._lock:
-            if not self._slots.room_ahead:
+            is_extra = overtaking and not self._slots.room_ahead
+            if not self._slots.room_ahead and not is_extra:
                 return Wait(None)
-            ahead = not self._slots.free and not contested
+            ahead = not self._slots.free and not contested and not is_extra
             decision = self._batcher.next(time.monotonic(), ahead=ahead)
             if not isinstance(decision, Batch):
                 return decision if isinstance(decision, Wait) else Wait(None)

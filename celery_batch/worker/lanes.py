@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,17 +20,12 @@ from celery_batch.worker.job import BatchJob
 from celery_batch.worker.lane import Lane
 from celery_batch.worker.news import News
 from celery_batch.worker.returns import Returns
+from celery_batch.worker.room import LEAST_URGENT, Room
 from celery_batch.worker.slots import Slots
 from celery_batch.worker.telling import Telling
 from celery_batch.worker.watch import Watch
 
 __all__ = ["Lanes"]
-
-#: Room for messages that no lane waits for: what the prefetch allows.
-_NO_LIMIT = 1 << 20
-
-#: An urgency that overtakes nobody.
-_LEAST_URGENT = 1 << 31
 
 
 class Lanes:
@@ -48,6 +43,8 @@ class Lanes:
         self._ahead = Ahead(consumer)
         self._lanes: dict[str, Lane] = {}
         self._jobs: set[BatchJob] = set()
+        #: For newcomers.
+        self.room = Room(self._lanes, self._jobs, self._slots)
         self._returns = Returns()
         self._telling = Telling(consumer.hub, self._returns, self._run_untold)
         self._arrivals = Arrivals(consumer, self._returns)
@@ -77,30 +74,9 @@ class Lanes:
         """Whether the event loop runs and batches may leave."""
         return self._open
 
-    def room(self, tasks: Collection[str] | None, urgency: int = _LEAST_URGENT) -> int:
-        """
-        Return how many more requests could soon be put to use: run, made ready or gathered.
-
-        Nobody knows whose message comes next, so the fullest lane counts: what it
-        cannot use is left in the broker for other workers.
-
-        Args:
-            tasks: Whose messages may come; None if anybody's may, who has room at all.
-            urgency: Of the messages; what they would overtake leaves them their room.
-        """
-        batches, jobs = self._slots.capacity + self._slots.processes, list(self._jobs)
-        rooms = [
-            lane.room(batches, [job for job in jobs if job.task is lane.task], urgency)
-            for name, lane in list(self._lanes.items())
-            if tasks is None or name in tasks
-        ]
-        if tasks is None:
-            rooms = [room for room in rooms if room > 0]
-        return max(min(rooms, default=_NO_LIMIT), 0)
-
     def has_room(self) -> bool:
         """Say whether there is room for anybody's message, whosever it is."""
-        return self.room(self._lanes) > 0
+        return self.room.left(self._lanes, LEAST_URGENT) > 0
 
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
@@ -175,7 +151,7 @@ class Lanes:
             lanes = sorted(self._lanes.values(), key=lambda lane: lane.oldest)
             contested = any(lane.is_full for lane in lanes)
             for lane in lanes:
-                decision = lane.take(contested=contested)
+                decision = lane.take(contested=contested, overtaking=self._overtakes(lane))
                 if isinstance(decision, Batch):
                     self._submit(lane, decision)
                     break
@@ -185,6 +161,16 @@ class Lanes:
                 if seconds is not None:
                     self._alarm.set(seconds)
                 return
+
+    def _overtakes(self, lane: Lane) -> bool:
+        """Say whether a lane's next batch would go before the one that is ready."""
+        ready = [job.urgency for job in self._jobs if not job.accepted]
+        return (
+            len(ready) == 1
+            and lane.urgency is not None
+            and lane.urgency < ready[0]
+            and self._ahead.can_overtake(lane.task)
+        )
 
     def report(self) -> dict[str, Any]:
         """Return each lane's report by the task's name, with its batches that have not ended."""

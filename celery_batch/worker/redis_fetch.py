@@ -84,6 +84,8 @@ class BulkFetch:
         channel._brpop_start = self._ask  # noqa: SLF001
         channel._brpop_read = channel.handlers["BRPOP"] = self._read  # noqa: SLF001
         channel.qos.append = self._append
+        self._is_within_prefetch = channel.qos.can_consume
+        channel.qos.can_consume = self._may_ask
 
     def close(self) -> None:
         """Wait for nothing more; an answer that is on its way can still be read."""
@@ -129,15 +131,39 @@ class BulkFetch:
         channel = self._channel
         queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
         places = [(queue, step) for step in channel.priority_steps for queue in queues]
-        # By what each queue has brought; the smaller a step, the more urgent.
-        rooms = [self._lanes.room(self._seen.get(queue), step) for queue, step in places]
+        credit = self._credit()
+        rooms = [self._room(queue, step, credit) for queue, step in places]
         places = [place for place, room in zip(places, rooms, strict=True) if room > 0]
         self._places = [queue for queue, _ in places]
         prefix, key = channel.global_keyprefix, channel._q_for_pri  # noqa: SLF001
-        credit = self._qos.can_consume_max_estimate()
-        credit = _SLICE if credit is None else max(credit, 1)
-        most = min([_SLICE, credit, *(room for room in rooms if room > 0)])
+        most = min([_SLICE, *(room for room in rooms if room > 0)])
         return [prefix + key(queue, step) for queue, step in places], most
+
+    def _credit(self) -> int:
+        """Return how many more messages the prefetch lets us hold."""
+        if not self._is_within_prefetch():
+            return 0
+        credit = self._qos.can_consume_max_estimate()
+        return _SLICE if credit is None else max(credit, 1)
+
+    def _room(self, queue: str, step: int, credit: int) -> int:
+        """
+        Return how many messages of a list are of use now, by what its queue has brought.
+
+        Args:
+            queue: Which.
+            step: The smaller, the more urgent; whom they overtake does not keep them out.
+            credit: What is left of the prefetch.
+        """
+        tasks = self._seen.get(queue)
+        room = self._lanes.room.left(tasks, step)
+        if room > credit and tasks:
+            credit += self._lanes.room.behind(tasks, step)
+        return min(room, credit)
+
+    def _may_ask(self) -> bool:
+        """Say for kombu whether we may read; in bulk we say so of each list by itself."""
+        return bool(not self._is_single or self._is_within_prefetch())
 
     def _read(self, **options: Any) -> bool:
         """
