@@ -54,9 +54,7 @@ def _worker(name: str, stats: Mapping[str, Any], told: Mapping[str, Any]) -> Wor
         devices=tuple(told.get("devices") or ()),
         version=str(stats.get("celery_batch", "")),
         lanes={
-            task: _lane(report)
-            for task, report in reports_of(told).items()
-            if "max_batch_size" in report
+            task: _lane(report) for task, report in reports_of(told).items() if report["served"]
         },
     )
 
