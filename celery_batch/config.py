@@ -59,6 +59,7 @@ SETTINGS: dict[str, Any] = {
     "batch_dead_letter_queue": None,
     "batch_max_message_size": 16 << 20,
     "batch_lease": 15.0,
+    "batch_metrics": None,
 }
 
 
@@ -77,6 +78,8 @@ class Settings:
             that a worker holds (Redis).
         dead_letter_queue: Where messages are kept that nobody may run again; None to
             keep none.
+        metrics: Where Prometheus finds the worker, such as ``"127.0.0.1:9808"``; None
+            for nowhere.
     """
 
     devices: tuple[str, ...] | None = None
@@ -84,6 +87,7 @@ class Settings:
     max_message_size: int | None = 16 << 20
     lease: float = 15.0
     dead_letter_queue: str | None = None
+    metrics: str | int | None = None
 
     @classmethod
     def of(cls, app: Any) -> Settings:
@@ -106,7 +110,8 @@ class Settings:
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
         named = tuple(devices) if devices else None
-        return cls(named, timeout, _message_size(app), lease, _queue_name(app))
+        metrics = _setting(app, "batch_metrics")
+        return cls(named, timeout, _message_size(app), lease, _queue_name(app), metrics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ class BatchTask(ChunkCalls, Asking):
         rescue_of(cls)
         most_queued(app, cls)
         app.steps["worker"].add("celery_batch.worker.steps:BatchWorker")
+        app.steps["worker"].add("celery_batch.worker.exporter:BatchMetrics")
         app.steps["consumer"].add("celery_batch.worker.steps:BatchConsumer")
         app.steps["consumer"].add("celery_batch.worker.pulse_step:PulseStep")
 

@@ -9,8 +9,8 @@ from typing import Any
 from kombu.utils.url import maybe_sanitize_url
 from redis.exceptions import NoPermissionError, RedisError
 
-from celery_batch.client.depth_look import can_look, open_look
 from celery_batch.client.store import ResultStore
+from celery_batch.depth_look import can_look, open_look
 from celery_batch.doctor.facts import Redis, Server
 from celery_batch.fleet.bus import impatient_connection
 

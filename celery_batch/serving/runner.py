@@ -163,6 +163,10 @@ class Runner:
         """Put at most this many items into one call from now on."""
         self._most = most
 
+    def forget(self) -> None:
+        """Forget what was learnt of the model: it has been loaded anew."""
+        self.safe_size = SafeSize()
+
     @property
     def _largest(self) -> int:
         return min(self._most, self.safe_size.largest or sys.maxsize)

@@ -15,11 +15,12 @@ from celery.worker.control import control_command
 
 from celery_batch.config import OPTIONS
 from celery_batch.errors import BatchError, ConfigurationError
+from celery_batch.worker.later import Later, let_wait
 from celery_batch.worker.steering import DEFAULT
 
 __all__ = ["register"]
 
-_Order = Callable[..., dict[str, Any]]
+_Order = Callable[..., dict[str, Any] | Later]
 
 
 def register() -> None:
@@ -31,17 +32,23 @@ def register() -> None:
     control_command(variadic="words", signature="TASK [TASK ...]")(_answered(batch_pause))
     control_command(variadic="words", signature="[TASK ...]")(_answered(batch_resume))
     control_command()(_answered(batch_drain))
+    control_command(signature="TASK [in_place] [wait=SECONDS]", variadic="words")(
+        _answered(batch_reload)
+    )
 
 
 def _answered(order: _Order) -> _Order:
     """Answer as Celery's own commands do: with what is so now, or with what was wrong."""
 
     @wraps(order)
-    def answer(state: Any, **arguments: Any) -> dict[str, Any]:
+    def answer(state: Any, **arguments: Any) -> dict[str, Any] | Later:
         try:
-            return {"ok": order(state.consumer.batch_steering, **arguments)}
+            found = order(state.consumer.batch_steering, **arguments)
         except BatchError as error:
             return {"error": str(error)}
+        if not isinstance(found, Later):
+            return {"ok": found}
+        return found if let_wait(state.consumer) else found.so_far()
 
     return answer
 
@@ -84,6 +91,22 @@ def batch_drain(steering: Any) -> dict[str, Any]:
     """Give back what waits, take nothing more from any queue, and stay up."""
     reply: dict[str, Any] = steering.drain()
     return reply
+
+
+def batch_reload(steering: Any, words: Sequence[str] = (), task: str = "", **how: Any) -> Later:
+    """Load a task's model anew without losing a request; in_place where memory has room for one."""
+    names = [*([task] if task else []), *(word for word in words if "=" not in word)]
+    named = {
+        name: _value(value)
+        for name, _, value in (word.partition("=") for word in words if "=" in word)
+    }
+    options = {**dict.fromkeys(names[1:], True), **named, **how}
+    wrong = [name for name in options if name not in {"in_place", "wait"}]
+    if wrong or not names:
+        what = f"{wrong[0]}: not understood" if wrong else "no task is named"
+        raise ConfigurationError(f"{what}; write: batch_reload TASK [in_place] [wait=SECONDS]")
+    later: Later = steering.reload(names[0], **options)
+    return later
 
 
 _USAGE = "write: batch_config TASK max_batch_size=32 max_wait=0.02"

@@ -10,6 +10,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.folding import Asked, answer_all, columns_of, rows_in
 from celery_batch.seat import seat
+from celery_batch.serving import residents
 from celery_batch.serving.runner import Outcome, Timing
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
@@ -93,6 +94,7 @@ class ModelCall:
                 self._span.around_model(self._rows),
                 limit.in_model(),
                 seat.running_batch(),
+                residents.one_batch(),
             ):
                 return answer_all(self.task, self._asked, self._columns, self.timings)
         except SoftTimeLimitExceeded as error:  # it struck before the model was called

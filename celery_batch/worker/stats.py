@@ -33,6 +33,8 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     return {
         "seconds": round(seconds, 3),
         "processes": processes,
+        "refused_messages": consumer.batch_gate.refused,
+        "metrics": getattr(consumer.controller, "batch_metrics_url", None),
         "devices": _devices(consumer, processes),
         "device_idle_seconds": round(idle, 3),
         "device_idle_share": round(min(idle / (seconds * processes), 1.0), 4) if seconds else None,

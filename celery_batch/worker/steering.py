@@ -16,6 +16,8 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.worker import capacity
 from celery_batch.worker.halting import Halting
 from celery_batch.worker.lane import Lane
+from celery_batch.worker.later import Later
+from celery_batch.worker.reloading import ANSWER_SOON, Reloading
 
 __all__ = ["DEFAULT", "Steering"]
 
@@ -35,10 +37,12 @@ class Steering:
         self._consumer = consumer
         self._lanes = consumer.batch_lanes
         self._halting = Halting(consumer)
+        self._reloading = Reloading(consumer)
 
     def open(self) -> None:
         """Have the orders hold on a new connection."""
         self._halting.open()
+        self._reloading.open()
 
     def report(self, name: str) -> dict[str, Any]:
         """
@@ -53,6 +57,7 @@ class Steering:
             "task_says": {option: own[option] for option in own if own[option] != now[option]},
             "paused": lane.kept is not None,
             "drained": self._halting.is_drained,
+            "reload": self._reloading.report(lane.task),
         }
 
     def configure(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,6 +128,23 @@ class Steering:
         """Take nothing more, give back what waits, and return what still runs, by task."""
         self._halting.drain()
         return {lane.task.name: self._standing(lane.task.name) for lane in self._told_of(())}
+
+    def reload(self, name: str, *, in_place: bool = False, wait: float = ANSWER_SOON) -> Later:
+        """
+        Load the model of a task anew, in each process that has it.
+
+        Args:
+            name: The task's.
+            in_place: Unload the old weights first, while no batch of them runs.
+            wait: Seconds after which the reply comes, even if it is not done.
+
+        Returns:
+            What will be told.
+
+        Raises:
+            ConfigurationError: The task has no model, or one is being loaded.
+        """
+        return self._reloading.reload(self._lane(name), in_place=in_place, wait=wait)
 
     def _told_of(self, names: Sequence[str]) -> list[Lane]:
         served = [task.name for task in self._consumer.controller.batch_tasks]

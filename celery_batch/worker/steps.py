@@ -47,12 +47,13 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     not a worker that takes tasks and fails them.
     """
 
-    requires = ("celery.worker.components:Pool",)
+    requires = ("celery.worker.components:Pool", "celery_batch.worker.exporter:BatchMetrics")
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self.tasks = worker.batch_tasks = capacity.served_tasks(worker.app)
         self._warm_up: WarmUp | None = None
+        worker.batch_warm_up = None
         self._listens = False
         if self.tasks:
             self._hold_enough(worker)
@@ -71,6 +72,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         # A replacement that is slow to load is not a process that hangs.
         conf.worker_proc_alive_timeout = max(conf.worker_proc_alive_timeout, timeout)
         self._warm_up = WarmUp(self._names, worker.max_concurrency or worker.concurrency, timeout)
+        worker.batch_warm_up = self._warm_up
         # Who quits while models load would wait for them: a pool stops when its processes do.
         worker.pool.on_stop = worker.pool.on_terminate
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,21 @@ class Helm:
         return self.shop.worker(
             "-Q", self.shop.QUEUES, *options, STEERED_WEIGHTS=str(self.weights), **env
         )
+
+    @contextmanager
+    def at_work(self, weights: str, *options: str) -> Iterator[Worker]:
+        """Have a worker with some weights, until the end of the context."""
+        self.weights.write_text(weights)
+        worker = self.worker(*options)
+        try:
+            yield worker
+        finally:
+            worker.stop()
+
+    @property
+    def folder(self) -> Path:
+        """Where the weights are."""
+        return self.weights.parent
 
     def order(self, worker: Worker, command: str, **arguments: Any) -> dict[str, Any]:
         """Give a worker an order and return its reply."""

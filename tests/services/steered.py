@@ -72,6 +72,13 @@ def plain(x):
     return x + 1
 
 
+def wait_for(path, seconds=60):
+    """Wait until the test has made a file."""
+    deadline = time.monotonic() + seconds
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 class Weighed(Model):
     """Answers with the weights that it was loaded with."""
 
@@ -82,8 +89,8 @@ class Weighed(Model):
         remember("load", weights=self.weights)
         if self.weights.startswith("bad"):
             raise ValueError(f"cannot read {self.weights}")
-        if self.weights.startswith("slow"):
-            time.sleep(1.5)
+        if self.weights == "slow":
+            wait_for(path.with_name("go"))
 
     def predict(self, batch):
         """Take a while, and name the weights."""
