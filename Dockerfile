@@ -26,13 +26,13 @@ RUN pip --python /venv/bin/python install --no-deps --force-reinstall .
 # A torch without CUDA: the index has it, and PyPI has only the one with, ten times as large.
 FROM build AS build-worker
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip --python /venv/bin/python install --extra-index-url "${TORCH_INDEX}" '.[torch,worker]'
+RUN pip --python /venv/bin/python install --extra-index-url "${TORCH_INDEX}" '.[torch,worker,metrics]'
 COPY celery_batch ./celery_batch
 RUN pip --python /venv/bin/python install --no-deps --force-reinstall .
 
 # CUDA comes with torch; the driver is the host's, through NVIDIA's container toolkit.
 FROM build AS build-worker-gpu
-RUN pip --python /venv/bin/python install '.[torch,worker]'
+RUN pip --python /venv/bin/python install '.[torch,worker,metrics]'
 COPY celery_batch ./celery_batch
 RUN pip --python /venv/bin/python install --no-deps --force-reinstall .
 

@@ -15,11 +15,13 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Self
 
 from kombu.pidbox import Mailbox
+from kombu.utils.uuid import uuid
 
 from celery_batch.backfill.progress import Progress
 from celery_batch.backfill.reins import Reins
@@ -35,6 +37,15 @@ _AGAIN = 1.0
 _LOOK = 0.5
 
 
+class _Mailbox(Mailbox):
+    """Kombu's, but replies to it are not of the thread that has asked first."""
+
+    @cached_property
+    def oid(self) -> str:
+        """Where replies go."""
+        return uuid()
+
+
 def mailbox(connection: Any) -> Any:
     """
     Return the mailbox on which jobs answer.
@@ -42,7 +53,8 @@ def mailbox(connection: Any) -> Any:
     Args:
         connection: To the broker of their app.
     """
-    return Mailbox("celery_batch_jobs", type="fanout", serializer="json")(connection)
+    kind: Any = _Mailbox
+    return kind("celery_batch_jobs", type="fanout", serializer="json")(connection)
 
 
 class Remote:
@@ -118,6 +130,7 @@ class Remote:
             self._has_ended.wait(_AGAIN)
 
     def _answer(self, connection: Any) -> None:
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
         with connection.channel() as channel:
             box = mailbox(connection)
             node = box.Node(self.id, channel=channel, handlers=self._handlers())

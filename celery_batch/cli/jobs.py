@@ -41,7 +41,7 @@ def jobs(ctx: click.Context, *, as_json: bool, timeout: float) -> None:
 
     What is stopped, interrupted or killed is not listed; the same command goes on with it.
     """
-    running = ctx.obj = Jobs(ctx.obj.app, timeout)
+    running = ctx.obj = ctx.with_resource(Jobs(ctx.obj.app, timeout))
     if ctx.invoked_subcommand is not None:
         return
     found = _or_refuse(running.all)

@@ -250,7 +250,7 @@ class Lanes:
 
     def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
         job = BatchJob(lane.task, batch, self)
-        job.room = lane.policy.max_batch_size
+        job.most = job.room = lane.policy.max_batch_size
         job.is_lone = not self._jobs and all(lane.is_empty for lane in self._lanes.values())
         self._precedence.note(lane, job, self._lanes.values())
         for each in self._jobs:

@@ -105,6 +105,34 @@ def test_everything_is_there_as_data(run):
     assert {"p50", "p99", "rate", "batch_size", "busy"} == found["forecast"].keys()
 
 
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_it_is_drawn(run, tmp_path, kind):
+    """In the kind that the name asks for."""
+    picture = tmp_path / f"tune.{kind}"
+    run("hungry", "--plot", str(picture), "--latency", "5")
+
+    assert picture.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
+
+
+def test_a_plot_wants_matplotlib_before_it_measures(run, monkeypatch, tmp_path):
+    """Rather than after minutes."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = run("bare", "--plot", str(tmp_path / "tune.png"), code=1)
+
+    assert "Error: --plot needs matplotlib; pip install 'celery-batch[tune]'" in said
+
+
+def test_a_table_wants_rich(run, monkeypatch):
+    """And says what does without."""
+    for name in ("rich", "rich.console"):
+        monkeypatch.setitem(sys.modules, name, None)
+    said = run("hungry", "--latency", "5", code=1)
+
+    assert (
+        "Error: the table needs rich; pip install 'celery-batch[tune]', or ask for --json" in said
+    )
+
+
 def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
     """As a backfill reads them: by the names of its parameters."""
     rows = tmp_path / "rows.jsonl"
@@ -123,6 +151,8 @@ def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
         (["add"], "add: it is a function, so there is nothing to measure with; give --input"),
         (["shy"], "shy: 1 was answered with ValueError: too many; measure with rows that it can"),
         (["hungry", "--sizes", "0,x"], "--sizes: must be whole numbers from 1 to 1024"),
+        (["hungry", "--plot", "tune.gif"], "--plot: tune.gif: must end in one of .png, .svg, .pdf"),
+        (["hungry", "--plot", "/no/a.png"], "--plot: /no/a.png: there is no folder /no"),
         (["hungry", "--input", "no.jsonl"], "no.jsonl: there is no such file or folder"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
