@@ -254,7 +254,7 @@ class Lanes:
 
     def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
         job = BatchJob(lane.task, batch, self)
-        job.room = lane.policy.max_batch_size
+        job.most = job.room = lane.policy.max_batch_size
         job.is_lone = not self._jobs and all(lane.is_empty for lane in self._lanes.values())
         self._jobs.add(job)
         self._ahead.submit(job)

@@ -17,7 +17,8 @@ from tests.conftest import need
 from tests.services.containers import Containers, programs_missing
 from tests.services.nginx import find_nginx
 
-NAMES = ["redis", "worker", "web", "flask", "flower", "nginx"]
+#: Grafana has no package of Debian's; test_grafana.py looks at its files.
+NAMES = ["redis", "worker", "web", "flask", "flower", "nginx", "prometheus"]
 
 #: Sends many sentences as the web container would, and says their ids.
 SEND = """
@@ -38,7 +39,7 @@ def place(tmp_path_factory) -> Iterator[Containers]:
     """
     need(find_redis_server)
     need(find_nginx)
-    if missing := programs_missing("redis-cli", "wget"):
+    if missing := programs_missing("redis-cli", "prometheus", "wget"):
         assert os.environ.get("CI") != "true", missing
         pytest.skip(f"not installed: {', '.join(missing)}")
     place = Containers(tmp_path_factory.mktemp("compose"), NAMES, {})
@@ -132,6 +133,20 @@ def test_flower_wants_its_password(up):
         wait_until(why_not, [], what="Flower", timeout=60)
 
     assert 401 == stranger
+
+
+def test_prometheus_reaches_its_targets(up):
+    """Prometheus scrapes worker and web tier by the names that its configuration has."""
+    address = f"http://127.0.0.1:{up['prometheus'].port(9090)}/api/v1/targets"
+    with httpx.Client(trust_env=False) as client:
+
+        def why_not() -> str:
+            targets = client.get(address).json()["data"]["activeTargets"]
+            states = {each["labels"]["job"]: each["health"] for each in targets}
+            wanted = {"celery_batch": "up", "celery_batch_web": "up"}
+            return "" if states == wanted else str(states)
+
+        wait_until(why_not, [], what="Prometheus", timeout=60)
 
 
 def test_redis_wants_its_password(up):
