@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -23,6 +24,7 @@ __all__ = [
     "Rescue",
     "Settings",
     "did_you_mean",
+    "like_milliseconds",
     "most_queued",
     "policy_of",
     "rescue_of",
@@ -33,17 +35,22 @@ OPTIONS = {
     "max_batch_size": "batch_max_size",
     "max_wait": "batch_max_wait",
     "linger": "batch_linger",
+    "bulk_share": "batch_bulk_share",
 }
 
 #: Items of a batch are settled inside one another, each with its place on the stack;
 #: Python 3.12 and 3.13 count some of those places, and the first 3.12 counted few.
 LARGEST_BATCH = 200 if (3, 12) <= sys.version_info < (3, 12, 10) else 1024
 
+#: Seconds. Nobody's requests wait so long for company; milliseconds look like that.
+_LIKE_MILLISECONDS = 5.0
+
 #: Every setting of ours with its default.
 SETTINGS: dict[str, Any] = {
     "batch_max_size": 32,
     "batch_max_wait": 0.01,
     "batch_linger": None,
+    "batch_bulk_share": 0.1,
     "batch_devices": None,
     "batch_load_timeout": 600.0,
     "batch_bulk": True,
@@ -54,6 +61,7 @@ SETTINGS: dict[str, Any] = {
     "batch_dead_letter_queue": None,
     "batch_max_message_size": 16 << 20,
     "batch_lease": 15.0,
+    "batch_metrics": None,
 }
 
 
@@ -64,7 +72,7 @@ class Settings:
 
     Args:
         devices: Where models may live, such as ``("cuda:0", "cuda:1")`` or
-            ``("cpu",)``; None to use every GPU that can be seen.
+            ``("cpu",)``, GPUs also by their ids; None to use every GPU that can be seen.
         load_timeout: Seconds a model may take to load and warm up.
         max_message_size: Most bytes of a message as it comes, and of its body when
             decompressed; None for any.
@@ -72,6 +80,8 @@ class Settings:
             that a worker holds (Redis).
         dead_letter_queue: Where messages are kept that nobody may run again; None to
             keep none.
+        metrics: Where Prometheus finds the worker, such as ``"127.0.0.1:9808"``; None
+            for nowhere.
     """
 
     devices: tuple[str, ...] | None = None
@@ -79,6 +89,7 @@ class Settings:
     max_message_size: int | None = 16 << 20
     lease: float = 15.0
     dead_letter_queue: str | None = None
+    metrics: str | int | None = None
 
     @classmethod
     def of(cls, app: Any) -> Settings:
@@ -100,8 +111,9 @@ class Settings:
         timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
-        named = tuple(devices) if devices else None
-        return cls(named, timeout, _message_size(app), lease, _queue_name(app))
+        chosen = tuple(map(_device, devices)) if devices else None
+        metrics = _setting(app, "batch_metrics")
+        return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +175,13 @@ def most_queued(app: Any, task: Any = None) -> int | None:
     )
 
 
-def policy_of(task: Any) -> BatchPolicy:
+def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolicy:
     """
     Merge a task's options with the app's settings.
+
+    Args:
+        task: The batch task.
+        changes: Values by option that hold instead, as an operator has set them.
 
     Raises:
         ConfigurationError: A value is wrong; the message names the task and,
@@ -175,6 +191,14 @@ def policy_of(task: Any) -> BatchPolicy:
     for option, setting in OPTIONS.items():
         own = getattr(task, option)
         values[option] = _setting(task.app, setting) if own is None else own
+    for option, value in (changes or {}).items():
+        if option not in OPTIONS:
+            known = ", ".join(OPTIONS)
+            raise ConfigurationError(
+                f"{task.name}.{option}: no such option{did_you_mean(option, OPTIONS)};"
+                f" a running worker can change {known}"
+            )
+        values[option] = value
     try:
         policy = BatchPolicy(**values)
     except ConfigurationError as error:
@@ -185,6 +209,23 @@ def policy_of(task: Any) -> BatchPolicy:
             f" send lists as items if the model can take more at once"
         )
     return policy
+
+
+def like_milliseconds(name: str, policy: BatchPolicy) -> list[str]:
+    """
+    Return a warning for each wait that its writer may have meant in milliseconds.
+
+    Args:
+        name: The task's.
+        policy: Its policy.
+    """
+    waits = {"max_wait": policy.max_wait, "linger": policy.linger or 0.0}
+    return [
+        f"{name}: {option}={value:g} is in seconds;"
+        f" if you mean milliseconds, write {value / 1000:g}"
+        for option, value in waits.items()
+        if value >= _LIKE_MILLISECONDS and policy.max_batch_size > 1
+    ]
 
 
 def did_you_mean(name: str, known: Any) -> str:
@@ -208,6 +249,12 @@ def _message_size(app: Any) -> int | None:
     raise ConfigurationError(
         f"batch_max_message_size: must be a whole number of bytes above 0, or None, got {size!r}"
     )
+
+
+def _device(name: Any) -> Any:
+    """Return a device's name; ids of GPUs and of MIG slices may stand alone."""
+    is_id = isinstance(name, str) and name.startswith(("GPU-", "MIG-"))
+    return f"cuda:{name}" if is_id else name
 
 
 def _queue_name(app: Any) -> str | None:

@@ -15,10 +15,12 @@ from typing import Any
 
 __all__ = [
     "BackfillError",
+    "BackfillStopped",
     "BatchError",
     "ChunkFailed",
     "ConfigurationError",
     "InvalidChunk",
+    "InvalidRow",
     "LoadFailed",
     "MessageRefused",
     "MessageTooLarge",
@@ -62,8 +64,18 @@ class BackfillError(BatchError):
     """The backfill cannot begin, or cannot go on."""
 
 
+class BackfillStopped(BackfillError):
+    """The backfill was stopped; what was answered is kept."""
+
+
 class InvalidChunk(BatchError, ValueError):
     """The rows of a chunk are not what they have to be."""
+
+    http = 400
+
+
+class InvalidRow(BatchError, ValueError):
+    """The row of an input is not what the batch function takes."""
 
     http = 400
 

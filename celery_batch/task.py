@@ -56,6 +56,8 @@ class BatchTask(ChunkCalls, Asking):
 
     #: Seconds without a newcomer after which a free slot stops waiting; `batch_linger`.
     linger: ClassVar[float | None] = None
+    #: Of the places in batches, how many go to those whom others overtake; `batch_bulk_share`.
+    bulk_share: ClassVar[float | None] = None
 
     #: Look for the items that make a batch fail, by calling again with parts of it;
     #: False for a function that may not see an item twice. `batch_isolate`.
@@ -109,7 +111,9 @@ class BatchTask(ChunkCalls, Asking):
         rescue_of(cls)
         most_queued(app, cls)
         app.steps["worker"].add("celery_batch.worker.steps:BatchWorker")
+        app.steps["worker"].add("celery_batch.worker.exporter:BatchMetrics")
         app.steps["consumer"].add("celery_batch.worker.steps:BatchConsumer")
+        app.steps["consumer"].add("celery_batch.worker.pulse_step:PulseStep")
 
     def _run_item(self, *args: Any, **kwargs: Any) -> Any:
         asked = self.asked(args, kwargs)
@@ -182,6 +186,10 @@ class BatchTask(ChunkCalls, Asking):
                 self._run_columns, self.name, self._manners(), most=policy_of(self).max_batch_size
             )
         return found
+
+    def whole_runner(self) -> Runner:
+        """Return one that takes each batch in one call, however large, and rescues nobody."""
+        return Runner(self._run_columns, self.name, Manners(isolate=False))
 
     def _manners(self) -> Manners:
         isolate = rescue_of(self).isolate

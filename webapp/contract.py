@@ -20,12 +20,14 @@ from celery.local import maybe_evaluate
 from celery.utils.time import maybe_timedelta
 
 from celery_batch.errors import ConfigurationError
+from webapp.board import Board
 from webapp.bodies import check_size
 from webapp.closing import Closing
 from webapp.courier import Courier
 from webapp.documents import Documents
 from webapp.guard import Guard
 from webapp.home import Home
+from webapp.jobs import JobRoutes
 from webapp.messages import Answer, Ask
 from webapp.meters import UNKNOWN, Meters
 from webapp.pictures import Pictures
@@ -83,7 +85,8 @@ class Contract:
         uploads = [Pictures(predictions, pictured, self.meters, settings)] if pictured else []
         watched = [each.name for each in (batched, single, pictured) if each]
         closing = Closing()
-        self._home = Home(app, watched, settings.live_threads, closing)
+        board = Board(app, watched, steers=settings.steer_jobs)
+        self._home = Home(app, watched, settings.live_threads, closing, board=board)
         self.settings = settings
         #: The table that doors read: a route added here is one of every door.
         routes = [
@@ -92,6 +95,7 @@ class Contract:
             *Tasks(courier, batched, tickets, settings, closing).routes(),
             *Probes(prober, (batched.name, single.name)).routes(),
             *self.meters.routes(),
+            *JobRoutes(board).routes(),
             *self._home.routes(),
         ]
         self.routes = Routes([*routes, *Documents(routes, settings).routes()])

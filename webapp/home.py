@@ -8,6 +8,7 @@ from typing import Any
 
 from celery import Celery
 
+from webapp.board import Board
 from webapp.closing import Closing
 from webapp.fleet import Fleet
 from webapp.latencies import Latencies
@@ -49,13 +50,17 @@ class Home:
         tasks: The names of the tasks that they are watched for.
         threads: Viewers that may hold a thread of the server each at the same time.
         closing: Ends the streams.
+        board: Tells of backfills.
     """
 
-    def __init__(self, app: Celery, tasks: Collection[str], threads: int, closing: Closing) -> None:
+    def __init__(
+        self, app: Celery, tasks: Collection[str], threads: int, closing: Closing, *, board: Board
+    ) -> None:
         self._shelf = Shelf()
         self._fleet = Fleet(app, tasks)
         self._latencies = Latencies()
-        self._live = Live(self._look, rest=self._fleet.close, threads=threads)
+        self._board = board
+        self._live = Live(self._look, rest=self._rest, threads=threads)
         self._closing = closing
         closing.then(self._live.stop)
 
@@ -94,4 +99,9 @@ class Home:
         return Answer(body=self._live.stream(), headers=_STREAM)
 
     def _look(self) -> dict[str, Any]:
-        return {**self._fleet.look(), "latency": self._latencies.summary()}
+        fleet = self._fleet.look()
+        return {**fleet, **self._board.look(), "latency": self._latencies.summary()}
+
+    def _rest(self) -> None:
+        self._fleet.close()
+        self._board.close()

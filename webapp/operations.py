@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from webapp.job_operations import job_operations
 from webapp.settings import Settings
 
 __all__ = ["operations"]
@@ -76,6 +77,7 @@ def operations(settings: Settings) -> dict[tuple[str, str], Described]:
         ("GET", "/readyz"): _PROBE
         | _status("Whether warm workers answer.", {"status": _word(), "workers": _lists()}),
         ("GET", "/metrics"): _file("What is counted, for Prometheus.", "text/plain"),
+        **job_operations(),
         ("GET", "/live"): _events("Tell what goes on, once a second."),
         ("GET", "/"): _PROBE | _file("A page to try it.", "text/html"),
         ("GET", "/page/{name}"): _PROBE | _part(),

@@ -118,7 +118,7 @@ class Probe:
         with self._guard:
             for worker, tasks in body.items():
                 for task, state in tasks.items() if isinstance(tasks, dict) else ():
-                    if isinstance(state, dict) and state.get("warm"):
+                    if isinstance(state, dict) and state.get("warm") and not state.get("paused"):
                         self._warm.setdefault(task, set()).add(worker)
             self._settle()
 

@@ -57,6 +57,8 @@ class Settings:
             look at the page, and who finds none free asks every two seconds.
         event_threads: Threads of the server that may tell the news of tasks; who finds none
             free is told how far its task is, and to ask again in two seconds.
+        steer_jobs: Whether backfills may be paused, resumed and stopped over HTTP; they may
+            always be seen.
         max_concurrent: Most requests that one client may have in hand in this process;
             0 for any number.
         rate: Most requests of one client in a stretch of time, such as ``100/second``;
@@ -89,6 +91,7 @@ class Settings:
     secret: str = field(default="", repr=False)
     live_threads: int = 4
     event_threads: int = 32
+    steer_jobs: bool = False
     max_concurrent: int = 1024
     rate: str = ""
     rate_store: str = field(default="", repr=False)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
-from celery_batch.backfill.rows import Row
-from celery_batch.errors import InvalidChunk
+from celery_batch.backfill.rows import Row, Unreadable
+from celery_batch.errors import BackfillError, InvalidRow
 
-__all__ = ["Arguments"]
+__all__ = ["Arguments", "some_fit"]
 
 #: Fields that name a record, the first that is there.
 _KEYS = ("id", "key")
+
+#: Rows at the beginning of which one has to fit: else it is the command that is wrong.
+_FIRST = 100
 
 
 class Arguments:
@@ -40,39 +44,75 @@ class Arguments:
 
     def rows(self, records: Iterable[Any], start: int = 0) -> Iterator[Row]:
         """
-        Yield a row for each record, in order.
+        Yield a row for each record, in order; one that does not fit has a flaw.
 
         Args:
             records: As the input has them.
             start: The first one's position.
-
-        Raises:
-            InvalidChunk: A record does not fit the function; it says which and why.
         """
         for position, record in enumerate(records, start):
-            yield Row(position, self._key_of(record, position), self._values(record, position))
+            yield self._row(record, position)
+
+    def _row(self, record: Any, position: int) -> Row:
+        if isinstance(record, Unreadable):
+            key = record.key or str(position + 1)
+            return Row(position, key, (), _flaw(InvalidRow(record.why)))
+        key = str(position + 1)
+        try:
+            key = self._key_of(record, position)
+            return Row(position, key, self._values(record, position))
+        except InvalidRow as error:
+            return Row(position, key, (), _flaw(error))
 
     def _key_of(self, record: Any, position: int) -> str:
         if not isinstance(record, Mapping):
             return str(position + 1)
         if self._key is not None:
             if self._key not in record:
-                raise InvalidChunk(f"row {position + 1} has no field {self._key!r} to be named by")
+                raise InvalidRow(f"row {position + 1} has no field {self._key!r} to be named by")
             return str(record[self._key])
         return next((str(record[name]) for name in _KEYS if name in record), str(position + 1))
 
     def _values(self, record: Any, position: int) -> tuple[Any, ...]:
         if self._field is not None:
             if not isinstance(record, Mapping) or self._field not in record:
-                raise InvalidChunk(f"row {position + 1} has no field {self._field!r}")
+                raise InvalidRow(f"row {position + 1} has no field {self._field!r}")
             record = record[self._field]
         elif isinstance(record, Mapping) and self._names & record.keys() >= self._needed:
             return tuple(record.get(one.name, one.default) for one in self._parameters)
         if len(self._needed) > 1:
-            raise InvalidChunk(self._misfit(record, position))
+            raise InvalidRow(self._misfit(record, position))
         return (record, *(one.default for one in self._parameters[1:]))
 
     def _misfit(self, record: Any, position: int) -> str:
         wanted = ", ".join(sorted(self._needed))
         found = sorted(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
         return f"row {position + 1} must have the fields {wanted}, it has {found}"
+
+
+def _flaw(error: InvalidRow) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def some_fit(rows: Iterator[Row]) -> Iterator[Row]:
+    """
+    Return the same rows, if any of the first fits; else no other would, either.
+
+    Args:
+        rows: All of an input, in order.
+
+    Raises:
+        BackfillError: None does.
+    """
+    first: list[Row] = []
+    for row in rows:
+        first.append(row)
+        if not row.flaw:
+            return chain(first, rows)
+        if len(first) == _FIRST:
+            break
+    if first:
+        reason = first[0].flaw.partition(": ")[2]
+        others = f"; so it is with the first {len(first)} rows" if len(first) > 1 else ""
+        raise BackfillError(f"no row can be asked: {reason}{others}")
+    return iter(())

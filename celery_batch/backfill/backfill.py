@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from celery_batch.backfill.arguments import Arguments
-from celery_batch.backfill.flight import Flight
+from celery_batch.backfill.flight import WINDOW_BYTES, Flight
 from celery_batch.backfill.rows import Answered, Row
 from celery_batch.backfill.sender import Sender
 from celery_batch.config import most_queued, policy_of
 
-__all__ = ["Backfill", "Pace", "answers", "lowest_priority"]
+__all__ = ["PATIENCE", "Backfill", "Pace", "answers", "lowest_priority"]
 
 #: Seconds to wait for an answer before looking around.
 _LOOK = 0.5
@@ -22,7 +22,7 @@ _LOOK = 0.5
 _BATCHES = 32
 
 #: Seconds without any answer after which parcels that nobody has are sent again.
-_PATIENCE = 60.0
+PATIENCE = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,16 +35,18 @@ class Pace:
         parcel: Most rows in one message; never more than fit into one model call, so
             that nobody else waits longer for one than for a batch.
         in_order: Answers come in the input's order; else as they are known.
+        window_bytes: Bytes of rows on their way from which on nothing more leaves.
         patience: Seconds without any answer after which what nobody has is sent again.
     """
 
     window: int
     parcel: int
     in_order: bool = True
-    patience: float = _PATIENCE
+    window_bytes: int = WINDOW_BYTES
+    patience: float = PATIENCE
 
     @classmethod
-    def of(cls, task: Any, *, window: int | None = None, in_order: bool = True) -> Pace:
+    def of(cls, task: Any, *, window: int | None = None, **more: Any) -> Pace:
         """
         Return the pace that keeps a task's workers busy.
 
@@ -52,13 +54,13 @@ class Pace:
             task: The batch task.
             window: Most rows on their way, where that is to be something else; never more
                 than may wait by the option ``max_queue``.
-            in_order: Answers come in the input's order.
+            more: The other numbers, where they are to be something else.
         """
         size = policy_of(task).max_batch_size
         window = window or _BATCHES * size
         most = most_queued(task.app, task)
         window = window if most is None else min(window, most)
-        return cls(window=window, parcel=min(size, window), in_order=in_order)
+        return cls(window=window, parcel=min(size, window), **more)
 
 
 def answers(
@@ -113,9 +115,15 @@ class Backfill:
         self, task: Any, rows: Iterable[Row], pace: Pace, options: dict[str, Any] | None = None
     ) -> None:
         self._pace = pace
-        self._flight = Flight(rows, window=pace.window, parcel=pace.parcel, in_order=pace.in_order)
+        self._flight = Flight(
+            rows,
+            window=pace.window,
+            parcel=pace.parcel,
+            in_order=pace.in_order,
+            window_bytes=pace.window_bytes,
+        )
         self._sender = Sender(task, options or {})
-        self._heard = time.monotonic()
+        self._heard = self._answered = time.monotonic()
         self._patience = pace.patience
 
     def __enter__(self) -> Self:
@@ -134,33 +142,39 @@ class Backfill:
         """Whether every row has come to its end."""
         return self._flight.is_over
 
-    @property
-    def flying(self) -> int:
-        """How many rows are on their way."""
-        return self._flight.flying
+    def facts(self) -> dict[str, Any]:
+        """Return what there is to tell of the moment; see `Progress`."""
+        return {
+            "flying": self._flight.flying,
+            "window": self._flight.window,
+            "workers": self._sender.workers(),
+            "silent": time.monotonic() - self._answered,
+        }
 
     def recall(self) -> None:
         """Give up what is on its way; what has not begun will not."""
         self._sender.recall()
 
-    def turn(self, timeout: float = _LOOK) -> list[Answered]:
+    def turn(self, timeout: float = _LOOK, *, sends: bool = True) -> list[Answered]:
         """
         Send what may leave, and return what has come.
 
         Args:
             timeout: Seconds to wait for something to come.
+            sends: Whether anything may leave.
         """
-        for parcel in self._sender.send(list(self._flight.departures())):
+        departures = list(self._flight.departures()) if sends else []
+        for parcel in self._sender.send(departures):
             self._flight.lost(parcel)
-        due: list[Answered] = []
-        for parcel, answers in self._sender.arrivals(timeout):
-            self._heard = time.monotonic()
+        due = self._flight.due()  # rows that need no worker are not to wait for one
+        for parcel, answers in self._sender.arrivals(0.0 if due else timeout):
+            self._heard = self._answered = time.monotonic()
             if answers is None:
                 self._flight.fell_apart(parcel)
             else:
-                due += self._flight.arrived(answers)
+                self._flight.arrived(answers)
         self._look_for_lost()
-        return due
+        return due + self._flight.due()
 
     def _look_for_lost(self) -> None:
         """Have sent again what no broker and no worker has any more: nobody waits for ever."""

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from celery_batch.backfill.inputs import Input
-from celery_batch.backfill.ledger import sync_folder
+from celery_batch.backfill.ledger import sync_folder, writing
+from celery_batch.backfill.rows import Unreadable
 from celery_batch.errors import BackfillError
 
 __all__ = ["Failures"]
@@ -29,19 +30,13 @@ class Failures:
     def write(self, records: Iterable[dict[str, Any]]) -> None:
         """Write down which of an output's records have failed; no file if none has."""
         fresh = self.path.with_name(f"{self.path.name}.new")
-        count = 0
-        with fresh.open("w", encoding="utf-8") as file:
-            for line, record in enumerate(records):
-                if error := record.get("error"):
-                    count += 1
-                    found = {"line": line, "position": record["position"], "key": record["key"]}
-                    file.write(json.dumps(found | {"error": error}) + "\n")
-        if count:
-            fresh.replace(self.path)
-        else:
-            fresh.unlink()
-            self.path.unlink(missing_ok=True)
-        sync_folder(self.path.parent)
+        with writing(self.path):
+            if _write(fresh, records):
+                fresh.replace(self.path)
+            else:
+                fresh.unlink()
+                self.path.unlink(missing_ok=True)
+            sync_folder(self.path.parent)
 
     def lines(self) -> dict[int, int]:
         """
@@ -82,5 +77,19 @@ class Failures:
         # Those that were taken in by an earlier try may not be among the failed any more.
         fresh = {lines[each["position"]]: each for each in answers if each["position"] in lines}
         for line, record in enumerate(Input(str(self._output)).records()):
+            if isinstance(record, Unreadable):
+                raise BackfillError(f"{self._output}: was changed: {record.why}")
             kept = {name: value for name, value in record.items() if value is not None}
             yield fresh.get(line, kept | {"position": positions.get(line, -1)})
+
+
+def _write(path: Path, records: Iterable[dict[str, Any]]) -> int:
+    """Write the records that have failed, and return how many they are."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for line, record in enumerate(records):
+            if error := record.get("error"):
+                count += 1
+                found = {"line": line, "position": record["position"], "key": record["key"]}
+                file.write(json.dumps(found | {"error": error}) + "\n")
+    return count

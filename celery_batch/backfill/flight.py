@@ -4,9 +4,11 @@ Which rows leave next, and which answers are due.
 Rule 1: this file knows no broker, no clock and no file; facts come in, decisions go out.
 Rule 2: at most ``window`` rows are on their way, or wait for one that left before them;
         so neither the broker nor this process ever holds more.
-Rule 3: the input is read no further than that.
-Rule 4: a parcel has no more rows once it is heavy, as brokers take no message of any size.
-Rule 5: a chunk that fails as a whole is sent again row by row; a row that fails has failed.
+Rule 3: nothing more leaves while what is held weighs ``window_bytes`` or more.
+Rule 4: the input is read no further than that.
+Rule 5: a parcel has no more rows once it is heavy, as brokers take no message of any size.
+Rule 6: a row with a flaw does not leave; it has come to its end where it stands.
+Rule 7: a chunk that fails as a whole is sent again row by row; a row that fails has failed.
 """
 
 from __future__ import annotations
@@ -16,9 +18,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from celery_batch.backfill.rows import Answered, Row
+from celery_batch.backfill.weight import weight
 
-__all__ = ["Flight", "Parcel"]
+__all__ = ["WINDOW_BYTES", "Flight", "Parcel"]
 
+#: Bytes that may be held, unless another number is given.
+WINDOW_BYTES = 64 << 20
 
 #: Bytes and characters of a parcel that is large enough, however few its rows are.
 _HEAVY = 4 << 20
@@ -50,21 +55,32 @@ class Flight:
         window: Most rows on their way.
         parcel: Most rows in one message.
         in_order: Answers come in the input's order; else as they are known.
+        window_bytes: Bytes and characters of rows, and of answers that wait for others,
+            from which on nothing more leaves.
     """
 
     def __init__(
-        self, rows: Iterable[Row], *, window: int, parcel: int, in_order: bool = True
+        self,
+        rows: Iterable[Row],
+        *,
+        window: int,
+        parcel: int,
+        in_order: bool = True,
+        window_bytes: int = WINDOW_BYTES,
     ) -> None:
         self.window = window
+        self.window_bytes = window_bytes
         self._rows: Iterator[Row] = iter(rows)
         self._parcel = parcel
         self._in_order = in_order
         self._again: deque[Parcel] = deque()
-        self._order: deque[Row] = deque()
+        self._order: deque[int] = deque()
         self._known: dict[int, Answered] = {}
         self._unread = True
         #: Rows that have left and have no answer yet.
         self.flying = 0
+        #: What the rows that are held weigh.
+        self.bytes = 0
 
     def __repr__(self) -> str:
         return f"<Flight: {self.flying} rows on their way of {self.window}>"
@@ -79,48 +95,66 @@ class Flight:
         """Whether every row of the input has its answer, and has been given."""
         return not (self._unread or self._again or self.held)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another parcel may leave."""
+        most = max(self.window, self._parcel)
+        return self.held + self._parcel <= most and self.bytes < self.window_bytes
+
     def departures(self) -> Iterator[Parcel]:
         """Yield what may leave now; who asks sends it before asking for the next."""
         while self._again:
             yield self._again.popleft()
-        while self._unread and self.held + self._parcel <= max(self.window, self._parcel):
+        while self._unread and self.has_room:
             rows = self._next_rows()
-            if not rows:
-                return
             self.flying += len(rows)
-            if self._in_order:
-                self._order.extend(rows)
-            yield Parcel(rows, is_single=len(rows) == 1)
+            if rows:
+                yield Parcel(rows, is_single=len(rows) == 1)
 
     def _next_rows(self) -> tuple[Row, ...]:
-        rows, weight = [], 0
+        rows, parcel_bytes, most = [], 0, self._parcel
         for row in self._rows:
-            rows.append(row)
-            weight += sum(len(each) for each in row.values if isinstance(each, (str, bytes)))
-            if len(rows) == self._parcel or weight >= _HEAVY:
-                return tuple(rows)
-        self._unread = False
+            if self._in_order:
+                self._order.append(row.position)
+            heavy = weight(row.values)
+            self.bytes += heavy
+            if row.flaw:
+                self._know(Answered(row, error=row.flaw))
+                most -= 1
+            else:
+                rows.append(row)
+                parcel_bytes += heavy
+            if len(rows) >= most or parcel_bytes >= _HEAVY:
+                break
+        else:
+            self._unread = False
         return tuple(rows)
 
-    def arrived(self, answers: Iterable[Answered]) -> list[Answered]:
+    def arrived(self, answers: Iterable[Answered]) -> None:
         """
         Take in what is known of rows that were on their way.
 
         Args:
             answers: Each row's, once.
-
-        Returns:
-            Those that are due now.
         """
-        answers = list(answers)
-        self.flying -= len(answers)
-        if not self._in_order:
-            return answers
         for answer in answers:
-            self._known[answer.row.position] = answer
-        due = []
-        while self._order and self._order[0].position in self._known:
-            due.append(self._known.pop(self._order.popleft().position))
+            self.flying -= 1
+            self._know(answer)
+
+    def _know(self, answer: Answered) -> None:
+        self.bytes += weight(answer.output)
+        self._known[answer.row.position] = answer
+
+    def due(self) -> list[Answered]:
+        """Return the answers that are due now, each once."""
+        if self._in_order:
+            due = []
+            while self._order and self._order[0] in self._known:
+                due.append(self._known.pop(self._order.popleft()))
+        else:
+            due = list(self._known.values())
+            self._known.clear()
+        self.bytes -= sum(weight(each.row.values) + weight(each.output) for each in due)
         return due
 
     def fell_apart(self, parcel: Parcel) -> None:

@@ -2,52 +2,23 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from celery_batch.backfill.arguments import Arguments
+from celery_batch.backfill.arguments import Arguments, some_fit
 from celery_batch.backfill.backfill import Backfill, Pace
 from celery_batch.backfill.failures import Failures
 from celery_batch.backfill.inputs import Input
 from celery_batch.backfill.ledger import Ledger
 from celery_batch.backfill.limit import ErrorLimit
 from celery_batch.backfill.outputs import format_of, write_output
+from celery_batch.backfill.progress import Clock, Progress
+from celery_batch.backfill.reins import Reins
 from celery_batch.backfill.rows import Row
 from celery_batch.errors import BackfillError
 
-__all__ = ["Job", "Progress"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """
-    How far a job is.
-
-    Args:
-        done: Rows that have come to their end, in all runs together.
-        failed: Those of them that have failed.
-        total: Rows of the input; None if that is not known.
-        rate: Rows a second of this run.
-        flying: Rows on their way.
-        seconds: Since this run began.
-    """
-
-    done: int
-    failed: int
-    total: int | None
-    rate: float
-    flying: int
-    seconds: float
-
-    @property
-    def left(self) -> float | None:
-        """Seconds until the end at this rate; None if that cannot be told."""
-        if self.total is None or not self.rate:
-            return None
-        return (self.total - self.done) / self.rate
+__all__ = ["Job"]
 
 
 #: Is told how far a job is.
@@ -78,14 +49,17 @@ class Job:
         *,
         limit: ErrorLimit | None = None,
     ) -> None:
-        if source.holds(output):
-            raise BackfillError(f"{output}: is in the folder that is read; name one elsewhere")
+        self._failures = Failures(output)
+        for path in (output, self._failures.path, *Ledger.paths(output)):
+            if source.holds(path):
+                raise BackfillError(f"{path}: is read, and would be written; name another output")
         self._task = task
         self._source = source
         self._output = output
         self._arguments = arguments
         self._limit = limit or ErrorLimit()
-        self._failures = Failures(output)
+        #: By these others may steer it.
+        self.reins = Reins()
 
     def run(self, pace: Pace, options: dict[str, Any], tell: Tell) -> Progress:
         """
@@ -107,7 +81,7 @@ class Job:
                 " begin anew, or --retry-errors to run its failed rows again"
             )
         with Ledger(self._output, self._about()) as ledger:
-            clock = _Clock(ledger, self._source.count())
+            clock = Clock(ledger, self._source.count())
             progress = self._answer(clock, self._unanswered(ledger), pace, options, tell)
             self._failures.write(ledger.records())  # first: the output says that all is done
             write_output(self._output, ledger.records(), kind)
@@ -129,7 +103,7 @@ class Job:
         """
         keys = self._failures.keys()
         with Ledger(self._side, self._about()) as ledger:
-            clock = _Clock(ledger, len(keys))
+            clock = Clock(ledger, len(keys))
             progress = self._answer(clock, self._failed(ledger, keys), pace, options, tell)
             merged = self._failures.merged
             write_output(self._output, merged(ledger.records()), format_of(self._output))
@@ -155,20 +129,23 @@ class Job:
         return self._output.with_name(f"{self._output.name}.retry")
 
     def _answer(
-        self, clock: _Clock, rows: Iterator[Row], pace: Pace, options: dict[str, Any], tell: Tell
+        self, clock: Clock, rows: Iterator[Row], pace: Pace, options: dict[str, Any], tell: Tell
     ) -> Progress:
         with Backfill(self._task, rows, pace, options) as backfill:
             while not backfill.is_over:
-                clock.ledger.add(backfill.turn())
-                progress = clock.progress(backfill.flying)
+                self.reins.check()
+                clock.ledger.add(backfill.turn(sends=not self.reins.is_paused))
+                progress = clock.progress(**backfill.facts())
                 tell(progress)
                 self._limit.check(progress.done, progress.failed)
-        return clock.progress(0)
+        progress = clock.progress(state="writing")
+        tell(progress)
+        return progress
 
     def _failed(self, ledger: Ledger, keys: dict[int, str]) -> Iterator[Row]:
         for row in self._unanswered(ledger):
             if row.position in keys:
-                if row.key != keys[row.position]:
+                if keys[row.position] not in (row.key, str(row.position + 1)):
                     raise BackfillError(
                         f"row {row.position + 1} is {row.key!r} now, and the one that failed was"
                         f" {keys[row.position]!r}: this is another input"
@@ -176,31 +153,9 @@ class Job:
                 yield row
 
     def _unanswered(self, ledger: Ledger) -> Iterator[Row]:
-        for row in self._arguments.rows(self._source.records()):
+        for row in some_fit(self._arguments.rows(self._source.records())):
             if row.position not in ledger.done:
                 yield row
 
     def _about(self) -> dict[str, Any]:
         return {"task": self._task.name, "input": self._source.identity}
-
-
-class _Clock:
-    """What this run has done, and in what time."""
-
-    def __init__(self, ledger: Ledger, total: int | None) -> None:
-        self.ledger = ledger
-        self._total = total
-        self._before = len(ledger.done)
-        self._since = time.monotonic()
-
-    def progress(self, flying: int) -> Progress:
-        """Return how far it is."""
-        seconds, done = time.monotonic() - self._since, len(self.ledger.done)
-        return Progress(
-            done=done,
-            failed=self.ledger.failed,
-            total=self._total,
-            rate=(done - self._before) / seconds if seconds else 0.0,
-            flying=flying,
-            seconds=seconds,
-        )

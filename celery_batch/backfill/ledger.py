@@ -14,6 +14,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -23,7 +24,7 @@ from celery_batch.backfill.rows import Answered
 from celery_batch.backfill.spans import Spans
 from celery_batch.errors import BackfillError
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "sync_folder", "writing"]
 
 #: Seconds between two syncs: so much is asked again after a crash, besides what was in flight.
 _SYNC_EVERY = 1.0
@@ -76,7 +77,8 @@ class Ledger:
         """Take answers in; they are safe after the next sync."""
         self._is_whole = False  # interrupted in here, they do not count
         answers = [_writable(answer) for answer in answers]
-        self._file.write("".join(map(_line, answers)).encode())
+        with writing(self.partial):
+            self._file.write("".join(map(_line, answers)).encode())
         for answer in answers:
             self.done.add(answer.row.position)
             self.failed += bool(answer.error)
@@ -85,9 +87,19 @@ class Ledger:
             self.sync()
 
     def sync(self) -> None:
-        """Make what was taken in safe from crashes and power cuts."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """
+        Make what was taken in safe from crashes and power cuts.
+
+        Raises:
+            BackfillError: The disk is full, say; what was synced before still counts.
+        """
+        try:
+            with writing(self.partial):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        except BackfillError:
+            self._is_whole = False
+            raise
         state = {
             "version": _VERSION,
             "about": self._about,
@@ -96,12 +108,13 @@ class Ledger:
             "failed": self.failed,
         }
         fresh = self._journal.with_name(f"{self._journal.name}.new")
-        with fresh.open("w", encoding="utf-8") as file:
-            json.dump(state, file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(self._journal)
-        sync_folder(self._journal.parent)
+        with writing(self._journal):
+            with fresh.open("w", encoding="utf-8") as file:
+                json.dump(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._journal)
+            sync_folder(self._journal.parent)
         self._synced = time.monotonic()
 
     def records(self) -> Iterator[dict[str, Any]]:
@@ -122,7 +135,9 @@ class Ledger:
             if self._is_whole and not self._file.closed and self.partial.exists():
                 self.sync()
         finally:
-            self._file.close()
+            # What could not be written before cannot now, and does not count.
+            with nullcontext() if self._is_whole else suppress(OSError):
+                self._file.close()
 
     @classmethod
     def forget(cls, output: Path) -> None:
@@ -160,6 +175,26 @@ class Ledger:
         self._file.seek(0, os.SEEK_END)
         self.done = Spans((first, end) for first, end in state["done"])
         self.failed = state["failed"]
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """
+    Have whoever runs the command told what cannot be written.
+
+    Args:
+        path: What is written.
+
+    Raises:
+        BackfillError: It cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BackfillError(
+            f"{path}: cannot be written: {error.strerror or error}; what was answered is kept,"
+            " and the same command goes on once it can"
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:

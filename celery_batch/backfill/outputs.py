@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from celery_batch.backfill.ledger import sync_folder
+from celery_batch.backfill.ledger import sync_folder, writing
 from celery_batch.errors import BackfillError
 
 __all__ = ["FORMATS", "format_of", "write_output"]
@@ -46,13 +46,21 @@ def write_output(output: Path, records: Records, kind: str) -> None:
         output: Replaced, if it is there.
         records: As the ledger has them.
         kind: A name in `FORMATS`.
+
+    Raises:
+        BackfillError: The disk is full, say.
     """
     fresh = output.with_name(f"{output.name}.new")
-    FORMATS[kind](fresh, records)
-    with fresh.open("rb") as file:
-        os.fsync(file.fileno())
-    fresh.replace(output)
-    sync_folder(output.parent)
+    try:
+        with writing(output):
+            FORMATS[kind](fresh, records)
+            with fresh.open("rb") as file:
+                os.fsync(file.fileno())
+            fresh.replace(output)
+            sync_folder(output.parent)
+    except BaseException:
+        fresh.unlink(missing_ok=True)  # a full disk has no room for half an output
+        raise
 
 
 def _json_lines(path: Path, records: Records) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Answered", "Row"]
+__all__ = ["Answered", "Row", "Unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,13 @@ class Row:
         position: Counted from 0, in the input's order.
         key: What the input calls it; its line number if it has no name.
         values: One for each parameter of the batch function.
+        flaw: Why it cannot be asked at all, as ``"Type: message"``; "" if it can.
     """
 
     position: int
     key: str
     values: tuple[Any, ...]
+    flaw: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +40,17 @@ class Answered:
     row: Row
     output: Any = None
     error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """
+    What stands in the place of a record that could not be read.
+
+    Args:
+        why: Where it is and what is wrong.
+        key: What the input calls it, if that is known.
+    """
+
+    why: str
+    key: str = ""

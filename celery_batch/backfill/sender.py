@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from celery import states
 from celery.backends.base import DisabledBackend
-from kombu.exceptions import OperationalError
+from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch.backfill.flight import Parcel
 from celery_batch.backfill.rows import Answered
-from celery_batch.errors import BackfillError, ChunkFailed, QueueFull
+from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
 
 __all__ = ["Sender"]
 
@@ -21,6 +22,12 @@ log = logging.getLogger(__name__)
 
 #: Seconds for which workers are listened to who say what they have.
 _ROLL_CALL = 2.0
+
+#: Seconds for which a worker that has answered counts as one that works for us.
+_LATELY = 30.0
+
+#: A parcel and its rows' answers, None if it failed as a whole.
+Arrival = tuple[Parcel, list[Answered] | None]
 
 
 class Sender:
@@ -46,6 +53,13 @@ class Sender:
         self._ended: SimpleQueue[Any] = SimpleQueue()
         self._flying: dict[Any, tuple[Parcel, Any]] = {}
         self._is_cut_off = False
+        self._refused: list[Arrival] = []
+        self._workers: dict[str, float] = {}
+
+    def workers(self) -> int:
+        """Return how many workers have answered lately, as far as they have said who they are."""
+        now = time.monotonic()
+        return sum(now - heard < _LATELY for heard in self._workers.values())
 
     def send(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         """
@@ -55,26 +69,40 @@ class Sender:
             parcels: Of one row or many.
         """
         singles = [parcel for parcel in parcels if parcel.is_single]
-        unsent: list[Parcel] = []
-        try:
-            calls = [(parcel.rows[0].values, None) for parcel in singles]
-            results = self._task.apply_many(calls, **self._options) if calls else []
-        except (OperationalError, QueueFull) as error:  # some may be there, and answered in vain
-            self._unreachable(error)
-            unsent, results, singles = singles, [], []
-        for parcel, result in zip(singles, results, strict=True):
-            self._expect(parcel, result)
-        chunks = [parcel for parcel in parcels if not parcel.is_single]
-        for n, parcel in enumerate(chunks):
-            columns = map(list, zip(*(row.values for row in parcel.rows), strict=True))
+        together = [singles, *([parcel] for parcel in parcels if not parcel.is_single)]
+        for n, some in enumerate(together):
             try:
-                self._expect(parcel, self._task.apply_chunk(*columns, **self._options))
-            except (OperationalError, QueueFull) as error:
+                self._send(some)
+            except (OperationalError, QueueFull) as error:  # some may be there, answered in vain
                 self._unreachable(error)
-                return [*unsent, *chunks[n:]]
-        return unsent
+                taken = {parcel for parcel, _ in (*self._flying.values(), *self._refused)}
+                return [parcel for rest in together[n:] for parcel in rest if parcel not in taken]
+        return []
 
-    def arrivals(self, timeout: float) -> list[tuple[Parcel, list[Answered] | None]]:
+    def _send(self, parcels: Sequence[Parcel]) -> None:
+        """Send one parcel, or many of one row each; what cannot be written has ended."""
+        try:
+            results = self._called(parcels)
+        except (EncodeError, TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, BatchError):
+                raise  # it is the task's settings, not a row
+            if len(parcels) > 1:
+                for parcel in parcels:
+                    self._send([parcel])
+            else:
+                self._refused.append((parcels[0], _refusal(parcels[0], error)))
+            return
+        for parcel, result in zip(parcels, results, strict=True):
+            self._expect(parcel, result)
+
+    def _called(self, parcels: Sequence[Parcel]) -> Sequence[Any]:
+        if all(parcel.is_single for parcel in parcels):
+            calls = [(parcel.rows[0].values, None) for parcel in parcels]
+            return self._task.apply_many(calls, **self._options) if calls else []
+        columns = map(list, zip(*(row.values for row in parcels[0].rows), strict=True))
+        return [self._task.apply_chunk(*columns, **self._options)]
+
+    def arrivals(self, timeout: float) -> list[Arrival]:
         """
         Return parcels whose tasks have ended, each with its rows' answers.
 
@@ -84,13 +112,14 @@ class Sender:
         Returns:
             None in place of the answers where a parcel of many rows failed as a whole.
         """
-        found: list[tuple[Parcel, list[Answered] | None]] = []
+        found, self._refused = self._refused, []
         try:
-            task_id = self._ended.get(timeout=timeout)
+            task_id = self._ended.get(timeout=0.0 if found else timeout)
             while True:
                 if task_id in self._flying:
                     parcel, result = self._flying.pop(task_id)
                     found.append((parcel, _answers(parcel, result)))
+                    self._note(result)
                     _forget(result)
                 task_id = self._ended.get_nowait()
         except Empty:
@@ -154,6 +183,11 @@ class Sender:
             log.warning("The broker cannot be reached, and is tried again: %s", error)
         self._is_cut_off = True
 
+    def _note(self, result: Any) -> None:
+        facts = getattr(result, "batch", None)  # None where the backend tells nobody
+        if facts is not None:
+            self._workers[facts.worker] = time.monotonic()
+
     def _expect(self, parcel: Parcel, result: Any) -> None:
         self._is_cut_off = False
         self._flying[result.id] = (parcel, result)
@@ -182,6 +216,10 @@ def _answers(parcel: Parcel, result: Any) -> list[Answered] | None:
         Answered(row, error=failures[n]) if n in failures else Answered(row, output)
         for n, (row, output) in enumerate(zip(parcel.rows, value.outputs, strict=True))
     ]
+
+
+def _refusal(parcel: Parcel, error: Exception) -> list[Answered] | None:
+    return [Answered(parcel.rows[0], error=_said(error))] if parcel.is_single else None
 
 
 def _said(error: Any) -> str:

@@ -31,10 +31,13 @@ class Batch(Generic[T]):
     Args:
         requests: Oldest first, never empty.
         reason: Why it left when it did.
+        urgency: Of the most urgent who waited then, whether it is in it or has stood
+            back for those who are; smaller goes first.
     """
 
     requests: tuple[Request[T], ...]
     reason: Reason
+    urgency: int = 0
 
     @property
     def items(self) -> list[T]:

@@ -31,6 +31,8 @@ class Recovery:
 
     def __init__(self, size: int) -> None:
         self._todo = [range(size)] if size else []
+        #: Whether anything of it went wrong, and was cut in halves.
+        self.was_cut = False
 
     def next(self, largest: int) -> range | None:
         """
@@ -58,6 +60,7 @@ class Recovery:
         """
         if len(part) <= 1:
             return False
+        self.was_cut = True
         middle = part.start + len(part) // 2
         self._todo += [range(middle, part.stop), range(part.start, middle)]
         return True

@@ -10,12 +10,15 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.backfill.arguments import Arguments
-from celery_batch.backfill.backfill import Pace, lowest_priority
+from celery_batch.backfill.backfill import PATIENCE, Pace, lowest_priority
+from celery_batch.backfill.flight import WINDOW_BYTES
 from celery_batch.backfill.inputs import FORMATS, Input
-from celery_batch.backfill.job import Job, Progress
+from celery_batch.backfill.job import Job
 from celery_batch.backfill.limit import ErrorLimit
+from celery_batch.backfill.progress import Progress
+from celery_batch.backfill.remote import Remote
 from celery_batch.cli.progress import shown
-from celery_batch.errors import BackfillError, BatchError
+from celery_batch.errors import BackfillError, BackfillStopped, BatchError
 from celery_batch.task import BatchTask
 
 __all__ = ["backfill"]
@@ -34,6 +37,20 @@ _INTERRUPTED = 130
 @click.option("--queue", help="Where the task's messages go.")
 @click.option("--priority", type=click.IntRange(0, 9), help="The lowest unless given.")
 @click.option("--window", type=click.IntRange(min=1), help="Most rows on their way.")
+@click.option(
+    "--window-bytes",
+    type=click.IntRange(min=1),
+    default=WINDOW_BYTES,
+    show_default=True,
+    help="Bytes on their way from which on nothing more leaves.",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0, min_open=True),
+    default=PATIENCE,
+    show_default=True,
+    help="Seconds without any answer after which what nobody has is sent again.",
+)
 @click.option("--as-completed", is_flag=True, help="Answers as they are known, in no order.")
 @click.option("--max-errors", help="Stop when more rows than this, or this share (5%), failed.")
 @click.option("--retry-errors", is_flag=True, help="Run an output's failed rows again.")
@@ -49,9 +66,10 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         progress = _run(ctx.obj.app, task, source, output, options)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BackfillStopped) as error:
+        ended = "Stopped" if isinstance(error, BackfillStopped) else "Interrupted"
         same = "the same command without --restart" if options["restart"] else "the same command"
-        click.echo(f"Interrupted; {same} goes on from here.", err=True)
+        click.echo(f"{ended}; {same} goes on from here.", err=True)
         ctx.exit(_INTERRUPTED)
     except BatchError as error:
         raise click.ClickException(str(error)) from error
@@ -65,13 +83,24 @@ def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]
     limit = ErrorLimit.parse(options["max_errors"]) if options["max_errors"] else None
     arguments = Arguments(task.batch_signature, key=options["key"], field=field)
     job = Job(task, found, output, arguments, limit=limit)
-    pace = Pace.of(task, window=options["window"], in_order=not options["as_completed"])
+    pace = Pace.of(
+        task,
+        window=options["window"],
+        in_order=not options["as_completed"],
+        window_bytes=options["window_bytes"],
+        patience=options["patience"],
+    )
     if options["restart"]:
         if options["retry_errors"]:
             raise BackfillError("--restart forgets what --retry-errors needs; give one of them")
         job.forget()
     run = job.retry if options["retry_errors"] else job.run
-    with shown(output) as tell:
+    with shown(output) as show, Remote(app, name, (source, output), job.reins) as remote:
+
+        def tell(progress: Progress) -> None:
+            remote.tell(progress)
+            show(progress)
+
         return run(pace, _calls(app, options), tell)
 
 

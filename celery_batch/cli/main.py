@@ -11,8 +11,12 @@ import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_batch.cli.backfill import backfill
+from celery_batch.cli.check import check
+from celery_batch.cli.jobs import jobs
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.cli.serve import serve, status
+from celery_batch.cli.top import top
+from celery_batch.cli.tune import tune
 from celery_batch.errors import BatchError
 from celery_batch.worker import control
 
@@ -31,8 +35,12 @@ def batch(_ctx: click.Context) -> None:
 
 
 batch.add_command(backfill)
+batch.add_command(check)
+batch.add_command(jobs)
 batch.add_command(serve)
 batch.add_command(status)
+batch.add_command(top)
+batch.add_command(tune)
 
 
 @batch.command(name="redis", cls=CeleryCommand)

@@ -6,17 +6,22 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 
-from celery_batch.backfill.job import Progress
+from celery_batch.backfill.progress import Progress
+from celery_batch.cli.duration import duration
 
-__all__ = ["line", "shown"]
+__all__ = ["line", "shown", "summary"]
 
 #: Seconds between two lines where there is no terminal.
 _EVERY = 10.0
+
+#: Seconds without an answer after which that is told.
+_LONG = 10.0
 
 
 @contextmanager
@@ -28,7 +33,8 @@ def shown(output: Path) -> Iterator[Callable[[Progress], None]]:
         output: What is made; the last line names it.
     """
     last: list[Progress] = []
-    with _bar() if sys.stderr.isatty() else _lines() as tell:
+    has_bar = sys.stderr.isatty() and find_spec("rich") is not None
+    with _bar() if has_bar else _lines() as tell:
 
         def told(progress: Progress) -> None:
             last[:] = [progress]
@@ -36,17 +42,43 @@ def shown(output: Path) -> Iterator[Callable[[Progress], None]]:
 
         yield told
     if last:
-        click.echo(f"{output}: {line(last[0])}", err=True)
+        named = f"; see {output.name}.errors" if last[0].failed else ""
+        click.echo(f"{output}: {summary(last[0])}{named}", err=True)
 
 
 def line(progress: Progress) -> str:
     """Return how far a job is, in one line."""
     total = f" of {progress.total:,}" if progress.total is not None else ""
-    left = f", {progress.left:,.0f} s left" if progress.left else ""
-    return (
-        f"{progress.done:,}{total} rows, {progress.failed:,} failed,"
-        f" {progress.rate:,.0f} a second, {progress.flying:,} on their way{left}"
-    )
+    words = [
+        f"{progress.done:,}{total} rows",
+        f"{progress.failed:,} failed",
+        f"{progress.rate:,.0f} a second",
+        *_way(progress),
+        *([f"{duration(progress.left)} left"] if progress.left else []),
+    ]
+    state = "" if progress.state == "running" else f"{progress.state}: "
+    return state + ", ".join(words)
+
+
+def summary(progress: Progress) -> str:
+    """Return what came of a job, in one line."""
+    done = progress.done - progress.resumed
+    words = [
+        f"{progress.done:,} rows, {progress.failed:,} failed",
+        *([f"{progress.resumed:,} answered before"] if progress.resumed else []),
+        f"{done:,} in {duration(progress.seconds)}, {progress.average:,.0f} a second",
+    ]
+    return "; ".join(words)
+
+
+def _way(progress: Progress) -> list[str]:
+    """Return what is on its way, and to whom."""
+    words = [f"{progress.flying:,} of {progress.window:,} on their way"] if progress.window else []
+    if progress.workers:
+        words.append(f"{progress.workers:,} worker" + "s" * (progress.workers > 1))
+    if progress.flying and progress.silent > _LONG:
+        words.append(f"no answer for {duration(progress.silent)}")
+    return words
 
 
 @contextmanager
@@ -75,7 +107,8 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
                 total=progress.total,
                 rate=f"{progress.rate:,.0f}/s",
                 failed=f"{progress.failed:,} failed",
-                flying=f"{progress.flying:,} on their way",
+                way=", ".join(_way(progress)),
+                state="" if progress.state == "running" else progress.state,
             )
 
         yield tell
@@ -85,7 +118,7 @@ def _rich() -> tuple[tuple[str, ...], Any]:
     from rich import progress  # noqa: PLC0415 (only who looks needs it)
     from rich.console import Console  # noqa: PLC0415 (likewise)
 
-    names = ("rate", "failed", "flying")
+    names = ("rate", "failed", "way", "state")
     columns = [progress.TextColumn(f"{{task.fields[{name}]}}") for name in names]
     bar = progress.Progress(
         progress.BarColumn(),

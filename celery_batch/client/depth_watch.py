@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery_batch.client.depth import Depth
-from celery_batch.client.depth_look import Look, can_look, open_look
+from celery_batch.depth_look import Look, can_look, open_look
 
 __all__ = ["INTERVAL", "DepthWatch"]
 

@@ -18,7 +18,7 @@ _FRESH = 1.0
 
 def warm_workers(app: Any, task: str) -> set[str]:
     """
-    Ask all workers of an app, for a second, which of them have a task's model loaded.
+    Ask all workers of an app, for a second, which of them take a task, its model loaded.
 
     Args:
         app: The Celery app.
@@ -39,8 +39,12 @@ def warm_workers(app: Any, task: str) -> set[str]:
         name
         for reply in replies or ()
         for name, tasks in reply.items()
-        if isinstance(tasks, dict) and (tasks.get(task) or {}).get("warm")
+        if isinstance(tasks, dict) and _is_ready(tasks.get(task) or {})
     }
+
+
+def _is_ready(state: dict[str, Any]) -> bool:
+    return bool(state.get("warm")) and not state.get("paused")
 
 
 class Readiness:

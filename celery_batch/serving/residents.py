@@ -1,23 +1,48 @@
-"""The models that live in this process, each loaded once."""
+"""
+The models that live in this process, each loaded once, and anew when somebody asks for it.
+
+Rule 1: a batch has one instance of a model from its beginning to its end.
+Rule 2: an instance is unloaded when no batch has it any more.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import devices
 from celery_batch.serving.model import Model
 from celery_batch.serving.runner import Manners, Runner
 
-__all__ = ["move_in", "move_out", "resident", "settle_on", "warm"]
+__all__ = [
+    "discard",
+    "leave",
+    "move_in",
+    "move_out",
+    "one_batch",
+    "renew",
+    "resident",
+    "settle_on",
+    "take_up",
+    "warm",
+]
 
 logger = logging.getLogger(__name__)
 
 _residents: dict[type[Model], Model] = {}
 _lock = threading.RLock()
+#: Loaded beside those that answer.
+_fresh: dict[type[Model], Model] = {}
+#: How many batches have which instance, by its id.
+_users: Counter[int] = Counter()
+_left = threading.Condition()
+#: What the batch that runs on a thread has.
+_here = threading.local()
 _device: str | None = None
 
 
@@ -39,6 +64,32 @@ def resident(model: type[Model]) -> Model:
     Raises:
         LoadFailed: It could not be loaded or warmed up.
     """
+    pinned: dict[type[Model], Model] | None = getattr(_here, "pinned", None)
+    if pinned is None:
+        return _found(model)
+    if model not in pinned:
+        with _left:
+            pinned[model] = _found(model)
+            _users[id(pinned[model])] += 1
+    return pinned[model]
+
+
+@contextmanager
+def one_batch() -> Iterator[None]:
+    """Have this thread meet the same instances until the end, whatever is taken up meanwhile."""
+    before = getattr(_here, "pinned", None)
+    pinned: dict[type[Model], Model] = {}
+    _here.pinned = pinned
+    try:
+        yield
+    finally:
+        _here.pinned = before
+        with _left:
+            _users.subtract(id(instance) for instance in pinned.values())
+            _left.notify_all()
+
+
+def _found(model: type[Model]) -> Model:
     found = _residents.get(model)
     if found is not None:
         return found
@@ -88,14 +139,57 @@ def warm(make: Callable[[], Model], name: str, device: str) -> Model:
     return instance
 
 
+def renew(model: type[Model]) -> None:
+    """
+    Load another instance of a model that lives here, beside the one that answers.
+
+    Raises:
+        LoadFailed: It could not be loaded or warmed up; the other one goes on answering.
+    """
+    discard(model)
+    if model in _residents:
+        _fresh[model] = warm(model, model.__qualname__, str(_device))
+
+
+def take_up(model: type[Model]) -> None:
+    """Have batches answered by the instance loaded last; return when the old one is unloaded."""
+    if model in _fresh:
+        _unload_when_left(model, _fresh.pop(model))
+
+
+def discard(model: type[Model]) -> None:
+    """Unload an instance that was to be taken up."""
+    if model in _fresh:
+        _unload(model, _fresh.pop(model))
+
+
+def leave(model: type[Model]) -> None:
+    """Unload a model when no batch has it any more; the next batch would have it loaded."""
+    if model in _residents:
+        _unload_when_left(model, None)
+
+
 def move_out() -> None:
     """Unload every model of this process; an error is logged and stops nobody else."""
     while _residents:
-        model, instance = _residents.popitem()
-        try:
-            instance.unload()
-        except Exception:
-            logger.exception("%s.unload failed", model.__qualname__)
+        _unload(*_residents.popitem())
+
+
+def _unload_when_left(model: type[Model], follower: Model | None) -> None:
+    with _left:
+        old = _residents.pop(model)
+        if follower is not None:
+            _residents[model] = follower
+        _left.wait_for(lambda: not _users[id(old)])
+        del _users[id(old)]
+    _unload(model, old)
+
+
+def _unload(model: type[Model], instance: Model) -> None:
+    try:
+        instance.unload()
+    except Exception:
+        logger.exception("%s.unload failed", model.__qualname__)
 
 
 def _warm_up(instance: Model) -> None:

@@ -107,6 +107,10 @@ class Runner:
         self.safe_size = SafeSize()
         #: How often the model was called.
         self.calls = 0
+        #: Items that were found to make their batch fail.
+        self.isolated = 0
+        #: Calls for which memory did not suffice.
+        self.out_of_memory = 0
         #: Why this process should run no more batches: the device is broken.
         self.broken: str | None = None
 
@@ -155,6 +159,14 @@ class Runner:
             answers[part.start : part.start + len(found)] = found
         return answers
 
+    def limit(self, most: int) -> None:
+        """Put at most this many items into one call from now on."""
+        self._most = most
+
+    def forget(self) -> None:
+        """Forget what was learnt of the model: it has been loaded anew."""
+        self.safe_size = SafeSize()
+
     @property
     def _largest(self) -> int:
         return min(self._most, self.safe_size.largest or sys.maxsize)
@@ -196,17 +208,20 @@ class Runner:
             logger.info("%s raised %r on %d items: looking for the culprit",
                         self._name, error, len(part))  # fmt: skip
             return ()
+        self.isolated += recovery.was_cut and len(part) == 1
         return _all(error, part)
 
     def _after_memory(self, error: Exception, recovery: Recovery, part: range) -> Sequence[Outcome]:
         free_memory(error)
         size = len(part)
+        self.out_of_memory += 1
         if size > 1:
             self.safe_size.did_not_fit(size)
             logger.warning("%s ran out of memory with %d items: batches of up to %d from here",
                            self._name, size, self.safe_size.largest)  # fmt: skip
             if self._manners.isolate and recovery.failed(part):
                 return ()
+        self.isolated += recovery.was_cut and size == 1
         return _all(self._shortage(error, size), part)
 
     def _shortage(self, error: BaseException, size: int = 1) -> OutOfMemory:

@@ -11,7 +11,7 @@ import sys
 import traceback
 from typing import Any
 
-__all__ = ["free_memory", "is_device_broken", "is_out_of_memory"]
+__all__ = ["free_memory", "give_memory_back", "is_device_broken", "is_out_of_memory"]
 
 #: How libraries that have no error class of their own for it say so.
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Failed to allocate memory")
@@ -54,6 +54,11 @@ def free_memory(error: BaseException) -> None:
         error: Of the failed call; the frames in its traceback hold the call's arrays.
     """
     traceback.clear_frames(error.__traceback__)
+    give_memory_back()
+
+
+def give_memory_back() -> None:
+    """Have the device's memory back that nobody uses any more."""
     gc.collect()
     torch = _torch()
     if torch is not None and torch.cuda.is_initialized():

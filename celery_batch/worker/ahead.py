@@ -5,7 +5,8 @@ Celery writes a job to a process when that is idle; the device would wait for it
 With one process there is no other that a batch could be better kept for, so the
 next one is written behind the one that runs.
 
-Rule 1: one batch at most lies behind one that runs, and nothing but batches does.
+Rule 1: one batch at most lies behind one that runs, and one that is more urgent; and
+        nothing but batches does.  The process takes the more urgent one first.
 Rule 2: who was there first goes first: a batch is kept for the place behind only
         while no other task waits for the process.
 Rule 3: a suspect has the process to itself.
@@ -49,12 +50,22 @@ class Ahead:
             self._is_possible
             and self._has_one_process
             and self._handed_over
-            and self._may_wait(job)
+            and not job.is_suspect
+            and self._can_wait(job.task)
         ):
-            self._held.append(job)
+            self._hold(job)
             self.go_on()
         else:
             self._hand_over(job)
+
+    def can_overtake(self, task: Any) -> bool:
+        """Say whether a batch of this task would run before a less urgent one that is ready."""
+        return bool(
+            self._is_on
+            and self._has_one_process
+            and self._can_wait(task)
+            and not any(job.is_suspect for job in self._handed_over)
+        )
 
     def go_on(self) -> None:
         """Hand over what is held, if its time has come."""
@@ -62,10 +73,25 @@ class Ahead:
         while self._held:
             if not self._handed_over or not self._has_one_process:
                 self._hand_over(self._held.popleft())
-            elif self._has_written_all and all(map(_bears_company, self._handed_over)):
+            elif self._has_written_all and self._may_lie_behind(self._held[0]):
                 self._write_behind(self._held.popleft())
             else:
                 return
+
+    def _hold(self, job: BatchJob) -> None:
+        """Put a job behind those that are no less urgent."""
+        held, self._held = self._held, deque()
+        self._held.extend(each for each in held if each.urgency <= job.urgency)
+        self._held.append(job)
+        self._held.extend(each for each in held if each.urgency > job.urgency)
+
+    def _may_lie_behind(self, job: BatchJob) -> bool:
+        """Say whether it may be written now, behind what runs and before what it overtakes."""
+        if any(each.is_suspect for each in self._handed_over):
+            return False
+        ready = [each for each in self._handed_over if not each.accepted]
+        runs = len(ready) < len(self._handed_over)
+        return not ready or (runs and len(ready) == 1 and job.urgency < ready[0].urgency)
 
     def accepted(self, job: BatchJob) -> None:
         """Take note that a process has taken a job."""
@@ -108,10 +134,9 @@ class Ahead:
     def _semaphore(self) -> Any:
         return self._consumer.controller.semaphore
 
-    def _may_wait(self, job: BatchJob) -> bool:
+    def _can_wait(self, task: Any) -> bool:
         somebody_waits = bool(self._semaphore._waiting)  # noqa: SLF001 (no public look at it)
-        alone = somebody_waits or job.is_suspect
-        return not alone and job.task.acks_late and may_overlap(job.task)
+        return not somebody_waits and task.acks_late and may_overlap(task)
 
     @property
     def _has_one_process(self) -> bool:
@@ -188,7 +213,3 @@ class Ahead:
                     counter.value += 1
 
         handlers[READY] = on_ready
-
-
-def _bears_company(job: BatchJob) -> bool:
-    return job.accepted and not job.is_suspect

@@ -47,7 +47,11 @@ class Arrivals:
             if known.accepted:
                 self._consumer.batch_ledger.started([request])
             return False
-        self.line_up(lane, request, alone=known is None and self._is_suspect(request))
+        alone = known is None and self._is_suspect(request)
+        if lane.kept is not None:
+            lane.kept.add(request, alone=alone)
+            return False
+        self.line_up(lane, request, alone=alone)
         return True
 
     def line_up(self, lane: Lane, request: Any, *, alone: bool = False) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from billiard.einfo import ExceptionInfo
 
+from celery_batch.telemetry.report import NO_WORK, Work
+
 __all__ = ["BatchEnd", "Fate", "Settled", "error_info"]
 
 #: What Celery's request handler expects of a finished task: failed, result or error, runtime.
@@ -31,14 +33,14 @@ class BatchEnd:
         settled: For each request what Celery's tracer made of it, in order; the error of
             one whose failure is still to be stored; None for one that has no answer and
             is to run again.
-        calls: How often the model was called.
+        work: What it was to the model.
         safe_size: Most items that fit into memory; None if nothing ran out of it.
         broken: Why this process is of no more use, if it is.
         fate: What kept those that have no answer from it.
     """
 
     settled: list[Settled | ExceptionInfo | None]
-    calls: int = 1
+    work: Work = NO_WORK
     safe_size: int | None = None
     broken: str | None = None
     fate: Fate = Fate.BROKE_OFF

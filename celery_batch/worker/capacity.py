@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any
 
 from celery.worker.state import reserved_requests
 
+from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import policy_of
 from celery_batch.task import BatchTask
 
 __all__ = [
     "held_per_process",
+    "hold",
     "lift_disabled_prefetch",
+    "queue_of",
     "read_what_is_useful",
     "served_tasks",
     "warn_about_caps",
@@ -26,17 +30,45 @@ def served_tasks(app: Any) -> list[Any]:
     """Return the batch tasks whose messages go to a queue that this worker consumes."""
     batch_tasks = [task for _, task in sorted(app.tasks.items()) if isinstance(task, BatchTask)]
     queues = app.amqp.queues.consume_from
-    return [task for task in batch_tasks if _queue_of(app, task) in queues]
+    return [task for task in batch_tasks if queue_of(app, task) in queues]
 
 
-def held_per_process(tasks: list[Any]) -> int:
+def held_per_process(tasks: Iterable[Any], policy: Callable[[Any], BatchPolicy] = policy_of) -> int:
     """
     Return how many messages of these tasks one pool process can put to use.
 
     A batch is running, one is ready and one is gathering; a message that is
     acknowledged when its batch starts no longer counts as held.
+
+    Args:
+        tasks: Batch tasks.
+        policy: Says of a task when its batches leave.
     """
-    return sum(policy_of(task).max_batch_size * (3 if task.acks_late else 2) for task in tasks)
+    return sum(policy(task).max_batch_size * (3 if task.acks_late else 2) for task in tasks)
+
+
+def hold(consumer: Any, wanted: int) -> tuple[int, int]:
+    """
+    Have a running consumer hold another number of messages, from its next message on.
+
+    Args:
+        consumer: Celery's consumer; what its user has asked for is held in any case.
+        wanted: What one pool process can put to use.
+
+    Returns:
+        How many messages it held at most, and how many it holds now; 0 for any number.
+    """
+    before: int = consumer.prefetch_multiplier
+    if not before:  # 0 is Celery's word for no limit
+        return 0, 0
+    now: int = max(consumer.controller.batch_asked_prefetch, wanted)
+    processes: int = max(consumer.initial_prefetch_count // before, 1)
+    consumer.prefetch_multiplier = consumer.controller.prefetch_multiplier = now
+    consumer.initial_prefetch_count = processes * now
+    if consumer.qos is not None:
+        consumer.qos.increment_eventually(max(now - before, 0) * processes)
+        consumer.qos.decrement_eventually(max(before - now, 0) * processes)
+    return processes * before, processes * now
 
 
 def warn_about_caps(worker: Any, wanted: int) -> None:
@@ -77,11 +109,14 @@ def lift_disabled_prefetch(consumer: Any, tasks: list[Any]) -> None:
     conf = consumer.app.conf
     if not conf.worker_disable_prefetch or consumer.connection.transport.driver_type != "redis":
         return
-    per_process = sum(policy_of(task).max_batch_size for task in tasks) * 2
+    lanes = [consumer.batch_lanes.lane(task) for task in tasks]
+
+    def per_process() -> int:
+        return 2 * sum(int(lane.policy.max_batch_size) for lane in lanes)
 
     def can_consume(qos: Any) -> bool:
         processes = consumer.controller.max_concurrency or consumer.pool.num_processes
-        room = len(reserved_requests) < processes * per_process
+        room = len(reserved_requests) < processes * per_process()
         return bool(room and type(qos).can_consume(qos))
 
     qos = consumer.task_consumer.channel.qos
@@ -89,7 +124,7 @@ def lift_disabled_prefetch(consumer: Any, tasks: list[Any]) -> None:
     logger.warning(
         "worker_disable_prefetch would cap batches at the pool's size;"
         " this worker holds up to %s messages per pool process instead",
-        per_process,
+        per_process(),
     )
 
 
@@ -114,7 +149,14 @@ def read_what_is_useful(consumer: Any) -> None:
     qos.can_consume = can_consume
 
 
-def _queue_of(app: Any, task: Any) -> str:
+def queue_of(app: Any, task: Any) -> str:
+    """
+    Return the name of the queue that a task's messages go to.
+
+    Args:
+        app: The Celery app.
+        task: The task.
+    """
     options = {"queue": task.queue} if getattr(task, "queue", None) else {}
     route = app.amqp.router.route(options, task.name)
     queue = route.get("queue", app.conf.task_default_queue)

@@ -20,17 +20,41 @@ _PLAIN = (str, bytes, type(None))
 
 
 class Cargo(list[Delivery]):
-    """The deliveries of one job; a list of them on either side."""
+    """
+    The deliveries of one job; a list of them on either side.
+
+    Args:
+        deliveries: The job's, oldest first.
+        most: Most rows in one call of the model; None for what the task says.
+        urgency: Of the most urgent; smaller goes first.
+        reason: Why they left as a batch.
+    """
+
+    def __init__(
+        self,
+        deliveries: Iterable[Delivery] = (),
+        most: int | None = None,
+        *,
+        urgency: int = 0,
+        reason: str = "",
+    ) -> None:
+        super().__init__(deliveries)
+        self.reason = reason
+        self.most = most
+        self.urgency = urgency
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle them as columns, which pool processes turn back into a list."""
         names = Delivery.__slots__
         columns = [_pack([getattr(each, name) for each in self]) for name in names]
-        return _unload, (len(self), columns)
+        return _unload, (len(self), columns, self.most, self.urgency, self.reason)
 
 
-def _unload(count: int, columns: Iterable[Any]) -> list[Delivery]:
-    return [Delivery(*row) for row in zip(*(_unpack(each, count) for each in columns), strict=True)]
+def _unload(
+    count: int, columns: Iterable[Any], most: int | None, urgency: int, reason: str
+) -> Cargo:
+    rows = zip(*(_unpack(each, count) for each in columns), strict=True)
+    return Cargo((Delivery(*row) for row in rows), most, urgency=urgency, reason=reason)
 
 
 def _pack(values: Sequence[Any]) -> tuple[str, Any]:

@@ -3,7 +3,8 @@ The bookkeeping of a pool process, beside its main thread, which only runs model
 
 Rule 1: a clerk is a thread that reads a batch, enters its tracers, has the main
         thread run the model, and settles what came of it; only then it reads on.
-        There are two: one settles a batch while the other makes the next one ready.
+        There are three: one settles a batch while another makes the next one ready, and
+        the third makes one ready that is more urgent.
 Rule 2: the pool hears what it always hears: that a batch is taken up when its model
         is about to run, and that it is done when its results are stored.
 Rule 3: nothing of ours goes on beside an ordinary task.
@@ -20,7 +21,7 @@ import threading
 from collections import deque
 from contextlib import suppress
 from pickle import dumps
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any
 
 import billiard
@@ -29,6 +30,7 @@ from billiard.einfo import ExceptionInfo
 from billiard.pool import ACK, READY, TASK, MaybeEncodingError
 
 from celery_batch.worker.batch_end import error_info
+from celery_batch.worker.hand_over import HandOver
 from celery_batch.worker.overlap import may_overlap
 from celery_batch.worker.reading import Reading
 from celery_batch.worker.settle import run_batch, run_lone_batch, settle
@@ -38,6 +40,9 @@ from celery_batch.worker.turn import Turn
 __all__ = ["employ"]
 
 logger = logging.getLogger(__name__)
+
+#: For the batch that is settled, the one that runs or lies ready, and an urgent one.
+_CLERKS = 3
 
 #: Bytes.  Tracers are nested, and a thread's stack does not grow by itself as the
 #: main thread's does; what is not used of it costs address space only.
@@ -96,8 +101,8 @@ class _Clerks:
         self._signals = LimitSignals()
         #: Asked under `_reading` by clerks.
         self._turns = Reading(worker.inq._reader.fileno(), worker.wait_for_job)  # noqa: SLF001
-        #: What clerks have read, for the main thread, in order; None where they read no more.
-        self._read: SimpleQueue[_Read | None] = SimpleQueue()
+        #: What clerks have read, for the main thread; None where they read no more.
+        self._read: HandOver[_Read] = HandOver()
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._to_read: int | None = worker.maxtasks
         self._ordinary: _Ordinary | None = None
@@ -203,7 +208,7 @@ class _Clerks:
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH))
         before = threading.stack_size(_STACK)
         try:
-            for n in (1, 2):
+            for n in range(1, _CLERKS + 1):
                 threading.Thread(target=self._work, name=f"clerk-{n}", daemon=True).start()
         finally:
             threading.stack_size(before)

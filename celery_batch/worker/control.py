@@ -11,6 +11,8 @@ from celery.worker.state import revoked
 from kombu.utils.functional import maybe_list
 
 from celery_batch.replies import QUIETLY
+from celery_batch.worker import commands
+from celery_batch.worker.stats import stats_of
 
 __all__ = ["register"]
 
@@ -19,14 +21,21 @@ def register() -> None:
     """Teach this worker our commands; Celery looks them up when a question comes."""
     if "batch_status" not in Panel.data:
         inspect_command()(batch_status)
+        inspect_command()(batch_stats)
+        commands.register()
         Panel.data["revoke"] = _quietly_if_told(Panel.data["revoke"])
 
 
 def batch_status(state: Any, **_: Any) -> dict[str, Any]:
     """Batch tasks served here, with their models warm, and how their batches formed."""
     served = [task.name for task in getattr(state.consumer.controller, "batch_tasks", [])]
-    lanes = state.consumer.batch_lanes.report()
-    return {name: {"warm": True, **lanes.get(name, {})} for name in served}
+    lanes, steering = state.consumer.batch_lanes.report(), state.consumer.batch_steering
+    return {name: {"warm": True, **lanes.get(name, {}), **steering.report(name)} for name in served}
+
+
+def batch_stats(state: Any, **_: Any) -> dict[str, Any]:
+    """What the batches of this worker came to: sizes, waits, model times, outcomes."""
+    return stats_of(state.consumer)
 
 
 def _quietly_if_told(own: Callable[..., Any]) -> Callable[..., Any]:

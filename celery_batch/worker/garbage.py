@@ -13,7 +13,7 @@ import gc
 import os
 import threading
 
-__all__ = ["keep_what_is_there", "look_seldom"]
+__all__ = ["keep_what_is_there", "look_at_all_again", "look_seldom"]
 
 #: New objects after which the collector looks at them, where messages are handled: about
 #: as many as all the messages that a worker holds have.
@@ -29,6 +29,15 @@ def keep_what_is_there() -> None:
     """Have the collector never look again at what this process has now."""
     if _is_ours():
         gc.collect()
+        gc.freeze()
+
+
+def look_at_all_again() -> None:
+    """Collect what nobody has any more, also of what was to be kept; on whatever thread."""
+    kept = gc.get_freeze_count()
+    gc.unfreeze()
+    gc.collect()
+    if kept:
         gc.freeze()
 
 

@@ -74,6 +74,8 @@ class Gate:
         self._limit: int | None = None
         self._channel: Any = None
         self._teller = Teller()
+        #: Messages that were refused.
+        self.refused = 0
         self._stock = {name: getattr(consumer, name) for name in _STOCK}
 
     def open(self) -> None:
@@ -120,6 +122,7 @@ class Gate:
 
     def _refuse_envelope(self, raw: bytes, reason: str) -> None:
         """Let go of what is no message, and so can be neither acknowledged nor rejected."""
+        self.refused += 1
         log_refusal(raw, reason)
         keep_refused(self._app, raw, reason)
 
@@ -208,6 +211,7 @@ class Gate:
         body, headers = message.body, message.headers
         body = body if isinstance(body, bytes) else str(body).encode(errors="replace")
         reason = reason_of(error)
+        self.refused += 1
         log_refusal(body, reason)
         about = {
             name: str(headers[name])[:LONGEST_REASON] for name in ("id", "task") if name in headers

@@ -64,12 +64,18 @@ class BatchJob:
         self.requests: list[Any] = batch.items
         #: How many rows they have.
         self.rows = batch.rows
+        #: Of its most urgent request; smaller goes first.
+        self.urgency = batch.urgency
+        #: Why it left, and how many rows it might have had; the latter is set by who knows.
+        self.reason, self.room = batch.reason, max(batch.rows, 1)
         #: Whether its one request may be what takes processes down.
         self.is_suspect = batch.reason is Reason.ALONE
         #: Whether nobody runs or waits beside it; set by who knows, before it is submitted.
         self.is_lone = False
         #: The jobs that are in its process with it, or were when that died.
         self.neighbours: set[BatchJob] = set()
+        #: Most rows in one call of the model; None for what the task says.
+        self.most: int | None = None
         self.submitted = False
         self._result: Any = lambda: None
         #: When a pool process took it, on the monotonic clock, and which.
@@ -77,6 +83,8 @@ class BatchJob:
         self.pid: int | None = None
         #: What the pool process said, once it has.
         self.answer: BatchEnd | None = None
+        #: What the pool said in its place.
+        self.error: Any = None
         self._listener = listener
         self._ended = self._told = False
         #: Guards the end, and who is there to see it: pools may tell of it on threads,
@@ -137,7 +145,7 @@ class BatchJob:
         soft, hard = _tightest_limits(self.task, self.requests)
         return pool.apply_async(
             run_lone_batch if self.is_lone else run_batch,
-            (self.task.name, Cargo(map(_delivery, self.requests)), soft),
+            (self.task.name, self._cargo(), soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
             error_callback=self._on_failure,
@@ -146,6 +154,10 @@ class BatchJob:
             timeout=hard,
             correlation_id=self.id,
         )
+
+    def _cargo(self) -> Cargo:
+        deliveries, reason = map(_delivery, self.requests), str(self.reason)
+        return Cargo(deliveries, self.most, urgency=self.urgency, reason=reason)
 
     def _remember(self, result: Any) -> None:
         if result is not None:
@@ -215,7 +227,7 @@ class BatchJob:
         self._end(after_answer(requests, answer, began=self.began or time.monotonic()))
 
     def _on_failure(self, einfo: Any, **_: Any) -> None:
-        requests = self._close()
+        requests, self.error = self._close(), einfo.exception
         was_alone = len(requests) == 1 and not self.neighbours
         self._end(after_failure(self.task, requests, einfo, began=self.began, was_alone=was_alone))
 

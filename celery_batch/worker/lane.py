@@ -16,10 +16,12 @@ from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Wait
+from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
 from celery_batch.worker.batch_end import BatchEnd
 from celery_batch.worker.job import BatchJob
+from celery_batch.worker.kept import Kept
 from celery_batch.worker.slots import Slots
 
 __all__ = ["Lane"]
@@ -36,7 +38,6 @@ class Lane:
 
     def __init__(self, task: Any, slots: Slots) -> None:
         self.task = task
-        self.policy = policy_of(task)
         self.reasons: Counter[str] = Counter()
         self.requests = 0
         self.rows = 0
@@ -46,12 +47,24 @@ class Lane:
         self.sizes: dict[int, list[int]] = {}
         self.safe_size: int | None = None
         self.losses = 0
+        #: Where newcomers go while the task is paused.
+        self.kept: Kept | None = None
         self._slots = slots
-        self._batcher: Batcher[Any] = Batcher(self.policy)
+        self._batcher: Batcher[Any] = Batcher(policy_of(task))
         self._lock = slots.lock
 
     def __repr__(self) -> str:
         return f"<Lane {self.task.name}: {self._batcher!r}>"
+
+    @property
+    def policy(self) -> BatchPolicy:
+        """When its batches leave; an operator may change that at any time."""
+        return self._batcher.policy
+
+    @policy.setter
+    def policy(self, policy: BatchPolicy) -> None:
+        with self._lock:
+            self._batcher.policy = policy
 
     @property
     def is_empty(self) -> bool:
@@ -118,18 +131,35 @@ class Lane:
         """
         with self._lock:
             requests, rows = self._batcher.before(urgency)
+        if self.kept is not None:
+            requests, rows = requests + len(self.kept), rows + self.kept.rows
         requests += sum(map(len, jobs))
         rows += sum(job.rows for job in jobs)
         each = rows / requests if requests else self.rows / max(self.requests, 1)
         left = (batches * self.policy.max_batch_size - rows) / max(each, 1)
         return max(int(left), batches - requests, 0)
 
+    def rows_of(self, urgency: int) -> int:
+        """Return how many rows those have who wait here and are just so urgent."""
+        with self._lock:
+            return self._batcher.rows_of(urgency)
+
+    def behind(self, urgency: int) -> int:
+        """Return how many wait here whom a newcomer of this urgency would overtake."""
+        with self._lock:
+            return len(self._batcher) - self._batcher.before(urgency)[0]
+
     @property
     def is_full(self) -> bool:
         """Whether a batch that cannot grow any more waits here."""
         return self._batcher.is_full
 
-    def take(self, *, contested: bool) -> Batch[Any] | Wait:
+    @property
+    def urgency(self) -> int | None:
+        """How urgent the next batch will be; None if nobody waits."""
+        return self._batcher.urgency
+
+    def take(self, *, contested: bool, overtaking: bool = False) -> Batch[Any] | Wait:
         """
         Return a batch, with a slot set aside for it, or how long to wait.
 
@@ -137,11 +167,14 @@ class Lane:
             contested: Some lane has a full batch.  A place behind a running batch
                 is then as good as a free slot: if this lane waited for company,
                 the place would go to the others, every time.
+            overtaking: Where nothing more may be made ready, one more may all the same,
+                since it goes before what is.
         """
         with self._lock:
-            if not self._slots.room_ahead:
+            is_extra = overtaking and not self._slots.room_ahead
+            if not self._slots.room_ahead and not is_extra:
                 return Wait(None)
-            ahead = not self._slots.free and not contested
+            ahead = not self._slots.free and not contested and not is_extra
             decision = self._batcher.next(time.monotonic(), ahead=ahead)
             if not isinstance(decision, Batch):
                 return decision if isinstance(decision, Wait) else Wait(None)
@@ -158,16 +191,33 @@ class Lane:
         """Drop and return everybody in line: their messages go back to the broker."""
         with self._lock:
             left = [request.item for request in self._batcher.clear()]
+            left += [request for request, _ in self.kept.take()] if self.kept else []
         for task_request in left:
             task_ready(task_request)
         return left
+
+    def pause(self) -> None:
+        """Let no batch leave but of those who run again, since their batch broke."""
+        with self._lock:
+            self.kept = self.kept or Kept()
+            for request in self._batcher.clear():
+                if request.alone:
+                    self._batcher.add(request)
+                else:
+                    self.kept.add(request.item)
+
+    def resume(self) -> list[tuple[Any, bool]]:
+        """Let batches leave; return whom the pause has kept, each with whether it runs alone."""
+        with self._lock:
+            kept, self.kept = self.kept, None
+            return kept.take() if kept else []
 
     def learn(self, answer: BatchEnd | None) -> None:
         """Take note of what a batch has cost, and of what was learnt from it."""
         if answer is None:
             self.losses += 1
         else:
-            self.calls += answer.calls
+            self.calls += answer.work.calls
             self.safe_size = answer.safe_size
 
     def drop(self, tags: set[str]) -> None:
@@ -177,9 +227,12 @@ class Lane:
             for request in waiting:
                 if request.item.message.delivery_tag not in tags:
                     self._batcher.add(request)
-        for request in waiting:
-            if request.item.message.delivery_tag in tags:
-                task_ready(request.item)
+            gone = [each.item for each in waiting if each.item.message.delivery_tag in tags]
+            if self.kept:
+                kept = self.kept.take(lambda each: each.message.delivery_tag in tags)
+                gone += [request for request, _ in kept]
+        for task_request in gone:
+            task_ready(task_request)
 
     def report(self) -> dict[str, Any]:
         """Return what an operator wants to know, as plain data."""
@@ -187,7 +240,7 @@ class Lane:
             "max_batch_size": self.policy.max_batch_size,
             "max_wait": self.policy.max_wait,
             "linger": self.policy.patience,
-            "waiting": len(self._batcher),
+            "waiting": len(self._batcher) + len(self.kept or ()),
             "batches": sum(self.reasons.values()),
             "requests": self.requests,
             "rows": self.rows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,17 +19,14 @@ from celery_batch.worker.ending import Ending, give_up, not_run
 from celery_batch.worker.job import BatchJob
 from celery_batch.worker.lane import Lane
 from celery_batch.worker.news import News
+from celery_batch.worker.precedence import Precedence
 from celery_batch.worker.returns import Returns
+from celery_batch.worker.room import LEAST_URGENT, Room
 from celery_batch.worker.slots import Slots
 from celery_batch.worker.telling import Telling
+from celery_batch.worker.watch import Watch
 
 __all__ = ["Lanes"]
-
-#: Room for messages that no lane waits for: what the prefetch allows.
-_NO_LIMIT = 1 << 20
-
-#: An urgency that overtakes nobody.
-_LEAST_URGENT = 1 << 31
 
 
 class Lanes:
@@ -45,12 +42,17 @@ class Lanes:
         self._hub = consumer.hub
         self._slots = Slots(consumer.pool)
         self._ahead = Ahead(consumer)
+        self._precedence = Precedence()
         self._lanes: dict[str, Lane] = {}
         self._jobs: set[BatchJob] = set()
+        #: For newcomers.
+        self.room = Room(self._lanes, self._jobs, self._slots)
         self._returns = Returns()
         self._telling = Telling(consumer.hub, self._returns, self._run_untold)
         self._arrivals = Arrivals(consumer, self._returns)
         self._alarm = alarm_for(consumer.hub, self._ring)
+        #: Told what each batch was.
+        self.watch = Watch()
         self._open = False
         self._is_gathering = False
 
@@ -63,6 +65,9 @@ class Lanes:
             self._lanes[task.name] = Lane(task, self._slots)
         return self._lanes[task.name]
 
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(list(self._lanes.values()))
+
     def __contains__(self, name: str) -> bool:
         return name in self._lanes
 
@@ -71,34 +76,14 @@ class Lanes:
         """Whether the event loop runs and batches may leave."""
         return self._open
 
-    def room(self, tasks: Collection[str] | None, urgency: int = _LEAST_URGENT) -> int:
-        """
-        Return how many more requests could soon be put to use: run, made ready or gathered.
-
-        Nobody knows whose message comes next, so the fullest lane counts: what it
-        cannot use is left in the broker for other workers.
-
-        Args:
-            tasks: Whose messages may come; None if anybody's may, who has room at all.
-            urgency: Of the messages; what they would overtake leaves them their room.
-        """
-        batches, jobs = self._slots.capacity + self._slots.processes, list(self._jobs)
-        rooms = [
-            lane.room(batches, [job for job in jobs if job.task is lane.task], urgency)
-            for name, lane in list(self._lanes.items())
-            if tasks is None or name in tasks
-        ]
-        if tasks is None:
-            rooms = [room for room in rooms if room > 0]
-        return max(min(rooms, default=_NO_LIMIT), 0)
-
     def has_room(self) -> bool:
         """Say whether there is room for anybody's message, whosever it is."""
-        return self.room(self._lanes) > 0
+        return self.room.left(self._lanes, LEAST_URGENT) > 0
 
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
         self._open = True
+        self.watch.begin(self._slots.processes)
 
     def close(self, *, restarting: bool) -> None:
         """
@@ -126,6 +111,19 @@ class Lanes:
                 job.disown()
                 self._returns.still_run(job)
 
+    def resume(self, lane: Lane) -> None:
+        """Let a paused lane's batches leave again."""
+        for request, alone in lane.resume():
+            self._arrivals.line_up(lane, request, alone=alone)
+        self.pump()
+
+    def hand_back(self, requests: list[Any]) -> None:
+        """Give requests in no line back to the broker, over a connection that lives."""
+        self._returns.never_ran(requests)
+        self._consumer.batch_ledger.give_back(requests)
+        for request in requests:
+            task_ready(request)
+
     def drop(self, tags: set[str]) -> None:
         """Drop who waits in line with one of these delivery tags: others run them."""
         for lane in self._lanes.values():
@@ -152,10 +150,10 @@ class Lanes:
         while self._open and not state.should_terminate:
             self._give_up_late_ones()
             soonest = [lane.next_deadline for lane in self._lanes.values()]
-            lanes = sorted(self._lanes.values(), key=lambda lane: lane.oldest)
+            lanes = self._precedence.order(self._lanes.values())
             contested = any(lane.is_full for lane in lanes)
             for lane in lanes:
-                decision = lane.take(contested=contested)
+                decision = lane.take(contested=contested, overtaking=self._overtakes(lane))
                 if isinstance(decision, Batch):
                     self._submit(lane, decision)
                     break
@@ -166,6 +164,10 @@ class Lanes:
                     self._alarm.set(seconds)
                 return
 
+    def _overtakes(self, lane: Lane) -> bool:
+        before = self._precedence.goes_before(lane, self._jobs)
+        return before and self._ahead.can_overtake(lane.task)
+
     def report(self) -> dict[str, Any]:
         """Return each lane's report by the task's name, with its batches that have not ended."""
         running = Counter(job.task.name for job in list(self._jobs))
@@ -173,6 +175,23 @@ class Lanes:
             name: {**lane.report(), "running": running[name]}
             for name, lane in sorted(self._lanes.items())
         }
+
+    @property
+    def processes(self) -> int:
+        """How many batches can run at once."""
+        return self._slots.processes
+
+    def ages(self, now: float) -> dict[str, float]:
+        """Return by task how many seconds the request has waited here that waits longest."""
+        lanes = list(self._lanes.items())
+        return {name: max(now - lane.oldest, 0.0) for name, lane in lanes}
+
+    def busy(self) -> dict[int, float]:
+        """Return which processes have a batch now, and since when."""
+        jobs = list(self._jobs)
+        known = [(job.began, job.pid) for job in jobs if job.began is not None and job.pid]
+        # Of several on threads of one process, the first has had it busy for longest.
+        return {pid: began for began, pid in sorted(known, reverse=True)}
 
     def on_start(self, job: BatchJob) -> None:
         """A pool process has taken a batch."""
@@ -183,6 +202,7 @@ class Lanes:
         """A batch has ended: its slot is free, and its requests have something to hear."""
         self._leave(job)
         self._ahead.go_on()
+        self.watch.ended(job, ending)
         if job.accepted:
             self._learn(job, ending)
         if len(job) > 1:
@@ -230,13 +250,19 @@ class Lanes:
 
     def _submit(self, lane: Lane, batch: Batch[Any]) -> None:
         job = BatchJob(lane.task, batch, self)
+        job.most = job.room = lane.policy.max_batch_size
         job.is_lone = not self._jobs and all(lane.is_empty for lane in self._lanes.values())
+        self._precedence.note(lane, job, self._lanes.values())
+        for each in self._jobs:
+            if not each.accepted and job.urgency < each.urgency:
+                self._precedence.overtake(each, self.lane(each.task).policy.bulk_share)
         self._jobs.add(job)
         self._ahead.submit(job)
 
     def _give_up_late_ones(self) -> None:
         for lane in self._lanes.values():
             for request in lane.expire():
+                self.watch.gave_up(request)
                 self._telling.tell(give_up(request).news)
 
     def _run_untold(self, request: Any) -> None:
@@ -252,6 +278,7 @@ class Lanes:
                 self._jobs.remove(job)
                 self._slots.in_flight -= 1
         self._ahead.left(job)
+        self._precedence.forget(job)
 
     def _ring(self, late: float) -> None:
         for lane in self._lanes.values():

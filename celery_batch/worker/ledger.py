@@ -14,8 +14,16 @@ class NoLedger:
     #: Whether acknowledgements are collected, so that none has to wait for the event loop.
     collects = False
 
+    #: Whether messages are read by what each task has room for.
+    reads_by_room = False
+
     def started(self, task_requests: Sequence[Any]) -> None:
         """Take note that a pool process runs these requests of Celery's."""
+
+    def give_back(self, task_requests: Sequence[Any]) -> None:
+        """Have the broker deliver the messages of these requests of Celery's again, to anybody."""
+        for request in task_requests:
+            request.reject(requeue=True)
 
     def drop_lost(self) -> None:
         """Let go of requests that have gone to another worker; called before batches leave."""

@@ -27,6 +27,7 @@ from celery_batch.serving import devices, residents
 from celery_batch.worker.clerks import employ
 from celery_batch.worker.garbage import keep_what_is_there
 from celery_batch.worker.overlap import is_wanted
+from celery_batch.worker.renewing import listen
 
 __all__ = ["Plan", "load_failed", "load_in_pool_process", "load_models"]
 
@@ -126,6 +127,7 @@ def load_in_pool_process() -> None:
     if is_wanted(current_app, plan.processes):
         employ(current_app._get_current_object())  # noqa: SLF001 (proxies look up where they are)
     keep_what_is_there()
+    listen(current_app._get_current_object(), plan.socket)  # noqa: SLF001
     _report(plan, error=None)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from operator import sub
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.folding import Asked, answer_all, columns_of, rows_in
 from celery_batch.seat import seat
+from celery_batch.serving import residents
 from celery_batch.serving.runner import Outcome, Timing
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
+from celery_batch.telemetry.report import Work
 from celery_batch.worker.batch_end import Fate
 from celery_batch.worker.expiry import Expiries
 from celery_batch.worker.softlimit import SoftLimit
@@ -52,10 +55,12 @@ class ModelCall:
         self._span = span
         #: Places of those whom the model was not asked for, as it was too late.
         self.left_out: Collection[int] = ()
-        #: How often the model was called.
-        self.calls = 0
-        #: When that was, and for which rows.
+        #: Most rows in one call of the model; None for what the task says.
+        self.most: int | None = None
+        #: When the model was called, and for which rows.
         self.timings: list[Timing] = []
+        #: What all calls were to the model.
+        self.work = Work()
         #: What keeps items from having an answer, where there is none.
         self.fate = Fate.BROKE_OFF
 
@@ -89,6 +94,7 @@ class ModelCall:
                 self._span.around_model(self._rows),
                 limit.in_model(),
                 seat.running_batch(),
+                residents.one_batch(),
             ):
                 return answer_all(self.task, self._asked, self._columns, self.timings)
         except SoftTimeLimitExceeded as error:  # it struck before the model was called
@@ -102,9 +108,22 @@ class ModelCall:
         """Note what the model's runner has learnt."""
         global _broken  # noqa: PLW0603 (one device a process)
         runner = self.task.runner()
-        before = runner.calls
+        if self.most is not None:
+            runner.limit(self.most)
+        before = runner.calls, runner.isolated, runner.out_of_memory
         try:
             yield
         finally:
-            self.calls = runner.calls - before
+            after = runner.calls, runner.isolated, runner.out_of_memory
+            self.work = _work(self.timings, *map(sub, after, before))
             _broken = runner.broken
+
+
+def _work(timings: Sequence[Timing], calls: int, isolated: int, out_of_memory: int) -> Work:
+    if not timings:
+        return Work(calls)
+    last = timings[-1]
+    seconds = sum(timing.seconds for timing in timings)
+    return Work(
+        calls, timings[0].began, last.began + last.seconds, seconds, isolated, out_of_memory
+    )

@@ -25,6 +25,7 @@ from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.redis_bells import Bells
 from celery_batch.worker.redis_lease import Lease
 from celery_batch.worker.redis_pop import POP
+from celery_batch.worker.redis_restore import Terms
 from celery_batch.worker.redis_scripts import KEEP
 
 __all__ = ["BulkFetch"]
@@ -83,6 +84,8 @@ class BulkFetch:
         channel._brpop_start = self._ask  # noqa: SLF001
         channel._brpop_read = channel.handlers["BRPOP"] = self._read  # noqa: SLF001
         channel.qos.append = self._append
+        self._is_within_prefetch = channel.qos.can_consume
+        channel.qos.can_consume = self._may_ask
 
     def close(self) -> None:
         """Wait for nothing more; an answer that is on its way can still be read."""
@@ -108,7 +111,7 @@ class BulkFetch:
             # handed out is held by this connection's owner, and comes back with its end.
             raise RedisConnectionError("an answer of Redis has been lost")
         now = time.monotonic()
-        lists, wanted = self._lists()
+        lists, wanted, reserved = self._lists()
         if not lists or (lists == self._quiet and now - self._asked_at < _LOOK_EVERY):
             return
         channel, keys, lease = self._channel, self._lease.keys, self._lease
@@ -120,23 +123,61 @@ class BulkFetch:
         self._is_asked = True
         connection.send_command(
             *("EVALSHA", self._pop, len(names) + len(lists), *names, *lists),
-            *(wanted, keys.owner, lease.description, lease.milliseconds),
+            *(wanted, keys.owner, lease.description, lease.milliseconds, reserved),
         )
 
-    def _lists(self) -> tuple[list[str], int]:
-        """Return the lists to look into, and how many messages of each could be put to use."""
+    def _lists(self) -> tuple[list[str], int, str]:
+        """
+        Return the lists to look into, how many messages could be put to use, and of the first.
+
+        Those are of the less urgent, for whom a few places are kept while others wait.
+        """
         channel = self._channel
         queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
         places = [(queue, step) for step in channel.priority_steps for queue in queues]
-        # By what each queue has brought; the smaller a step, the more urgent.
-        rooms = [self._lanes.room(self._seen.get(queue), step) for queue, step in places]
+        credit = self._credit()
+        rooms = [self._room(queue, step, credit) for queue, step in places]
+        reserved = [(place, self._owed(*place, credit)) for place in places] if any(rooms) else []
+        reserved = [(place, most) for place, most in reserved if most > 0]
         places = [place for place, room in zip(places, rooms, strict=True) if room > 0]
+        places = [place for place, _ in reserved] + places
         self._places = [queue for queue, _ in places]
         prefix, key = channel.global_keyprefix, channel._q_for_pri  # noqa: SLF001
+        most = min([_SLICE, *(room for room in rooms if room > 0)])
+        numbers = " ".join(str(each) for _, each in reserved)
+        return [prefix + key(queue, step) for queue, step in places], most, numbers
+
+    def _credit(self) -> int:
+        """Return how many more messages the prefetch lets us hold."""
+        if not self._is_within_prefetch():
+            return 0
         credit = self._qos.can_consume_max_estimate()
-        credit = _SLICE if credit is None else max(credit, 1)
-        most = min([_SLICE, credit, *(room for room in rooms if room > 0)])
-        return [prefix + key(queue, step) for queue, step in places], most
+        return _SLICE if credit is None else max(credit, 1)
+
+    def _room(self, queue: str, step: int, credit: int) -> int:
+        """
+        Return how many messages of a list are of use now, by what its queue has brought.
+
+        Args:
+            queue: Which.
+            step: The smaller, the more urgent; whom they overtake does not keep them out.
+            credit: What is left of the prefetch.
+        """
+        tasks = self._seen.get(queue)
+        room = self._lanes.room.left(tasks, step)
+        if room > credit and tasks:
+            credit += self._lanes.room.behind(tasks, step)
+        return min(room, credit)
+
+    def _owed(self, queue: str, step: int, credit: int) -> int:
+        """Return how many messages of a list are to be read before more urgent ones."""
+        tasks = self._seen.get(queue)
+        owed = self._lanes.room.owed(tasks, step)
+        return owed if tasks else min(owed, credit)
+
+    def _may_ask(self) -> bool:
+        """Say for kombu whether we may read; in bulk we say so of each list by itself."""
+        return bool(not self._is_single or self._is_within_prefetch())
 
     def _read(self, **options: Any) -> bool:
         """
@@ -195,6 +236,7 @@ class BulkFetch:
             logger.warning("Redis refuses to hand out messages (%s): asked again soon", error)
 
     def _deliver(self, found: list[tuple[str, str, bytes]]) -> None:
+        found = self._without_late_ones(found)
         self._written_down.update(tag for _, tag, _ in found if tag)
         while found:
             queue, tag, message = found.pop(0)
@@ -214,6 +256,18 @@ class BulkFetch:
                     else:
                         self._channel.client.rpush(queue, message)
                 raise
+
+    def _without_late_ones(
+        self, found: list[tuple[str, str, bytes]]
+    ) -> list[tuple[str, str, bytes]]:
+        """Give back at once what comes from a queue that is no longer consumed."""
+        active = self._channel.active_queues
+        late = [tag for queue, tag, _ in found if tag and queue not in active]
+        if not late:
+            return found
+        flags = dict.fromkeys(reversed(late), "0")  # whose message is put there last goes first
+        self._lease.restorer.give_back(flags, Terms(self._lease.keys.owner))
+        return [each for each in found if each[1] not in flags]
 
     def _note(self, queue: str, headers: Any) -> None:
         task = (headers or {}).get("task")

@@ -11,6 +11,7 @@ from redis.exceptions import RedisError
 from celery_batch.worker.ledger import NoLedger
 from celery_batch.worker.redis_acks import BulkAcks
 from celery_batch.worker.redis_lease import Lease
+from celery_batch.worker.redis_restore import Terms
 
 __all__ = ["RedisLedger"]
 
@@ -26,7 +27,7 @@ class RedisLedger(NoLedger):
         drop: Told the delivery tags of messages that others have taken.
     """
 
-    collects = True
+    collects = reads_by_room = True
 
     def __init__(
         self, pool: Any, lease: Lease, acks: BulkAcks, drop: Callable[[set[str]], object]
@@ -46,6 +47,23 @@ class RedisLedger(NoLedger):
         self._acks.mark(request.message.delivery_tag for request in task_requests)
         if self._is_solo:
             self._acks.flush()  # the model runs before the event loop comes by again
+
+    def give_back(self, task_requests: Sequence[Any]) -> None:
+        """
+        Put the messages of requests back to the front of their queues, in their order.
+
+        Args:
+            task_requests: Celery's requests, none of which has run; oldest first.
+
+        Raises:
+            RedisError: Redis cannot be reached, or refuses; nobody is to be told twice.
+        """
+        tags = [request.message.delivery_tag for request in task_requests]
+        flags = dict.fromkeys(reversed(tags), "0")  # whose message is put there last goes first
+        self._lease.restorer.give_back(flags, Terms(self._lease.keys.owner))
+        self._acks.let_go(tags)
+        for request in task_requests:
+            request.given_back()
 
     def lost_tags(self) -> set[str]:
         """

@@ -116,6 +116,11 @@ class BatchRequest(Request):  # type: ignore[misc]
             super().reject(requeue=requeue)
             self.was_rejected = True
 
+    def given_back(self) -> None:
+        """Take note that the broker has its message again, without a word of ours to it."""
+        self.acknowledged = self.was_rejected = True
+        self.send_event("task-rejected", requeue=True)
+
     def on_failure(self, exc_info: Any, *args: Any, return_ok: bool = False, **options: Any) -> Any:
         """As Celery's, except that a cold shutdown loses nobody."""
         is_told = return_ok or self.acknowledged or not self._task.acks_late

@@ -34,6 +34,7 @@ from celery_batch.seat import Answer, seat
 from celery_batch.serving.runner import Outcome
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
+from celery_batch.telemetry.report import NO_WORK
 from celery_batch.worker.batch_end import BatchEnd, Fate, Settled, error_info
 from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.expiry import Expiries
@@ -99,7 +100,7 @@ def settle(
     """
     broken = out_of_use()
     if broken is not None:
-        return BatchEnd([None] * len(deliveries), calls=0, broken=broken, fate=Fate.REFUSED)
+        return BatchEnd([None] * len(deliveries), broken=broken, fate=Fate.REFUSED)
     app = current_app._get_current_object()  # noqa: SLF001 (Celery's own way to leave the proxy)
     try:
         return _Run(app.tasks[task_name], deliveries, perform).settle_all()
@@ -142,13 +143,14 @@ class _Run:
         except passing_errors(self._task.backend) as error:
             count = len(self._deliveries)
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
-            return BatchEnd([None] * count, fate=Fate.NOT_STORED)
+            work = self._call.work if self._call else NO_WORK
+            return BatchEnd([None] * count, work, fate=Fate.NOT_STORED)
         except Exception as error:
             logger.exception("Could not store the results of a batch")
             self._settled = [self._fail(delivery, error) for delivery in self._deliveries]
         return BatchEnd(
             self._settled,
-            calls=self._call.calls if self._call else 0,
+            work=self._call.work if self._call else NO_WORK,
             safe_size=self._task.runner().safe_size.largest,
             broken=out_of_use(),
             fate=self._call.fate if self._call else Fate.BROKE_OFF,
@@ -253,11 +255,22 @@ class _Run:
             expires = [delivery.request.get("expires") for delivery in called]
             expiries = Expiries(self._task.app, expires)
             self._call = ModelCall(self._task, asked, self._span, expiries)
+            self._call.most = getattr(self._deliveries, "most", None)
+            self._describe(called)
             outcomes, self._waited = self._perform(self._call)
             self._explain(self._call, asked, called)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(asked)
         self._outcomes = dict(zip(self._asked, outcomes, strict=True))
+
+    def _describe(self, called: Sequence[Delivery]) -> None:
+        if not self._span.is_on:
+            return
+        self._span.describe(
+            getattr(self._deliveries, "reason", ""),
+            str(called[0].request.get("hostname") or ""),
+            [each.arrived for each in called if each.arrived is not None],
+        )
 
     def _explain(self, call: ModelCall, asked: Sequence[Asked], called: Sequence[Delivery]) -> None:
         ran = [place for place in range(len(asked)) if place not in call.left_out]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.metadata import version
 from typing import Any
 
 from celery import bootsteps
@@ -10,8 +11,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 
-from celery_batch.batching.policy import BatchPolicy
-from celery_batch.config import Settings, policy_of
+from celery_batch.config import Settings, like_milliseconds, policy_of
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import residents
 from celery_batch.worker import capacity, control, garbage
@@ -25,6 +25,9 @@ from celery_batch.worker.loading import load_failed, load_models
 from celery_batch.worker.pool_words import listen_before_flush
 from celery_batch.worker.reconnect import reconnect_soon
 from celery_batch.worker.redis_results import tell_clients
+from celery_batch.worker.shown import in_words
+from celery_batch.worker.stats import stats_of
+from celery_batch.worker.steering import Steering
 from celery_batch.worker.warmup import WarmUp
 
 __all__ = ["BatchConsumer", "BatchWorker"]
@@ -35,9 +38,6 @@ logger = logging.getLogger(__name__)
 #: and would look again after 5 s; the batch's other items wait for that.
 _LOOK_AFTER_DEAD = 0.25
 
-#: Seconds. Nobody's requests wait so long for company; milliseconds look like that.
-_LIKE_MILLISECONDS = 5.0
-
 
 class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     """
@@ -47,12 +47,13 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     not a worker that takes tasks and fails them.
     """
 
-    requires = ("celery.worker.components:Pool",)
+    requires = ("celery.worker.components:Pool", "celery_batch.worker.exporter:BatchMetrics")
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self.tasks = worker.batch_tasks = capacity.served_tasks(worker.app)
         self._warm_up: WarmUp | None = None
+        worker.batch_warm_up = None
         self._listens = False
         if self.tasks:
             self._hold_enough(worker)
@@ -71,6 +72,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         # A replacement that is slow to load is not a process that hangs.
         conf.worker_proc_alive_timeout = max(conf.worker_proc_alive_timeout, timeout)
         self._warm_up = WarmUp(self._names, worker.max_concurrency or worker.concurrency, timeout)
+        worker.batch_warm_up = self._warm_up
         # Who quits while models load would wait for them: a pool stops when its processes do.
         worker.pool.on_stop = worker.pool.on_terminate
 
@@ -114,13 +116,15 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     def _hold_enough(self, worker: Any) -> None:
         wanted = capacity.held_per_process(self.tasks)
         capacity.warn_about_caps(worker, wanted)
+        worker.batch_asked_prefetch = worker.prefetch_multiplier
         if worker.prefetch_multiplier != 0:  # 0 is Celery's word for no limit
             worker.prefetch_multiplier = max(worker.prefetch_multiplier, wanted)
 
     def _announce(self) -> None:
         for task in self.tasks:
             policy = policy_of(task)
-            _warn_of_milliseconds(task.name, policy)
+            for warning in like_milliseconds(task.name, policy):
+                logger.warning("%s", warning)
             logger.info(
                 "%s: batches of up to %d, max_wait %g s, linger %g s",
                 task.name,
@@ -136,16 +140,6 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         raise WorkerShutdown(EX_FAILURE)
 
 
-def _warn_of_milliseconds(name: str, policy: BatchPolicy) -> None:
-    for option in ("max_wait", "linger"):
-        value = getattr(policy, option) or 0.0
-        if value >= _LIKE_MILLISECONDS and policy.max_batch_size > 1:
-            logger.warning(
-                "%s: %s=%g is in seconds; if you mean milliseconds, write %g",
-                *(name, option, value, value / 1000),
-            )
-
-
 class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
     """Keeps the lanes of the batch tasks, from one broker connection to the next."""
 
@@ -154,6 +148,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
         self.lanes = consumer.batch_lanes = Lanes(consumer)
+        consumer.batch_steering = Steering(consumer)
         self.gate = consumer.batch_gate = Gate(consumer)
         self.bulk = BulkPath(consumer)
         self.acks: AmqpAcks | None = None
@@ -171,6 +166,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
                 capacity.read_what_is_useful(consumer)
             self._go_together(consumer)
         self.lanes.open()
+        consumer.batch_steering.open()
 
     def _go_together(self, consumer: Any) -> None:
         is_amqp = consumer.connection.transport.driver_type == "amqp"
@@ -193,6 +189,9 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         if self.acks is not None:
             self.acks.flush()
 
-    def info(self, consumer: Any) -> dict[str, Any]:  # noqa: ARG002 (Celery's signature)
+    def info(self, consumer: Any) -> dict[str, Any]:
         """Return the batch counters for ``celery inspect stats`` and Flower."""
-        return {"batches": self.lanes.report()}
+        stats = stats_of(consumer)
+        words = in_words(stats)
+        shown = {"batches": stats.pop("tasks"), "batch_device": stats}
+        return {**words, **shown, "celery_batch": version("celery-batch")}

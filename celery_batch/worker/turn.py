@@ -62,6 +62,8 @@ class Turn:
     def __init__(self, job: tuple[Any, Any], arguments: tuple[Any, ...]) -> None:
         self.job = job
         self.task_name, self.deliveries, self.soft_limit = arguments
+        #: Smaller goes first.
+        self.urgency: int = self.deliveries.urgency
         #: What its soft limit does; set when it is taken up.
         self.limit = SoftLimit()
         #: Whether the main thread tells the pool how this ended: with an error of its own.

@@ -54,6 +54,11 @@ class WarmUp:
         self._warm: set[int] = set()
         Plan(tasks, processes, address, os.getpid()).publish()
 
+    @property
+    def folder(self) -> Path:
+        """Where the sockets of this worker and its pool processes are."""
+        return Path(self._folder.name)
+
     def wait(self, pool: Any) -> None:
         """
         Return when every process of the pool is warm.

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from deploy.local.servers import Servers
 
-__all__ = ["main"]
+__all__ = ["chromium", "keep", "main"]
 
 _FOLDER = Path(__file__).parents[2] / "docs" / "img"
 
@@ -39,7 +39,7 @@ _GAP = (255, 255, 255)
 def main() -> None:
     """Start everything, take the pictures, stop everything."""
     os.environ["WEBAPP_TIMEOUT"] = "20"
-    with Servers() as servers, _chromium() as browser:
+    with Servers() as servers, chromium() as browser:
         servers.start(print)
         _light(browser, servers.web_url)
         _dark(browser, servers.web_url)
@@ -49,7 +49,8 @@ def main() -> None:
 
 
 @contextmanager
-def _chromium() -> Iterator[Browser]:
+def chromium() -> Iterator[Browser]:
+    """Run a headless browser."""
     path = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if path is None:
         sys.exit("no Chromium: apt install chromium, or name one in CHROMIUM")
@@ -79,7 +80,7 @@ def _light(browser: Browser, url: str) -> None:
         _ask(page)
         _burst(page, total="1500")
         expect(page.locator("#burst-go")).to_be_enabled(timeout=_PATIENCE * 1000)
-        _keep("page-light.png", _seen(page, "header", "#burst"))
+        keep("page-light.png", _seen(page, "header", "#burst"))
 
 
 def _dark(browser: Browser, url: str) -> None:
@@ -90,7 +91,7 @@ def _dark(browser: Browser, url: str) -> None:
             "Sending 4,000 sentences: one by one", timeout=_PATIENCE * 1000
         )
         page.wait_for_timeout(8_000)  # for the charts to have something of both to show
-        _keep("page-dark.png", _seen(page, "#burst", "#live"))
+        keep("page-dark.png", _seen(page, "#burst", "#live"))
         page.click("#burst-stop")
 
 
@@ -103,7 +104,7 @@ def _phone(browser: Browser, url: str) -> None:
         expect(page.locator("#burst-go")).to_be_enabled(timeout=_PATIENCE * 1000)
         page.wait_for_timeout(2_500)
         page.locator("#chart-rate").evaluate("chart => chart.scrollIntoView()")
-        _keep("page-phone.png", asked, page.screenshot())
+        keep("page-phone.png", asked, page.screenshot())
 
 
 def _error(browser: Browser, url: str) -> None:
@@ -111,7 +112,7 @@ def _error(browser: Browser, url: str) -> None:
         expect(page.locator("#fleet")).to_have_text("no worker", timeout=_PATIENCE * 1000)
         page.click("#sentence .primary")
         expect(page.locator("#sentence-answer .trouble")).to_be_visible(timeout=_PATIENCE * 1000)
-        _keep("page-error.png", page.screenshot())
+        keep("page-error.png", page.screenshot())
 
 
 def _ask(page: Page) -> None:
@@ -154,7 +155,7 @@ def _seen(page: Page, first: str, last: str) -> bytes:
     return page.screenshot()
 
 
-def _keep(name: str, *shots: bytes) -> None:
+def keep(name: str, *shots: bytes) -> None:
     """Write pictures side by side into one file, with a palette: a page has few colours."""
     images = [Image.open(io.BytesIO(shot)).convert("RGB") for shot in shots]
     gap = 40 if len(images) > 1 else 0

@@ -6,8 +6,9 @@ from inspect import signature
 
 import pytest
 
-from celery_batch.backfill.arguments import Arguments
-from celery_batch.errors import InvalidChunk
+from celery_batch.backfill.arguments import Arguments, some_fit
+from celery_batch.backfill.rows import Row, Unreadable
+from celery_batch.errors import BackfillError
 
 
 def one(text):
@@ -68,6 +69,38 @@ def test_rows_are_named():
     ids=["a field is missing", "no record", "no such field", "no such key"],
 )
 def test_a_record_that_does_not_fit_is_named(function, record, options, words):
-    """The error says which row, and what it should have."""
-    with pytest.raises(InvalidChunk, match=words):
-        values(function, record, **options)
+    """The flaw says which row, and what it should have; the others are as they are."""
+    rows = [*Arguments(signature(function), **options).rows([record])]
+
+    assert [f"InvalidRow: {words}"] == [row.flaw[: len(words) + 12] for row in rows]
+    assert ["1"] == [row.key for row in rows]
+
+
+def test_a_record_that_cannot_be_read_keeps_its_place():
+    """Its flaw says why; it has its own name, or its number."""
+    records = ["a", Unreadable("line 2 is not JSON"), Unreadable("gone", key="b.png")]
+    found = [(row.key, row.flaw) for row in Arguments(signature(one)).rows(records)]
+
+    bad = [("2", "InvalidRow: line 2 is not JSON"), ("b.png", "InvalidRow: gone")]
+    assert [("1", ""), *bad] == found
+
+
+def flawed(*flaws):
+    """Return rows with these flaws."""
+    return (Row(n, str(n), (), flaw) for n, flaw in enumerate(flaws))
+
+
+def test_rows_of_which_some_fit_are_all_there():
+    """A bad beginning is no reason to stop, if anything follows."""
+    for flaws in (["InvalidRow: no", ""], [""], [], ["InvalidRow: no"] * 99 + [""]):
+        assert flaws == [row.flaw for row in some_fit(flawed(*flaws))]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(1, "asked: no such field$"), (3, "so it is with the first 3 rows"), (500, "first 100 rows")],
+)
+def test_rows_of_which_none_fits_are_not_begun(number, words):
+    """It is the command that is wrong: nobody wants a million errors."""
+    with pytest.raises(BackfillError, match=words):
+        some_fit(flawed(*["InvalidRow: no such field"] * number))

@@ -22,6 +22,12 @@ def answers(parcel):
     return [Answered(row, row.position) for row in parcel.rows]
 
 
+def come(flight, parcel):
+    """Have a parcel's answers come, and return the positions of those that are due then."""
+    flight.arrived(answers(parcel))
+    return [each.row.position for each in flight.due()]
+
+
 def test_no_more_leaves_than_the_window_allows():
     """The input is read as far as there is room, and no further."""
     read = []
@@ -37,8 +43,8 @@ def test_answers_come_in_the_inputs_order():
     flight = Flight(rows(4), window=4, parcel=2)
     first, second = flight.departures()
 
-    assert [] == flight.arrived(answers(second))
-    assert [0, 1, 2, 3] == [each.row.position for each in flight.arrived(answers(first))]
+    assert [] == come(flight, second)
+    assert [0, 1, 2, 3] == come(flight, first)
     assert list(flight.departures()) == []
     assert flight.is_over
 
@@ -57,7 +63,7 @@ def test_answers_come_as_they_are_known_if_that_is_wanted():
     flight = Flight(rows(4), window=4, parcel=2, in_order=False)
     _, second = flight.departures()
 
-    assert [2, 3] == [each.row.position for each in flight.arrived(answers(second))]
+    assert [2, 3] == come(flight, second)
 
 
 def test_a_parcel_that_falls_apart_leaves_row_by_row():
@@ -95,13 +101,15 @@ def test_an_empty_input_is_over_once_it_was_looked_at():
     choose=st.randoms(use_true_random=False),
 )
 def test_every_row_is_answered_once(in_order, sizes, fates, choose):
-    """Whatever parcels' fates, each row comes once, in order if that is wanted."""
+    """Whatever parcels' fates and rows' flaws, each comes once, in order if that is wanted."""
     number, window, parcel = sizes
-    flight = Flight(rows(number), window=window, parcel=parcel, in_order=in_order)
+    source = [Row(n, str(n), (n,), "bad" * choose.randrange(2)) for n in range(number)]
+    flight = Flight(source, window=window, parcel=parcel, in_order=in_order)
     flying, given_out, fate = [], [], iter(fates)
     while not flight.is_over:
         flying += flight.departures()
         assert flight.held <= max(window, parcel)
+        given_out += [each.row.position for each in flight.due()]
         if not flying:
             continue
         one = flying.pop(choose.randrange(len(flying)))
@@ -111,8 +119,9 @@ def test_every_row_is_answered_once(in_order, sizes, fates, choose):
             case "lost":
                 flight.lost(one)
             case _:
-                given_out += [each.row.position for each in flight.arrived(answers(one))]
+                given_out += come(flight, one)
 
+    assert (0, 0) == (flight.flying, flight.bytes)
     assert list(range(number)) == (given_out if in_order else sorted(given_out))
 
 
@@ -123,3 +132,43 @@ def test_heavy_rows_travel_in_small_parcels():
 
     assert [2, 2, 1] == [len(parcel) for parcel in flight.departures()]
     assert 5 == flight.flying
+
+
+def large(number):
+    """Return rows of a megabyte each."""
+    return [Row(n, str(n), (b"x" * (1 << 20),)) for n in range(number)]
+
+
+def test_no_more_leaves_than_memory_allows():
+    """A window of many rows is small where they are large."""
+    flight = Flight(large(100), window=100, parcel=2, window_bytes=10 << 20)
+    parcels = list(flight.departures())
+    assert (10, 10 << 20) == (flight.flying, flight.bytes)
+
+    assert [0, 1] == come(flight, parcels[0])
+    assert [2] == [len(parcel) for parcel in flight.departures()]
+
+
+@pytest.mark.parametrize("in_order", [True, False], ids=["in order", "as completed"])
+def test_answers_that_wait_are_weighed(in_order):
+    """What waits for others is in memory; what was given is not."""
+    flight = Flight(rows(4), window=4, parcel=2, in_order=in_order)
+    first, second = flight.departures()
+    flight.arrived([Answered(row, "x" * 1000) for row in second.rows])
+    flight.due()
+    assert (2032 if in_order else 16) == flight.bytes
+
+    flight.arrived(answers(first))
+    flight.due()
+    assert 0 == flight.bytes
+
+
+def test_rows_with_a_flaw_stay_where_they_are():
+    """They are answered in their turn, without leaving, and take up the window meanwhile."""
+    source = [Row(n, str(n), (), flaw="bad" if n != 2 else "") for n in range(100)]
+    flight = Flight(source, window=10, parcel=4)
+    (parcel,) = flight.departures()
+
+    assert (2,) == tuple(row.position for row in parcel.rows)
+    assert [(0, "bad"), (1, "bad")] == [(e.row.position, e.error) for e in flight.due()]
+    assert flight.held <= 10

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import io
 import json
+import os
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from celery_batch.backfill.inputs import Input
 from celery_batch.backfill.outputs import format_of, write_output
+from celery_batch.backfill.readers import _at_once
+from celery_batch.backfill.rows import Unreadable
 from celery_batch.errors import BackfillError
 
 RECORDS = [
@@ -35,9 +41,12 @@ def test_what_is_written_can_be_read(tmp_path, kind):
 
 def test_standard_input_is_read_line_by_line(monkeypatch):
     """A dash is standard input, in JSON lines; blank lines are none."""
-    monkeypatch.setattr("sys.stdin", io.StringIO('"a"\n\n"b"\n'))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'"a"\n\n"b"\n')))
+    found = Input("-")
+    identity = found.identity
 
-    assert ["a", "b"] == list(Input("-").records())
+    assert ["a", "b"] == list(found.records())
+    assert identity == found.identity
 
 
 def test_a_folder_is_read_in_order(tmp_path):
@@ -51,25 +60,122 @@ def test_a_folder_is_read_in_order(tmp_path):
     assert 2 == Input(str(tmp_path)).count()
 
 
+BAD = Unreadable("")
+
+
 @pytest.mark.parametrize(
-    ("name", "text", "words"),
+    ("name", "text", "found", "words"),
     [
-        ("in.jsonl", '1\n{"a"\n', "line 2 is not JSON"),
-        ("in.csv", "a,b\n1,2\n3\n", "line 3 has not 2 fields like the first"),
-        ("in.csv", 'a,b\n1,"2\n', "unexpected end of data"),
-        ("in.parquet", "nothing", "Parquet"),
-        ("in.jsonl", "\udcff", "cannot be read: 'utf-8' codec"),
-        ("in.csv", "\udcff", "cannot be read: 'utf-8' codec"),
+        ("in.jsonl", '1\n{"a"\n3', [1, BAD, 3], "line 2 is not JSON: "),
+        ("in.jsonl", "1\n\n\udcff\n3", [1, BAD, 3], "line 3 is not JSON: 'utf-8' codec"),
+        ("in.jsonl", "[" * 200_000, [BAD], "line 1 is not JSON: maximum recursion"),
+        ("in.csv", "a,b\n1\n3,4\n", [BAD, {"a": "3", "b": "4"}], "line 2 has 1 fields"),
+        ("in.csv", "a,b\n1,2,3\n3,4", [BAD, {"a": "3", "b": "4"}], "line 2 has 3 fields"),
+        ("in.csv", 'a\n"1"2\n3', [BAD, {"a": "3"}], "line 2: ',' expected after '\"'"),
+        ("in.csv", "a\n\udcff\n3", [BAD, {"a": "3"}], "line 2 is not UTF-8"),
     ],
-    ids=["json", "short", "quote", "parquet", "bytes in json", "bytes in csv"],
+    ids=["json", "bytes in json", "deep", "short", "long", "quote", "bytes in csv"],
 )
-def test_what_cannot_be_read_is_named(tmp_path, name, text, words):
-    """The error says which file, which line, and what is wrong."""
+def test_a_record_that_cannot_be_read_costs_one_record(tmp_path, name, text, found, words):
+    """It is told where it is and what is wrong with it, and the next one follows."""
     path = tmp_path / name
     path.write_text(text, errors="surrogateescape")
+    records = list(Input(str(path)).records())
+
+    (bad,) = (each for each in records if isinstance(each, Unreadable))
+    assert bad.why.startswith(words)
+    assert found == [BAD if each is bad else each for each in records]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("in.csv", b'a,b\n1,2\n1,"2\n3,4', "line 3 has a quote that nothing closes"),
+        ("in.csv", b"a,b,a\n", "line 1 names a twice"),
+        ("in.parquet", b"nothing", "Parquet"),
+        ("in.jsonl", '{"a": 1}'.encode("utf-16"), "is UTF-16"),
+        ("in.csv", "a,b".encode("utf-16"), "is UTF-16"),
+    ],
+    ids=["quote", "names", "parquet", "wide json", "wide csv"],
+)
+def test_what_cannot_be_read_at_all_is_named(tmp_path, name, content, words):
+    """The error says which file and what is wrong; nothing is guessed."""
+    path = tmp_path / name
+    path.write_bytes(content)
 
     with pytest.raises(BackfillError, match=f"{name}.*{words}"):
         list(Input(str(path)).records())
+
+
+def test_a_cut_off_parquet_file_is_named(tmp_path):
+    """Where a page is broken, reading ends and says how far it came."""
+    out = tmp_path / "out.parquet"
+    pq.write_table(pa.table({"n": list(range(10_000))}), out)
+    content = bytearray(out.read_bytes())
+    content[100:400] = b"\xff" * 300
+    out.write_bytes(content)
+
+    with pytest.raises(BackfillError, match=r"out.parquet: cannot be read"):
+        list(Input(str(out)).records())
+
+
+def test_values_of_parquet_are_pythons(tmp_path):
+    """Nulls, nested values, times and bytes come as they are; what Python has not is one row."""
+    out = tmp_path / "out.parquet"
+    when = pa.array([1_000, 1, None], pa.timestamp("ns"))
+    what = pa.array([{"a": [1, None]}, None, {"a": []}])
+    pq.write_table(pa.table({"when": when, "what": what, "raw": [b"\0", b"", None]}), out)
+    first, second, third = Input(str(out)).records()
+
+    time = dt.datetime(1970, 1, 1, microsecond=1)  # noqa: DTZ001 (the file's has no zone)
+    assert {"when": time, "what": {"a": [1, None]}, "raw": b"\0"} == first
+    assert second.why.startswith("row 2 has a value that Python has not")
+    assert {"when": None, "what": {"a": []}, "raw": None} == third
+
+
+def test_large_records_of_parquet_are_read_few_at_a_time(tmp_path):
+    """A row group of pictures is not all in memory as Python's objects."""
+    out = tmp_path / "out.parquet"
+    pq.write_table(pa.table({"raw": [os.urandom(1 << 20) for _ in range(40)]}), out)
+
+    assert 8 >= _at_once(pq.ParquetFile(out).metadata)
+    assert 40 == len([*Input(str(out)).records()])
+
+
+def test_tables_have_quotes_lines_and_blanks(tmp_path):
+    """A field may have commas, quotes and line ends of any kind; blank lines are none."""
+    path = tmp_path / "in.csv"
+    path.write_bytes('id,text\r\n1,"a ""b"",\r\nc"\r\n\r\n2,ü\U0001f600\u2028x\r\n'.encode())
+
+    wanted = [{"id": "1", "text": 'a "b",\r\nc'}, {"id": "2", "text": "ü\U0001f600\u2028x"}]
+    assert wanted == list(Input(str(path)).records())
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.csv"])
+def test_an_empty_file_has_no_records(tmp_path, name):
+    """Nor is it an error."""
+    (tmp_path / name).write_bytes(b"")
+
+    assert [] == list(Input(str(tmp_path / name)).records())
+
+
+def test_a_file_that_cannot_be_read_costs_one_record(tmp_path):
+    """Of a folder's files, the others are read."""
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+    records = Input(str(tmp_path)).records()
+    next(records)
+    (tmp_path / "b").unlink()
+
+    bad = Unreadable("b: No such file or directory", key="b")
+    assert [bad, {"key": "c", "file": b"c"}] == list(records)
+
+
+def test_lines_are_counted(tmp_path):
+    """Those that are blank are none."""
+    (tmp_path / "in.jsonl").write_bytes(b"1\n\n \r\n2\n3")
+
+    assert 3 == Input(str(tmp_path / "in.jsonl")).count()
 
 
 def test_large_fields_and_marks_of_windows_are_read(tmp_path):

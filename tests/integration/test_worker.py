@@ -27,10 +27,11 @@ print(json.dumps([result.get(timeout=30) for result in results]))
 @pytest.mark.parametrize("options", POOLS, ids=" ".join)
 def test_items_are_answered_one_by_one_and_run_together(shop: Shop, options: tuple[str, ...]):
     """On each pool every request gets its own answer, from batches within their size."""
-    shop.worker(*options)
+    worker = shop.worker(*options)
     results = [shop.double.delay(n) for n in range(50)]
     answers = [result.get(timeout=30) for result in results]
     batches = [fact["items"] for fact in shop.recall("double")]
+    worker.counted("shop.double", succeeded=50)
 
     assert [2 * n for n in range(50)] == answers
     assert list(range(50)) == sorted(n for batch in batches for n in batch)

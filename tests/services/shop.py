@@ -57,10 +57,30 @@ class Worker:
 
     def status(self) -> dict[str, Any]:
         """Return its answer to ``batch_status``."""
+        return self.ask("batch_status")
+
+    def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
+        """Return its answer to a control command."""
         (reply,) = self.shop.app.control.broadcast(
-            "batch_status", reply=True, destination=[self.name], timeout=5.0, limit=1
+            command, arguments, reply=True, destination=[self.name], timeout=5.0, limit=1
         )
         return reply[self.name]
+
+    def counted(self, task: str, **outcomes: int) -> dict[str, Any]:
+        """
+        Return its answer to ``batch_stats`` when it has heard of these ends.
+
+        Callers hear of theirs from the pool process, a moment before.
+        """
+        told: dict[str, Any] = {}
+
+        def missing() -> str:
+            told.update(self.ask("batch_stats"))
+            found = told["tasks"].get(task, {}).get("outcomes", {})
+            return "" if outcomes.items() <= found.items() else f"has counted {found}"
+
+        wait_until(missing, [self.child], what=self.name, timeout=30)
+        return told
 
     def stats(self) -> dict[str, Any]:
         """Return its answer to ``inspect stats``."""

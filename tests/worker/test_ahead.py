@@ -45,9 +45,12 @@ class Worker:
 class Job:
     """A batch job that knows its name, and whether its process has taken it."""
 
-    def __init__(self, name: str, worker: Worker, *, acks_late: bool = True) -> None:
+    def __init__(
+        self, name: str, worker: Worker, *, acks_late: bool = True, urgency: int = 0
+    ) -> None:
         self.name, self.worker = name, worker
         self.accepted = self.is_suspect = False
+        self.urgency = urgency
         self.neighbours: set[Job] = set()
         self.answer: Any = None
 
@@ -98,6 +101,50 @@ def test_one_job_at_most_lies_ahead():
     ahead.go_on()
 
     assert ["a", "b", "c"] == worker.sent
+
+
+def test_more_urgent_job_lies_ahead_too():
+    """One, though another lies ready; a third, and one that is no more urgent, wait."""
+    worker = Worker()
+    ahead, (first, second) = start(worker, "a", "b", urgency=9)
+    first.accepted = True
+    ahead.go_on()
+    equal, urgent, more = (
+        Job(name, worker, urgency=urgency) for name, urgency in [("c", 9), ("d", 0), ("e", -1)]
+    )
+    ahead.submit(equal)
+
+    assert ["a", "b"] == worker.sent
+
+    ahead.submit(urgent)
+    ahead.submit(more)
+
+    assert ["a", "b", "d"] == worker.sent
+
+    urgent.accepted = True
+    ahead.go_on()
+
+    assert ["a", "b", "d", "e"] == worker.sent
+
+    more.accepted = second.accepted = True
+    ahead.go_on()
+
+    assert ["a", "b", "d", "e", "c"] == worker.sent
+
+
+def test_who_cannot_lie_ahead_overtakes_nobody():
+    """A task whose batches wait for the process in line is given no place before others."""
+    worker = Worker()
+    ahead, (first, second) = start(worker, "a", "b", urgency=9)
+    first.accepted = True
+    ahead.go_on()
+
+    assert ahead.can_overtake(second.task)
+    assert not ahead.can_overtake(Job("early", worker, acks_late=False).task)
+
+    worker.semaphore.acquire(worker.sent.append, "ordinary")
+
+    assert not ahead.can_overtake(second.task)
 
 
 def test_job_ahead_takes_nobodys_slot():

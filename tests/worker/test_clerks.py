@@ -20,6 +20,7 @@ from celery.app.trace import build_tracer
 
 from celery_batch import BatchTask
 from celery_batch.cli.child import wait_until
+from celery_batch.worker.cargo import Cargo
 from celery_batch.worker.clerks import _Clerks
 from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.settle import run_batch, run_lone_batch
@@ -56,13 +57,24 @@ class Process:
         return True
 
     def send(
-        self, task: Any, number: int, run: Any = run_batch, soft_limit: float | None = None
+        self,
+        task: Any,
+        number: int,
+        run: Any = run_batch,
+        *,
+        soft_limit: float | None = None,
+        urgency: int = 0,
     ) -> None:
         """Write a batch of one into the process."""
         name = f"id{number}"
         headers = {"id": name, "task": task.name, "delivery_info": {}}
         delivery = Delivery(name, headers, [[number], {}, {}], None, None)
-        self.write((TASK, (number, 0, run, (task.name, [delivery], soft_limit), {})))
+        self.write(
+            (
+                TASK,
+                (number, 0, run, (task.name, Cargo([delivery], urgency=urgency), soft_limit), {}),
+            )
+        )
 
     def write(self, job: Any) -> None:
         """Write something into the process."""
@@ -233,6 +245,36 @@ def test_batch_that_goes_well_is_told_once(app: Celery, process: Process):
     process._ensure_messages_consumed(completed=1)
 
     assert [(1, True)] == process.said()
+
+
+def test_urgent_batch_goes_before_the_one_that_lies_ready(app: Celery, process: Process):
+    """The main thread takes the most urgent of what clerks have made ready."""
+    ran: list[int] = []
+    entered = {number: threading.Event() for number in (1, 2, 3)}
+
+    def run(numbers: list[int]) -> list[int]:
+        ran.extend(numbers)
+        if numbers == [1]:
+            process.send(task, 2, urgency=9)
+            entered[2].wait(10)
+            process.send(task, 3)
+            entered[3].wait(10)
+        return numbers
+
+    class Noting(BatchTask):
+        abstract = True
+
+        def before_start(self, _task_id: str, args: Any, _kwargs: Any) -> None:
+            entered[args[0]].set()
+
+    task = declared(app, run, base=Noting)
+    process.send(task, 1, urgency=9)
+    for _ in range(3):
+        process.run_next()
+    process._ensure_messages_consumed(completed=3)
+
+    assert [1, 3, 2] == ran
+    assert [(1, True), (2, True), (3, True)] == sorted(process.said())
 
 
 def test_lone_batch_is_the_main_threads(app: Celery, process: Process):

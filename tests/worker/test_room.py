@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from celery_batch.worker.room import LEAST_URGENT
 from tests.worker.doubles import Call, Pool, Worker
+
+
+def room(worker: Worker, tasks: set[str] | None) -> int:
+    """Return the room for messages that overtake nobody."""
+    return worker.lanes.room.left(tasks, LEAST_URGENT)
 
 
 def test_a_lane_has_room_for_three_batches(worker: Worker, pool: Pool):
@@ -10,15 +18,15 @@ def test_a_lane_has_room_for_three_batches(worker: Worker, pool: Pool):
     rooms = []
     for ids in ("", "ab", "cde", "f", "gh"):
         worker.send("pairs", *ids)
-        rooms.append(worker.lanes.room({"pairs"}))
+        rooms.append(room(worker, {"pairs"}))
     pool.finish(0)
 
     assert [6, 4, 1, 0, 0] == rooms
-    assert 0 == worker.lanes.room({"pairs"})
+    assert 0 == room(worker, {"pairs"})
 
     pool.finish(1)
 
-    assert 2 == worker.lanes.room({"pairs"})
+    assert 2 == room(worker, {"pairs"})
 
 
 def test_the_fullest_lane_counts(worker: Worker):
@@ -26,8 +34,8 @@ def test_the_fullest_lane_counts(worker: Worker):
     worker.send("pairs", *"abcdef")
     worker.send("trios", "x")
 
-    assert 8 == worker.lanes.room({"trios"})
-    assert 0 == worker.lanes.room({"pairs", "trios"})
+    assert 8 == room(worker, {"trios"})
+    assert 0 == room(worker, {"pairs", "trios"})
     assert not worker.lanes.has_room()
 
 
@@ -36,15 +44,15 @@ def test_a_queue_of_which_nothing_is_known_is_read(worker: Worker):
     worker.send("pairs", *"abcdef")
     worker.send("trios", "x")
 
-    assert 8 == worker.lanes.room(None)
+    assert 8 == room(worker, None)
 
 
 def test_other_tasks_are_not_ours_to_count(worker: Worker):
     """A queue of ordinary tasks is read as far as the prefetch goes."""
     worker.send("pairs", *"abcdef")
 
-    assert worker.lanes.room(set()) > 1000
-    assert worker.lanes.room({"ordinary"}) > 1000
+    assert room(worker, set()) > 1000
+    assert room(worker, {"ordinary"}) > 1000
 
 
 def test_who_would_be_overtaken_leaves_room(worker: Worker):
@@ -54,4 +62,25 @@ def test_who_would_be_overtaken_leaves_room(worker: Worker):
     for task_id in "efgh":
         lane.add(Call(task_id, worker.heard), urgency=6)
 
-    assert [2, 2, 0, 0] == [worker.lanes.room({"pairs"}, urgency) for urgency in (0, 3, 6, 9)]
+    assert [4, 4, 0, 0] == [worker.lanes.room.behind({"pairs"}, step) for step in (0, 3, 6, 9)]
+    assert [2, 2, 0, 0] == [worker.lanes.room.left({"pairs"}, urgency) for urgency in (0, 3, 6, 9)]
+
+
+def test_some_who_are_overtaken_are_read_all_the_same(worker: Worker):
+    """Their share of two batches, while somebody more urgent waits; not if it is there already."""
+    lane = worker.lanes.lane(worker.app.tasks["crowds"])
+    steps = (0, 3, 6, 9)
+
+    assert [0, 0, 0, 0] == [worker.lanes.room.owed({"crowds"}, step) for step in steps]
+
+    lane.add(Call("urgent", worker.heard), urgency=3)
+    for task_id in "abc":
+        lane.add(Call(task_id, worker.heard), urgency=9)
+
+    assert [0, 0, 8, 5] == [worker.lanes.room.owed({"crowds"}, step) for step in steps]
+    assert [0, 0, 8, 5] == [worker.lanes.room.owed(None, step) for step in steps]
+    assert [0, 0, 0, 0] == [worker.lanes.room.owed({"pairs"}, step) for step in steps]
+
+    lane.policy = replace(lane.policy, bulk_share=0.0)
+
+    assert 0 == worker.lanes.room.owed({"crowds"}, 9)

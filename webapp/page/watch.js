@@ -2,6 +2,7 @@
 
 import { explain } from "./asking.js";
 import { Bars, Lines, make, say } from "./charts.js";
+import { showJobs } from "./jobs.js";
 import { follow } from "./stream.js";
 
 /** Seconds that the charts look back. */
@@ -35,6 +36,7 @@ export function startWatching() {
       showSizes(charts.sizes, sizes.add(at, news));
       showWorkers(news);
       showFleet(news);
+      showJobs(by("jobs"), news);
     },
     line: showLine,
   });

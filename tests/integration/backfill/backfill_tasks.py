@@ -19,6 +19,12 @@ def double(number):
     return [ValueError(f"bad {n}") if n % 100 == 13 else 2 * n for n in number]
 
 
+@app.task(base=BatchTask, max_batch_size=16, max_wait=0.01)
+def echo(value):
+    """Say the same."""
+    return value
+
+
 @app.task(base=BatchTask, max_batch_size=16, isolate=False, max_worker_losses=1)
 def fragile(number):
     """Double numbers; one of them takes the process down."""
@@ -43,6 +49,13 @@ def length(file):
 def slow(number):
     """Take a while."""
     time.sleep(0.8)
+    return [2 * n for n in number]
+
+
+@app.task(base=BatchTask, max_batch_size=16, max_wait=0)
+def leisurely(number):
+    """Take long for many."""
+    time.sleep(0.1)
     return [2 * n for n in number]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -38,11 +39,17 @@ class Place:
         """Where the output will be."""
         return self.folder / "out.jsonl"
 
-    def run(self, *options):
-        """Run the command to its end."""
-        command = self.command(*options)
+    def run(self, *options, text="", largest=resource.RLIM_INFINITY):
+        """Run the command to its end, with a text as its input, and files no larger than that."""
         return subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=60, check=False
+            self.command(*options),
+            env=self.env,
+            input=text,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest, largest)),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
 
     def begin(self, *options):

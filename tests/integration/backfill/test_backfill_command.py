@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 import signal
 import time
@@ -139,8 +140,19 @@ def test_a_folder_of_files_is_an_input(place):
         (("backfill_tasks.double", "--max-errors", "some"), "--max-errors: must be a number"),
         (("backfill_tasks.double", "--restart", "--retry-errors"), "give one of them"),
         (("backfill_tasks.join",), "row 1 must have the fields left, right"),
+        (("backfill_tasks.double", "--output", "no/out.jsonl"), "No such file or directory"),
+        (("backfill_tasks.double", "--field", "text"), "has no field 'text'; so it is with"),
     ],
-    ids=["no batch task", "no input", "no format", "no limit", "both", "no such fields"],
+    ids=[
+        "no batch task",
+        "no input",
+        "no format",
+        "no limit",
+        "both",
+        "no such fields",
+        "no folder",
+        "no field",
+    ],
 )
 def test_what_cannot_begin_says_why(place, options, words):
     """The error names the thing and the way out."""
@@ -261,8 +273,81 @@ def test_an_output_is_no_input(place):
     done = place.run("backfill_tasks.length", "--input", str(place.folder))
 
     assert 1 == done.returncode
-    assert "is in the folder that is read" in done.stderr
+    assert "is read, and would be written" in done.stderr
     assert [] == list(place.folder.iterdir())
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.jsonl.errors", "out.jsonl.partial"])
+def test_an_input_is_no_output(place, name):
+    """Not even --restart takes away what is to be read."""
+    place.write(rows(3), name)
+    kept = (place.folder / name).read_text()
+    source = ("--input", str(place.folder / name), "--format", "jsonl")
+    done = place.run("backfill_tasks.double", *source, "--restart")
+
+    assert (1, kept) == (done.returncode, (place.folder / name).read_text())
+    assert f"{name}: is read, and would be written; name another output" in done.stderr
+
+
+def test_a_bad_line_costs_one_row(place):
+    """It is an error under its own name, and is run again once it is mended."""
+    pairs = [{"id": f"r{n}", "left": n, "right": -n} for n in range(40)]
+    lines = [json.dumps(each) for each in pairs]
+    bad = {3: '{"id": "r3", "lef', 20: '{"id": "r20", "left": 1}', 30: '["r30"]'}
+    text = "\n".join(bad.get(n, line) for n, line in enumerate(lines))
+    (place.folder / "in.jsonl").write_text(text)
+    done = place.run("backfill_tasks.join")
+
+    wanted = [{"key": f"r{n}", "output": f"{n}-{-n}"} for n in range(40)]
+    misfit = "InvalidRow: row {} must have the fields left, right, it has {}"
+    unread = "InvalidRow: line 4 is not JSON: Unterminated string starting at column 14"
+    failed = {
+        3: {"key": "4", "error": unread},
+        20: {"key": "r20", "error": misfit.format(21, "['id', 'left']")},
+        30: {"key": "31", "error": misfit.format(31, "list")},
+    }
+    assert 1 == done.returncode, done.stderr
+    assert [failed.get(n, each) for n, each in enumerate(wanted)] == place.answers()
+
+    place.write(pairs)
+    assert 0 == place.run("backfill_tasks.join", "--retry-errors").returncode
+    assert wanted == place.answers()
+
+
+def test_a_full_disk_is_told_and_gone_on_from(place):
+    """What was answered until then is not asked again."""
+    place.write(rows(MANY))
+    full = place.run("backfill_tasks.double", largest=60_000)
+    assert 1 == full.returncode
+    words = "out.jsonl.partial: cannot be written: File too large; what was answered is kept"
+    assert words in full.stderr
+    assert "Traceback" not in full.stderr
+
+    done = place.run("backfill_tasks.double")
+    assert expected(MANY) == place.answers()
+    assert "rows, 40 failed; " in done.stderr
+
+
+def test_standard_input_is_given_again(place):
+    """What was answered is skipped; another input is refused, as far as its first line says."""
+    text = "".join(json.dumps(each) + "\n" for each in [{"number": 13}, *rows(600)])
+    stopped = place.run("backfill_tasks.double", "--input", "-", "--max-errors", "3", text=text)
+    assert "more than --max-errors allows" in stopped.stderr
+    other = place.run("backfill_tasks.double", "--input", "-", text='{"number": 1}\n' + text)
+    assert "use --restart to begin anew" in other.stderr
+
+    done = place.run("backfill_tasks.double", "--input", "-", text=text)
+    assert 1 == done.returncode
+    assert expected(600) == place.answers()[1:]
+    assert " answered before; " in done.stderr
+
+
+def test_an_empty_input_has_an_empty_output(place):
+    """No rows, no errors."""
+    place.write([])
+    done = place.run("backfill_tasks.double")
+
+    assert (0, []) == (done.returncode, place.answers())
 
 
 def test_other_rows_are_not_taken_for_those_that_failed(place):
@@ -275,3 +360,12 @@ def test_other_rows_are_not_taken_for_those_that_failed(place):
 
     assert (1, before) == (done.returncode, place.answers())
     assert "row 14 is 'r6' now, and the one that failed was 'r13'" in done.stderr
+
+
+def test_a_value_that_no_message_has_costs_one_row(app):
+    """The others of its parcel are asked one by one."""
+    values = [1, {2}, 3, b"4"]
+    found = [(each.output, each.error) for each in app.echo.backfill(values)]
+
+    bad = (None, "EncodeError: Object of type set is not JSON serializable")
+    assert [(1, ""), bad, (3, ""), (b"4", "")] == found

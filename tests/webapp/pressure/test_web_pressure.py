@@ -11,7 +11,7 @@ import psutil
 import pytest
 from web_pressed import COMMANDS, Clients, closed, read_answer, request
 from web_pressed_service import CAPACITY
-from web_pressed_tasks import BATCH, SEEN
+from web_pressed_tasks import BATCH, SEEN, UNTIL_TOLD
 
 KINDS = tuple(COMMANDS)
 
@@ -63,18 +63,22 @@ def test_who_hangs_up_is_called_back(pressed, kind):
     """A client that goes while its input waits in the queue costs the model nothing."""
     door = pressed.door(kind)
     pressed.redis.delete(SEEN)
+    known = len(pressed.ask("revoked"))
     with ThreadPoolExecutor(3) as clients:
-        running = clients.submit(door.predict, "hold 1.5")
-        pressed.until_seen("hold 1.5")
-        ready = clients.submit(door.predict, "next")  # which the pool has then
-        time.sleep(0.3)
+        running = clients.submit(door.predict, UNTIL_TOLD)
+        pressed.until_seen(UNTIL_TOLD)
+        ready = clients.submit(door.predict, *map(str, range(BATCH)))
+        pressed.until_held(running=2, waiting=0)
         with socket.create_connection(("127.0.0.1", door.port)) as client:
             client.sendall(request("unwanted"))
-            time.sleep(0.3)  # longer than it takes to be watched
+            pressed.until_held(running=2, waiting=1)
+        pressed.until_answered("revoked", lambda ids: len(ids) > known)
+        pressed.let_go()
         assert [200, 200] == [running.result().status, ready.result().status]
         assert 200 == door.predict("last").status
 
-    assert ["hold 1.5", "next", "last"] == pressed.seen()
+    assert "last" == pressed.seen()[-1]
+    assert "unwanted" not in pressed.seen()
 
 
 def test_who_pipelines_has_not_hung_up(pressed):

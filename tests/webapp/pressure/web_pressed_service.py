@@ -7,9 +7,10 @@ import socket
 from contextlib import contextmanager
 from pathlib import Path
 
+from celery import Celery
 from web_door import Door
 from web_pressed import command
-from web_pressed_tasks import BATCH, SEEN
+from web_pressed_tasks import BATCH, GO, SEEN
 
 from celery_batch.cli.child import Child, wait_until
 
@@ -58,6 +59,36 @@ class Pressed:
             [self.worker],
             what=f"{text!r} to reach the model",
             timeout=20,
+        )
+
+    def let_go(self):
+        """Have the model answer a batch that waits until it is told."""
+        self.redis.rpush(GO, "go")
+
+    def ask(self, question):
+        """Return what the worker answers to one of its control commands."""
+        name = f"{self.worker.log.stem}@test"
+        asking = Celery(broker=self.servers.redis.url).control
+        (answers,) = asking.broadcast(
+            question, destination=[name], reply=True, timeout=5, limit=1
+        ) or [{}]
+        return answers.get(name)
+
+    def until_answered(self, question, is_so):
+        """Wait until the worker gives an answer that will do."""
+        wait_until(
+            lambda: "" if is_so(self.ask(question) or {}) else "not yet",
+            [self.worker],
+            what=question,
+            timeout=20,
+        )
+
+    def until_held(self, *, running, waiting):
+        """Wait until the worker has so many batches on their way, and requests in line."""
+        wanted = {"running": running, "waiting": waiting}
+        self.until_answered(
+            "batch_status",
+            lambda lanes: wanted.items() <= lanes.get("pressed.answer", {}).items(),
         )
 
 

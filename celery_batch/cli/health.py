@@ -1,0 +1,67 @@
+"""
+``python -m celery_batch.cli.health``: how the worker of this machine is, for probes.
+
+A probe is asked many times a minute, and importing Celery takes a second or two of a
+processor: so this is no command of Celery's, and reads what the worker writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from celery_batch.worker.pulse import VARIABLE, Sign
+
+__all__ = ["main"]
+
+
+def main(words: list[str] | None = None) -> int:
+    """
+    Print how the worker is.
+
+    Args:
+        words: The command line's, by default those of this process.
+
+    Returns:
+        0 if it is as asked, else 1.
+    """
+    asked = _parser().parse_args(words)
+    if asked.file is None:
+        print(f"name the worker's file, or set {VARIABLE}")  # noqa: T201 (a command's output)
+        return 1
+    sign = Sign.read(asked.file)
+    if sign is None:
+        reason = f"no worker has written {asked.file}"
+    else:
+        now = time.monotonic()
+        reason = sign.why_not_alive(now) or ("" if asked.live else sign.why_not_ready(now))
+    print(reason or ("alive" if asked.live else "ready"))  # noqa: T201 (a command's output)
+    return 1 if reason else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m celery_batch.cli.health",
+        description="Say whether the worker takes tasks; 0 if it does, else 1.",
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="only whether it lives: one that loads models, or waits for its broker, does",
+    )
+    named = os.environ.get(VARIABLE)
+    parser.add_argument(
+        "file",
+        type=Path,
+        nargs="?",
+        default=Path(named) if named else None,
+        help=f"what the worker writes, by default ${VARIABLE}",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

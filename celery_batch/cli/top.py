@@ -1,0 +1,132 @@
+"""``celery batch top``: what tasks, workers and devices do, now and all the time."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+from celery.bin.base import CeleryCommand
+
+from celery_batch.fleet.bus import Bus
+from celery_batch.fleet.look import Look
+from celery_batch.fleet.picture import Picture
+from celery_batch.task import BatchTask
+from celery_batch.worker.capacity import queue_of
+
+__all__ = ["top"]
+
+#: Seconds over which rates are averaged.
+_WINDOW = 10.0
+
+#: Seconds without a further answer after which all workers count as heard.
+_LISTEN = 0.4
+
+#: The same for a script, which will not ask again.
+_LISTEN_ONCE = 2.0
+
+#: Columns where there is no terminal to say how many.
+_COLUMNS = 120
+
+
+@click.command(name="top", cls=CeleryCommand)
+@click.option("--once", is_flag=True, help="Look twice, an interval apart, print, and end.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds from one look to the next.",
+)
+@click.pass_context
+def top(ctx: click.Context, *, once: bool, interval: float) -> None:
+    """
+    Show what batch tasks and their workers do, until Ctrl-C.
+
+    Where the output is no terminal it prints one plain frame after the other.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    app = ctx.obj.app
+    bus = Bus(app)
+    try:
+        show = _on_screen if sys.stdout.isatty() and not once else _in_lines
+        show(_Watch(app, bus, _LISTEN_ONCE if once else _LISTEN), interval, once)
+    except KeyboardInterrupt:
+        click.echo("", err=True)
+    except ImportError as error:
+        raise click.ClickException(f"{error}: pip install rich") from error
+    finally:
+        bus.close()
+
+
+class _Watch:
+    """Looks at the fleet, and makes frames of what it sees."""
+
+    def __init__(self, app: Any, bus: Bus, listen: float) -> None:
+        from celery_batch.cli.top_frame import frame  # noqa: PLC0415 (where rich may be missing)
+
+        app.loader.import_default_modules()
+        app.finalize()
+        tasks = [task for task in app.tasks.values() if isinstance(task, BatchTask)]
+        self._queues = {task.name: queue_of(app, task) for task in tasks}
+        self._picture = Picture(self._queues, _WINDOW)
+        self._bus, self._listen = bus, listen
+        self._frame = frame
+        with app.connection_for_write() as connection:
+            self._broker = connection.as_uri()
+
+    def look(self) -> None:
+        """Ask everybody once more; a broker that is away is a fact like another."""
+        began = time.monotonic()
+        try:
+            answers = self._bus.ask("batch_stats", self._listen)
+            depths = self._bus.depths({*self._queues.values()})
+            look = Look(time=began, answers=answers, depths=depths)
+        except Exception as error:  # noqa: BLE001 (whatever a transport raises)
+            self._bus.close()
+            look = Look(time=began, error=str(error) or type(error).__name__)
+        self._picture.add(look)
+
+    def frame(self) -> Any:
+        """Return what is to be shown."""
+        return self._frame(self._picture, self._broker, time.strftime("%H:%M:%S"))
+
+
+def _on_screen(watch: _Watch, interval: float, _once: bool) -> None:  # noqa: FBT001
+    from rich.console import Console  # noqa: PLC0415 (only a terminal needs it)
+    from rich.live import Live  # noqa: PLC0415 (likewise)
+
+    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+
+        def show() -> None:
+            live.update(watch.frame(), refresh=True)
+
+        _go_on(watch, show, interval)
+
+
+def _in_lines(watch: _Watch, interval: float, once: bool) -> None:  # noqa: FBT001
+    from rich.console import Console  # noqa: PLC0415 (likewise)
+
+    console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
+    if not once:
+        _go_on(watch, lambda: console.print(watch.frame()), interval)
+        return
+    watch.look()
+    time.sleep(interval)
+    watch.look()
+    console.print(watch.frame())
+
+
+def _go_on(watch: _Watch, show: Callable[[], None], interval: float) -> None:
+    while True:
+        began = time.monotonic()
+        watch.look()
+        show()
+        time.sleep(max(interval - (time.monotonic() - began), 0.0))
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,37 @@
+"""Gathers the facts of a checkup: asks the app, its servers, this machine, the workers."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from celery_batch.doctor.facts import Facts
+from celery_batch.doctor.look_app import conf_of, tasks_of, trouble_of
+from celery_batch.doctor.look_machine import this_machine
+from celery_batch.doctor.look_servers import broker_of, depths_of, results_of
+from celery_batch.doctor.look_workers import workers_of
+
+__all__ = ["gather"]
+
+
+def gather(app: Any) -> Facts:
+    """
+    Return what is known; takes some seconds.
+
+    Args:
+        app: The Celery app.
+    """
+    trouble = trouble_of(app)
+    tasks = () if trouble else tasks_of(app)
+    broker = broker_of(app)
+    return Facts(
+        trouble=trouble,
+        tasks=tasks,
+        conf=conf_of(app),
+        broker=broker,
+        results=results_of(app),
+        machine=this_machine(),
+        workers=None if broker.error else workers_of(app),
+        depths={} if broker.error else depths_of(app, {task.queue for task in tasks}),
+        version=version("celery-batch"),
+    )

@@ -1,0 +1,101 @@
+"""What an app says of itself: its batch tasks, and the settings that matter to them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from celery_batch.config import Settings, policy_of
+from celery_batch.doctor.facts import Conf, Task
+from celery_batch.errors import ConfigurationError
+from celery_batch.task import BatchTask
+from celery_batch.worker.capacity import queue_of
+
+__all__ = ["conf_of", "tasks_of", "trouble_of"]
+
+
+def trouble_of(app: Any) -> tuple[str, ...]:
+    """
+    Import the app's tasks and return what celery_batch refuses in them.
+
+    Args:
+        app: The Celery app.
+    """
+    try:
+        app.loader.import_default_modules()
+        app.finalize()
+        Settings.of(app)
+    except ConfigurationError as error:
+        return (f"{error}.",)
+    return ()
+
+
+def tasks_of(app: Any) -> tuple[Task, ...]:
+    """
+    Return the app's batch tasks.
+
+    Args:
+        app: The Celery app, its tasks imported.
+    """
+    known = [task for _, task in sorted(app.tasks.items()) if isinstance(task, BatchTask)]
+    return tuple(_task(app, task) for task in known)
+
+
+def _task(app: Any, task: Any) -> Task:
+    policy, queue = policy_of(task), queue_of(app, task)
+    return Task(
+        name=task.name,
+        queue=queue,
+        max_batch_size=policy.max_batch_size,
+        max_wait=policy.max_wait,
+        linger=policy.linger,
+        acks_late=bool(task.acks_late),
+        ignores_results=bool(task.ignore_result),
+        serializer=task.serializer,
+        time_limit=task.time_limit,
+        soft_time_limit=task.soft_time_limit,
+        rate_limit=task.rate_limit and str(task.rate_limit),
+        priorities=_has_priorities(app, queue),
+    )
+
+
+def _has_priorities(app: Any, name: str) -> bool:
+    queue = app.amqp.queues.get(name)
+    arguments = getattr(queue, "queue_arguments", None) or {}
+    declared = getattr(queue, "max_priority", None) or arguments.get("x-max-priority")
+    return bool(declared or app.conf.task_queue_max_priority)
+
+
+def conf_of(app: Any) -> Conf:
+    """
+    Return the app's settings that a check asks for.
+
+    Args:
+        app: The Celery app.
+    """
+    conf = app.conf
+    expires = conf.result_expires
+    return Conf(
+        pool=str(conf.worker_pool),
+        concurrency=conf.worker_concurrency,
+        prefetch_multiplier=conf.worker_prefetch_multiplier,
+        eta_task_limit=conf.worker_eta_task_limit,
+        disable_prefetch=bool(conf.worker_disable_prefetch),
+        always_eager=bool(conf.task_always_eager),
+        accept_content=tuple(conf.accept_content),
+        result_serializer=conf.result_serializer,
+        result_accept_content=conf.result_accept_content and tuple(conf.result_accept_content),
+        result_expires=expires.total_seconds() if isinstance(expires, timedelta) else expires,
+        max_tasks_per_child=conf.worker_max_tasks_per_child,
+        max_memory_per_child=conf.worker_max_memory_per_child,
+        bulk=bool(conf.get("batch_bulk", True)),
+        devices=_devices(app),
+        transport_options=dict(conf.broker_transport_options or {}),
+    )
+
+
+def _devices(app: Any) -> tuple[str, ...] | None:
+    try:
+        return Settings.of(app).devices
+    except ConfigurationError:
+        return None

@@ -1,0 +1,126 @@
+"""What broker and result backend say of themselves."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import Any
+
+from kombu.utils.url import maybe_sanitize_url
+from redis.exceptions import NoPermissionError, RedisError
+
+from celery_batch.client.store import ResultStore
+from celery_batch.depth_look import can_look, open_look
+from celery_batch.doctor.facts import Redis, Server
+from celery_batch.fleet.bus import impatient_connection
+
+__all__ = ["broker_of", "depths_of", "results_of"]
+
+
+def broker_of(app: Any) -> Server:
+    """
+    Ask the broker who it is.
+
+    Args:
+        app: The Celery app.
+    """
+    try:
+        found = impatient_connection(app)
+    except Exception as error:  # noqa: BLE001 (no such transport, or no library for it)
+        url = maybe_sanitize_url(str(app.conf.broker_url))
+        return Server(kind="unknown", url=url, error=_why(error))
+    with found as connection:
+        kind, url = str(connection.get_transport_cls().driver_type), connection.as_uri()
+        try:
+            connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
+            if kind == "redis":
+                redis = _redis(connection.default_channel.client)
+                return Server(kind=kind, url=url, redis=redis, options=_options(connection))
+            return Server(kind=kind, url=url, version=_product(connection))
+        except Exception as error:  # noqa: BLE001 (whatever a transport raises)
+            return Server(kind=kind, url=url, error=_why(error))
+
+
+def results_of(app: Any) -> Server:
+    """
+    Ask the result backend who it is.
+
+    Args:
+        app: The Celery app.
+    """
+    named = app.conf.result_backend
+    if not named or named == "disabled":
+        return Server(kind="none")
+    url = maybe_sanitize_url(str(named))
+    try:
+        if not ResultStore.knows(app.backend):
+            return Server(kind=type(app.backend).__name__.removesuffix("Backend"), url=url)
+        return Server(kind="redis", url=url, redis=_redis(ResultStore(app.backend).client()))
+    except Exception as error:  # noqa: BLE001 (no such backend, or no library for it, or away)
+        return Server(kind="unknown", url=url, error=_why(error))
+
+
+def depths_of(app: Any, queues: set[str]) -> dict[str, int]:
+    """
+    Return how many messages wait in some queues; none where the broker cannot say it.
+
+    Args:
+        app: The Celery app.
+        queues: Their names.
+    """
+    with suppress(Exception):
+        if can_look(app):
+            look = open_look(app)
+            try:
+                return {queue: look.count(queue) for queue in sorted(queues)}
+            finally:
+                look.close()
+    return {}
+
+
+def _redis(client: Any) -> Redis:
+    about = client.info()
+    seconds, micros = client.time()
+    return Redis(
+        version=tuple(
+            int(part) for part in str(about["redis_version"]).split(".") if part.isdigit()
+        ),
+        policy=str(about.get("maxmemory_policy", "noeviction")),
+        maxmemory=int(about.get("maxmemory", 0)),
+        used=int(about.get("used_memory", 0)),
+        appendonly=bool(int(about.get("aof_enabled", 0))),
+        snapshots=_snapshots(client),
+        scripts=_may_run_scripts(client),
+        ahead=seconds + micros / 1e6 - time.time(),
+    )
+
+
+def _snapshots(client: Any) -> bool | None:
+    try:
+        return bool(client.config_get("save").get("save"))
+    except RedisError:
+        return None  # many a hosted Redis keeps its configuration to itself
+
+
+def _may_run_scripts(client: Any) -> bool:
+    try:
+        client.eval("return 1", 0)
+    except NoPermissionError:
+        return False
+    return True
+
+
+def _product(connection: Any) -> str:
+    properties = getattr(connection.connection, "server_properties", None) or {}
+    names = (properties.get(key, "") for key in ("product", "version"))
+    return " ".join(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+
+
+def _options(connection: Any) -> tuple[str, ...]:
+    """Return the names of the options that kombu's channel takes."""
+    return tuple(getattr(type(connection.default_channel), "from_transport_options", ()))
+
+
+def _why(error: Exception) -> str:
+    words = str(error).strip().rstrip(".") or type(error).__name__
+    return f"{words}."

@@ -1,0 +1,190 @@
+"""What the workers that are up say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from celery_batch.doctor.facts import Facts, Task, Worker
+from celery_batch.doctor.finding import Finding, ok, problem, warning
+
+__all__ = [
+    "alike",
+    "filling",
+    "halted",
+    "health",
+    "holding",
+    "pools",
+    "serving",
+    "sharing",
+    "slowness",
+]
+
+#: Batches after which an average says something.
+_ENOUGH = 20
+
+#: The share of a time limit above which a batch is near it.
+_NEAR = 0.5
+
+
+def serving(facts: Facts) -> Iterator[Finding]:
+    """Whether somebody is there for each batch task."""
+    if facts.workers is None:
+        return
+    if not facts.workers:
+        if facts.tasks:
+            yield warning(
+                "No worker answers: what is sent now waits.",
+                "Start one: celery -A APP worker --concurrency=1",
+            )
+        return
+    for task in facts.tasks:
+        served = [worker.name for worker in facts.workers if task.name in worker.lanes]
+        if served:
+            yield ok(f"{task.name} is served by {', '.join(served)}.")
+        else:
+            waiting = facts.depths.get(task.queue, 0)
+            yield problem(
+                f"No worker serves {task.name}; {waiting:,} messages wait in queue {task.queue}.",
+                f"Start one that consumes it: celery -A APP worker -Q {task.queue}",
+            )
+
+
+def pools(facts: Facts) -> Iterator[Finding]:
+    """On which pools they run, whatever the settings say."""
+    for worker in facts.workers or ():
+        name = worker.pool.rpartition(".")[2] or worker.pool
+        if worker.lanes and any(kind in worker.pool for kind in ("gevent", "eventlet")):
+            yield problem(
+                f"{worker.name} runs on the {name} pool, where a model blocks the worker.",
+                "Start it without --pool.",
+            )
+        if worker.lanes and worker.max_tasks_per_child:
+            yield warning(
+                f"{worker.name} replaces a process after {worker.max_tasks_per_child} batches,"
+                " and loads its model again.",
+                "Start it without --max-tasks-per-child.",
+            )
+
+
+def alike(facts: Facts) -> Iterator[Finding]:
+    """Whether all workers run the same versions and policies."""
+    workers = tuple(worker for worker in facts.workers or () if worker.lanes)
+    versions = {worker.version for worker in workers} | {facts.version}
+    if len(versions) > 1:
+        told = ", ".join(f"{worker.name} {worker.version or '(unknown)'}" for worker in workers)
+        yield warning(
+            f"Versions of celery_batch differ: {told}; here it is {facts.version}.",
+            "Update and restart the workers that are behind, one by one.",
+        )
+    for task in facts.tasks:
+        yield from _alike(task, workers)
+
+
+def _forks(worker: Worker) -> bool:
+    return worker.pool.endswith("prefork")
+
+
+def _alike(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:
+    ours = (task.max_batch_size, task.max_wait)
+    for worker in workers:
+        lane = worker.lanes.get(task.name)
+        if lane is None or (lane.max_batch_size, lane.max_wait) == ours:
+            continue
+        says = (
+            f"{worker.name} runs {task.name} with max_batch_size={lane.max_batch_size} and"
+            f" max_wait={lane.max_wait:g}; the app says {ours[0]} and {ours[1]:g}"
+        )
+        if lane.steered:
+            yield ok(f"{says}: it was told so by batch_config, until it is restarted.")
+        else:
+            yield warning(f"{says}.", "Restart it, so that it reads its settings anew.")
+
+
+def filling(facts: Facts) -> Iterator[Finding]:
+    """Whether batches stay small while many wait."""
+    for task in facts.tasks:
+        waiting = facts.depths.get(task.queue, 0)
+        for worker in facts.workers or ():
+            lane = worker.lanes.get(task.name)
+            if lane is None or lane.batches < _ENOUGH or waiting <= 2 * lane.max_batch_size:
+                continue
+            average = lane.rows / lane.batches
+            if average < lane.max_batch_size / 2:
+                yield warning(
+                    f"{worker.name}: batches of {task.name} have {average:.1f} rows of"
+                    f" {lane.max_batch_size} on average since it was started, while"
+                    f" {waiting:,} messages wait.",
+                    "If celery batch top shows small batches now, look at the warnings above:"
+                    " prefetch, limits and memory keep them small.",
+                )
+
+
+def slowness(facts: Facts) -> Iterator[Finding]:
+    """Whether batches come near the time limits of their tasks."""
+    limits = {
+        task.name: min(each for each in (task.soft_time_limit, task.time_limit) if each)
+        for task in facts.tasks
+        if task.soft_time_limit or task.time_limit
+    }
+    for worker in facts.workers or ():
+        for name, lane in worker.lanes.items():
+            limit = limits.get(name)
+            if limit is not None and lane.model is not None and lane.model > _NEAR * limit:
+                yield warning(
+                    f"{worker.name}: one in a hundred batches of {name} takes {lane.model:.2g} s"
+                    f" or more, and the time limit, which is for the whole batch, is {limit:g} s.",
+                    "Raise the limit, or lower max_batch_size.",
+                )
+
+
+def sharing(facts: Facts) -> Iterator[Finding]:
+    """Whether pool processes share a GPU."""
+    for worker in facts.workers or ():
+        gpus = [name for name in worker.devices if name.startswith("cuda")]
+        if worker.lanes and gpus and (worker.processes or 1) > len(gpus) and _forks(worker):
+            yield warning(
+                f"{worker.name} runs {worker.processes} processes on {', '.join(gpus)}, each with"
+                " its own copy of the models.",
+                f"Start it with --concurrency={len(gpus)}.",
+            )
+
+
+def holding(facts: Facts) -> Iterator[Finding]:
+    """Whether a worker may hold as many messages as fit into its batches."""
+    for worker in facts.workers or ():
+        most = sum(lane.max_batch_size for lane in worker.lanes.values())
+        wanted = most * (worker.processes or 1)
+        if worker.prefetch and worker.prefetch < wanted:
+            yield warning(
+                f"{worker.name} may hold {worker.prefetch} messages, fewer than the {wanted} rows"
+                " that its batches have room for.",
+                "Restart it: the prefetch is set at the start.",
+            )
+
+
+def halted(facts: Facts) -> Iterator[Finding]:
+    """Whether an operator has told workers not to run a task."""
+    for worker in facts.workers or ():
+        for name, lane in worker.lanes.items():
+            if lane.halted:
+                yield warning(
+                    f"{worker.name} was told not to run {name} for now.",
+                    f"celery -A APP control batch_resume {name}",
+                )
+
+
+def health(facts: Facts) -> Iterator[Finding]:
+    """Whether memory has run out, or processes have died."""
+    for worker in facts.workers or ():
+        for name, lane in worker.lanes.items():
+            if lane.safe_size is not None and lane.safe_size < lane.max_batch_size:
+                yield warning(
+                    f"{worker.name}: a batch of {name} ran out of memory; {lane.safe_size} rows"
+                    f" fit, of {lane.max_batch_size}.",
+                    f"Lower max_batch_size to {lane.safe_size}, or shorten inputs.",
+                )
+            if lane.losses:
+                yield warning(
+                    f"{worker.name}: a process of {name} has died {lane.losses} times.",
+                    "Its log says how; batch_dead_letter_queue keeps the items at fault.",
+                )

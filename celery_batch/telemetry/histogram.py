@@ -1,0 +1,80 @@
+"""How often a number was how large, in buckets that are fixed from the start."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+__all__ = ["Histogram"]
+
+
+class Histogram:
+    """
+    Counts numbers by size.
+
+    Args:
+        bounds: Each bucket's largest number, in ascending order; what is larger than
+            all of them is counted in one more.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        #: For each bucket how many numbers fell into it, and last those that fell into none.
+        self.counts = [0] * (len(self.bounds) + 1)
+        #: Of all numbers.
+        self.sum = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Histogram of {self.count} up to {self.bounds[-1]}>"
+
+    @property
+    def count(self) -> int:
+        """How many numbers there were."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float | None:
+        """Their mean; None of nothing."""
+        count = self.count
+        return self.sum / count if count else None
+
+    def add(self, number: float) -> None:
+        """Count one number."""
+        self.counts[bisect_left(self.bounds, number)] += 1
+        self.sum += number
+
+    def add_all(self, numbers: Iterable[float]) -> None:
+        """Count many numbers, as `add` does."""
+        bounds, counts, total = self.bounds, self.counts, 0.0
+        for number in numbers:
+            counts[bisect_left(bounds, number)] += 1
+            total += number
+        self.sum += total
+
+    def quantile(self, share: float) -> float | None:
+        """
+        Estimate the number that a share of all numbers do not exceed.
+
+        As Prometheus does it: within a bucket numbers are taken to be spread evenly,
+        and of those beyond all bounds the last bound is what is known.
+
+        Args:
+            share: From 0 to 1.
+
+        Returns:
+            None if there were no numbers.
+        """
+        counts = list(self.counts)
+        wanted = share * sum(counts)
+        lower = 0.0
+        for bound, count in zip(self.bounds, counts, strict=False):
+            if count and wanted <= count:
+                return lower + (bound - lower) * wanted / count
+            wanted -= count
+            lower = bound
+        return lower if any(counts) else None
+
+    def cumulative(self) -> list[int]:
+        """Return for each bucket how many numbers were in it or below, and last how many at all."""
+        return list(accumulate(self.counts))

@@ -1,0 +1,67 @@
+"""What all batches of a worker came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery_batch.telemetry.idle import DeviceIdle
+from celery_batch.telemetry.report import BatchReport, End, Outcome
+from celery_batch.telemetry.tally import Tally
+
+__all__ = ["Meter"]
+
+
+class Meter:
+    """
+    Adds up what batches were, task by task.
+
+    Knows no clock and no lock: whoever uses it on several threads has one.
+
+    Args:
+        since: When counting begins, on the monotonic clock.
+        processes: How many pool processes there are.
+    """
+
+    def __init__(self, since: float, processes: int) -> None:
+        self.tallies: dict[str, Tally] = {}
+        self.since = since
+        self._idle = DeviceIdle(since, processes)
+
+    def tally(self, task: str) -> Tally:
+        """Return what a task's batches came to; nothing yet, at first."""
+        if task not in self.tallies:
+            self.tallies[task] = Tally()
+        return self.tallies[task]
+
+    def add(self, report: BatchReport) -> None:
+        """Add one batch."""
+        self.tally(report.task).add(report)
+        work, pid = report.work, report.pid
+        if pid is None:
+            return
+        if work.began is not None and work.ended is not None:
+            self._idle.ran(pid, work.began, work.ended)
+        if report.end in {End.LOST, End.TIME_LIMIT}:
+            self._idle.lost(pid)
+
+    def add_outcome(self, task: str, outcome: Outcome, count: int = 1) -> None:
+        """Add requests that ended without a batch."""
+        self.tally(task).outcomes[outcome] += count
+
+    def idle(self, now: float, busy: Mapping[int, float]) -> float:
+        """
+        Return for how many seconds pool processes had no batch in their models, together.
+
+        Args:
+            now: On the monotonic clock.
+            busy: Which processes have a batch now, and since when.
+        """
+        return self._idle.seconds(now, busy)
+
+    def summary(self, task: str) -> dict[str, Any]:
+        """Return what a task's batches came to, as plain data."""
+        return self.tallies.get(task, _NOTHING).summary()
+
+
+_NOTHING = Tally()

@@ -1,0 +1,175 @@
+"""
+Serves a worker's numbers to Prometheus, where that is wanted.
+
+Rule 1: it is the main process that serves, which hears of every batch on whatever pool;
+        so there is one endpoint for each worker, and nothing is shared by files.
+Rule 2: nothing is done but when somebody looks, and then on a thread of its own.
+Rule 3: a worker whose port is taken serves all the same, and tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_FAILURE
+
+from celery_batch.errors import ConfigurationError
+from celery_batch.worker.capacity import queue_of, served_tasks
+from celery_batch.worker.depths import Depths
+from celery_batch.worker.metrics_address import MetricsAddress, address_of
+
+__all__ = ["BatchMetrics"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which a taken port is tried again.
+_AGAIN = 5.0
+
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 (whoever names a port and no host wants that)
+
+
+class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
+    """Serves what this worker has counted, from before its models are loaded to its end."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        worker.batch_metrics_url = None
+        self._tasks = served_tasks(worker.app)
+        self._exporter: _Exporter | None = None
+
+    def include_if(self, worker: Any) -> bool:  # noqa: ARG002 (Celery's signature)
+        """Stay out of workers that serve no batch task."""
+        return bool(self._tasks)
+
+    def start(self, worker: Any) -> None:
+        """Begin to serve; pool processes that are there by now know nothing of it."""
+        try:
+            address = address_of(worker.app)
+            if address is not None:
+                queues = [queue_of(worker.app, task) for task in self._tasks]
+                self._exporter = _Exporter(worker, address, Depths(worker.app, queues))
+                self._exporter.open()
+        except ConfigurationError as error:
+            logger.critical("This worker cannot start: %s", error)
+            raise WorkerShutdown(EX_FAILURE) from None
+
+    def stop(self, worker: Any) -> None:
+        """Serve no more."""
+        worker.batch_metrics_url = None
+        if self._exporter is not None:
+            self._exporter.close()
+
+    terminate = stop
+
+
+class _Exporter:
+    """
+    The HTTP server of one worker.
+
+    Args:
+        worker: Celery's worker.
+        address: Where to serve.
+        depths: Of its queues.
+    """
+
+    def __init__(self, worker: Any, address: MetricsAddress, depths: Depths) -> None:
+        try:
+            self._prometheus: Any = import_module("prometheus_client")
+        except ImportError:
+            raise ConfigurationError(
+                f"metrics on {address}: prometheus_client is not installed;"
+                ' pip install "celery-batch[metrics]"'
+            ) from None
+        self._worker = worker
+        self._address = address
+        self._depths = depths
+        self._server: Any = None
+        self._closed = threading.Event()
+        self._gpus: Any = import_module("celery_batch.telemetry.gpus").find_gpus()
+        self._registry = self._prometheus.CollectorRegistry()
+        self._prometheus.ProcessCollector(registry=self._registry)
+        self._registry.register(self)
+
+    def describe(self) -> list[Any]:
+        """Say nothing beforehand, so that a registry need not collect to know our names."""
+        return []
+
+    def open(self) -> None:
+        """Serve now, or as soon as a port is free."""
+        if not self._serve():
+            logger.error(
+                "Nobody can scrape this worker yet: %s is taken; to have several workers on this"
+                " machine name a range of ports, or give each its own CELERY_BATCH_METRICS",
+                self._address,
+            )
+            threading.Thread(target=self._try_again, name="batch-metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._closed.set()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        self._depths.close()
+
+    def collect(self) -> Iterator[Any]:
+        """Write down all numbers; called on the thread of whoever scrapes."""
+        families = import_module("celery_batch.telemetry.families")
+        consumer = self._worker.consumer
+        around = families.Surroundings(**_around(self._worker), depths=self._depths.look())
+        yield from consumer.batch_lanes.watch.ask(
+            lambda meter: list(families.families(meter, around))
+        )
+        if self._gpus is not None:
+            yield from self._gpus.families()
+
+    def _serve(self) -> bool:
+        for port in self._address.ports:
+            try:
+                self._server, _ = self._prometheus.start_http_server(
+                    port, self._address.host or _EVERYWHERE, registry=self._registry
+                )
+            except OSError as error:
+                logger.debug("Port %d of %s: %s", port, self._address.host, error)
+                continue
+            # A process that is forked from now on is not to keep the port when we are gone.
+            os.register_at_fork(after_in_child=self._server.socket.close)
+            host = self._address.host or self._worker.hostname.partition("@")[2]
+            url = f"http://{host}:{self._server.server_port}/metrics"
+            self._worker.batch_metrics_url = url
+            logger.info("Metrics for Prometheus on %s", url)
+            return True
+        return False
+
+    def _try_again(self) -> None:
+        while not self._closed.wait(_AGAIN):
+            if self._serve():
+                return
+
+
+def _around(worker: Any) -> dict[str, Any]:
+    lanes = worker.consumer.batch_lanes
+    now = time.monotonic()
+    ages, reports = lanes.ages(now), lanes.report()
+    busy, names = lanes.busy(), {task.name for task in worker.batch_tasks}
+    return {
+        "tasks": {
+            name: {**reports.get(name, {}), "oldest_age": ages.get(name, 0.0)}
+            for name in sorted(names | set(reports))
+        },
+        "idle": lanes.watch.ask(lambda meter: meter.idle(now, busy)),
+        "processes": lanes.processes,
+        "refused": worker.consumer.batch_gate.refused,
+        "labels": {"worker": worker.hostname, "version": version("celery-batch")},
+    }

@@ -1,0 +1,169 @@
+"""
+Pausing tasks, and draining a worker: what is taken no more, and who gets what waits.
+
+Rule 1: what runs, runs on to its end; what waits of a paused task goes back to the broker.
+Rule 2: a queue whose every task is paused is not consumed, so that others have its messages.
+Rule 3: where a queue brings other tasks, too, those that are paused are kept, as many as
+        the worker would hold if they ran; a broker that cannot be asked for so few
+        would fill the worker with them, and the order is refused.
+Rule 4: nothing is given back to a queue that is still consumed: it would come again at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from celery_batch.errors import ConfigurationError
+from celery_batch.worker.capacity import queue_of
+from celery_batch.worker.lane import Lane
+
+__all__ = ["Halting"]
+
+#: Seconds between two looks at what has come to paused tasks by other ways, and has expired.
+_LOOK = 1.0
+
+
+class Halting:
+    """
+    What one worker takes no more.
+
+    Args:
+        consumer: Celery's consumer, its lanes on it.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._app = consumer.app
+        self._lanes = consumer.batch_lanes
+        #: The queues that were consumed, and are not for now.
+        self._left: set[str] = set()
+        self._timer: Any = None
+        self.is_drained = False
+
+    def open(self) -> None:
+        """Look after what is paused on a new connection, whose timers are new."""
+        self._timer = None
+        self._look_regularly()
+
+    def pause(self, lanes: list[Lane]) -> None:
+        """
+        Take no more of some tasks, and give back what waits.
+
+        Args:
+            lanes: Of these tasks.
+
+        Raises:
+            ConfigurationError: Their messages cannot be kept apart from others'.
+        """
+        paused = {lane.task.name for lane in [*lanes, *self._paused()]}
+        queues = {queue_of(self._app, lane.task) for lane in lanes} & set(self._consumed())
+        shared = {queue: self._others(queue, paused) for queue in sorted(queues)}
+        for queue, others in shared.items():
+            if others and not self._can_keep:
+                self._refuse_to_part(queue, others)
+        for lane in lanes:
+            lane.pause()
+        self._leave(queue for queue, others in shared.items() if not others)
+
+    def drain(self) -> None:
+        """Take nothing more, whatever it is, and give back what waits."""
+        self.is_drained = True
+        for lane in self._lanes:
+            lane.pause()
+        self._leave(self._consumed())
+
+    def resume(self, lanes: list[Lane]) -> None:
+        """
+        Take some tasks' messages again.
+
+        Args:
+            lanes: Of these tasks.
+
+        Raises:
+            ConfigurationError: The worker is drained, or a queue would bring what is paused.
+        """
+        if self.is_drained:
+            raise ConfigurationError(
+                "this worker is drained; batch_resume without a task has it take everything again"
+            )
+        names = {lane.task.name for lane in lanes}
+        still = {lane.task.name for lane in self._paused()} - names
+        queues = {queue_of(self._app, lane.task) for lane in lanes} & self._left
+        for queue in sorted(queues):
+            others = [name for name in self._tasks_of(queue) if name in still]
+            if others and not self._can_keep:
+                self._refuse_to_part(queue, others)
+        self._take_again(queues, lanes)
+
+    def resume_all(self) -> None:
+        """Take everything again that was taken before the first order to pause or drain."""
+        self.is_drained = False
+        self._take_again(self._left, self._paused())
+
+    def _take_again(self, queues: Iterable[str], lanes: Iterable[Lane]) -> None:
+        for lane in lanes:
+            self._lanes.resume(lane)
+        for queue in sorted(queues):
+            self._consumer.add_task_queue(queue)
+            self._left.discard(queue)
+        self._look_regularly()
+
+    def _leave(self, queues: Iterable[str]) -> None:
+        for queue in list(queues):
+            self._left.add(queue)
+            self._consumer.cancel_task_queue(queue)
+        self._look()
+        self._look_regularly()
+
+    def _look_regularly(self) -> None:
+        is_wanted = any(self._paused())
+        if is_wanted and self._timer is None:
+            self._timer = self._consumer.timer.call_repeatedly(_LOOK, self._look)
+        elif not is_wanted and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        """Give back what has come since, from queues that are left; give up whom nobody wants."""
+        for lane in self._paused():
+            if lane.kept:
+                lane.kept.leave_out()
+                self._lanes.hand_back([each for each, _ in lane.kept.take(self._may_go)])
+
+    def _may_go(self, request: Any) -> bool:
+        """Say whether a request's message would not come straight back."""
+        consumer, message = self._consumer, request.message
+        channel, info = consumer.task_consumer.channel, message.delivery_info or {}
+        if hasattr(channel, "_lookup"):  # kombu's own exchanges
+            queues = channel._lookup(info.get("exchange"), info.get("routing_key"))  # noqa: SLF001
+            return not any(map(consumer.task_consumer.consuming_from, queues))
+        tags = consumer.task_consumer._active_tags  # noqa: SLF001
+        return info.get("consumer_tag") not in tags.values()
+
+    def _paused(self) -> list[Lane]:
+        return [lane for lane in self._lanes if lane.kept is not None]
+
+    def _consumed(self) -> list[str]:
+        return list(self._app.amqp.queues.consume_from)
+
+    @property
+    def _can_keep(self) -> bool:
+        """Whether messages are read by what each task has room for."""
+        return bool(self._consumer.batch_ledger.reads_by_room)
+
+    def _others(self, queue: str, paused: set[str]) -> list[str]:
+        return [name for name in self._tasks_of(queue) if name not in paused]
+
+    def _tasks_of(self, queue: str) -> Iterator[str]:
+        """Name the tasks that a queue brings; Celery's own, which few apps send, do not count."""
+        for name, task in sorted(self._app.tasks.items()):
+            if not name.startswith("celery.") and queue_of(self._app, task) == queue:
+                yield name
+
+    def _refuse_to_part(self, queue: str, others: list[str]) -> None:
+        raise ConfigurationError(
+            f"queue {queue} brings {', '.join(others)}, too, and this broker would fill the"
+            f" worker with what is paused; name these tasks as well, give the task a queue"
+            f" of its own, or use batch_drain"
+        )

@@ -1,0 +1,82 @@
+"""How many more messages are worth reading, by what they may bring."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+from math import ceil
+
+from celery_batch.worker.job import BatchJob
+from celery_batch.worker.lane import Lane
+from celery_batch.worker.slots import Slots
+
+__all__ = ["LEAST_URGENT", "Room"]
+
+#: Room for messages that no lane waits for: what the prefetch allows.
+_NO_LIMIT = 1 << 20
+
+#: An urgency that overtakes nobody.
+LEAST_URGENT = 1 << 31
+
+
+class Room:
+    """
+    What the lanes of one consumer could still put to use.
+
+    Args:
+        lanes: By the names of their tasks; there will be more.
+        jobs: What is on its way.
+        slots: Of the worker.
+    """
+
+    def __init__(
+        self, lanes: Mapping[str, Lane], jobs: AbstractSet[BatchJob], slots: Slots
+    ) -> None:
+        self._lanes = lanes
+        self._jobs = jobs
+        self._slots = slots
+
+    def left(self, tasks: Collection[str] | None, urgency: int) -> int:
+        """
+        Return how many more requests could soon be put to use: run, made ready or gathered.
+
+        Nobody knows whose message comes next, so the fullest lane counts: what it
+        cannot use is left in the broker for other workers.
+
+        Args:
+            tasks: Whose messages may come; None if anybody's may, who has room at all.
+            urgency: Of the messages; what they would overtake leaves them their room.
+        """
+        batches, jobs = self._slots.capacity + self._slots.processes, list(self._jobs)
+        rooms = [
+            lane.room(batches, [job for job in jobs if job.task is lane.task], urgency)
+            for name, lane in list(self._lanes.items())
+            if tasks is None or name in tasks
+        ]
+        if tasks is None:
+            rooms = [room for room in rooms if room > 0]
+        return max(min(rooms, default=_NO_LIMIT), 0)
+
+    def owed(self, tasks: Collection[str] | None, urgency: int) -> int:
+        """
+        Return how many rows ought to be read before those of more urgent messages.
+
+        While more urgent ones are here, enough are to lie in line for their share of the
+        next two batches, so that they can have it.
+
+        Args:
+            tasks: Whose messages may come; None if anybody's may.
+            urgency: Of the messages.
+        """
+        lanes = [lane for name, lane in list(self._lanes.items()) if tasks is None or name in tasks]
+        urgencies = [lane.urgency for lane in lanes if lane.urgency is not None]
+        urgencies += [job.urgency for job in list(self._jobs)]
+        if min(urgencies, default=urgency) >= urgency:
+            return 0
+        shares = [lane.policy.bulk_share * lane.policy.max_batch_size for lane in lanes]
+        return max(ceil(2 * max(shares)) - sum(lane.rows_of(urgency) for lane in lanes), 0)
+
+    def behind(self, tasks: Collection[str], urgency: int) -> int:
+        """Return how many wait in line whom newcomers for these tasks would overtake."""
+        lanes = list(self._lanes.items())
+        return sum(lane.behind(urgency) for name, lane in lanes if name in tasks)

@@ -1,0 +1,138 @@
+"""
+Tells what each batch was: adds it up, and says so in the log.
+
+Rule 1: one look at a batch, when it is over, in the consumer process, which hears of
+        every batch of its worker, on whatever pool.
+Rule 2: whatever goes wrong here is nobody's error but ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from celery import signals
+
+from celery_batch.task import BatchTask
+from celery_batch.telemetry.meter import Meter
+from celery_batch.telemetry.report import NO_WORK, BatchReport, Outcome
+from celery_batch.worker.ending import Ending
+from celery_batch.worker.job import BatchJob
+from celery_batch.worker.outcomes import end_of, outcome_of_each, outcomes_of
+
+__all__ = ["Watch"]
+
+#: One line for each batch, at INFO; one for each of its requests, at DEBUG.
+logger = logging.getLogger("celery_batch.batches")
+
+_own_logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Watch:
+    """Is told what batches were, and asked what they came to."""
+
+    def __init__(self) -> None:
+        self._meter = Meter(time.monotonic(), 0)
+        self._has_begun = self._has_failed = False
+        #: Pools may tell of an end on threads, and a signal's handler on top of us.
+        self._lock = threading.RLock()
+
+    def begin(self, processes: int) -> None:
+        """
+        Count from now on; called for each new connection.
+
+        Args:
+            processes: How many pool processes are ready for batches.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            self._meter = Meter(time.monotonic(), processes)
+            signals.task_revoked.connect(self._announced)
+
+    def ask(self, question: Callable[[Meter], T]) -> T:
+        """Return what the meter says to a question, while nothing is added."""
+        with self._lock:
+            return question(self._meter)
+
+    def ended(self, job: BatchJob, ending: Ending) -> None:
+        """
+        Take note of a batch that is over.
+
+        Args:
+            job: The batch.
+            ending: What follows for its requests.
+        """
+        if job.accepted:
+            try:
+                self._add(job, ending)
+            except Exception:
+                # Said once: what is wrong with one batch is so with all that follow.
+                level = logging.DEBUG if self._has_failed else logging.ERROR
+                self._has_failed = True
+                _own_logger.log(level, "Could not take note of a batch", exc_info=True)
+
+    def gave_up(self, request: Any) -> None:
+        """Take note of a request that failed in its lane, out of time."""
+        with self._lock:
+            self._meter.add_outcome(request.name, Outcome.FAILED)
+
+    def _announced(self, sender: Any = None, *, expired: bool = False, **_: Any) -> None:
+        """Take note of a request that nobody wanted any more, wherever it was then."""
+        if isinstance(sender, BatchTask):
+            with self._lock:
+                self._meter.add_outcome(
+                    sender.name, Outcome.EXPIRED if expired else Outcome.REVOKED
+                )
+
+    def _add(self, job: BatchJob, ending: Ending) -> None:
+        report = _report(job, ending)
+        with self._lock:
+            self._meter.add(report)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s", report, extra={"batch": report.facts()})
+            if logger.isEnabledFor(logging.DEBUG):
+                _log_each(job, ending, report)
+
+
+def _log_each(job: BatchJob, ending: Ending, report: BatchReport) -> None:
+    waits = report.waits or [0.0] * len(job.requests)
+    outcomes = outcome_of_each(job, ending)
+    for request, outcome, wait in zip(job.requests, outcomes, waits, strict=True):
+        facts = {
+            "task": report.task,
+            "id": request.id,
+            "rows": request.rows,
+            "wait": wait,
+            "outcome": str(outcome),
+            "pid": report.pid,
+        }
+        text = "%(task)s[%(id)s]: waited %(wait).3f s, %(outcome)s"
+        logger.debug(text, facts, extra={"item": facts})
+
+
+def _report(job: BatchJob, ending: Ending) -> BatchReport:
+    work = job.answer.work if job.answer is not None else NO_WORK
+    began = work.began
+    return BatchReport(
+        task=job.task.name,
+        requests=len(job.requests),
+        rows=job.rows,
+        most=job.room,
+        reason=job.reason,
+        end=end_of(job),
+        outcomes=outcomes_of(job, ending),
+        waits=[] if began is None else [_wait(request, began) for request in job.requests],
+        work=work,
+        poison=len(ending.poison),
+        pid=job.pid,
+    )
+
+
+def _wait(request: Any, began: float) -> float:
+    # One that has come again in the place of its former self has not waited here.
+    return 0.0 if request.arrived is None else began - request.arrived

@@ -1,0 +1,103 @@
+"""What people are told of a backfill that runs."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from celery_batch.backfill.progress import Progress
+from celery_batch.cli import progress as shown_progress
+from celery_batch.cli.duration import duration
+from celery_batch.cli.progress import line, shown, summary
+
+SOON = Progress(
+    done=1200,
+    failed=3,
+    resumed=200,
+    total=5000,
+    rate=100.0,
+    flying=64,
+    window=512,
+    workers=2,
+    seconds=20.0,
+)
+DONE = Progress(done=5000, failed=3, resumed=200, total=5000, seconds=64.0, state="writing")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 s"), (59.4, "59 s"), (61, "1 min 1 s"), (7500, "2 h 5 min"), (180_000, "2 d 2 h")],
+)
+def test_times_are_told_in_two_units(seconds, words):
+    """Nobody counts 7,500 seconds."""
+    assert words == duration(seconds)
+
+
+def test_a_line_says_how_far_it_is():
+    """Rows, failures, rate, window, workers, and how long it will take."""
+    assert (
+        "1,200 of 5,000 rows, 3 failed, 100 a second, 64 of 512 on their way, 2 workers, 38 s left"
+    ) == line(SOON)
+
+
+def test_a_line_says_what_is_unusual():
+    """That it is paused, that nobody answers, that its end is not known."""
+    paused = Progress(done=5, flying=1, window=2, silent=75.0, state="paused")
+
+    words = "paused: 5 rows, 0 failed, 0 a second, 1 of 2 on their way, no answer for 1 min 15 s"
+    assert words == line(paused)
+
+
+def test_the_end_sums_up():
+    """What there is, what failed, what an earlier run had answered, and in what time."""
+    assert "5,000 rows, 3 failed; 200 answered before; 4,800 in 1 min 4 s, 75 a second" == summary(
+        DONE
+    )
+
+
+def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
+    """Without a terminal there is a line each ten seconds and one at the end, and no bar."""
+    now = [0.0]
+    monkeypatch.setattr(shown_progress.time, "monotonic", lambda: now[0])
+    with shown(Path("out.jsonl")) as tell:
+        for now[0] in range(25):
+            tell(SOON)
+        tell(DONE)
+
+    said = capsys.readouterr().err.splitlines()
+    end = f"out.jsonl: {summary(DONE)}; see out.jsonl.errors"
+    assert [line(SOON), line(SOON), end] == said
+
+
+def test_a_terminal_has_a_bar(monkeypatch):
+    """With rate, failures, window and workers; what it said last stays."""
+
+    class Terminal(io.StringIO):
+        """Where people look."""
+
+        def isatty(self):
+            """Be one."""
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TERM", "xterm")
+    with shown(Path("out.jsonl")) as tell:
+        tell(SOON)
+    import sys  # noqa: PLC0415 (the one that was put in place)
+
+    said = sys.stderr.getvalue()
+    for words in ("1200/5000", "100/s", "3 failed", "64 of 512 on their way, 2 workers"):
+        assert words in said
+
+
+def test_no_bar_is_needed(monkeypatch, capsys):
+    """Without the library that draws it there are lines."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(shown_progress, "find_spec", lambda _: None)
+    with shown(Path("out.jsonl")) as tell:
+        tell(DONE)
+
+    assert f"out.jsonl: {summary(DONE)}; see out.jsonl.errors\n" == capsys.readouterr().err

@@ -1,0 +1,94 @@
+"""What a frame of ``celery batch top`` shows."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from celery_batch.cli.top_frame import frame
+from celery_batch.fleet.look import Look
+from celery_batch.fleet.picture import Picture
+
+
+@pytest.fixture
+def drawn():
+    """Draw what some looks have found, as plain text of so many columns."""
+
+    def drawn(*looks, columns=120):
+        picture = Picture({"tasks.infill": "celery"}, 10.0)
+        for look in looks:
+            picture.add(look)
+        console = Console(file=io.StringIO(), width=columns)
+        console.print(frame(picture, "redis://here", "12:00:00"))
+        return console.file.getvalue()
+
+    return drawn
+
+
+def look(time, batches, **sizes):
+    """Return a look at one worker with one task."""
+    task = {
+        "served": True,
+        "waiting": 5,
+        "oldest_age": 0.125,
+        "max_batch_size": 48,
+        "batches": batches,
+        "rows": 10 * batches,
+        "ended": batches,
+        "model": {"seconds": 0.02 * batches},
+        "wait": {"p50": 0.004, "p95": 1.25},
+        "sizes": {size.removeprefix("upto"): [count, 0] for size, count in sizes.items()},
+    }
+    about = {"processes": 2, "seconds": time, "device_idle_seconds": time, "devices": ["cuda:0"]}
+    return Look(
+        time=time,
+        answers={"w1@host": {**about, "tasks": {"tasks.infill": task}}},
+        depths={"celery": 1234},
+    )
+
+
+def test_a_loaded_worker(drawn):
+    """Rates, sizes, waits, model and device time stand where their columns say."""
+    lines = drawn(look(0.0, 0), look(2.0, 40, upto1=4, upto16=32, upto64=4)).splitlines()
+    task = next(line for line in lines if line.startswith("tasks.infill"))
+    worker = next(line for line in lines if line.startswith("w1@host"))
+    bars = [line.split() for line in lines if "%" in line and "█" in line]
+
+    assert "rates over 2 s  12:00:00" in lines[0]
+    assert "messages in the broker: celery 1,234" in lines
+    assert task.split() == [
+        *("tasks.infill", "1", "5", "0.125", "s", "0", "200", "20.0", "10.0", "of", "48"),
+        *("0.02", "s", "0.004", "s", "1.25", "s"),
+    ]
+    assert ["w1@host", "ready", "2", "1", "5", "0", "200", "50%", "cuda:0"] == worker.split()
+    assert [["1", "4", "10%"], ["9", "to", "16", "32", "80%"], ["33", "to", "48", "4", "10%"]] == [
+        [word for word in bar if "█" not in word] for bar in bars
+    ]
+    assert [4, 32, 4] == [bar.count("█") for bar in ("".join(words) for words in bars)]
+
+
+def test_nothing_is_known_yet(drawn):
+    """Without a worker it says what to do, and shows dots where it knows nothing."""
+    shown = drawn(Look(time=0.0))
+
+    assert "No worker answers. Start one" in shown
+    assert "no rates yet" in shown
+    assert "·" in next(line for line in shown.splitlines() if line.startswith("tasks.infill"))
+
+
+def test_the_broker_is_away(drawn):
+    """A broker that does not answer is said, beside what was known before."""
+    shown = drawn(look(0.0, 5), Look(time=1.0, error="connection refused"))
+
+    assert "The broker does not answer (connection refused)" in shown
+    assert "silent" in shown
+
+
+@pytest.mark.parametrize("columns", [40, 60, 200])
+def test_any_width_will_do(drawn, columns):
+    """On a narrow terminal columns are cut, and nothing is wider than it."""
+    shown = drawn(look(0.0, 0), look(1.0, 40, upto1=4), columns=columns)
+
+    assert columns >= max(map(len, shown.splitlines()))

@@ -1,0 +1,238 @@
+"""``celery batch tune``: an app's task is loaded, measured, and told about."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+
+from celery_batch import BatchTask, Model
+from celery_batch.cli.tune import tune
+from celery_batch.cli.tune_model import Probe, batch_task, rows_for
+from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
+from celery_batch.serving import residents
+from celery_batch.testing import HungryModel
+
+
+class Hungry(HungryModel):
+    """Has room for eight, and something to be measured with."""
+
+    def examples(self):
+        """Return one."""
+        return ["a"]
+
+
+class Shy(Model):
+    """Cannot answer its own example when asked with others."""
+
+    def examples(self):
+        """Return one."""
+        return [1]
+
+    def predict(self, batch):
+        """Answer one at a time."""
+        return list(batch) if len(batch) == 1 else [ValueError("too many") for _ in batch]
+
+
+class Bare(Model):
+    """Has no examples."""
+
+    def predict(self, batch):
+        """Answer."""
+        return batch
+
+
+@pytest.fixture
+def app(monkeypatch):
+    """An app with tasks of each kind, none of which knows a broker."""
+    monkeypatch.setattr(residents, "_device", None)
+    with Celery("tuned", set_as_current=False) as app:
+        for model in (Hungry, Shy, Bare):
+            model.as_task(app, name=model.__name__.lower())
+
+        @app.task(base=BatchTask, name="add")
+        def add(left, right, scale=1):
+            return [s * (a + b) for a, b, s in zip(left, right, scale, strict=True)]
+
+        @app.task(name="plain")
+        def plain():
+            return None
+
+        yield app
+    residents.move_out()
+
+
+@pytest.fixture
+def run(app):
+    """Call the command on the app."""
+
+    def run(*words, code=0):
+        done = CliRunner().invoke(
+            tune,
+            [*words, "--seconds", "0.01", "--device", "cpu"],
+            obj=SimpleNamespace(app=app),
+            catch_exceptions=False,
+        )
+        assert code == done.exit_code, done.output
+        return done.output
+
+    return run
+
+
+def test_a_model_is_measured_until_memory_ends(run):
+    """With its own examples; the cap is told, and nothing of advice to a worker."""
+    said = run("hungry", "--latency", "5")
+
+    assert said.startswith("hungry on cpu")
+    assert ["batch", "1", "2", "4", "8"] == [line.split()[0] for line in said.splitlines()[1:6]]
+    assert "No larger ones: a batch of 16 does not fit into memory" in " ".join(said.split())
+    assert "max_batch_size=" in said
+
+
+def test_everything_is_there_as_data(run):
+    """For scripts: what was measured, what is proposed, what it is expected to do."""
+    found = json.loads(run("hungry", "--json", "--latency", "5", "--rate", "10"))
+
+    assert ("hungry", "cpu", 5.0, 10.0, True) == tuple(
+        found[name] for name in ("task", "device", "latency", "rate", "meets")
+    )
+    assert [1, 2, 4, 8] == [each["size"] for each in found["sizes"]]
+    assert {"max_batch_size", "max_wait", "linger"} == found["settings"].keys()
+    assert {"p50", "p99", "rate", "batch_size", "busy"} == found["forecast"].keys()
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_it_is_drawn(run, tmp_path, kind):
+    """In the kind that the name asks for."""
+    picture = tmp_path / f"tune.{kind}"
+    run("hungry", "--plot", str(picture), "--latency", "5")
+
+    assert picture.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
+
+
+def test_a_plot_wants_matplotlib_before_it_measures(run, monkeypatch, tmp_path):
+    """Rather than after minutes."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = run("bare", "--plot", str(tmp_path / "tune.png"), code=1)
+
+    assert "Error: --plot needs matplotlib; pip install 'celery-batch[tune]'" in said
+
+
+def test_a_table_wants_rich(run, monkeypatch):
+    """And says what does without."""
+    for name in ("rich", "rich.console"):
+        monkeypatch.setitem(sys.modules, name, None)
+    said = run("hungry", "--latency", "5", code=1)
+
+    assert (
+        "Error: the table needs rich; pip install 'celery-batch[tune]', or ask for --json" in said
+    )
+
+
+def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
+    """As a backfill reads them: by the names of its parameters."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"left": 1, "right": 2}\n{"left": 3, "right": 4, "scale": 2}\n')
+    found = json.loads(run("add", "--json", "--input", str(rows), "--sizes", "3,1"))
+
+    assert [1, 3] == [each["size"] for each in found["sizes"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["hungri"], "hungri: there is no such task; did you mean hungry?; batch tasks"),
+        (["plain"], "plain: is no batch task; batch tasks of this app: add, bare, hungry, shy"),
+        (["bare"], "bare: its model has no examples(), so there is nothing to measure with;"),
+        (["add"], "add: it is a function, so there is nothing to measure with; give --input"),
+        (["shy"], "shy: 1 was answered with ValueError: too many; measure with rows that it can"),
+        (["hungry", "--sizes", "0,x"], "--sizes: must be whole numbers from 1 to 1024"),
+        (["hungry", "--plot", "tune.gif"], "--plot: tune.gif: must end in one of .png, .svg, .pdf"),
+        (["hungry", "--plot", "/no/a.png"], "--plot: /no/a.png: there is no folder /no"),
+        (["hungry", "--input", "no.jsonl"], "no.jsonl: there is no such file or folder"),
+    ],
+    ids=lambda words: words[0] if isinstance(words, list) else "",
+)
+def test_what_cannot_be_measured_is_said(run, words, told):
+    """In one line, with the way out, and without a traceback."""
+    said = run(*words, code=1)
+
+    assert said.startswith("Error: ")
+    assert told in said
+    assert "Traceback" not in said
+
+
+def test_an_empty_file_is_refused(app, tmp_path):
+    """It is no reason to fall back to something else."""
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    with pytest.raises(ConfigurationError, match=r"empty\.jsonl: has no rows to measure with"):
+        rows_for(batch_task(app, "add"), str(empty))
+
+
+def test_batches_are_cut_from_the_rows_in_turn(app):
+    """Every row has its turn, so that long and short ones are measured as they come."""
+    seen = []
+
+    @app.task(base=BatchTask, name="noted")
+    def noted(item):
+        seen.append(list(item))
+        return item
+
+    probe = Probe(noted, [(1,), (2,), (3,)])
+    for size in (2, 2, 4):
+        probe(size)
+
+    assert [[1, 2], [3, 1], [2, 3, 1, 2]] == seen
+
+
+def test_a_batch_is_one_call_however_large(app):
+    """The task's own largest batch is no limit here, and what did not fit is not remembered."""
+    sizes = []
+
+    @app.task(base=BatchTask, name="sized", max_batch_size=2)
+    def sized(item):
+        sizes.append(len(item))
+        if len(item) > 50:
+            raise MemoryError
+        return item
+
+    probe = Probe(sized, [(1,)])
+    with pytest.raises(OutOfMemory):
+        probe(60)
+    probe(40)
+
+    assert [60, 40] == sizes
+
+
+def test_a_failing_model_is_told_with_the_row(app):
+    """So that it can be left out of what is measured."""
+
+    @app.task(base=BatchTask, name="failing")
+    def failing(item):
+        raise KeyError(item[0])
+
+    with pytest.raises(ModelError, match=r"failing: 'a+\.\.\. was answered with KeyError"):
+        Probe(failing, [("a" * 100,)])(1)
+
+
+def test_memory_is_what_the_device_says(app, monkeypatch):
+    """The most in use during the run, where torch has a GPU awake."""
+    cuda = SimpleNamespace(
+        is_initialized=lambda: True,
+        reset_peak_memory_stats=lambda: None,
+        max_memory_allocated=lambda: 123,
+        OutOfMemoryError=MemoryError,
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    task = batch_task(app, "add")
+
+    assert 123 == Probe(task, [(1, 2, 3)])(2).memory
+
+    monkeypatch.setattr(cuda, "is_initialized", lambda: False)
+
+    assert Probe(task, [(1, 2, 3)])(2).memory is None

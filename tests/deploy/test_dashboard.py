@@ -1,0 +1,141 @@
+"""What we ship for Prometheus and Grafana, on a real Prometheus that scrapes a loaded worker."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+import yaml
+
+from celery_batch.cli.child import wait_until
+from celery_batch.cli.redis_server import RedisServer
+from tests.conftest import need
+from tests.services.prometheus import SHIPPED, Prometheus, find_prometheus
+from tests.services.shop import ROOT, Shop, emptied, open_shop
+
+GRAFANA = SHIPPED.parent / "grafana"
+DASHBOARD = json.loads((GRAFANA / "dashboards" / "celery_batch.json").read_text())
+RULES = yaml.safe_load((SHIPPED / "alerts.yml").read_text())["groups"][0]["rules"]
+
+#: What Grafana fills in.
+FILLED_IN = {"$task": ".+", "$instance": ".+", "$__rate_interval": "30s"}
+
+
+def queries() -> dict[str, str]:
+    """Return every query of the dashboard, and of each alert what it compares."""
+    found = {}
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            query = target["expr"]
+            for name, value in FILLED_IN.items():
+                query = query.replace(name, value)
+            found[f"{panel['title']} {target['refId']}"] = query
+    for rule in RULES:
+        # Without its bounds, or it would find something on bad days only.
+        found[rule["alert"]] = re.sub(r"\s*(==|[<>]=?)\s*[\d.]+", "", rule["expr"])
+    return found
+
+
+class Load:
+    """A worker that is kept at work, and a Prometheus that looks on."""
+
+    def __init__(self, shop: Shop, prometheus: Prometheus) -> None:
+        self.shop = shop
+        self.prometheus = prometheus
+
+    def lacking(self) -> str:
+        """Send some work, and name the queries that find nothing."""
+        results = [self.shop.double.delay(n) for n in range(20)]
+        results += [self.shop.odd.delay(word) for word in ("good", "bad")]
+        for result in results:
+            result.get(timeout=30, propagate=False)
+        return ", ".join(
+            name for name, query in queries().items() if not self.prometheus.values(query)
+        )
+
+
+@pytest.fixture(scope="module")
+def load(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
+    """A loaded worker, with a GPU that is none, and a Prometheus with our configuration."""
+    need(find_prometheus)
+    folder = tmp_path_factory.mktemp("dashboard")
+    nvml = ROOT / "tests" / "services" / "nvml"
+    with open_shop(emptied(redis_server), folder) as shop:
+        worker = shop.worker(
+            *("-c", "1"), CELERY_BATCH_METRICS="127.0.0.1:0", PYTHONPATH=f"{nvml}:{ROOT}"
+        )
+        target = worker.ask("batch_stats")["metrics"].split("/")[2]
+        prometheus = Prometheus(folder, {"celery_batch": [target]})
+        try:
+            yield Load(shop, prometheus)
+        finally:
+            prometheus.child.stop()
+
+
+def test_every_query_finds_something(load: Load):
+    """Each panel of the dashboard has something to show, and each alert something to compare."""
+    children = [load.prometheus.child]
+
+    wait_until(load.lacking, children, what="the dashboard", timeout=90)
+
+
+def test_rules_are_evaluated_without_an_error(load: Load):
+    """Prometheus has taken in all of our alerts, and none is in a bad state."""
+
+    def not_yet() -> str:
+        rules = [
+            rule for group in load.prometheus.ask("rules")["groups"] for rule in group["rules"]
+        ]
+        wrong = [f"{rule['name']}: {rule['health']}" for rule in rules if rule["health"] != "ok"]
+        return ", ".join(wrong) if len(rules) == len(RULES) else f"{len(rules)} rules"
+
+    wait_until(not_yet, [load.prometheus.child], what="the rules", timeout=60)
+
+
+def test_alert_fires(load: Load, redis_server: RedisServer):
+    """Garbage in the queue is refused by the worker, counted, scraped and told."""
+    children = [load.prometheus.child]
+
+    def unseen() -> str:
+        found = load.prometheus.values("celery_batch_refused_messages_total")
+        return "" if found == [0.0] else f"it was {found}"
+
+    def silent() -> str:
+        alerts = load.prometheus.ask("alerts")["alerts"]
+        names = [each["labels"]["alertname"] for each in alerts if each["state"] == "firing"]
+        return "" if "CeleryBatchRefusedMessages" in names else f"firing: {names}"
+
+    wait_until(unseen, children, what="a scrape", timeout=60)
+    with redis.Redis(unix_socket_path=str(redis_server.directory / "redis.sock")) as client:
+        client.lpush("celery", "garbage")
+    wait_until(silent, children, what="the alert", timeout=60)
+
+
+def test_dashboard_is_one_that_grafana_can_be_given():
+    """Panels have ids and places of their own, within the width; the provisioning names them."""
+    panels = DASHBOARD["panels"]
+    places = [panel["gridPos"] for panel in panels]
+    cells = [(place["y"] + h, place["x"] + w) for place in places
+             for h in range(place["h"]) for w in range(place["w"])]  # fmt: skip
+    source = provisioned("datasources/prometheus.yml")["datasources"][0]
+
+    assert len(panels) == len({panel["id"] for panel in panels})
+    assert len(cells) == len(set(cells))
+    assert max(x for _, x in cells) < 24
+    assert source["uid"] == DASHBOARD["templating"]["list"][0]["current"]["value"]
+    assert provisioned("dashboards/celery_batch.yml")["providers"][0]["type"] == "file"
+
+
+def test_alerts_name_what_they_are_about():
+    """Each has a severity and a summary, by which people are called."""
+    assert all(rule["labels"]["severity"] in {"warning", "critical"} for rule in RULES)
+    assert all(rule["annotations"]["summary"] for rule in RULES)
+
+
+def provisioned(name: str) -> Any:
+    """Read a file that Grafana reads when it starts."""
+    return yaml.safe_load((GRAFANA / "provisioning" / name).read_text())

@@ -1,0 +1,343 @@
+"""Each check alone: what it says of which facts, and that its fix is named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_batch.doctor import of_broker, of_machine, of_results, of_tasks, of_workers
+from celery_batch.doctor.checkup import CHECKS, checkup, worst
+from celery_batch.doctor.facts import (
+    Conf,
+    Facts,
+    Lane,
+    Machine,
+    Redis,
+    Server,
+    Task,
+    Torch,
+    Worker,
+)
+from celery_batch.doctor.finding import Finding, Level
+
+GOOD = Facts(
+    tasks=(Task(name="t", max_batch_size=8),),
+    conf=Conf(concurrency=1),
+    workers=(
+        Worker(
+            name="w",
+            pool="celery.concurrency.prefork",
+            version="1",
+            lanes={"t": Lane(max_batch_size=8, max_wait=0.01)},
+        ),
+    ),
+    version="1",
+)
+A100 = ("NVIDIA A100",)
+
+
+def task(**options):
+    """Return facts with one task of these options."""
+    return replace(GOOD, tasks=(replace(GOOD.tasks[0], **options),))
+
+
+def conf(**settings):
+    """Return facts with these settings."""
+    return replace(GOOD, conf=replace(GOOD.conf, **settings))
+
+
+def broker(kind="redis", **options):
+    """Return facts with a Redis of these properties for a broker, or with another broker."""
+    redis = Redis(**options) if kind == "redis" else None
+    return replace(GOOD, broker=Server(kind=kind, url="redis://here", redis=redis))
+
+
+def results(kind="redis", error="", **options):
+    """Return facts with this result backend."""
+    redis = Redis(**options) if kind == "redis" and not error else None
+    return replace(GOOD, results=Server(kind=kind, url="redis://there", error=error, redis=redis))
+
+
+def machine(devices=None, concurrency=1, **options):
+    """Return facts with this machine, and these settings about it."""
+    return replace(
+        GOOD,
+        conf=replace(GOOD.conf, devices=devices, concurrency=concurrency),
+        machine=Machine(**options),
+        workers=(),
+    )
+
+
+def worker(waiting=0, lane=None, **options):
+    """Return facts with one worker and what it says, and messages in the queue."""
+    one = replace(GOOD.workers[0], **options)
+    if lane is not None:
+        one = replace(one, lanes={"t": replace(one.lanes["t"], **lane)})
+    return replace(GOOD, workers=(one,), depths={"celery": waiting})
+
+
+def test_nothing_is_wrong_where_all_is_well():
+    """A sound setup has no warning and no problem, and nothing to mend."""
+    found = [finding for _, finding in checkup(GOOD)]
+
+    assert [] == [finding for finding in found if finding.level is not Level.OK or finding.fix]
+    assert Level.OK == worst(found)
+
+
+NO_LEASE = {"bulk": False, "transport_options": {"visibility_timeout": 20}}
+
+WRONG = [
+    (of_tasks.settings, Facts(trouble=("batch_max_sice: no such setting.",)), "problem", "sice"),
+    (of_tasks.tasks, replace(GOOD, tasks=()), "problem", "no batch task"),
+    (of_tasks.policies, task(max_wait=10.0), "warning", "write 0.01"),
+    (of_tasks.policies, task(linger=5.0), "warning", "linger=5"),
+    (of_tasks.eager, conf(always_eager=True), "problem", "task_always_eager"),
+    (of_tasks.prefetch, conf(prefetch_multiplier=0), "warning", "the 24 messages"),
+    (of_tasks.prefetch, conf(eta_task_limit=23), "warning", "Raise it to 24"),
+    (of_tasks.prefetch, conf(disable_prefetch=True), "warning", "two batches"),
+    (of_tasks.limits, task(time_limit=5, soft_time_limit=5), "warning", "before the soft"),
+    (
+        of_tasks.limits,
+        replace(task(time_limit=5), conf=Conf(pool="threads")),
+        "warning",
+        "threads pool ignores",
+    ),
+    (of_tasks.acks, task(acks_late=False), "warning", "loses the batch"),
+    (of_tasks.rates, task(rate_limit="10/s"), "warning", "10/s"),
+    (of_machine.pool, conf(pool="gevent"), "problem", "not supported"),
+    (of_machine.pool, conf(pool="eventlet"), "problem", "not supported"),
+    (of_machine.pool, conf(pool="solo"), "warning", "reads no messages"),
+    (of_machine.pool, conf(pool="my:Pool"), "warning", "does not know"),
+    (of_machine.replacing, conf(max_tasks_per_child=100), "warning", "counts batches"),
+    (of_machine.replacing, conf(max_memory_per_child=100), "warning", "KiB"),
+    (of_machine.gpu, machine(devices=("cuda:0",)), "problem", "shows no GPU"),
+    (of_machine.gpu, machine(devices=("cpu",), gpus=A100), "warning", "use every GPU"),
+    (of_machine.gpu, machine(gpus=A100, visible=""), "warning", "hides every GPU"),
+    (of_machine.gpu, machine(gpus=A100, torch=Torch(version="2.9")), "problem", "without CUDA"),
+    (
+        of_machine.gpu,
+        machine(gpus=A100, torch=Torch(version="2.9", build="CUDA 12.8")),
+        "problem",
+        "sees no GPU",
+    ),
+    (of_machine.devices, machine(gpus=A100, concurrency=2), "warning", "--concurrency=1"),
+    (of_machine.devices, machine(concurrency=None, cpus=4), "warning", "has 4 processes"),
+    (
+        of_machine.devices,
+        machine(devices=("cuda:0", "cuda:1"), gpus=4 * A100, concurrency=3),
+        "warning",
+        "--concurrency=2",
+    ),
+    (
+        of_broker.broker,
+        replace(GOOD, broker=Server(kind="redis", error="refused.")),
+        "problem",
+        "refused",
+    ),
+    (of_broker.broker, broker("sqs"), "warning", "not tested"),
+    (of_broker.broker, broker(version=(5, 0, 7)), "warning", "5.0.7 knows no BLMOVE"),
+    (of_broker.broker, broker(scripts=False), "warning", "may not run scripts"),
+    (of_broker.broker, conf(bulk=False), "warning", "one by one"),
+    (
+        of_broker.eviction,
+        broker(maxmemory=1 << 20, policy="allkeys-lru"),
+        "problem",
+        "throws away messages",
+    ),
+    (of_broker.eviction, broker(maxmemory=100, used=95), "warning", "95% of its maxmemory"),
+    (of_broker.persistence, broker(appendonly=False), "warning", "snapshots only"),
+    (
+        of_broker.persistence,
+        broker(appendonly=False, snapshots=False),
+        "warning",
+        "keeps nothing on disk",
+    ),
+    (
+        of_broker.persistence,
+        broker(appendonly=False, snapshots=None),
+        "warning",
+        "no append-only file",
+    ),
+    (of_broker.visibility, conf(**NO_LEASE), "problem", "run twice"),
+    (of_broker.priorities, broker("amqp"), "warning", "task_queue_max_priority"),
+    (
+        of_broker.priorities,
+        conf(transport_options={"priority_steps": [0]}),
+        "warning",
+        "priority_steps",
+    ),
+    (of_broker.confirms, broker("amqp"), "warning", "confirm_publish"),
+    (
+        of_broker.options,
+        replace(
+            conf(transport_options={"visibilty_timeout": 7200, "my_own": 1}),
+            broker=Server(kind="redis", options=("visibility_timeout",)),
+        ),
+        "warning",
+        "mean 'visibility_timeout'",
+    ),
+    (of_broker.clock, broker(ahead=-7.25), "warning", "-7.2 s"),
+    (of_results.results, results("none"), "problem", "no result backend"),
+    (of_results.results, results(error="refused."), "problem", "refused"),
+    (of_results.results, results("rpc"), "warning", "ask for them"),
+    (of_results.results, results(maxmemory=1, policy="allkeys-lru"), "warning", "may vanish"),
+    (of_results.results, conf(bulk=False), "warning", "told one by one"),
+    (of_results.expiry, conf(result_expires=None), "warning", "for ever"),
+    (of_results.expiry, conf(result_expires=5.0), "warning", "5 s"),
+    (of_results.serializers, task(serializer="msgpack"), "problem", "'msgpack' to accept_content"),
+    (
+        of_results.serializers,
+        conf(result_serializer="yaml"),
+        "problem",
+        "'yaml' to result_accept_content",
+    ),
+    (
+        of_results.serializers,
+        conf(accept_content=("json", "application/x-python-serialize")),
+        "warning",
+        "any code",
+    ),
+    (of_workers.serving, replace(GOOD, workers=()), "warning", "No worker answers"),
+    (of_workers.serving, worker(waiting=3, lanes={}), "problem", "3 messages wait in queue celery"),
+    (of_workers.pools, worker(pool="celery.concurrency.gevent"), "problem", "gevent pool"),
+    (of_workers.pools, worker(max_tasks_per_child=5), "warning", "after 5 batches"),
+    (
+        of_workers.sharing,
+        worker(processes=4, devices=("cuda:0", "cuda:1")),
+        "warning",
+        "4 processes on cuda:0, cuda:1",
+    ),
+    (of_workers.holding, worker(processes=2, prefetch=15), "warning", "fewer than the 16 rows"),
+    (
+        of_workers.slowness,
+        replace(worker(lane={"model": 1.5}), tasks=task(time_limit=9, soft_time_limit=2).tasks),
+        "warning",
+        "1.5 s or more",
+    ),
+    (of_workers.alike, worker(version="0.9"), "warning", "w 0.9"),
+    (of_workers.alike, worker(version=""), "warning", "w (unknown)"),
+    (of_workers.alike, worker(lane={"max_batch_size": 4}), "warning", "max_batch_size=4"),
+    (
+        of_workers.filling,
+        worker(waiting=100, lane={"batches": 50, "rows": 60}),
+        "warning",
+        "1.2 rows of 8",
+    ),
+    (of_workers.halted, worker(lane={"halted": True}), "warning", "batch_resume t"),
+    (of_workers.health, worker(lane={"safe_size": 4}), "warning", "ran out of memory"),
+    (of_workers.health, worker(lane={"losses": 3}), "warning", "died 3 times"),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "facts", "level", "words"),
+    WRONG,
+    ids=[f"{check.__name__}-{words}" for check, _, _, words in WRONG],
+)
+def test_each_fault_is_named_with_its_fix(check, facts, level, words):
+    """A check tells of its fault, at its level, with a sentence about it and a way out."""
+    (found,) = [finding for finding in check(facts) if finding.level is not Level.OK]
+
+    assert level == found.level
+    assert words in f"{found.says} {found.fix}"
+    assert found.says.endswith(".")
+    assert found.fix
+
+
+def test_every_check_has_a_fault_that_it_finds():
+    """No check is without a test of what it warns of."""
+    assert set(CHECKS) == {check for check, *_ in WRONG}
+
+
+FINE = [
+    (of_tasks.tasks, GOOD, "Batch tasks: t."),
+    (of_tasks.policies, task(max_batch_size=1, max_wait=10.0), "not batched"),
+    (
+        of_tasks.limits,
+        task(time_limit=16, soft_time_limit=8),
+        "8 s are for a whole batch of up to 8",
+    ),
+    (of_tasks.prefetch, conf(eta_task_limit=24), "24 messages"),
+    (
+        of_machine.gpu,
+        machine(gpus=A100, torch=Torch(version="2", build="CUDA 12.8", gpus=1)),
+        "A100",
+    ),
+    (of_machine.gpu, machine(), "on the CPU"),
+    (of_machine.pool, conf(pool="threads"), "threads"),
+    (of_broker.broker, broker("amqp"), "amqp answers"),
+    (of_broker.eviction, broker(policy="allkeys-lru"), "no limit of memory"),
+    (of_broker.visibility, conf(transport_options={"visibility_timeout": 1}), "leased"),
+    (of_broker.visibility, conf(bulk=False), "above what a batch may take"),
+    (
+        of_results.results,
+        replace(task(ignores_results=True), results=Server(kind="none")),
+        "stores results",
+    ),
+    (of_results.serializers, conf(accept_content=("application/json",)), "application/json"),
+    (
+        of_workers.alike,
+        worker(lane={"max_wait": 0.5, "steered": True}),
+        "max_wait=0.5; the app says 8 and 0.01: it was told so",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("check", "facts", "words"), FINE, ids=[f"{check.__name__}-{words}" for check, _, words in FINE]
+)
+def test_what_is_no_fault_is_said_to_be_fine(check, facts, words):
+    """A check leaves alone what looks like its fault and is none, and says what it saw."""
+    (found,) = check(facts)
+
+    assert Level.OK == found.level
+    assert words in found.says
+
+
+QUIET = [
+    (of_workers.filling, worker(waiting=16, lane={"batches": 50, "rows": 60})),
+    (of_workers.filling, worker(waiting=100, lane={"batches": 19, "rows": 19})),
+    (of_workers.filling, worker(waiting=100, lane={"batches": 50, "rows": 200})),
+    (of_workers.serving, replace(GOOD, workers=None)),
+    (of_workers.health, worker(lane={"safe_size": 8})),
+    (of_workers.slowness, replace(worker(lane={"model": 0.9}), tasks=task(time_limit=2).tasks)),
+    (of_workers.slowness, worker(lane={"model": 0.9})),
+    (of_workers.slowness, replace(worker(), tasks=task(time_limit=2).tasks)),
+    (of_workers.holding, worker(processes=2, prefetch=16)),
+    (of_workers.holding, worker(processes=2, prefetch=0)),
+    (of_workers.sharing, worker(processes=2, devices=("cpu",))),
+    (of_workers.sharing, worker(processes=2, devices=("cuda:0", "cuda:1"))),
+    (
+        of_workers.sharing,
+        worker(processes=2, devices=("cuda:0",), pool="celery.concurrency.thread"),
+    ),
+    (of_broker.options, conf(transport_options={"visibilty_timeout": 7200})),
+    (of_machine.devices, machine(gpus=2 * A100, concurrency=2)),
+    (
+        of_machine.devices,
+        replace(machine(gpus=A100, concurrency=None, cpus=8), workers=GOOD.workers),
+    ),
+    (of_broker.eviction, broker("amqp")),
+    (of_broker.persistence, broker("amqp")),
+    (of_broker.visibility, broker("amqp")),
+    (of_broker.clock, broker("amqp")),
+    (of_broker.clock, broker(ahead=0.9)),
+    (of_broker.priorities, replace(broker("amqp"), tasks=task(priorities=True).tasks)),
+    (of_results.expiry, results("rpc")),
+]
+
+
+@pytest.mark.parametrize(("check", "facts"), QUIET)
+def test_what_cannot_be_known_is_not_judged(check, facts):
+    """A check says nothing where it knows too little, or where it has nothing to look at."""
+    assert [] == list(check(facts))
+
+
+def test_worst_of_findings():
+    """A problem outweighs every warning, and nothing found is nothing wrong."""
+    levels = [Level.WARNING, Level.PROBLEM, Level.OK]
+
+    assert Level.PROBLEM == worst(Finding(level, "") for level in levels)
+    assert Level.WARNING == worst(Finding(level, "") for level in levels if level != "problem")
+    assert Level.OK == worst([])

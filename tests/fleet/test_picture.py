@@ -1,0 +1,138 @@
+"""What looks at a fleet say together: rates, shares, silence, restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_batch.fleet.look import Look
+from celery_batch.fleet.picture import Picture
+
+QUEUES = {"t": "celery", "u": "other"}
+
+
+def report(**counts):
+    """Return what a worker says of one task."""
+    return {"served": True, "max_batch_size": 64, "batches": 0, "rows": 0, "sizes": {}, **counts}
+
+
+def answer(task=None, **numbers):
+    """Return what a worker says of itself."""
+    return {"processes": 1, "tasks": {} if task is None else {"t": task}, **numbers}
+
+
+@pytest.fixture
+def picture():
+    """A picture of ten seconds."""
+    return Picture(QUEUES, 10.0)
+
+
+def test_nothing_is_known_before_the_first_look(picture):
+    """The app's tasks are there at once, with nobody who serves them, and no rates."""
+    assert [] == picture.workers()
+    assert [("t", "celery", 0, None, None)] == [
+        (task.name, task.queue, task.workers, task.depth, task.rate)
+        for task in picture.tasks()
+        if task.name == "t"
+    ]
+    assert 0.0 == picture.seconds
+
+
+def test_one_look_knows_no_rate(picture):
+    """What was counted before is no throughput: rates need two looks."""
+    picture.add(Look(time=1.0, answers={"w": answer(report(batches=9, rows=90))}))
+    (worker,) = picture.workers()
+
+    assert ("w", "ready", None, None) == (worker.name, worker.state, worker.rate, worker.busy)
+    assert (None, None, {}) == (
+        picture.tasks()[0].rate,
+        picture.tasks()[0].size,
+        picture.tasks()[0].sizes,
+    )
+
+
+def test_two_looks_are_a_rate(picture):
+    """Rows, batches, sizes, model and idle time are those between the looks, of all workers."""
+    before = report(batches=10, rows=100, ended=10, model={"seconds": 1.0}, sizes={"16": [10, 0]})
+    after = report(batches=14, rows=200, ended=14, model={"seconds": 2.0}, running=1, waiting=5)
+    after["sizes"] = {"16": [11, 0], "32": [3, 0]}
+    slow, quick = ({**after, "wait": {"p50": 0.01, "p95": p95}} for p95 in (0.5, 0.1))
+    began = answer(before, seconds=5.0, device_idle_seconds=2.0)
+    ended = {"seconds": 7.0, "device_idle_seconds": 2.5}
+    picture.add(Look(time=0.0, answers={"v": began, "w": began}))
+    picture.add(
+        Look(
+            time=2.0,
+            answers={"v": answer(slow, **ended), "w": answer(quick, **ended)},
+            depths={"celery": 7},
+        )
+    )
+    task, _ = picture.tasks()
+
+    assert (100.0, 4.0, 25.0) == (task.rate, task.batches, task.size)
+    assert ({16: 2, 32: 6}, 0.25) == (task.sizes, task.model)
+    assert (10, 2, 7, (0.01, 0.5)) == (task.waiting, task.running, task.depth, task.wait)
+    assert 2 * [("busy", 50.0, 0.75)] == [
+        (each.state, each.rate, each.busy) for each in picture.workers()
+    ]
+
+
+def test_old_looks_say_nothing(picture):
+    """Rates are those of the window, however long it is watched."""
+    for second in range(100):
+        rows = 10 * second if second < 50 else 490
+        picture.add(
+            Look(time=float(second), answers={"w": answer(report(rows=rows, batches=rows))})
+        )
+
+    assert 10.0 == picture.seconds
+    assert 0.0 == picture.tasks()[0].rate
+
+
+def test_a_restarted_worker_counts_from_none(picture):
+    """Counts that have shrunk are a new worker's; what it has done since counts."""
+    picture.add(Look(time=0.0, answers={"w": answer(report(batches=50, rows=500), seconds=99.0)}))
+    picture.add(Look(time=1.0, answers={"w": answer(report(batches=2, rows=20), seconds=0.5)}))
+
+    assert 20.0 == picture.tasks()[0].rate
+    assert picture.workers()[0].busy is None
+
+
+def test_who_does_not_answer_is_silent_for_a_while(picture):
+    """A worker that is busy or gone is remembered with what it said last, then forgotten."""
+    picture.add(Look(time=0.0, answers={"w": answer(report(waiting=3))}))
+    picture.add(Look(time=1.0))
+    silent = [(worker.state, worker.waiting) for worker in picture.workers()]
+    picture.add(Look(time=31.0, error="refused"))
+
+    assert [("silent", 3)] == silent
+    assert [] == picture.workers()
+    assert "refused" == picture.error
+
+
+def test_a_task_that_an_operator_has_halted(picture):
+    """One worker that was told not to run a task is enough to say so."""
+    answers = {"v": answer(report(paused=False)), "w": answer(report(drained=True))}
+    picture.add(Look(time=0.0, answers=answers))
+
+    assert ["drained", ""] == [task.halted for task in picture.tasks()]
+
+
+def test_tasks_of_others_are_shown_too(picture):
+    """A task that the app does not know but a worker serves has its line."""
+    picture.add(Look(time=0.0, answers={"w": {"tasks": {"foreign": report()}}}))
+
+    assert ["foreign", "t", "u"] == [task.name for task in picture.tasks()]
+
+
+def test_a_task_of_another_queue_is_not_served(picture):
+    """A worker knows all tasks of its app, and serves those of its queues."""
+    picture.add(Look(time=0.0, answers={"w": answer(report(served=False))}))
+
+    assert [0, 0] == [task.workers for task in picture.tasks()]
+
+
+def test_an_error_for_an_answer_is_no_task(picture):
+    """A worker that does not know the question is there, with nothing to say."""
+    picture.add(Look(time=0.0, answers={"w": {"error": "KeyError('batch_stats')"}}))
+
+    assert [("w", 0)] == [(worker.name, worker.tasks) for worker in picture.workers()]

@@ -1,0 +1,151 @@
+"""Running backfills are seen and steered from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+
+import pytest
+import redis
+
+from celery_batch.backfill.jobs import Jobs
+from celery_batch.cli.child import wait_until
+from celery_batch.errors import BackfillError
+from tests.services.shop import CELERY
+
+MANY = 4000
+
+
+@pytest.fixture
+def jobs(app):
+    """Who asks."""
+    return Jobs(app.app)
+
+
+@pytest.fixture
+def running(place, jobs):
+    """A backfill that takes a while, and what it says of itself."""
+    place.write([{"number": n} for n in range(MANY)])
+    process = place.begin("backfill_tasks.leisurely", "--window", "32")
+
+    def why():
+        told.extend(jobs.all())
+        return "" if told and told[-1]["done"] else f"it says {told[-1:]}"
+
+    told = []
+    try:
+        wait_until(why, [], what="backfill", timeout=60)
+        yield process, told[-1]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def command(place, *options):
+    """Run `celery batch jobs`."""
+    return subprocess.run(
+        [CELERY, "-A", "backfill_tasks", "batch", "jobs", *options],
+        env=place.env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def told_by(jobs):
+    """Return what the only job says."""
+    (job,) = jobs.all()
+    return job
+
+
+def settles(jobs):
+    """Return how many rows a paused job has, once nothing is on its way any more."""
+    job = {}
+
+    def why():
+        job.update(told_by(jobs))
+        return "" if job["state"] == "paused" and not job["flying"] else f"{job}"
+
+    wait_until(why, [], what="backfill", timeout=30)
+    return job["done"]
+
+
+def test_a_job_is_listed_paused_and_resumed(place, running, jobs):
+    """From another terminal: nothing more is sent, what is on its way is collected, it goes on."""
+    process, job = running
+    assert (process.pid, "backfill_tasks.leisurely", 1) == (job["pid"], job["task"], job["workers"])
+    assert str(place.out) == job["output"]
+    listed = command(place)
+    assert [job["id"], "backfill_tasks.leisurely", "running"] == listed.stdout.split("\n")[
+        1
+    ].split()[:3]
+
+    paused = command(place, "pause", job["id"][:3])
+    assert f"{job['id']} ({place.out}) is paused" in paused.stdout, paused.stderr
+    done = settles(jobs)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)
+    assert done == told_by(jobs)["done"]
+
+    assert "goes on" in command(place, "resume", job["id"]).stdout
+    wait_until(
+        lambda: "" if told_by(jobs)["done"] > done else "it stands", [], what="backfill", timeout=30
+    )
+
+
+def test_a_stopped_job_goes_on_later(place, running, jobs):
+    """As after Ctrl-C: what was answered is kept, and the exit code says so."""
+    process, job = running
+    assert job["id"] == jobs.steer("stop", job["id"])["id"]
+
+    assert 130 == process.wait(30)
+    state = json.loads(place.out.with_name("out.jsonl.journal").read_text())
+    assert sum(end - first for first, end in state["done"]) >= job["done"]
+
+
+def test_a_killed_job_is_not_listed(place, running):
+    """Who is not there does not answer, and nothing is left that says otherwise."""
+    process, _ = running
+    process.send_signal(signal.SIGKILL)
+    process.wait(30)
+
+    listed = command(place, "--json")
+    assert (0, []) == (listed.returncode, json.loads(listed.stdout))
+
+
+def left_in(place):
+    """Return what the broker has of jobs."""
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    return {key: client.smembers(key) for key in client.keys("*celery_batch_jobs*")}
+
+
+def test_nothing_is_left_of_asking(place, request):
+    """Neither queues of replies nor what jobs say stays in the broker."""
+    before = left_in(place)
+    process, _ = request.getfixturevalue("running")
+    process.send_signal(signal.SIGINT)
+    process.wait(30)
+
+    assert before == left_in(place)
+
+
+@pytest.mark.parametrize("name", ["nobody", ""])
+def test_who_is_not_there_cannot_be_steered(jobs, name):
+    """The error says which there are."""
+    with pytest.raises(BackfillError, match=f"{name}: is no running backfill; there are: none"):
+        jobs.steer("pause", name)
+
+
+def test_no_job_is_told_in_words(place):
+    """An empty list is no error."""
+    listed = command(place)
+
+    assert (0, "") == (listed.returncode, listed.stdout)
+    assert "No backfill is running." in listed.stderr
+    refused = command(place, "pause", "abc")
+    assert (1, "Error: abc: is no running backfill; there are: none\n") == (
+        refused.returncode,
+        refused.stderr,
+    )

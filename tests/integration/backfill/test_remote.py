@@ -1,0 +1,97 @@
+"""A job answers for itself, on whatever broker, and whatever the broker goes through."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from celery import Celery
+
+from celery_batch.backfill.jobs import Jobs
+from celery_batch.backfill.progress import Progress
+from celery_batch.backfill.reins import Reins
+from celery_batch.backfill.remote import Remote
+from celery_batch.cli.child import wait_until
+from celery_batch.cli.redis_server import RedisServer
+from celery_batch.errors import BackfillError, BackfillStopped
+
+FILES = ("in.jsonl", Path("out.jsonl"))
+
+
+def app_on(url):
+    """Return an app on a broker."""
+    return Celery("jobs", broker=url, set_as_current=False)
+
+
+@pytest.fixture(params=["redis_server", "rabbitmq_server"], ids=["redis", "rabbitmq"])
+def broker(request):
+    """The URL of each broker in turn."""
+    return request.getfixturevalue(request.param).url
+
+
+def listed(app, number=1):
+    """Return what so many jobs say, once they are there."""
+    found = []
+
+    def why():
+        found[:] = Jobs(app, timeout=0.5).all()
+        return "" if len(found) == number else f"{found}"
+
+    wait_until(why, [], what="jobs", timeout=60)
+    return found
+
+
+def test_a_job_is_seen_and_steered(broker):
+    """On Redis as on RabbitMQ it says how far it is, and does as it is told."""
+    reins = Reins()
+    with Remote(app_on(broker), "double", FILES, reins) as remote:
+        remote.tell(Progress(done=5, total=10, rate=2.5, window=4))
+        (job,) = listed(app_on(broker))
+        jobs = Jobs(app_on(broker))
+
+        assert {"task": "double", "done": 5, "left": 2.0, "state": "running"}.items() <= job.items()
+        assert "paused" == jobs.steer("pause", job["id"])["state"]
+        assert reins.is_paused
+        assert "running" == jobs.steer("resume", job["id"][:2])["state"]
+        jobs.steer("stop", job["id"])
+        with pytest.raises(BackfillStopped):
+            reins.check()
+
+    assert [] == jobs.all()
+
+
+def test_jobs_have_names_of_their_own(broker):
+    """Each is told by its output; who is asked for by too little is not guessed."""
+    outputs = [Path(f"{n}.jsonl") for n in range(2)]
+    first, second = (
+        Remote(app_on(broker), "double", ("in.jsonl", output), Reins()) for output in outputs
+    )
+    with first, second:
+        found = listed(app_on(broker), 2)
+
+        assert [first.id, second.id] == [job["id"] for job in found]
+        assert first.id == Remote(None, "double", ("in.jsonl", outputs[0]), Reins()).id
+        with pytest.raises(BackfillError, match="no running backfill; there are: "):
+            Jobs(app_on(broker)).steer("stop", "zz")
+
+
+def test_a_paused_job_stays_so_while_the_broker_restarts(tmp_path_factory):
+    """What others want of it is the job's own knowledge, and it is reached again."""
+    with RedisServer(tmp_path_factory.mktemp("r")) as server:
+        reins = Reins()
+        with Remote(app_on(server.url), "double", FILES, reins):
+            (job,) = listed(app_on(server.url))
+            Jobs(app_on(server.url)).steer("pause", job["id"])
+            server.stop()
+            server.start()
+
+            (again,) = listed(app_on(server.url))
+            assert (job["id"], "paused") == (again["id"], again["state"])
+
+
+def test_a_broker_that_is_away_does_not_keep_a_job():
+    """Neither its beginning nor its end waits for who might ask."""
+    with Remote(app_on("redis://127.0.0.1:1/0"), "double", FILES, Reins()) as remote:
+        remote.tell(Progress(done=1))
+
+    wait_until(lambda: "alive" * remote._thread.is_alive(), [], what="thread", timeout=30)

@@ -1,0 +1,44 @@
+"""A worker for each broker, shared by the tests of one file, and orders to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import _state
+from kombu import pools
+
+from celery_batch.cli.redis_server import RedisServer
+from tests.services.helm import Helm
+from tests.services.shop import Worker, enter_shop, environment_of, surroundings
+
+MODULE = "tests.services.steered"
+
+
+@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+def helm(
+    request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path_factory: Any
+) -> Iterator[Helm]:
+    """A shop on each of the brokers in turn; its workers end with the file's tests."""
+    assert redis_server.child.exit_code is None  # there is one to be had
+    folder = tmp_path_factory.mktemp("helm")
+    with RedisServer() as own, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+        broker = own.url
+        if request.param == "rabbitmq":
+            broker = request.getfixturevalue("rabbitmq_server").url
+        environment = environment_of(broker, backend=own.url)
+        with surroundings(environment):
+            shop = enter_shop(environment, folder, MODULE)
+            try:
+                yield Helm(shop, folder / "weights")
+            finally:
+                shop.close()
+    pools.reset()
+
+
+@pytest.fixture(scope="module")
+def worker(helm: Helm) -> Worker:
+    """A worker of all queues, shared by the tests of one file."""
+    return helm.worker()

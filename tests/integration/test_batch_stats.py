@@ -1,0 +1,110 @@
+"""What a real worker says of its batches: to who asks it, and in its log."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_batch.cli.redis_server import RedisServer
+from celery_batch.errors import PoisonItem
+from tests.services.shop import Shop, Worker, emptied, open_shop
+
+
+@pytest.fixture(scope="module")
+def shop(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """The tests' app; its workers stay for all tests of this module."""
+    with open_shop(emptied(redis_server), tmp_path_factory.mktemp("stats")) as shop:
+        yield shop
+
+
+@pytest.fixture(scope="module")
+def worker(shop: Shop) -> Worker:
+    """A worker that has answered some, failed some and retried some."""
+    worker = shop.worker("-c", "1")
+    results = [shop.double.delay(n) for n in range(40)]
+    assert [2 * n for n in range(40)] == [result.get(timeout=30) for result in results]
+    for result in [shop.odd.delay(word) for word in ("good", "bad", "fine")]:
+        result.get(timeout=30, propagate=False)
+    shop.flaky.delay(1).get(timeout=30)
+    worker.counted("shop.double", succeeded=40)
+    worker.counted("shop.odd", succeeded=2, failed=1)
+    worker.counted("shop.flaky", succeeded=1)
+    return worker
+
+
+def test_every_request_is_in_the_numbers(worker: Worker):
+    """Requests, sizes and outcomes add up to what was sent."""
+    stats = worker.ask("batch_stats")["tasks"]["shop.double"]
+
+    assert 40 == stats["requests"] == stats["rows"] == stats["outcomes"]["succeeded"]
+    assert 40 == sum(rows for _, rows in stats["sizes"].values())
+    assert stats["batches"] == stats["ended"] == sum(stats["reasons"].values())
+    assert 40 / stats["batches"] / 16 == pytest.approx(stats["fill"], abs=1e-5)
+    assert (0, 0, 0) == (stats["waiting"], stats["running"], stats["oldest_age"])
+
+
+def test_times_are_told(worker: Worker):
+    """Waits and model times are there, in order, and the model had less than all of the time."""
+    everything = worker.ask("batch_stats")
+    stats = everything["tasks"]["shop.double"]
+    wait, model = stats["wait"], stats["model"]
+
+    assert 0 < wait["p50"] <= wait["p95"] <= wait["p99"]
+    assert 0 < model["p50"] <= model["p95"] <= model["p99"]
+    assert 0 < model["seconds"] < everything["seconds"]
+    assert 0 < everything["device_idle_seconds"] < everything["seconds"]
+    assert 0 < everything["device_idle_share"] <= 1
+
+
+def test_failures_and_retries_are_told_apart(worker: Worker):
+    """An error of an item, a retry, and the answers of its neighbours each have their place."""
+    tasks = worker.ask("batch_stats")["tasks"]
+
+    assert 2 == tasks["shop.odd"]["outcomes"]["succeeded"]
+    assert 1 <= tasks["shop.odd"]["outcomes"]["failed"]
+    assert {"retried": 1, "succeeded": 1} == tasks["shop.flaky"]["outcomes"]
+    assert {"isolated": 0, "out_of_memory": 0, "poison": 0} == tasks["shop.double"]["trouble"]
+
+
+def test_expired_and_revoked_requests_are_counted(worker: Worker, shop: Shop):
+    """Those whom nobody waits for any more have their places among the outcomes."""
+    late = shop.slow.apply_async((2,), expires=datetime(2020, 1, 1, tzinfo=UTC))
+    gone = shop.slow.apply_async((3,), countdown=3600)
+    gone.revoke()
+    with pytest.raises(TaskRevokedError):
+        late.get(timeout=30)
+    gone.revoke(terminate=True)
+
+    worker.counted("shop.slow", expired=1, revoked=1)
+
+
+def test_item_that_takes_processes_down_is_counted(worker: Worker, shop: Shop):
+    """Lost processes are told, and in the end the item that they died of."""
+    with pytest.raises(PoisonItem):
+        shop.odd.delay("exit").get(timeout=60)
+    worker.counted("shop.odd", failed=2, again=1)
+    trouble = worker.ask("batch_stats")["tasks"]["shop.odd"]["trouble"]
+
+    assert (2, 1) == (trouble["lost"], trouble["poison"])
+
+
+def test_stats_are_plain_data_and_in_celery_stats(worker: Worker):
+    """``inspect stats``, which Flower shows, has the same numbers."""
+    stats = worker.ask("batch_stats")
+    shown = worker.stats()["batches"]["shop.double"]
+
+    assert stats == json.loads(json.dumps(stats))
+    assert stats["tasks"]["shop.double"] == shown
+
+
+def test_batch_is_a_line_in_the_log(worker: Worker):
+    """At INFO the log has a line for each batch, and none for each item beside Celery's."""
+    lines = [line for line in worker.log.splitlines() if "shop.double: batch of" in line]
+
+    assert worker.ask("batch_stats")["tasks"]["shop.double"]["batches"] == len(lines)
+    assert "waited 0." in lines[0]
+    assert not [line for line in worker.log.splitlines() if "]: waited" in line]

@@ -1,0 +1,113 @@
+"""The doctor at work: ``celery batch check`` on real brokers, with and without workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+from tests.services.shop import CELERY, environment_of
+from tests.services.terminal import Terminal
+
+COMMAND = (CELERY, "-A", "tests.services.tasks", "batch", "check")
+
+
+def examined(environment, *options, **conf):
+    """Return exit code and output of a check with these settings of the app."""
+    env = {**os.environ, **environment, "SHOP_CONF": json.dumps(conf)}
+    done = subprocess.run(
+        [*COMMAND, *options], env=env, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def found(output):
+    """Return what was said as JSON, by check: its level and its sentences."""
+    by_check = {}
+    for one in json.loads(output):
+        by_check.setdefault(one["check"], []).append((one["level"], one["says"], one["fix"]))
+    return by_check
+
+
+def test_with_redis_and_a_worker(shop):
+    """Servers and workers tell of themselves, and a task that nobody serves is a problem."""
+    worker = shop.worker("-c", "1", "--max-tasks-per-child", "50", conf={"batch_max_wait": 0.25})
+    shop.elsewhere.delay(1)
+    code, output = examined(shop.environment, "--json")
+    said = found(output)
+
+    assert 1 == code, output
+    (unserved,) = [each for each in said["serving"] if each[0] == "problem" and "else" in each[1]]
+    assert "No worker serves shop.elsewhere; 1 messages wait in queue elsewhere." == unserved[1]
+    assert ("ok", f"shop.double is served by {worker.name}.", "") in said["serving"]
+    assert any(f"{worker.name} replaces a process after 50" in each[1] for each in said["pools"])
+    assert any("runs shop.again with" not in each[1] for each in said["alike"])
+    assert any("shop.flaky" in each[1] and "max_wait=0.25" in each[1] for each in said["alike"])
+    assert ["ok"] == [level for level, *_ in said["broker"]]
+    assert "leased" in said["visibility"][0][1]
+    assert ["warning"] == [level for level, *_ in said["persistence"]]
+
+
+def test_with_rabbitmq_and_without_workers(rabbit_shop):
+    """On RabbitMQ it tells what that needs, and that nobody is there is no problem yet."""
+    code, output = examined(rabbit_shop.environment)
+
+    assert 0 == code
+    assert "ok       broker: RabbitMQ " in output
+    assert "warning  priorities: Queue celery has no priorities" in output
+    assert "warning  confirms: " in output
+    assert "warning  serving: No worker answers: what is sent now waits." in output
+    assert "eviction" not in output
+    assert "0 problems, " in output.splitlines()[-1]
+
+
+def test_what_is_set_right_is_not_told_again(rabbit_shop):
+    """Queues with priorities and confirms, as the fixes say, leave nothing to say about them."""
+    _, output = examined(
+        rabbit_shop.environment,
+        "--json",
+        task_queue_max_priority=10,
+        broker_transport_options={"confirm_publish": True},
+        worker_concurrency=1,
+    )
+
+    assert not {"priorities", "confirms", "devices"} & {*found(output)}
+
+
+def test_redis_that_throws_messages_away(shop):
+    """What a Redis says of its memory is looked at, not what its manual says."""
+    with shop.memory() as client:
+        before = client.config_get("maxmemory")
+        client.config_set("maxmemory", 1 << 30)
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        try:
+            code, output = examined(shop.environment, "--json")
+        finally:
+            client.config_set("maxmemory-policy", "noeviction")
+            client.config_set("maxmemory", before["maxmemory"])
+
+    assert 1 == code
+    ((level, says, fix),) = found(output)["eviction"]
+    assert "problem" == level
+    assert "allkeys-lru" in says
+    assert fix.startswith("CONFIG SET maxmemory-policy noeviction")
+    assert "may vanish" in found(output)["results"][0][1]
+
+
+def test_nothing_is_right_and_a_person_looks():
+    """With the broker away and a setting misspelt, a terminal shows a table of what to do."""
+    env = {
+        **os.environ,
+        **environment_of("redis://:secret@127.0.0.1:1/0"),
+        "SHOP_CONF": json.dumps({"batch_max_sice": 3, "worker_pool": "gevent"}),
+    }
+    with Terminal(COMMAND, env=env) as terminal:
+        code = terminal.read_to_the_end()
+
+    assert 1 == code
+    assert "\x1b[31mproblem" in terminal.raw
+    assert "batch_max_sice: no such setting; did you mean batch_max_size?" in terminal.text
+    assert "The broker does not answer at redis://:**@127.0.0.1:1/0" in terminal.text
+    assert "→ Use prefork" in terminal.text
+    assert "secret" not in terminal.text

@@ -1,0 +1,146 @@
+"""What a running Flower shows of batches: every item, its times, the worker's numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import urllib.request
+
+import pytest
+
+from celery_batch.cli.child import Child, wait_until
+from tests.services.place import Place, eventually
+from tests.services.shop import CELERY, emptied, enter_shop, environment_of, surroundings
+
+MODULE = "tests.services.features"
+
+#: Seconds that items wait for their batch in these tests.
+WAIT = 1.0
+
+
+class Flower:
+    """A Flower beside a worker, and what its API says."""
+
+    def __init__(self, place, folder):
+        env = {**os.environ, **place.environment, "FLOWER_UNAUTHENTICATED_API": "true"}
+        command = [CELERY, "-A", MODULE, "flower", "--address=127.0.0.1", "--port=0"]
+        self.child = Child(command, folder / "flower.log", env=env)
+        self._browser = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self.url = ""
+
+    def why_not_ready(self):
+        """Say why it does not answer yet."""
+        visit = re.search(r"Visit me at (http://\S+)", self.child.log.read_text())
+        if visit is None:
+            return "it has not said where it listens"
+        self.url = visit[1].rstrip("/")
+        try:
+            return "" if "OK" in self.text("healthcheck") else "not healthy"
+        except OSError as error:
+            return str(error)
+
+    def text(self, path):
+        """Return what a page says."""
+        with self._browser.open(f"{self.url}/{path}", timeout=30) as answer:
+            return answer.read().decode()
+
+    def tasks(self, results, state):
+        """Return what it knows of some tasks, once all are in this state."""
+
+        def known():
+            tasks = json.loads(self.text("api/tasks?limit=1000"))
+            found = [tasks.get(result.id, {}) for result in results]
+            return found if {state} == {task.get("state") for task in found} else None
+
+        return eventually(known, f"{state} in Flower")
+
+    def metric(self, name, task):
+        """Return the value of one of its metrics; None where there is none."""
+        found = re.search(
+            rf'^{name}\{{.*task="{task}".*\}} (\S+)$', self.text("metrics"), re.MULTILINE
+        )
+        return found and float(found[1])
+
+
+@pytest.fixture(scope="module")
+def place(redis_server, tmp_path_factory):
+    """The features' app on an empty Redis."""
+    environment = environment_of(emptied(redis_server))
+    with surroundings(environment):
+        shop = enter_shop(environment, tmp_path_factory.mktemp("flower"), MODULE)
+        shop.app.finalize()
+        place = Place(shop, "redis", "prefork")
+        try:
+            yield place
+        finally:
+            shop.close()
+
+
+@pytest.fixture(scope="module")
+def flower(place, tmp_path_factory):
+    """A Flower that hears of everything the worker does."""
+    flower = Flower(place, tmp_path_factory.mktemp("flower"))
+    with flower.child:
+        wait_until(flower.why_not_ready, [flower.child], what="flower", timeout=90)
+        assert place.worker.child.exit_code is None
+        gate = place.unique("first")
+        place.open_gate(gate)
+        first = place.hold.delay(gate)
+        flower.tasks([first], "SUCCESS")  # it hears events now
+        yield flower
+
+
+def test_items_of_a_batch_have_their_own_states(place, flower):
+    """One that fails and two that succeed share a batch, and each is shown as it ended."""
+    gate = place.close_gate()
+    failing, *fine = results = [place.act.delay(what) for what in ("fail", "good", "fine")]
+    waiting = flower.tasks(results, "RECEIVED")
+    place.open_gate(gate)
+    (failed,), succeeded = flower.tasks([failing], "FAILURE"), flower.tasks(fine, "SUCCESS")
+
+    assert [["fail", "good", "fine"]] == place.batches("act")
+    assert [(None, None)] * 3 == [(task["started"], task["runtime"]) for task in waiting]
+    assert "told to fail" in failed["exception"]
+    assert ["'GOOD'", "'FINE'"] == [task["result"] for task in succeeded]
+    assert {place.worker.name} == {task["worker"] for task in [failed, *succeeded]}
+    assert all(task["runtime"] > 0 for task in succeeded)
+
+
+def test_the_wait_for_a_batch_is_prefetch_time(place, flower):
+    """Received is when the worker has read an item, started is when its batch has."""
+    first, second = place.close_gate(), place.unique("gate")
+    sent = time.time()
+    results = [place.hold_many.delay(second, n) for n in range(3)]
+    flower.tasks(results, "RECEIVED")
+    received = time.time()
+    eventually(lambda: time.time() > received + WAIT, "the wait")
+    place.open_gate(first)
+    place.wait_at(second)
+    running = flower.tasks(results, "STARTED")
+    prefetch = flower.metric("flower_task_prefetch_time_seconds", "f.hold_many")
+    seen = time.time()
+    eventually(lambda: time.time() > seen + WAIT, "the model")
+    place.open_gate(second)
+    ended = flower.tasks(results, "SUCCESS")
+    waits = [task["started"] - task["received"] for task in running]
+
+    assert all(sent <= task["received"] <= received for task in running)
+    assert all(task["started"] > received + WAIT for task in running)
+    assert min(waits) > WAIT
+    assert min(waits) - 0.001 <= prefetch <= max(waits) + 0.001
+    assert [task["started"] for task in running] == [task["started"] for task in ended]
+    assert [task["uuid"] for task in ended if task["runtime"] < WAIT] == []
+
+
+def test_the_worker_page_shows_batches(place, flower):
+    """The worker's numbers are among its statistics, a line for people and all for programs."""
+    name = place.worker.name
+    eventually(lambda: name in json.loads(flower.text("api/workers?refresh=true")), "the worker")
+    stats = json.loads(flower.text("api/workers"))[name]["stats"]
+    page = flower.text(f"worker/{name}")
+
+    assert stats["batches"]["f.hold"]["batches"] >= 1
+    assert stats["models on"].startswith("cpu, idle ")
+    assert re.search(r"batches of f\.hold</td>\s*<td[^>]*>\d+, of 1\.0 rows on average", page)

@@ -1,0 +1,76 @@
+"""What is urgent runs next, whatever lies ready; seen by the order in which models run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_batch.cli.child import wait_until
+from celery_batch.cli.redis_server import RedisServer
+from tests.services.overlapped import go_on
+from tests.services.stage import Stage
+
+SOON = 40.0
+
+#: As Redis counts: 0 is most urgent.
+URGENT, PATIENT = 0, 9
+
+
+@pytest.fixture
+def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
+    """Nobody has been anywhere, and the worker ends with the test."""
+    with Stage(redis_server, tmp_path) as stage:
+        yield stage
+
+
+def send(
+    client: Any, name: str, *, priority: int, items: int = 2, waits: dict[str, Any] | None = None
+) -> list[Any]:
+    """Send items of one name; two are a full batch."""
+    return [
+        client.send_task("overlapped.watched", ([name, waits or {}],), priority=priority)
+        for _ in range(items)
+    ]
+
+
+def wait_for(stage: Stage, place: str) -> None:
+    """Return when somebody has been at this place."""
+    there = lambda: stage.redis.sismember("stage:places", place)  # noqa: E731
+    wait_until(lambda: "" if there() else "nobody yet", [], what=place, timeout=SOON)
+
+
+def test_urgent_batch_runs_before_the_one_that_lies_ready(fresh: Stage):
+    """Its model is next, and its other place is a patient one's; nobody waits for company."""
+    client = fresh.client()
+    results = send(client, "a", priority=PATIENT, waits={"running": ["go"]})
+    for name in "bcd":  # more than the prefetch lets in
+        results += send(client, name, priority=PATIENT)
+    fresh.worker("tests.services.overlapped", "-c", "1")
+    wait_for(fresh, "a running")
+    wait_for(fresh, "b entered")
+    results += send(client, "u", priority=URGENT, items=1)
+    wait_for(fresh, "u entered")
+    go_on(fresh.redis, "go")
+
+    assert list("aabbccddu") == [result.get(timeout=SOON) for result in results]
+    assert list("aubcd") == [name for name, *_ in fresh.facts("ran")]
+
+
+def test_patient_ones_have_their_share_of_a_crowd(fresh: Stage):
+    """Though there are always more urgent ones in the broker, a quarter of all is for the rest."""
+    client = fresh.client()
+    results = send(client, "u", priority=URGENT, items=60)
+    results += send(client, "p", priority=PATIENT, items=8)
+    results += send(client, "q", priority=3, items=4)
+    fresh.worker("tests.services.overlapped", "-c", "1", conf={"batch_bulk_share": 0.25})
+    for result in results:
+        result.get(timeout=SOON)
+    order = "".join(name for name, *_ in fresh.facts("settled"))
+
+    assert {"u": 60, "p": 8, "q": 4} == Counter(order)
+    assert "u" * 6 == order[-6:]
+    assert "p" in order[:30]

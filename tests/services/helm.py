@@ -1,0 +1,92 @@
+"""Workers that are given orders, and the orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kombu import pools
+
+from celery_batch.cli.child import wait_until
+from tests.services.shop import Shop, Worker
+
+__all__ = ["LONG", "Helm"]
+
+#: Seconds in which anything happens even on a busy machine.
+LONG = 60.0
+
+
+class Helm:
+    """
+    A shop whose workers are given orders.
+
+    Args:
+        shop: The tests' app of steering.
+        weights: The file that its model is loaded from.
+    """
+
+    def __init__(self, shop: Shop, weights: Path) -> None:
+        self.shop, self.weights = shop, weights
+
+    def worker(self, *options: str, **env: str) -> Worker:
+        """Start a worker of all queues and return when it takes tasks."""
+        options = options or ("-c", "1")
+        return self.shop.worker(
+            "-Q", self.shop.QUEUES, *options, STEERED_WEIGHTS=str(self.weights), **env
+        )
+
+    @contextmanager
+    def at_work(self, weights: str, *options: str) -> Iterator[Worker]:
+        """Have a worker with some weights, until the end of the context."""
+        self.weights.write_text(weights)
+        worker = self.worker(*options)
+        try:
+            yield worker
+        finally:
+            worker.stop()
+
+    @property
+    def folder(self) -> Path:
+        """Where the weights are."""
+        return self.weights.parent
+
+    def order(self, worker: Worker, command: str, **arguments: Any) -> dict[str, Any]:
+        """Give a worker an order and return its reply."""
+        (reply,) = self.shop.app.control.broadcast(
+            command, arguments, reply=True, destination=[worker.name], timeout=LONG, limit=1
+        )
+        return reply[worker.name]
+
+    def done(self, worker: Worker, command: str, **arguments: Any) -> Any:
+        """Give an order that is carried out, and return what is so now."""
+        reply = self.order(worker, command, **arguments)
+
+        assert ["ok"] == list(reply), reply
+        return reply["ok"]
+
+    def depth(self, queue: str) -> int:
+        """Return how many messages wait in the broker for a worker to read them."""
+        with self.shop.app.connection_for_write() as connection:
+            try:
+                found = connection.default_channel.queue_declare(queue, passive=True)
+            except connection.channel_errors:  # Redis drops a list that is empty
+                return 0
+            return int(found.message_count)
+
+    def open(self, *gates: str) -> None:
+        """Let the batches run on, or through, that wait at these gates."""
+        with self.shop.memory() as client:
+            client.mset({f"shop:open:{gate}": "yes" for gate in gates})
+
+    def reconnect(self) -> None:
+        """Have this process use new connections, as somebody has cut all there were."""
+        app = self.shop.app
+        app.pool.force_close_all()
+        app._pool = app.amqp._producer_pool = None  # as Celery does after a fork
+        pools.reset()
+
+    def until(self, worker: Worker, what: str, is_so: Callable[[], object]) -> None:
+        """Return when something is so."""
+        wait_until(lambda: "" if is_so() else "not yet", [worker.child], what=what, timeout=LONG)

@@ -1,0 +1,199 @@
+"""What batches come to when they are added up."""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from statistics import quantiles
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_batch.telemetry.histogram import Histogram
+from celery_batch.telemetry.idle import DeviceIdle
+from celery_batch.telemetry.meter import Meter
+from celery_batch.telemetry.report import BatchReport, End, Outcome, Work
+
+SECONDS = st.floats(min_value=0, max_value=20, allow_nan=False)
+
+
+def report(**facts) -> BatchReport:
+    """Return a report of a batch of two, with whatever else is known of it."""
+    usual = {
+        "task": "double",
+        "requests": 2,
+        "rows": 2,
+        "most": 8,
+        "reason": "quiet",
+        "end": End.ANSWERED,
+        "outcomes": {Outcome.SUCCEEDED: 2},
+        "waits": [0.01, 0.02],
+        "work": Work(1, 10.0, 10.5, 0.5),
+        "pid": 7,
+    }
+    return BatchReport(**{**usual, **facts})
+
+
+@given(st.lists(SECONDS))
+def test_each_number_is_in_one_bucket(numbers: list[float]):
+    """Numbers up to a bound are counted there, and the sum is theirs, one by one or together."""
+    bounds = (0.5, 1.0, 5.0, 10.0)
+    one_by_one, together = Histogram(bounds), Histogram(bounds)
+    for number in numbers:
+        one_by_one.add(number)
+    together.add_all(numbers)
+    expected = [0] * 5
+    for number in numbers:
+        expected[bisect_left(bounds, number)] += 1
+
+    assert expected == one_by_one.counts == together.counts
+    assert sum(numbers) == pytest.approx(together.sum)
+    assert len(numbers) == together.count == together.cumulative()[-1]
+
+
+@given(st.lists(SECONDS, min_size=2), st.integers(min_value=1, max_value=99))
+def test_quantile_is_in_the_bucket_of_the_true_one(numbers: list[float], percent: int):
+    """An estimate errs by the width of its bucket at most."""
+    bounds = tuple(float(n) for n in range(1, 21))
+    histogram = Histogram(bounds)
+    histogram.add_all(numbers)
+    ranked = sorted(numbers)
+    lower, upper = (
+        ranked[min(max(int(len(ranked) * percent / 100 + d), 0), len(ranked) - 1)] for d in (-1, 1)
+    )
+    estimate = histogram.quantile(percent / 100)
+
+    assert estimate is not None
+    assert lower - 1.0 <= estimate <= upper + 1.0
+
+
+def test_quantiles_of_nothing_and_of_what_is_beyond_all_bounds():
+    """Nobody knows a quantile of nothing; of what is too large the last bound is known."""
+    histogram = Histogram((1.0, 2.0))
+
+    assert (None, None) == (histogram.quantile(0.5), histogram.mean)
+
+    histogram.add(50.0)
+
+    assert (2.0, 50.0) == (histogram.quantile(0.5), histogram.mean)
+
+
+def test_quantiles_are_near_the_true_ones():
+    """With numbers spread evenly, estimates are what a textbook says."""
+    numbers = [n / 100 for n in range(1000)]
+    histogram = Histogram((1, 2, 3, 5, 7.5, 10))
+    histogram.add_all(numbers)
+    cuts = quantiles(numbers, n=100)
+
+    assert cuts[49] == pytest.approx(histogram.quantile(0.5), abs=0.02)
+    assert cuts[98] == pytest.approx(histogram.quantile(0.99), abs=0.02)
+
+
+def test_batches_of_a_task_are_added_up():
+    """The summary tells sizes, waits, model times, outcomes and what went wrong."""
+    meter = Meter(0.0, 1)
+    meter.add(report())
+    meter.add(
+        report(
+            requests=4,
+            rows=4,
+            outcomes={Outcome.SUCCEEDED: 3, Outcome.FAILED: 1},
+            waits=[0.01] * 4,
+            work=Work(5, 11.0, 12.0, 1.0, isolated=1, out_of_memory=2),
+        )
+    )
+    meter.add(report(end=End.LOST, outcomes={Outcome.AGAIN: 2}, waits=[], work=Work(), poison=1))
+    meter.add_outcome("double", Outcome.EXPIRED, 3)
+    summary = meter.summary("double")
+
+    assert 3 == summary["ended"]
+    assert (2 / 8 + 4 / 8 + 2 / 8) / 3 == pytest.approx(summary["fill"], abs=1e-6)
+    assert {"succeeded": 5, "failed": 1, "again": 2, "expired": 3} == summary["outcomes"]
+    assert {"lost": 1, "isolated": 1, "out_of_memory": 2, "poison": 1} == summary["trouble"]
+    assert 1.5 == summary["model"]["seconds"]
+    assert 0.07 / 6 == pytest.approx(summary["wait"]["mean"], abs=1e-6)
+    assert summary == json.loads(json.dumps(summary))
+
+
+def test_summary_of_a_task_that_has_had_no_batch():
+    """All is nought, and what nobody can know is None."""
+    summary = Meter(0.0, 1).summary("double")
+
+    assert 0 == summary["ended"]
+    assert {"mean": None, "p50": None, "p95": None, "p99": None} == summary["wait"]
+
+
+@pytest.mark.parametrize(("rows", "fill"), [(8, 1.0), (4, 0.5), (20, 20 / 24), (0, 0.0)])
+def test_fill_is_the_share_of_the_room_in_its_calls(rows: int, fill: float):
+    """A chunk that takes several calls fills the last of them in part."""
+    assert fill == report(rows=rows).fill
+
+
+def test_report_in_words_and_as_data():
+    """One line says what a batch was, and more if all did not go well."""
+    fine = report()
+    bad = report(end=End.TIME_LIMIT, outcomes={Outcome.AGAIN: 2}, waits=[], work=Work())
+
+    assert "double: batch of 2 (quiet), waited 0.020 s, model 0.500 s" == str(fine)
+    assert "waited 0.000 s, model 0.000 s, time_limit, 2 again" in str(bad)
+    assert fine.facts() == json.loads(json.dumps(fine.facts()))
+    assert ("double", 2, "quiet", 0.02, 0.5) == tuple(
+        fine.facts()[name] for name in ("task", "size", "reason", "wait", "model_seconds")
+    )
+
+
+def test_idle_is_the_time_between_model_calls():
+    """A process is idle from its start to its first batch, between batches, and after the last."""
+    idle = DeviceIdle(100.0, 1)
+    idle.ran(7, 101.0, 103.0)
+    idle.ran(7, 103.5, 104.0)
+
+    assert 1.5 == idle.seconds(104.0, {})
+    assert 3.5 == idle.seconds(106.0, {})
+
+
+def test_idle_time_of_several_processes_is_added_up():
+    """Each process counts by itself, those too that have had no batch yet."""
+    idle = DeviceIdle(100.0, 2)
+    idle.ran(7, 101.0, 103.0)
+
+    assert 1.0 + 2.0 + 5.0 == idle.seconds(105.0, {})
+    assert 1.0 + 2.0 + 4.0 <= idle.seconds(105.0, {8: 104.0})
+    assert 2.0 + 1.0 + 6.0 == idle.seconds(106.0, {7: 105.0})
+
+
+def test_idle_time_never_becomes_less():
+    """Where a batch turns out to have run since, the number stands until it is true."""
+    idle = DeviceIdle(100.0, 1)
+    idle.ran(7, 100.0, 101.0)
+
+    assert 4.0 == idle.seconds(105.0, {})
+
+    idle.ran(7, 102.0, 106.0)
+
+    assert 4.0 == idle.seconds(106.0, {})
+    assert 5.0 == idle.seconds(110.0, {})
+    assert 5.0 == idle.seconds(200.0, {7: 110.0})
+
+
+def test_process_in_the_place_of_a_dead_one_begins_anew():
+    """While it loads it is not idle: it is not there."""
+    idle = DeviceIdle(100.0, 1)
+    idle.ran(7, 100.0, 101.0)
+    idle.lost(7)
+    idle.ran(8, 150.0, 151.0)
+
+    assert 0.0 == idle.seconds(151.0, {})
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), SECONDS, SECONDS), max_size=30))
+def test_idle_time_is_never_more_than_there_was(spans: list[tuple[int, float, float]]):
+    """Whatever processes say, idle time is within the time of all of them."""
+    idle, now = DeviceIdle(0.0, 3), 0.0
+    for pid, gap, length in spans:
+        began = now + gap
+        now = began + length
+        idle.ran(pid, began, now)
+
+    assert 0.0 <= idle.seconds(now, {}) <= 3 * now + 1e-6

@@ -1,0 +1,120 @@
+"""Settings that the measured times speak for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.tuning.curve import Curve, Point
+from celery_batch.tuning.propose import Goal, candidates, most_borne, propose
+from celery_batch.tuning.simulate import Load, simulate
+
+
+def linear(fixed, each, *, largest=64, spread=1.05):
+    """Return what a model takes that has a price for a batch and one for an item."""
+    sizes = [1 << n for n in range(largest.bit_length())]
+    usual = {size: fixed + each * size for size in sizes}
+    return Curve(tuple(Point(n, (seconds, spread * seconds)) for n, seconds in usual.items()))
+
+
+def test_a_model_that_gains_from_batches_gets_large_ones():
+    """The largest that is of use within the target, and what it bears."""
+    proposal = propose(linear(0.010, 0.0001, largest=256), Goal(0.05, rate=500))
+    chosen = proposal.chosen
+
+    assert chosen.meets
+    assert 128 == chosen.policy.max_batch_size  # 256 bears 6 % more, and takes 2 x 36 ms when full
+    assert 5000 < chosen.bears
+    assert chosen.forecast.p99 <= 0.05
+
+
+def test_a_model_that_gains_nothing_gets_no_batches():
+    """Of sizes that are about as good, the smaller."""
+    proposal = propose(linear(0.0, 0.01), Goal(0.2, rate=50))
+
+    assert proposal.chosen.policy.max_batch_size == 1
+
+
+def test_a_tight_target_keeps_batches_small():
+    """A batch that takes longer than the target allows is no good, however many it holds."""
+    curve = linear(0.010, 0.001)
+    tight, loose = (propose(curve, Goal(latency)).chosen for latency in (0.04, 0.4))
+
+    assert tight.policy.max_batch_size < loose.policy.max_batch_size
+    assert tight.bears < loose.bears
+
+
+def test_of_sizes_about_as_good_the_one_that_a_crowd_needs():
+    """Where the target binds long before batches are full, larger ones are for a crowd."""
+    usual = {size: 0.001 * (1 + size / 16) for size in (1, 4, 16, 64)}
+    stalls = [Point(size, (*[seconds] * 9, 0.048)) for size, seconds in usual.items()]
+    proposal = propose(Curve(tuple(stalls)), Goal(0.05, rate=2))
+    borne = {each.policy.max_batch_size: each.bears for each in proposal.sizes}
+
+    assert borne[4] * 1.1 >= borne[64]  # though four times as many items a second can go
+    assert 64 == proposal.chosen.policy.max_batch_size
+
+
+def test_who_has_no_rate_is_given_one():
+    """Most of what can be borne, so that the forecast is of a busy day."""
+    proposal = propose(linear(0.010, 0.001), Goal(0.1))
+
+    assert pytest.approx(0.7 * max(each.bears for each in proposal.sizes)) == proposal.rate
+    assert proposal.chosen.meets
+
+
+def test_the_defaults_stay_where_nothing_is_gained():
+    """A setting that makes no difference need not be written down."""
+    chosen = propose(linear(0.010, 0.0001), Goal(0.1, rate=1000)).chosen
+
+    assert BatchPolicy(chosen.policy.max_batch_size) == chosen.policy
+
+
+def test_what_is_impossible_is_said():
+    """Nothing is borne where one item alone takes too long."""
+    proposal = propose(linear(0.05, 0.001, largest=4), Goal(0.01, rate=1))
+
+    assert not proposal.chosen.meets
+    assert 0 == proposal.chosen.bears
+
+
+def test_too_many_for_one_process_is_said():
+    """What is proposed then is what bears most."""
+    proposal = propose(linear(0.010, 0.001), Goal(0.1, rate=10_000))
+
+    assert not proposal.chosen.meets
+    assert max(each.bears for each in proposal.sizes) <= 1.1 * proposal.chosen.bears
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    fixed=st.floats(0.0005, 0.05),
+    each=st.floats(0.00001, 0.01),
+    latency=st.floats(0.002, 0.5),
+    rate=st.floats(1, 2000),
+)
+def test_nothing_that_misses_is_proposed_while_something_meets(fixed, each, latency, rate):
+    """Of all that is tried: if any of it meets the target, so does the proposal."""
+    curve = linear(fixed, each, largest=4)
+    proposal = propose(curve, Goal(latency, rate))
+    tried = [
+        policy
+        for size in curve.sizes
+        for policy in candidates(BatchPolicy(size, min(0.01, latency)), latency)
+        if rate < curve.capacity(size)
+    ]
+    any_meets = any(simulate(policy, curve, Load.at(rate)).p99 <= latency for policy in tried)
+
+    assert any_meets == proposal.chosen.meets
+    assert proposal.chosen.meets <= (proposal.chosen.forecast.p99 <= latency)
+
+
+def test_what_is_borne_is_borne():
+    """At that rate the target is met, and well beyond it is not."""
+    curve, policy = linear(0.010, 0.001), BatchPolicy(16)
+    rate = most_borne(policy, curve, 0.06)
+
+    assert simulate(policy, curve, Load.at(rate)).p99 <= 0.06
+    assert simulate(policy, curve, Load.at(1.1 * rate)).p99 > 0.06
