@@ -17,7 +17,7 @@ from tests.services.shop import Worker
 WEIGHED = "steered.weighed"
 WRONG = [
     ([], "no task is named"),
-    ([WEIGHED, "now"], "now: not understood; write: batch_reload TASK"),
+    ([WEIGHED, "now"], "now: not understood; write: batch_reload <task>"),
     ([WEIGHED, "wait=soon"], "wait: must be seconds"),
     (["steered.sizes"], "steered.sizes: has no Model to load anew"),
 ]
