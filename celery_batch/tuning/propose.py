@@ -33,7 +33,6 @@ _PARTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 _FINE = 0.02
 
 #: Seconds, and rates, that differ by less are about the same.
-_ALIKE = 1.03
 _NEAR = 1.1
 
 #: The share of what can be borne that is expected where nothing is said.
@@ -187,7 +186,7 @@ def _best_wait(trial: Trial, curve: Curve, goal: Goal) -> Trial:
     tried = [trial, *(_trial(policy, curve, goal, trial.bears) for policy in others)]
     good = [each for each in tried if each.meets] or tried
     quickest = min(each.forecast.p99 for each in good)
-    return next(each for each in good if each.forecast.p99 <= quickest * _ALIKE)
+    return next(each for each in good if each.forecast.p99 <= quickest * _NEAR)
 
 
 def _nearest(sizes: Sequence[Trial], curve: Curve, latency: float) -> Trial:

@@ -30,7 +30,10 @@ def register() -> None:
     """Teach the orders to this worker, or to this command line."""
     control_command(
         variadic="words",
-        signature="<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]",
+        signature=(
+            "<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
+            " [bulk_share=SHARE]"
+        ),
     )(_answered(batch_config))
     control_command(variadic="words", signature="<task> [task2 [... [taskN]]]")(
         _answered(batch_pause)
