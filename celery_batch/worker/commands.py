@@ -27,7 +27,10 @@ def register() -> None:
     """Teach the orders to this worker, or to this command line."""
     control_command(
         variadic="words",
-        signature="TASK [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]",
+        signature=(
+            "TASK [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
+            " [bulk_share=SHARE]"
+        ),
     )(_answered(batch_config))
     control_command(variadic="words", signature="TASK [TASK ...]")(_answered(batch_pause))
     control_command(variadic="words", signature="[TASK ...]")(_answered(batch_resume))
