@@ -16,6 +16,7 @@ from bench.cases import (
     calls,
     clients,
     drains,
+    forecast,
     gaps,
     memory,
     pools,
@@ -39,6 +40,7 @@ _ALL = (
     seeds.CASE,
     serve.CASE,
     web.CASE,
+    forecast.CASE,
 )
 _CASES: dict[str, Case] = {case.name: case for case in _ALL}
 

@@ -40,6 +40,12 @@ def bert(item: list[int]) -> list[int]:
     return MODELS["bert"](item)
 
 
+@app.task(name="bench.slow", **_BATCHED)
+def slow(item: list[int]) -> list[int]:
+    """Run the model of 200 ms a call and 4 ms an item."""
+    return MODELS["slow"](item)
+
+
 @app.task(name="bench.web", linger=0.01, **_BATCHED)
 def web(item: list[int]) -> list[int]:
     """Run the "cost" model behind a web server, as patient as the peers are set to be."""

@@ -35,6 +35,7 @@ OPTIONS = {
     "max_batch_size": "batch_max_size",
     "max_wait": "batch_max_wait",
     "linger": "batch_linger",
+    "bulk_share": "batch_bulk_share",
 }
 
 #: Items of a batch are settled inside one another, each with its place on the stack;
@@ -49,6 +50,7 @@ SETTINGS: dict[str, Any] = {
     "batch_max_size": 32,
     "batch_max_wait": 0.01,
     "batch_linger": None,
+    "batch_bulk_share": 0.1,
     "batch_devices": None,
     "batch_load_timeout": 600.0,
     "batch_bulk": True,
@@ -70,7 +72,7 @@ class Settings:
 
     Args:
         devices: Where models may live, such as ``("cuda:0", "cuda:1")`` or
-            ``("cpu",)``; None to use every GPU that can be seen.
+            ``("cpu",)``, GPUs also by their ids; None to use every GPU that can be seen.
         load_timeout: Seconds a model may take to load and warm up.
         max_message_size: Most bytes of a message as it comes, and of its body when
             decompressed; None for any.
@@ -109,9 +111,9 @@ class Settings:
         timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
         if isinstance(devices, str):
             devices = [name.strip() for name in devices.split(",") if name.strip()]
-        named = tuple(devices) if devices else None
+        chosen = tuple(map(_device, devices)) if devices else None
         metrics = _setting(app, "batch_metrics")
-        return cls(named, timeout, _message_size(app), lease, _queue_name(app), metrics)
+        return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +249,12 @@ def _message_size(app: Any) -> int | None:
     raise ConfigurationError(
         f"batch_max_message_size: must be a whole number of bytes above 0, or None, got {size!r}"
     )
+
+
+def _device(name: Any) -> Any:
+    """Return a device's name; ids of GPUs and of MIG slices may stand alone."""
+    is_id = isinstance(name, str) and name.startswith(("GPU-", "MIG-"))
+    return f"cuda:{name}" if is_id else name
 
 
 def _queue_name(app: Any) -> str | None:

@@ -45,6 +45,7 @@ def test_nothing_set_is_fine(app: Celery):
         (("cpu",), ("cpu",)),
         ("cuda:0, cuda:1,", ("cuda:0", "cuda:1")),
         ("cpu", ("cpu",)),
+        ("MIG-c7384736,GPU-8932f937", ("cuda:MIG-c7384736", "cuda:GPU-8932f937")),
         ("", None),
         ([], None),
         (None, None),

@@ -64,14 +64,14 @@ def _queues(tasks: list[TaskView]) -> Text:
 
 
 def _tasks(tasks: list[TaskView]) -> Table:
-    names = ("workers", "waiting", "running", "rows/s", "batches/s", "size", "model")
+    names = ("workers", "waiting", "oldest", "running", "rows/s", "batches/s", "size", "model")
     table = _table("task", *names, "wait p50", "p95")
     for task in tasks:
         size = f"{_number(task.size, 1)} of {task.max_batch_size}" if task.workers else _NOTHING
         table.add_row(
             _name(task),
             f"{task.workers}",
-            *((_count(task.waiting), _count(task.running)) if task.workers else (_NOTHING,) * 2),
+            *_line(task),
             _number(task.rate),
             _number(task.batches, 1),
             size,
@@ -79,6 +79,14 @@ def _tasks(tasks: list[TaskView]) -> Table:
             *map(_seconds, task.wait),
         )
     return table
+
+
+def _line(task: TaskView) -> tuple[str, str, str]:
+    """Return who waits in workers, for how long, and what runs."""
+    if not task.workers:
+        return _NOTHING, _NOTHING, _NOTHING
+    oldest = _seconds(task.oldest) if task.waiting else _NOTHING
+    return _count(task.waiting), oldest, _count(task.running)
 
 
 def _name(task: TaskView) -> Text:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.cli.tune_model import Probe, batch_task, rows_for
+from celery_batch.cli.tune_plot import Plot
 from celery_batch.cli.tune_table import as_data, show
 from celery_batch.config import LARGEST_BATCH
 from celery_batch.errors import BatchError, ConfigurationError
+from celery_batch.serving import residents
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.measure import Plan, measure
 from celery_batch.tuning.propose import Goal, propose
@@ -51,10 +54,20 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
     show_default=True,
     help="How long each size is measured for, about.",
 )
+@click.option(
+    "--way",
+    type=click.FloatRange(min=0),
+    default=0.003,
+    show_default=True,
+    help="Seconds that a message and its answer are on their way.",
+)
+@click.option(
+    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it: a .png, .svg or .pdf."
+)
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--device", help="Such as cuda:1 or cpu; the first of batch_devices unless given.")
 @click.pass_context
-def tune(ctx: click.Context, /, task: str, **options: Any) -> None:
+def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) -> None:
     """
     Measure TASK's model at growing batch sizes, and propose settings for it.
 
@@ -63,12 +76,15 @@ def tune(ctx: click.Context, /, task: str, **options: Any) -> None:
     """
     goal = Goal(options["latency"], options["rate"])
     try:
+        picture = Plot(plot) if plot is not None else None  # refused before the work, not after
         device, curve = _measured(ctx.obj.app, task, goal, options)
         proposal = propose(curve, goal)
         if options["is_json"]:
             click.echo(json.dumps(as_data(task, device, curve, proposal), indent=2))
         else:
             show(task, device, curve, proposal)
+        if picture is not None:
+            picture.draw(task, device, curve, proposal)
     except BatchError as error:
         raise click.ClickException(str(error)) from error
 
@@ -78,16 +94,19 @@ def _measured(app: Any, name: str, goal: Goal, options: dict[str, Any]) -> tuple
     plan = Plan(
         _sizes(options["sizes"]),
         options["seconds"],
-        math.inf if goal.rate else goal.latency,
+        goal.latency,
         asked_for=options["sizes"] is not None,
     )
     if options["device"]:
         app.conf.batch_devices = options["device"]
     with _progress() as tell, _without_advice():
         tell("loading")
-        device = load_models(app, [name])
-        rows = rows_for(task, options["source"], options["field"])
-        return device, measure(Probe(task, rows), plan, tell)
+        try:
+            device = load_models(app, [name])
+            rows = rows_for(task, options["source"], options["field"])
+            return device, replace(measure(Probe(task, rows), plan, tell), way=options["way"])
+        finally:
+            residents.move_out()
 
 
 def _sizes(given: str | None) -> tuple[int, ...]:

@@ -6,14 +6,18 @@ from dataclasses import asdict
 from typing import Any
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.tuning.curve import MIDDLE, Curve
+from celery_batch.tuning.curve import MIDDLE, SLOW, Curve
 from celery_batch.tuning.propose import Proposal, Trial
-from celery_batch.tuning.words import about_size, about_target, about_wait, figure, number
+from celery_batch.tuning.words import (
+    about_scatter,
+    about_size,
+    about_target,
+    about_wait,
+    figure,
+    number,
+)
 
 __all__ = ["as_data", "show"]
-
-#: The share of runs that were not slower than the slow ones.
-_SLOW = 0.95
 
 #: Characters of the longest bar.
 _LONGEST_BAR = 20
@@ -46,7 +50,10 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
     console = Console(highlight=False)
     console.print(_table(task, device, curve, proposal))
     if curve.cap:
-        console.print(f"No larger ones: {curve.cap}.\n", markup=False)
+        console.print(f"No larger ones: {curve.cap}.", markup=False)
+    if doubt := about_scatter(curve):
+        console.print(doubt, markup=False)
+    console.print()
     wanted = f"99 of 100 requests within {figure(proposal.goal.latency)}"
     console.print(f"Wanted: {wanted}, at {number(proposal.rate)} a second.", markup=False)
     console.print(about_target(curve, proposal), "", markup=False)
@@ -76,7 +83,7 @@ def as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[st
         {
             "size": point.size,
             "p50": point.quantile(MIDDLE),
-            "p95": point.quantile(_SLOW),
+            "p95": point.quantile(SLOW),
             "runs": len(point.seconds),
             "rate": point.rate,
             "memory": point.memory,
@@ -112,7 +119,7 @@ def _table(task: str, device: str, curve: Curve, proposal: Proposal) -> Any:
         cells = [
             str(point.size),
             number(point.quantile(MIDDLE)),
-            number(point.quantile(_SLOW)),
+            number(point.quantile(SLOW)),
             number(point.rate),
             f"{point.rate / curve.points[0].rate:.1f}",
             number(trial.bears),

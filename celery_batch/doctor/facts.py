@@ -115,6 +115,7 @@ class Server:
         error: Why it could not be asked; empty if it answered.
         version: As it calls itself.
         redis: More, if it is one.
+        options: Of ``broker_transport_options``, the names that its transport knows.
     """
 
     kind: str
@@ -122,6 +123,7 @@ class Server:
     error: str = ""
     version: str = ""
     redis: Redis | None = None
+    options: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +175,7 @@ class Lane:
         losses: Times a process has died.
         steered: Whether an operator has changed its policy.
         halted: Whether an operator has paused or drained it.
+        model: Seconds in the model that 99 of 100 batches have stayed below.
     """
 
     max_batch_size: int
@@ -184,6 +187,7 @@ class Lane:
     losses: int = 0
     steered: bool = False
     halted: bool = False
+    model: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +199,9 @@ class Worker:
         name: Its node name.
         pool: The module of its pool, such as ``celery.concurrency.prefork``.
         processes: Batches that can run at once.
+        prefetch: Most messages it may hold; 0 for any number.
         max_tasks_per_child: After how many batches a process is replaced.
+        devices: Where its models live.
         version: Its celery_batch, where it says.
         lanes: By the name of the task.
     """
@@ -203,7 +209,9 @@ class Worker:
     name: str
     pool: str = ""
     processes: int | None = None
+    prefetch: int | None = None
     max_tasks_per_child: int | None = None
+    devices: tuple[str, ...] = ()
     version: str = ""
     lanes: Mapping[str, Lane] = field(default_factory=dict)
 

@@ -12,11 +12,9 @@ from redis.exceptions import NoPermissionError, RedisError
 from celery_batch.client.store import ResultStore
 from celery_batch.depth_look import can_look, open_look
 from celery_batch.doctor.facts import Redis, Server
+from celery_batch.fleet.bus import impatient_connection
 
 __all__ = ["broker_of", "depths_of", "results_of"]
-
-#: Seconds without an answer after which a broker counts as away.
-_PATIENCE = 3.0
 
 
 def broker_of(app: Any) -> Server:
@@ -26,13 +24,18 @@ def broker_of(app: Any) -> Server:
     Args:
         app: The Celery app.
     """
-    with app.connection_for_write(connect_timeout=_PATIENCE) as connection:
+    try:
+        found = impatient_connection(app)
+    except Exception as error:  # noqa: BLE001 (no such transport, or no library for it)
+        url = maybe_sanitize_url(str(app.conf.broker_url))
+        return Server(kind="unknown", url=url, error=_why(error))
+    with found as connection:
         kind, url = str(connection.get_transport_cls().driver_type), connection.as_uri()
         try:
             connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
             if kind == "redis":
                 redis = _redis(connection.default_channel.client)
-                return Server(kind=kind, url=url, redis=redis)
+                return Server(kind=kind, url=url, redis=redis, options=_options(connection))
             return Server(kind=kind, url=url, version=_product(connection))
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
             return Server(kind=kind, url=url, error=_why(error))
@@ -45,16 +48,16 @@ def results_of(app: Any) -> Server:
     Args:
         app: The Celery app.
     """
-    if not app.conf.result_backend or app.conf.result_backend == "disabled":
+    named = app.conf.result_backend
+    if not named or named == "disabled":
         return Server(kind="none")
-    backend = app.backend
-    url = maybe_sanitize_url(str(backend.as_uri() or app.conf.result_backend))
-    if not ResultStore.knows(backend):
-        return Server(kind=type(backend).__name__.removesuffix("Backend").lower(), url=url)
+    url = maybe_sanitize_url(str(named))
     try:
-        return Server(kind="redis", url=url, redis=_redis(ResultStore(backend).client()))
-    except RedisError as error:
-        return Server(kind="redis", url=url, error=_why(error))
+        if not ResultStore.knows(app.backend):
+            return Server(kind=type(app.backend).__name__.removesuffix("Backend"), url=url)
+        return Server(kind="redis", url=url, redis=_redis(ResultStore(app.backend).client()))
+    except Exception as error:  # noqa: BLE001 (no such backend, or no library for it, or away)
+        return Server(kind="unknown", url=url, error=_why(error))
 
 
 def depths_of(app: Any, queues: set[str]) -> dict[str, int]:
@@ -111,6 +114,11 @@ def _product(connection: Any) -> str:
     properties = getattr(connection.connection, "server_properties", None) or {}
     names = (properties.get(key, "") for key in ("product", "version"))
     return " ".join(name.decode() if isinstance(name, bytes) else str(name) for name in names)
+
+
+def _options(connection: Any) -> tuple[str, ...]:
+    """Return the names of the options that kombu's channel takes."""
+    return tuple(getattr(type(connection.default_channel), "from_transport_options", ()))
 
 
 def _why(error: Exception) -> str:

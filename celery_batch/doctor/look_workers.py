@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery_batch.doctor.facts import Lane, Worker
+from celery_batch.fleet.bus import Bus
+from celery_batch.fleet.picture import reports_of
 
 __all__ = ["workers_of"]
 
 #: Seconds in which workers answer.
-_LISTEN = 1.5
+_LISTEN = 2.0
 
 
 def workers_of(app: Any) -> tuple[Worker, ...] | None:
@@ -23,16 +25,23 @@ def workers_of(app: Any) -> tuple[Worker, ...] | None:
     Returns:
         Those that have answered; None if the broker could not be reached.
     """
-    inspect = app.control.inspect(timeout=_LISTEN)
+    bus = Bus(app)
     try:
-        stats = inspect.stats() or {}
-        lanes = inspect._request("batch_status") or {}  # noqa: SLF001 (as celery inspect asks)
+        stats = bus.ask("stats", _LISTEN)
+        # Workers that run no batch task may not know the second question.
+        told = bus.ask("batch_stats", _LISTEN) if any(map(_knows_batches, stats.values())) else {}
     except Exception:  # noqa: BLE001 (whatever a transport raises)
         return None
-    return tuple(_worker(name, stats[name], lanes.get(name)) for name in sorted(stats))
+    finally:
+        bus.close()
+    return tuple(_worker(name, stats[name], told.get(name, {})) for name in sorted(stats))
 
 
-def _worker(name: str, stats: Mapping[str, Any], lanes: Any) -> Worker:
+def _knows_batches(stats: Any) -> bool:
+    return isinstance(stats, dict) and "batches" in stats
+
+
+def _worker(name: str, stats: Mapping[str, Any], told: Mapping[str, Any]) -> Worker:
     pool = stats.get("pool") or {}
     kind = str(pool.get("implementation", ""))
     per_child = pool.get("max-tasks-per-child")
@@ -40,25 +49,26 @@ def _worker(name: str, stats: Mapping[str, Any], lanes: Any) -> Worker:
         name=name,
         pool=kind.partition(":")[0],
         processes=pool.get("max-concurrency"),
+        prefetch=stats.get("prefetch_count"),
         max_tasks_per_child=per_child if isinstance(per_child, int) else None,
+        devices=tuple(told.get("devices") or ()),
         version=str(stats.get("celery_batch", "")),
         lanes={
-            task: _lane(lane)
-            for task, lane in (lanes.items() if isinstance(lanes, dict) else ())
-            if isinstance(lane, dict) and "max_batch_size" in lane
+            task: _lane(report) for task, report in reports_of(told).items() if report["served"]
         },
     )
 
 
-def _lane(lane: Mapping[str, Any]) -> Lane:
+def _lane(report: Mapping[str, Any]) -> Lane:
     return Lane(
-        max_batch_size=lane["max_batch_size"],
-        max_wait=lane["max_wait"],
-        batches=lane.get("batches", 0),
-        rows=lane.get("rows", 0),
-        waiting=lane.get("waiting", 0),
-        safe_size=lane.get("safe_size"),
-        losses=lane.get("worker_losses", 0),
-        steered=bool(lane.get("task_says")),
-        halted=bool(lane.get("paused") or lane.get("drained")),
+        max_batch_size=report["max_batch_size"],
+        max_wait=report["max_wait"],
+        batches=report.get("batches", 0),
+        rows=report.get("rows", 0),
+        waiting=report.get("waiting", 0),
+        safe_size=report.get("safe_size"),
+        losses=report.get("worker_losses", 0),
+        steered=bool(report.get("task_says")),
+        halted=bool(report.get("paused") or report.get("drained")),
+        model=(report.get("model") or {}).get("p99"),
     )

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from difflib import get_close_matches
 
 from celery_batch.doctor.facts import Facts, Redis
 from celery_batch.doctor.finding import Finding, ok, problem, warning
 
-__all__ = ["broker", "clock", "confirms", "eviction", "persistence", "priorities", "visibility"]
+__all__ = [
+    "broker",
+    "clock",
+    "confirms",
+    "eviction",
+    "options",
+    "persistence",
+    "priorities",
+    "visibility",
+]
 
 #: Without it an idle worker cannot wait for messages without taking one.
 _WITH_BLMOVE = (6, 2)
 
 #: The share of Redis' memory above which it is soon full.
 _NEARLY_FULL = 0.9
+
+#: How alike names have to be to be taken for one another, of 1.
+_ALIKE = 0.8
 
 #: Seconds that clocks may differ.
 _APART = 1.0
@@ -169,6 +182,18 @@ def confirms(facts: Facts) -> Iterator[Finding]:
             " is lost.",
             'Set broker_transport_options = {"confirm_publish": True}.',
         )
+
+
+def options(facts: Facts) -> Iterator[Finding]:
+    """Transport options that are nearly right: a transport passes over what it does not know."""
+    known = facts.broker.options
+    for name in facts.conf.transport_options:
+        near = get_close_matches(name, known, n=1, cutoff=_ALIKE)
+        if name not in known and near:
+            yield warning(
+                f"broker_transport_options has {name!r}, which the transport does not know.",
+                f"Did you mean {near[0]!r}?",
+            )
 
 
 def clock(facts: Facts) -> Iterator[Finding]:

@@ -7,10 +7,23 @@ from collections.abc import Iterator
 from celery_batch.doctor.facts import Facts, Task, Worker
 from celery_batch.doctor.finding import Finding, ok, problem, warning
 
-__all__ = ["alike", "filling", "halted", "health", "pools", "serving"]
+__all__ = [
+    "alike",
+    "filling",
+    "halted",
+    "health",
+    "holding",
+    "pools",
+    "serving",
+    "sharing",
+    "slowness",
+]
 
 #: Batches after which an average says something.
 _ENOUGH = 20
+
+#: The share of a time limit above which a batch is near it.
+_NEAR = 0.5
 
 
 def serving(facts: Facts) -> Iterator[Finding]:
@@ -67,6 +80,10 @@ def alike(facts: Facts) -> Iterator[Finding]:
         yield from _alike(task, workers)
 
 
+def _forks(worker: Worker) -> bool:
+    return worker.pool.endswith("prefork")
+
+
 def _alike(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:
     ours = (task.max_batch_size, task.max_wait)
     for worker in workers:
@@ -100,6 +117,49 @@ def filling(facts: Facts) -> Iterator[Finding]:
                     "If celery batch top shows small batches now, look at the warnings above:"
                     " prefetch, limits and memory keep them small.",
                 )
+
+
+def slowness(facts: Facts) -> Iterator[Finding]:
+    """Whether batches come near the time limits of their tasks."""
+    limits = {
+        task.name: min(each for each in (task.soft_time_limit, task.time_limit) if each)
+        for task in facts.tasks
+        if task.soft_time_limit or task.time_limit
+    }
+    for worker in facts.workers or ():
+        for name, lane in worker.lanes.items():
+            limit = limits.get(name)
+            if limit is not None and lane.model is not None and lane.model > _NEAR * limit:
+                yield warning(
+                    f"{worker.name}: one in a hundred batches of {name} takes {lane.model:.2g} s"
+                    f" or more, and the time limit, which is for the whole batch, is {limit:g} s.",
+                    "Raise the limit, or lower max_batch_size.",
+                )
+
+
+def sharing(facts: Facts) -> Iterator[Finding]:
+    """Whether pool processes share a GPU."""
+    for worker in facts.workers or ():
+        gpus = [name for name in worker.devices if name.startswith("cuda")]
+        if worker.lanes and gpus and (worker.processes or 1) > len(gpus) and _forks(worker):
+            yield warning(
+                f"{worker.name} runs {worker.processes} processes on {', '.join(gpus)}, each with"
+                " its own copy of the models.",
+                f"Start it with --concurrency={len(gpus)}.",
+            )
+
+
+def holding(facts: Facts) -> Iterator[Finding]:
+    """Whether a worker may hold as many messages as fit into its batches."""
+    for worker in facts.workers or ():
+        most = sum(lane.max_batch_size for lane in worker.lanes.values())
+        wanted = most * (worker.processes or 1)
+        if worker.prefetch and worker.prefetch < wanted:
+            yield warning(
+                f"{worker.name} may hold {worker.prefetch} messages, fewer than the {wanted} rows"
+                " that its batches have room for.",
+                "Restart it: the prefetch is set at the start.",
+            )
 
 
 def halted(facts: Facts) -> Iterator[Finding]:

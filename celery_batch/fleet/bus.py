@@ -8,7 +8,7 @@ from typing import Any
 
 from amqp.exceptions import ChannelError
 
-__all__ = ["Bus"]
+__all__ = ["Bus", "impatient_connection"]
 
 #: Seconds without an answer after which the broker counts as away.
 _PATIENCE = 3.0
@@ -18,6 +18,19 @@ _TIMEOUTS = {
     "redis": dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _PATIENCE),
     "amqp": {"read_timeout": _PATIENCE, "write_timeout": _PATIENCE},
 }
+
+
+def impatient_connection(app: Any) -> Any:
+    """
+    Return a connection to the broker that gives up where nobody answers; not connected yet.
+
+    Args:
+        app: The Celery app.
+    """
+    with app.connection_for_write() as connection:  # which connects to nobody either
+        timeouts = _TIMEOUTS.get(connection.get_transport_cls().driver_type, {})
+    options = {**timeouts, **(app.conf.broker_transport_options or {})}
+    return app.connection_for_write(connect_timeout=_PATIENCE, transport_options=options)
 
 
 class Bus:
@@ -80,17 +93,10 @@ class Bus:
     def _connect(self) -> None:
         if self._connection is None:
             # A connection of its own: from a pool, a broadcast takes two at once.
-            self._connection = self._app.connection_for_write(
-                connect_timeout=_PATIENCE, transport_options=self._options()
-            )
+            self._connection = impatient_connection(self._app)
             self._mailbox = self._app.control.mailbox(self._connection)
             self._mailbox.producer_pool = None
         self._connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
-
-    def _options(self) -> dict[str, Any]:
-        with self._app.connection_for_write() as connection:  # which connects to nobody yet
-            timeouts = _TIMEOUTS.get(connection.get_transport_cls().driver_type, {})
-        return {**timeouts, **(self._app.conf.broker_transport_options or {})}
 
     def _depth(self, queue: str) -> int:
         with self._connection.channel() as channel:

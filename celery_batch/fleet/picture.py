@@ -62,6 +62,7 @@ class TaskView:
         max_batch_size: The largest that any of them makes.
         depth: Messages in the broker; None where that is not known.
         waiting: Requests that wait in workers.
+        oldest: Seconds for which one of these has waited in a worker.
         running: Batches that run, or lie ready.
         rate: Rows a second.
         batches: Batches a second.
@@ -79,6 +80,7 @@ class TaskView:
     max_batch_size: int = 0
     depth: int | None = None
     waiting: int = 0
+    oldest: float = 0.0
     running: int = 0
     rate: float | None = None
     batches: float | None = None
@@ -166,6 +168,7 @@ class Picture:
             max_batch_size=max((each.get("max_batch_size", 0) for each in reports), default=0),
             depth=self._looks[-1].depths.get(queue) if self._looks else None,
             waiting=sum(each.get("waiting", 0) for each in reports),
+            oldest=max((each.get("oldest_age", 0.0) for each in reports), default=0.0),
             running=sum(each.get("running", 0) for each in reports),
             rate=total.rows / seconds if seconds else None,
             batches=total.batches / seconds if seconds else None,
@@ -208,13 +211,13 @@ class Picture:
 
 def reports_of(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """
-    Return what a worker says of each batch task.
+    Return what a worker says of each batch task that it serves, or has served.
 
     Args:
-        answer: To ``batch_stats``, or to ``batch_status``.
+        answer: To ``batch_stats``.
     """
-    tasks = answer.get("tasks", answer)
-    return {name: each for name, each in tasks.items() if isinstance(each, dict)}
+    tasks = answer.get("tasks") or {}
+    return {name: each for name, each in tasks.items() if each.get("served") or each.get("batches")}
 
 
 def _halted(reports: list[Mapping[str, Any]]) -> str:

@@ -62,7 +62,8 @@ def pin(index: int, devices: Sequence[str] | None = None) -> str:
     name = names[index % len(names)]
     if not _NAME.fullmatch(name):
         raise ConfigurationError(
-            f"batch_devices: {name!r} is no device; write 'cpu', 'cuda:0', 'cuda:1', ..."
+            f"batch_devices: {name!r} is no device; write 'cpu', 'cuda:0', 'cuda:1', ..., or"
+            f" a GPU's or MIG slice's id as nvidia-smi -L lists it"
         )
     if not name.startswith("cuda:"):
         return name

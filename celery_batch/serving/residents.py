@@ -77,11 +77,13 @@ def resident(model: type[Model]) -> Model:
 @contextmanager
 def one_batch() -> Iterator[None]:
     """Have this thread meet the same instances until the end, whatever is taken up meanwhile."""
-    _here.pinned = {}
+    before = getattr(_here, "pinned", None)
+    pinned: dict[type[Model], Model] = {}
+    _here.pinned = pinned
     try:
         yield
     finally:
-        pinned, _here.pinned = _here.pinned, None
+        _here.pinned = before
         with _left:
             _users.subtract(id(instance) for instance in pinned.values())
             _left.notify_all()

@@ -9,7 +9,8 @@ a span of its own, with a link to each item's span and one back from each.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +30,13 @@ class BatchSpan:
         # Whoever has set up tracing has imported it; nobody else pays for the import.
         self._trace: Any = sys.modules.get("opentelemetry.trace")
         self._items: list[Any] = []
+        self._about: dict[str, Any] = {}
+        self._oldest: float | None = None
+
+    @property
+    def is_on(self) -> bool:
+        """Whether this process has imported OpenTelemetry."""
+        return self._trace is not None
 
     def join(self) -> None:
         """Take in the item whose span is current now."""
@@ -36,6 +44,18 @@ class BatchSpan:
             span = self._trace.get_current_span()
             if span.get_span_context().is_valid:
                 self._items.append(span)
+
+    def describe(self, reason: str, worker: str, arrived: Sequence[float]) -> None:
+        """
+        Take in what is known of the batch.
+
+        Args:
+            reason: Why it left.
+            worker: The worker's name.
+            arrived: When its requests came to the worker, on the monotonic clock.
+        """
+        self._about = {"celery_batch.reason": reason, "celery.hostname": worker}
+        self._oldest = min(arrived, default=None)
 
     @contextmanager
     def around_model(self, size: int) -> Iterator[None]:
@@ -55,9 +75,16 @@ class BatchSpan:
             attributes={
                 "celery.task_name": self._task_name,
                 "messaging.batch.message_count": size,
+                **self._attributes(),
             },
         )
         for item in self._items:
             item.add_link(span.get_span_context())
         with self._trace.use_span(span, end_on_exit=True):
             yield
+
+    def _attributes(self) -> dict[str, Any]:
+        about = {name: value for name, value in self._about.items() if value}
+        if self._oldest is not None:
+            about["celery_batch.wait"] = max(time.monotonic() - self._oldest, 0.0)
+        return about

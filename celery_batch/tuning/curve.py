@@ -5,10 +5,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 
-__all__ = ["MIDDLE", "Curve", "Point"]
+__all__ = ["MIDDLE", "SLOW", "Curve", "Point"]
 
 #: The share of runs that were not slower than the usual one.
 MIDDLE = 0.5
+
+#: The share of runs that were not slower than the slow ones.
+SLOW = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +55,23 @@ class Curve:
     Args:
         points: By size, smallest first, at least one.
         cap: Why no larger batch was measured.
-        overhead: Seconds from a request's arrival to its answer beside waiting and model.
+        way: Seconds that a message and its answer are on their way.
     """
 
     points: tuple[Point, ...]
     cap: str = ""
-    overhead: float = 0.0
+    way: float = 0.0
 
     @property
     def sizes(self) -> list[int]:
         """What was measured."""
         return [point.size for point in self.points]
+
+    @property
+    def scatter(self) -> float:
+        """How many times as long as a usual batch a slow one takes, for the usual size."""
+        times = sorted(point.quantile(SLOW) / point.quantile(MIDDLE) for point in self.points)
+        return times[len(times) // 2]
 
     def seconds(self, size: int, share: float = MIDDLE) -> float:
         """
@@ -81,13 +90,13 @@ class Curve:
         if above.size == size or at == 0:
             return above.quantile(share)
         below = self.points[at - 1]
-        way = (size - below.size) / (above.size - below.size)
-        return _between(below.quantile(share), above.quantile(share), way)
+        part = (size - below.size) / (above.size - below.size)
+        return _between(below.quantile(share), above.quantile(share), part)
 
     def capacity(self, size: int) -> float:
         """Return the most items a second with batches of up to a size."""
         return max(point.rate for point in self.points if point.size <= max(size, self.sizes[0]))
 
 
-def _between(low: float, high: float, way: float) -> float:
-    return low + (high - low) * way
+def _between(low: float, high: float, part: float) -> float:
+    return low + (high - low) * part

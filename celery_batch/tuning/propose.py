@@ -2,7 +2,9 @@
 Which settings to take.
 
 Rule 1: the size is the one with which most requests a second are answered within
-        the target; where two are about equal, the smaller.
+        the target.  Of those about as good it is the smallest that answers about as many
+        items in full batches, for the day when more come than expected; but two full
+        batches, the one just missed and its own, should not take longer than the target.
 Rule 2: how long to wait is what makes the slowest of the requests quickest, at the
         rate that is expected; where it makes no difference, the defaults stay.
 Rule 3: nothing is proposed that misses the target in the simulation while something
@@ -27,9 +29,11 @@ _MAX_WAIT = 0.01
 #: Parts of the target that may be worth waiting for company.
 _PARTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
-#: Rates are told apart to this share, and settings by so much of the slowest's seconds.
+#: Rates are told apart to this share.
 _FINE = 0.02
-_ALIKE = 1.03
+
+#: Seconds, and rates, that differ by less are about the same.
+_NEAR = 1.1
 
 #: The share of what can be borne that is expected where nothing is said.
 _EXPECTED = 0.7
@@ -102,12 +106,12 @@ def propose(curve: Curve, goal: Goal) -> Proposal:
     rate = goal.rate or _EXPECTED * most
     goal = Goal(goal.latency, rate)
     sizes = tuple(_trial(policy, curve, goal, bears[policy]) for policy in policies)
-    able = [trial for trial in sizes if rate < curve.capacity(trial.policy.max_batch_size)]
-    for trial in _best_first(able):
+    able = [trial for trial in sizes if rate < curve.capacity(_size(trial))]
+    for trial in _best_first(able, curve, goal.latency):
         chosen = _best_wait(trial, curve, goal)
         if chosen.meets:
             return Proposal(goal, chosen, sizes)
-    return Proposal(goal, _nearest(sizes), sizes)
+    return Proposal(goal, _nearest(sizes, curve, goal.latency), sizes)
 
 
 def candidates(policy: BatchPolicy, latency: float) -> Iterator[BatchPolicy]:
@@ -158,15 +162,22 @@ def _trial(policy: BatchPolicy, curve: Curve, goal: Goal, bears: float) -> Trial
     return Trial(policy, bears, forecast, keeps_up and forecast.p99 <= goal.latency)
 
 
-def _best_first(sizes: Sequence[Trial]) -> list[Trial]:
-    """Order sizes: who bears most first; of those about as good, the smaller."""
+def _best_first(sizes: Sequence[Trial], curve: Curve, latency: float) -> list[Trial]:
+    """Order sizes by what speaks for them."""
     left, ordered = list(sizes), []
     while left:
         most = max(trial.bears for trial in left)
-        first = next(trial for trial in left if trial.bears * _ALIKE >= most)
+        near = [trial for trial in left if trial.bears * _NEAR >= most]
+        calm = [trial for trial in near if 2 * curve.seconds(_size(trial)) <= latency] or near[:1]
+        full = max(curve.capacity(_size(trial)) for trial in calm)
+        first = next(trial for trial in calm if curve.capacity(_size(trial)) * _NEAR >= full)
         ordered.append(first)
         left.remove(first)
     return ordered
+
+
+def _size(trial: Trial) -> int:
+    return trial.policy.max_batch_size
 
 
 def _best_wait(trial: Trial, curve: Curve, goal: Goal) -> Trial:
@@ -175,14 +186,14 @@ def _best_wait(trial: Trial, curve: Curve, goal: Goal) -> Trial:
     tried = [trial, *(_trial(policy, curve, goal, trial.bears) for policy in others)]
     good = [each for each in tried if each.meets] or tried
     quickest = min(each.forecast.p99 for each in good)
-    return next(each for each in good if each.forecast.p99 <= quickest * _ALIKE)
+    return next(each for each in good if each.forecast.p99 <= quickest * _NEAR)
 
 
-def _nearest(sizes: Sequence[Trial]) -> Trial:
+def _nearest(sizes: Sequence[Trial], curve: Curve, latency: float) -> Trial:
     """Return what misses the target by least."""
     bearing = [trial for trial in sizes if trial.bears > 0]
     if bearing:
-        return _best_first(bearing)[0]
+        return _best_first(bearing, curve, latency)[0]
     return min(sizes, key=lambda trial: trial.forecast.p99)
 
 

@@ -92,7 +92,7 @@ def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
         now = began + seconds
         busy += seconds
         batches += 1
-        latencies += [now - request.arrived + curve.overhead for request in batch.requests]
+        latencies += [now - request.arrived + curve.way for request in batch.requests]
     latencies.sort()
     span = now - load.arrivals[0]
     return Forecast(

@@ -7,7 +7,13 @@ from math import ceil
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.propose import Proposal, Trial
 
-__all__ = ["about_size", "about_target", "about_wait", "figure", "number"]
+__all__ = ["about_scatter", "about_size", "about_target", "about_wait", "figure", "number"]
+
+#: The share of runs that a target is about.
+_NEARLY_ALL = 0.99
+
+#: What slow runs may take of usual ones before somebody asks why.
+_STEADY = 1.5
 
 
 def number(amount: float) -> str:
@@ -19,6 +25,16 @@ def number(amount: float) -> str:
 def figure(seconds: float) -> str:
     """Return seconds to three digits."""
     return f"{number(seconds)} s" if seconds >= 1e-4 else f"{seconds:.6f} s"  # noqa: PLR2004
+
+
+def about_scatter(curve: Curve) -> str:
+    """Say that the times are not to be trusted, if they are not."""
+    if curve.scatter < _STEADY:
+        return ""
+    return (
+        f"The times scatter: one run in 20 takes {number(curve.scatter)} times as long as usual or"
+        f" longer. Something else may be at work on this machine; better measure where it is quiet."
+    )
 
 
 def about_size(curve: Curve, proposal: Proposal) -> str:
@@ -43,26 +59,36 @@ def about_size(curve: Curve, proposal: Proposal) -> str:
 def _against(larger: list[Trial], chosen: Trial) -> str:
     best = max(larger, key=lambda trial: trial.bears)
     amount = best.policy.max_batch_size
-    if best.bears < chosen.bears:
+    if best.bears <= chosen.bears:
         return f"With up to {amount} it would be {number(best.bears)}."
-    return f"Up to {amount} adds little: {number(best.bears)}."
+    return f"Up to {amount} would add little: {number(best.bears)}."
 
 
 def about_wait(curve: Curve, proposal: Proposal) -> str:
-    """Say why it waits for company so long, and what the worst is."""
-    chosen = proposal.chosen
-    policy = chosen.policy
-    size = policy.max_batch_size
-    full, alone = curve.seconds(size), curve.seconds(1)
-    worst = 2 * full
+    """Say how long it waits for company and why, and what the worst is."""
+    policy = proposal.chosen.policy
     wait = "waits for nobody" if not policy.max_wait else f"waits {figure(policy.patience)} at most"
     if policy.linger is None and policy.max_wait:
         wait += ", and after a batch of one for nobody"
+    full = curve.seconds(policy.max_batch_size)
     return (
-        f"A request to an idle process {wait}, beside the {figure(alone)} that it takes itself."
-        f" In a crowd nobody waits for company: one that has just missed a full batch waits for"
-        f" that one and has its answer with the next, after {figure(worst)}."
+        f"A request to an idle process {wait}, beside the {figure(curve.seconds(1))} that it takes"
+        f" itself.{_against_defaults(proposal)} In a crowd nobody waits for company: who has just"
+        f" missed a full batch waits for that one and is answered with the next, after"
+        f" {figure(2 * full)}."
     )
+
+
+def _against_defaults(proposal: Proposal) -> str:
+    chosen = proposal.chosen
+    default = next(
+        each
+        for each in proposal.sizes
+        if each.policy.max_batch_size == chosen.policy.max_batch_size
+    )
+    if default.policy == chosen.policy:
+        return ""
+    return f" With the default waits 99 of 100 would have theirs in {figure(default.forecast.p99)}."
 
 
 def about_target(curve: Curve, proposal: Proposal) -> str:
@@ -85,16 +111,16 @@ def about_target(curve: Curve, proposal: Proposal) -> str:
 
 def _remedy(curve: Curve, proposal: Proposal) -> str:
     chosen, latency = proposal.chosen, figure(proposal.goal.latency)
-    if chosen.bears:
+    if 0 < chosen.bears < proposal.rate:
         processes = ceil(proposal.rate / chosen.bears)
         return (
             f"{number(proposal.rate)} requests a second want {processes} processes, each on a"
             f" device of its own: one answers {number(chosen.bears)} a second within {latency}."
         )
-    alone = min(curve.seconds(size, 0.99) for size in curve.sizes)
+    alone = curve.seconds(1, _NEARLY_ALL) + curve.way
     if alone > proposal.goal.latency:
         return (
-            f"A batch of one takes {figure(alone)} by itself: it wants a faster model or device,"
-            f" or a target above that."
+            f"A batch of one takes {figure(alone)} with its way: that wants a faster model or"
+            f" device, or a longer target."
         )
     return f"It wants a faster model or device, or a target of {figure(2 * alone)} or more."

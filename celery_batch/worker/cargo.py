@@ -27,12 +27,19 @@ class Cargo(list[Delivery]):
         deliveries: The job's, oldest first.
         most: Most rows in one call of the model; None for what the task says.
         urgency: Of the most urgent; smaller goes first.
+        reason: Why they left as a batch.
     """
 
     def __init__(
-        self, deliveries: Iterable[Delivery] = (), most: int | None = None, *, urgency: int = 0
+        self,
+        deliveries: Iterable[Delivery] = (),
+        most: int | None = None,
+        *,
+        urgency: int = 0,
+        reason: str = "",
     ) -> None:
         super().__init__(deliveries)
+        self.reason = reason
         self.most = most
         self.urgency = urgency
 
@@ -40,12 +47,14 @@ class Cargo(list[Delivery]):
         """Pickle them as columns, which pool processes turn back into a list."""
         names = Delivery.__slots__
         columns = [_pack([getattr(each, name) for each in self]) for name in names]
-        return _unload, (len(self), columns, self.most, self.urgency)
+        return _unload, (len(self), columns, self.most, self.urgency, self.reason)
 
 
-def _unload(count: int, columns: Iterable[Any], most: int | None, urgency: int) -> Cargo:
+def _unload(
+    count: int, columns: Iterable[Any], most: int | None, urgency: int, reason: str
+) -> Cargo:
     rows = zip(*(_unpack(each, count) for each in columns), strict=True)
-    return Cargo((Delivery(*row) for row in rows), most, urgency=urgency)
+    return Cargo((Delivery(*row) for row in rows), most, urgency=urgency, reason=reason)
 
 
 def _pack(values: Sequence[Any]) -> tuple[str, Any]:

@@ -27,7 +27,10 @@ def register() -> None:
     """Teach the orders to this worker, or to this command line."""
     control_command(
         variadic="words",
-        signature="TASK [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]",
+        signature=(
+            "TASK [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
+            " [bulk_share=SHARE]"
+        ),
     )(_answered(batch_config))
     control_command(variadic="words", signature="TASK [TASK ...]")(_answered(batch_pause))
     control_command(variadic="words", signature="[TASK ...]")(_answered(batch_resume))
@@ -54,27 +57,20 @@ def _answered(order: _Order) -> _Order:
 
 
 def batch_config(
-    steering: Any, words: Sequence[str] = (), task: str | None = None, **values: Any
+    steering: Any, words: Sequence[str] = (), task: str = "", **values: Any
 ) -> dict[str, Any]:
     """Show or change when a task's batches leave; "default" puts back what the task says."""
-    named = {
-        name: _value(value)
-        for name, _, value in (word.partition("=") for word in words if "=" in word)
-    }
-    name, *rest = [*([task] if task else []), *(word for word in words if "=" not in word), ""]
-    for word in rest[:-1]:
-        if word != DEFAULT:
-            raise ConfigurationError(f"{word}: not understood; {_USAGE}")
-        named = {**dict.fromkeys(OPTIONS, DEFAULT), **named}
-    if not name:
-        raise ConfigurationError(f"no task is named; {_USAGE}")
-    reply: dict[str, Any] = steering.configure(name, {**named, **values})
+    usage = "batch_config TASK max_batch_size=32 max_wait=0.02"
+    names, named = _understood(words, task)
+    name = _only_task(names, {DEFAULT}, usage)
+    defaults = dict.fromkeys(OPTIONS, DEFAULT) if DEFAULT in names[1:] else {}
+    reply: dict[str, Any] = steering.configure(name, {**defaults, **named, **values})
     return reply
 
 
 def batch_pause(steering: Any, words: Sequence[str] = (), task: str = "") -> dict[str, Any]:
     """Take no more of these tasks; what waits of them goes back to the broker."""
-    names = [*([task] if task else []), *words]
+    names = _only_names(words, task, "batch_pause TASK")
     if not names:
         raise ConfigurationError("no task is named; batch_drain has the worker take nothing more")
     reply: dict[str, Any] = steering.pause(names)
@@ -83,7 +79,8 @@ def batch_pause(steering: Any, words: Sequence[str] = (), task: str = "") -> dic
 
 def batch_resume(steering: Any, words: Sequence[str] = (), task: str = "") -> dict[str, Any]:
     """Take these tasks again; without a name everything, also after batch_drain."""
-    reply: dict[str, Any] = steering.resume([*([task] if task else []), *words])
+    names = _only_names(words, task, "batch_resume [TASK]")
+    reply: dict[str, Any] = steering.resume(names)
     return reply
 
 
@@ -94,22 +91,43 @@ def batch_drain(steering: Any) -> dict[str, Any]:
 
 
 def batch_reload(steering: Any, words: Sequence[str] = (), task: str = "", **how: Any) -> Later:
-    """Load a task's model anew without losing a request; in_place where memory has room for one."""
-    names = [*([task] if task else []), *(word for word in words if "=" not in word)]
-    named = {
-        name: _value(value)
-        for name, _, value in (word.partition("=") for word in words if "=" in word)
-    }
+    """Load a task's model anew without losing a request; in_place where memory holds one only."""
+    usage = "batch_reload TASK [in_place] [wait=SECONDS]"
+    names, named = _understood(words, task)
+    name = _only_task(names, {"in_place"}, usage)
     options = {**dict.fromkeys(names[1:], True), **named, **how}
-    wrong = [name for name in options if name not in {"in_place", "wait"}]
-    if wrong or not names:
-        what = f"{wrong[0]}: not understood" if wrong else "no task is named"
-        raise ConfigurationError(f"{what}; write: batch_reload TASK [in_place] [wait=SECONDS]")
-    later: Later = steering.reload(names[0], **options)
+    for option in options:
+        if option not in {"in_place", "wait"}:
+            raise _not_understood(option, usage)
+    later: Later = steering.reload(name, **options)
     return later
 
 
-_USAGE = "write: batch_config TASK max_batch_size=32 max_wait=0.02"
+def _understood(words: Sequence[str], task: str) -> tuple[list[str], dict[str, Any]]:
+    """Return the words that are names, the task's first, and those that are values, by name."""
+    names = [*([task] if task else []), *(word for word in words if "=" not in word)]
+    pairs = (word.partition("=") for word in words if "=" in word)
+    return names, {name: _value(value) for name, _, value in pairs}
+
+
+def _only_names(words: Sequence[str], task: str, usage: str) -> list[str]:
+    names, named = _understood(words, task)
+    for name in named:
+        raise _not_understood(f"{name}=", usage)
+    return names
+
+
+def _only_task(names: list[str], others: set[str], usage: str) -> str:
+    if not names:
+        raise ConfigurationError(f"no task is named; write: {usage}")
+    for name in names[1:]:
+        if name not in others:
+            raise _not_understood(name, usage)
+    return names[0]
+
+
+def _not_understood(word: str, usage: str) -> ConfigurationError:
+    return ConfigurationError(f"{word}: not understood; write: {usage}")
 
 
 def _value(text: str) -> Any:

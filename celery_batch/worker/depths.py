@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -17,12 +18,13 @@ logger = logging.getLogger(__name__)
 #: Seconds for which a look is good, and for which a broker that did not answer is left alone.
 _FRESH, _PAUSE = 1.0, 5.0
 
+#: Seconds that whoever asks waits for an answer; kombu tries to connect for as long as it takes.
+_PATIENCE = 2.0
+
 
 class Depths:
     """
-    Looks at queues when asked, on a connection of its own.
-
-    A broker that does not answer costs whoever asks a second or so; nobody else waits.
+    Looks at queues when asked, on a connection and a thread of its own.
 
     Args:
         app: The Celery app.
@@ -34,40 +36,41 @@ class Depths:
         self._queues = sorted(set(queues))
         self._look: Look | None = None
         self._found: dict[str, int] = {}
-        self._good_until = 0.0
+        self._good_until = -math.inf
+        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._can_look: bool | None = None
 
     def look(self) -> dict[str, int]:
         """Return how many messages wait in each queue; nothing if the broker does not say."""
         with self._lock:
-            if time.monotonic() >= self._good_until:
-                self._found = self._ask()
-            return self._found
+            if self._thread is None and time.monotonic() >= self._good_until:
+                self._thread = threading.Thread(target=self._ask, name="batch-depths", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        if thread is not None:
+            thread.join(_PATIENCE)
+        return self._found if time.monotonic() < self._good_until else {}
+
+    def _ask(self) -> None:
+        try:
+            self._found, pause = self._count(), _FRESH
+        except Exception as error:  # noqa: BLE001 (whatever the broker's library raises)
+            logger.debug("The broker does not say how many messages wait: %s", error)
+            self._found, pause = {}, _PAUSE
+            self.close()
+        with self._lock:
+            self._good_until, self._thread = time.monotonic() + pause, None
+
+    def _count(self) -> dict[str, int]:
+        if self._look is None:
+            if not can_look(self._app):
+                self._queues = []
+                return {}
+            self._look = open_look(self._app)
+        return {queue: self._look.count(queue) for queue in self._queues}
 
     def close(self) -> None:
         """Let go of the connection."""
-        with self._lock:
-            look, self._look = self._look, None
-            self._good_until = float("inf")
+        look, self._look = self._look, None
         if look is not None:
             look.close()
-
-    def _ask(self) -> dict[str, int]:
-        try:
-            if self._can_look is None:
-                self._can_look = can_look(self._app)
-            if not self._can_look:
-                return {}
-            if self._look is None:
-                self._look = open_look(self._app)
-            found = {queue: self._look.count(queue) for queue in self._queues}
-        except Exception as error:  # noqa: BLE001 (whatever the broker's library raises)
-            logger.debug("The broker does not say how many messages wait: %s", error)
-            look, self._look = self._look, None
-            self._good_until = time.monotonic() + _PAUSE
-            if look is not None:
-                look.close()
-            return {}
-        self._good_until = time.monotonic() + _FRESH
-        return found

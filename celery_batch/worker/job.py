@@ -156,7 +156,8 @@ class BatchJob:
         )
 
     def _cargo(self) -> Cargo:
-        return Cargo(map(_delivery, self.requests), self.most, urgency=self.urgency)
+        deliveries, reason = map(_delivery, self.requests), str(self.reason)
+        return Cargo(deliveries, self.most, urgency=self.urgency, reason=reason)
 
     def _remember(self, result: Any) -> None:
         if result is not None:

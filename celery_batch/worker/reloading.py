@@ -118,11 +118,14 @@ class Reloading:
     def _beside(self) -> _Steps:
         try:
             yield from self._do(LOAD)
-        except BatchError:
+        except BatchError as error:
             with suppress(BatchError):
                 yield from self._do(DISCARD)
-            raise
-        yield from self._do(TAKE_UP)
+            raise LoadFailed(f"{error}; the old weights go on answering") from error
+        try:
+            yield from self._do(TAKE_UP)
+        except BatchError as error:
+            raise LoadFailed(f"{error}; batches that begin now have the new weights") from error
 
     def _in_place(self) -> _Steps:
         alike = [lane for lane in self._lanes if lane.task.model is self._task.model]
@@ -174,8 +177,8 @@ class Reloading:
             state.should_stop = os.EX_SOFTWARE
         except Exception as error:
             is_odd = not isinstance(error, BatchError)
-            logger.warning("%s keeps its weights: %s", self._task.name, error, exc_info=is_odd)
-            self._end({"state": "failed", "error": f"{error}; the old weights go on answering"})
+            logger.warning("Reloading %s failed: %s", self._task.name, error, exc_info=is_odd)
+            self._end({"state": "failed", "error": str(error)})
         else:
             for later in self._later:
                 if time.monotonic() >= later.until:

@@ -256,11 +256,21 @@ class _Run:
             expiries = Expiries(self._task.app, expires)
             self._call = ModelCall(self._task, asked, self._span, expiries)
             self._call.most = getattr(self._deliveries, "most", None)
+            self._describe(called)
             outcomes, self._waited = self._perform(self._call)
             self._explain(self._call, asked, called)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(asked)
         self._outcomes = dict(zip(self._asked, outcomes, strict=True))
+
+    def _describe(self, called: Sequence[Delivery]) -> None:
+        if not self._span.is_on:
+            return
+        self._span.describe(
+            getattr(self._deliveries, "reason", ""),
+            str(called[0].request.get("hostname") or ""),
+            [each.arrived for each in called if each.arrived is not None],
+        )
 
     def _explain(self, call: ModelCall, asked: Sequence[Asked], called: Sequence[Delivery]) -> None:
         ran = [place for place in range(len(asked)) if place not in call.left_out]

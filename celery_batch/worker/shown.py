@@ -15,14 +15,18 @@ def in_words(stats: Mapping[str, Any]) -> dict[str, str]:
     Args:
         stats: A worker's answer to ``batch_stats``.
     """
-    lines = {f"batches of {name}": _task(task) for name, task in stats["tasks"].items()}
+    lines = {
+        f"batches of {name}": _task(task)
+        for name, task in stats["tasks"].items()
+        if task["served"] or task["batches"]
+    }
     share = stats.get("device_idle_share")
     idle = "" if share is None else f", idle {share:.0%} of the time"
     return {"models on": f"{', '.join(stats['devices'])}{idle}", **lines}
 
 
 def _task(task: Mapping[str, Any]) -> str:
-    batches, largest = task.get("batches", 0), task.get("max_batch_size", "?")
+    batches, largest = task["batches"], task["max_batch_size"]
     if not batches:
         return f"none yet, of up to {largest} rows"
     average = task["rows"] / batches

@@ -40,6 +40,7 @@ def stats_of(consumer: Any) -> dict[str, Any]:
         "device_idle_share": round(min(idle / (seconds * processes), 1.0), 4) if seconds else None,
         "tasks": {
             name: {
+                "served": name in served,
                 **reports.get(name, {}),
                 **consumer.batch_steering.report(name),
                 "oldest_age": round(ages.get(name, 0.0), 6),

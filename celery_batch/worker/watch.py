@@ -11,22 +11,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
-from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
-from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery import signals
-from celery.exceptions import Ignore, Reject, Retry
 
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.meter import Meter
-from celery_batch.telemetry.report import NO_WORK, BatchReport, End, Outcome
-from celery_batch.worker.batch_end import Fate, Settled
+from celery_batch.telemetry.report import NO_WORK, BatchReport, Outcome
 from celery_batch.worker.ending import Ending
 from celery_batch.worker.job import BatchJob
+from celery_batch.worker.outcomes import end_of, outcome_of_each, outcomes_of
 
 __all__ = ["Watch"]
 
@@ -37,15 +32,13 @@ _own_logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_FATES = {Fate.NOT_STORED: End.NOT_STORED, Fate.REFUSED: End.REFUSED, Fate.BROKE_OFF: End.BROKE_OFF}
-
 
 class Watch:
     """Is told what batches were, and asked what they came to."""
 
     def __init__(self) -> None:
         self._meter = Meter(time.monotonic(), 0)
-        self._has_begun = False
+        self._has_begun = self._has_failed = False
         #: Pools may tell of an end on threads, and a signal's handler on top of us.
         self._lock = threading.RLock()
 
@@ -75,8 +68,13 @@ class Watch:
             ending: What follows for its requests.
         """
         if job.accepted:
-            with _unharmed():
-                self._add(job, _report(job, ending))
+            try:
+                self._add(job, ending)
+            except Exception:
+                # Said once: what is wrong with one batch is so with all that follow.
+                level = logging.DEBUG if self._has_failed else logging.ERROR
+                self._has_failed = True
+                _own_logger.log(level, "Could not take note of a batch", exc_info=True)
 
     def gave_up(self, request: Any) -> None:
         """Take note of a request that failed in its lane, out of time."""
@@ -91,36 +89,29 @@ class Watch:
                     sender.name, Outcome.EXPIRED if expired else Outcome.REVOKED
                 )
 
-    def _add(self, job: BatchJob, report: BatchReport) -> None:
+    def _add(self, job: BatchJob, ending: Ending) -> None:
+        report = _report(job, ending)
         with self._lock:
             self._meter.add(report)
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", report, extra={"batch": report.facts()})
             if logger.isEnabledFor(logging.DEBUG):
-                _log_each(job, report)
+                _log_each(job, ending, report)
 
 
-@contextmanager
-def _unharmed() -> Iterator[None]:
-    try:
-        yield
-    except Exception:
-        _own_logger.exception("Could not take note of a batch")
-
-
-def _log_each(job: BatchJob, report: BatchReport) -> None:
-    answer, began = job.answer, report.work.began
-    for number, request in enumerate(job.requests):
-        settled = answer.settled[number] if answer is not None else None
+def _log_each(job: BatchJob, ending: Ending, report: BatchReport) -> None:
+    waits = report.waits or [0.0] * len(job.requests)
+    outcomes = outcome_of_each(job, ending)
+    for request, outcome, wait in zip(job.requests, outcomes, waits, strict=True):
         facts = {
             "task": report.task,
             "id": request.id,
             "rows": request.rows,
-            "wait": None if began is None else _wait(request, began),
-            "outcome": str(_outcome(request, settled)),
+            "wait": wait,
+            "outcome": str(outcome),
             "pid": report.pid,
         }
-        text = "%(task)s[%(id)s]: waited %(wait)s s, %(outcome)s"
+        text = "%(task)s[%(id)s]: waited %(wait).3f s, %(outcome)s"
         logger.debug(text, facts, extra={"item": facts})
 
 
@@ -133,8 +124,8 @@ def _report(job: BatchJob, ending: Ending) -> BatchReport:
         rows=job.rows,
         most=job.room,
         reason=job.reason,
-        end=_end(job),
-        outcomes=_outcomes(job, ending),
+        end=end_of(job),
+        outcomes=outcomes_of(job, ending),
         waits=[] if began is None else [_wait(request, began) for request in job.requests],
         work=work,
         poison=len(ending.poison),
@@ -145,50 +136,3 @@ def _report(job: BatchJob, ending: Ending) -> BatchReport:
 def _wait(request: Any, began: float) -> float:
     # One that has come again in the place of its former self has not waited here.
     return 0.0 if request.arrived is None else began - request.arrived
-
-
-def _end(job: BatchJob) -> End:
-    answer = job.answer
-    if answer is None:
-        error = _unwrapped(job.error)
-        if isinstance(error, TimeLimitExceeded):
-            return End.TIME_LIMIT
-        return End.LOST if isinstance(error, (WorkerLostError, SystemExit)) else End.ERROR
-    return _FATES[answer.fate] if None in answer.settled else End.ANSWERED
-
-
-def _outcomes(job: BatchJob, ending: Ending) -> Counter[Outcome]:
-    answer = job.answer
-    if answer is None:
-        count = len(ending.alone) + len(ending.again)
-        return +Counter({Outcome.FAILED: len(ending.news), Outcome.AGAIN: count})
-    if len(ending.done) == len(job.requests) and not any(each.is_done for each in ending.done):
-        return Counter({Outcome.SUCCEEDED: len(job.requests)})
-    again = {id(request) for request in (*ending.alone, *ending.again)}
-    outcomes = Counter(
-        Outcome.AGAIN if id(request) in again else _outcome(request, settled)
-        for request, settled in zip(job.requests, answer.settled, strict=True)
-    )
-    # Whose end is announced by other ways is counted there.
-    del outcomes[Outcome.EXPIRED], outcomes[Outcome.REVOKED]
-    return outcomes
-
-
-def _outcome(request: Any, settled: Settled | ExceptionInfo | None) -> Outcome:
-    if request.is_done:
-        return Outcome.REVOKED
-    if settled is None:
-        return Outcome.EXPIRED if request.has_expired else Outcome.FAILED
-    if isinstance(settled, ExceptionInfo):
-        return Outcome.FAILED
-    if not settled[0]:
-        return Outcome.SUCCEEDED
-    error = _unwrapped(settled[1].exception)
-    if isinstance(error, Retry):
-        return Outcome.RETRIED
-    return Outcome.REJECTED if isinstance(error, (Ignore, Reject)) else Outcome.FAILED
-
-
-def _unwrapped(error: Any) -> Any:
-    """Return the error itself, which the pools that are no processes hand over wrapped."""
-    return error.exc if isinstance(error, ExceptionWithTraceback) else error

@@ -27,4 +27,6 @@ default_pass = $(cat rabbitmq_password)
 make rabbitmq_url "amqp://celery:$(cat rabbitmq_password)@rabbitmq:5672//"
 make webapp_secret "$(random)"
 make flower_auth "admin:$(random)"
+make grafana_password "$(random)"
 echo "Flower: user admin, password in $PWD/flower_auth behind the colon"
+echo "Grafana: user admin, password in $PWD/grafana_password"

@@ -30,6 +30,9 @@ def drawn():
 def look(time, batches, **sizes):
     """Return a look at one worker with one task."""
     task = {
+        "served": True,
+        "waiting": 5,
+        "oldest_age": 0.125,
         "max_batch_size": 48,
         "batches": batches,
         "rows": 10 * batches,
@@ -56,10 +59,10 @@ def test_a_loaded_worker(drawn):
     assert "rates over 2 s  12:00:00" in lines[0]
     assert "messages in the broker: celery 1,234" in lines
     assert task.split() == [
-        *("tasks.infill", "1", "0", "0", "200", "20.0", "10.0", "of", "48"),
+        *("tasks.infill", "1", "5", "0.125", "s", "0", "200", "20.0", "10.0", "of", "48"),
         *("0.02", "s", "0.004", "s", "1.25", "s"),
     ]
-    assert ["w1@host", "ready", "2", "1", "0", "0", "200", "50%", "cuda:0"] == worker.split()
+    assert ["w1@host", "ready", "2", "1", "5", "0", "200", "50%", "cuda:0"] == worker.split()
     assert [["1", "4", "10%"], ["9", "to", "16", "32", "80%"], ["33", "to", "48", "4", "10%"]] == [
         [word for word in bar if "█" not in word] for bar in bars
     ]

@@ -17,6 +17,9 @@ from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.serving import residents
 from celery_batch.testing import HungryModel
 
+#: Models that were let go.
+unloaded = []
+
 
 class Hungry(HungryModel):
     """Has room for eight, and something to be measured with."""
@@ -24,6 +27,10 @@ class Hungry(HungryModel):
     def examples(self):
         """Return one."""
         return ["a"]
+
+    def unload(self):
+        """Note it."""
+        unloaded.append(self)
 
 
 class Shy(Model):
@@ -36,6 +43,18 @@ class Shy(Model):
     def predict(self, batch):
         """Answer one at a time."""
         return list(batch) if len(batch) == 1 else [ValueError("too many") for _ in batch]
+
+
+class Broken(Model):
+    """Cannot be loaded."""
+
+    def load(self, device):
+        """Say why."""
+        raise FileNotFoundError(f"no weights for {device} at /nowhere")
+
+    def predict(self, batch):
+        """Answer."""
+        return batch
 
 
 class Bare(Model):
@@ -51,7 +70,7 @@ def app(monkeypatch):
     """An app with tasks of each kind, none of which knows a broker."""
     monkeypatch.setattr(residents, "_device", None)
     with Celery("tuned", set_as_current=False) as app:
-        for model in (Hungry, Shy, Bare):
+        for model in (Hungry, Shy, Bare, Broken):
             model.as_task(app, name=model.__name__.lower())
 
         @app.task(base=BatchTask, name="add")
@@ -91,6 +110,7 @@ def test_a_model_is_measured_until_memory_ends(run):
     assert ["batch", "1", "2", "4", "8"] == [line.split()[0] for line in said.splitlines()[1:6]]
     assert "No larger ones: a batch of 16 does not fit into memory" in " ".join(said.split())
     assert "max_batch_size=" in said
+    assert unloaded
 
 
 def test_everything_is_there_as_data(run):
@@ -103,6 +123,34 @@ def test_everything_is_there_as_data(run):
     assert [1, 2, 4, 8] == [each["size"] for each in found["sizes"]]
     assert {"max_batch_size", "max_wait", "linger"} == found["settings"].keys()
     assert {"p50", "p99", "rate", "batch_size", "busy"} == found["forecast"].keys()
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_it_is_drawn(run, tmp_path, kind):
+    """In the kind that the name asks for."""
+    picture = tmp_path / f"tune.{kind}"
+    run("hungry", "--plot", str(picture), "--latency", "5")
+
+    assert picture.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
+
+
+def test_a_plot_wants_matplotlib_before_it_measures(run, monkeypatch, tmp_path):
+    """Rather than after minutes."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said = run("bare", "--plot", str(tmp_path / "tune.png"), code=1)
+
+    assert "Error: --plot needs matplotlib; pip install 'celery-batch[tune]'" in said
+
+
+def test_a_table_wants_rich(run, monkeypatch):
+    """And says what does without."""
+    for name in ("rich", "rich.console"):
+        monkeypatch.setitem(sys.modules, name, None)
+    said = run("hungry", "--latency", "5", code=1)
+
+    assert (
+        "Error: the table needs rich; pip install 'celery-batch[tune]', or ask for --json" in said
+    )
 
 
 def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
@@ -118,11 +166,14 @@ def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
     ("words", "told"),
     [
         (["hungri"], "hungri: there is no such task; did you mean hungry?; batch tasks"),
-        (["plain"], "plain: is no batch task; batch tasks of this app: add, bare, hungry, shy"),
+        (["plain"], "plain: is no batch task; batch tasks of this app: add, bare, broken, hungry"),
         (["bare"], "bare: its model has no examples(), so there is nothing to measure with;"),
+        (["broken"], "Broken on cpu: FileNotFoundError: no weights for cpu at /nowhere"),
         (["add"], "add: it is a function, so there is nothing to measure with; give --input"),
         (["shy"], "shy: 1 was answered with ValueError: too many; measure with rows that it can"),
         (["hungry", "--sizes", "0,x"], "--sizes: must be whole numbers from 1 to 1024"),
+        (["hungry", "--plot", "tune.gif"], "--plot: tune.gif: must end in one of .png, .svg, .pdf"),
+        (["hungry", "--plot", "/no/a.png"], "--plot: /no/a.png: there is no folder /no"),
         (["hungry", "--input", "no.jsonl"], "no.jsonl: there is no such file or folder"),
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",

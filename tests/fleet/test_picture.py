@@ -12,7 +12,7 @@ QUEUES = {"t": "celery", "u": "other"}
 
 def report(**counts):
     """Return what a worker says of one task."""
-    return {"max_batch_size": 64, "batches": 0, "rows": 0, "sizes": {}, **counts}
+    return {"served": True, "max_batch_size": 64, "batches": 0, "rows": 0, "sizes": {}, **counts}
 
 
 def answer(task=None, **numbers):
@@ -122,6 +122,13 @@ def test_tasks_of_others_are_shown_too(picture):
     picture.add(Look(time=0.0, answers={"w": {"tasks": {"foreign": report()}}}))
 
     assert ["foreign", "t", "u"] == [task.name for task in picture.tasks()]
+
+
+def test_a_task_of_another_queue_is_not_served(picture):
+    """A worker knows all tasks of its app, and serves those of its queues."""
+    picture.add(Look(time=0.0, answers={"w": answer(report(served=False))}))
+
+    assert [0, 0] == [task.workers for task in picture.tasks()]
 
 
 def test_an_error_for_an_answer_is_no_task(picture):

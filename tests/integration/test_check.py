@@ -37,7 +37,7 @@ def test_with_redis_and_a_worker(shop):
     code, output = examined(shop.environment, "--json")
     said = found(output)
 
-    assert 1 == code
+    assert 1 == code, output
     (unserved,) = [each for each in said["serving"] if each[0] == "problem" and "else" in each[1]]
     assert "No worker serves shop.elsewhere; 1 messages wait in queue elsewhere." == unserved[1]
     assert ("ok", f"shop.double is served by {worker.name}.", "") in said["serving"]

@@ -120,6 +120,8 @@ def test_the_wait_for_a_batch_is_prefetch_time(place, flower):
     place.wait_at(second)
     running = flower.tasks(results, "STARTED")
     prefetch = flower.metric("flower_task_prefetch_time_seconds", "f.hold_many")
+    seen = time.time()
+    eventually(lambda: time.time() > seen + WAIT, "the model")
     place.open_gate(second)
     ended = flower.tasks(results, "SUCCESS")
     waits = [task["started"] - task["received"] for task in running]
@@ -129,6 +131,7 @@ def test_the_wait_for_a_batch_is_prefetch_time(place, flower):
     assert min(waits) > WAIT
     assert min(waits) - 0.001 <= prefetch <= max(waits) + 0.001
     assert [task["started"] for task in running] == [task["started"] for task in ended]
+    assert [task["uuid"] for task in ended if task["runtime"] < WAIT] == []
 
 
 def test_the_worker_page_shows_batches(place, flower):

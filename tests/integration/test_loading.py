@@ -30,6 +30,18 @@ def test_model_is_loaded_once_in_each_process(shop: Shop, pool: tuple[str, ...])
     assert len(loads) == len(shop.recall("load"))
 
 
+def test_each_process_has_a_mig_slice_of_its_own(shop: Shop):
+    """By the ids of the slices, and what the environment says to the driver reaches all."""
+    slices = "MIG-11111111,MIG-22222222"
+    shop.worker(
+        *COUNTER, "-c", "2", CUDA_VISIBLE_DEVICES=slices, CUDA_MPS_PIPE_DIRECTORY="/run/mps"
+    )
+    loads = shop.recall("load")
+
+    assert sorted(slices.split(",")) == sorted(fact["visible"] for fact in loads)
+    assert {("cuda:0", "/run/mps")} == {(fact["device"], fact["pipes"]) for fact in loads}
+
+
 def test_slow_load_of_a_replacement_is_not_a_hanging_process(shop: Shop):
     """A process that replaces a dead one may take longer to load than Celery's four seconds."""
     shop.worker(*COUNTER, "-c", "1", SHOP_LOAD_SECONDS="6")

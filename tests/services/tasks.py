@@ -167,7 +167,12 @@ class Clerk(Model):
         """Be slow, remember who loaded where."""
         time.sleep(float(os.environ.get("SHOP_LOAD_SECONDS", "0")))
         self.device = device
-        remember("load", device=device, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        remember(
+            "load",
+            device=device,
+            visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            pipes=os.environ.get("CUDA_MPS_PIPE_DIRECTORY"),
+        )
         if Path(os.environ.get("SHOP_CLERK_FLAG", "/nonexistent")).exists():
             raise OSError("the device is gone")
         match os.environ.get("SHOP_CLERK"):

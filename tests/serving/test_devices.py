@@ -16,6 +16,12 @@ from celery_batch.serving import devices
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
+#: Names of MIG slices: as drivers give them today, and as those before R470 did.
+SLICES = (
+    "MIG-c7384736-a75d-5afc-978f-d2f1294409fd",
+    "MIG-GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0/1/0",
+)
+
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +69,7 @@ def test_gpus_are_found_by_their_device_files(machine: Callable[..., None]):
         ("3", ["cuda:0"]),
         (" 2 , 0 ,", ["cuda:0", "cuda:1"]),
         ("GPU-8932f937,GPU-4f31a1c2", ["cuda:0", "cuda:1"]),
+        (f"{SLICES[0]},{SLICES[1]}", ["cuda:0", "cuda:1"]),
         ("", ["cpu"]),
         ("-1", ["cpu"]),
         ("0,-1,1", ["cuda:0"]),
@@ -107,6 +114,20 @@ def test_pinning_by_uuid_keeps_the_uuid(monkeypatch: pytest.MonkeyPatch):
     assert "GPU-bbb" == os.environ[VISIBLE]
 
 
+@pytest.mark.parametrize("index", [0, 1])
+def test_each_process_has_a_mig_slice_of_its_own(monkeypatch: pytest.MonkeyPatch, index: int):
+    """Named in the environment or in the settings: CUDA would show the first of them only."""
+    monkeypatch.setenv(VISIBLE, ",".join(SLICES))
+
+    assert "cuda:0" == devices.pin(index)
+    assert SLICES[index] == os.environ[VISIBLE]
+
+    monkeypatch.delenv(VISIBLE)
+    devices.pin(index, [f"cuda:{name}" for name in SLICES])
+
+    assert SLICES[index] == os.environ[VISIBLE]
+
+
 @pytest.mark.parametrize("name", ["cpu", "mps"])
 def test_other_devices_leave_the_environment_alone(name: str):
     """What is not a GPU of the driver's needs no pinning."""
@@ -135,8 +156,9 @@ def test_names_of_no_device_are_refused(name: str):
     with pytest.raises(ConfigurationError) as refusal:
         devices.pin(0, [name])
 
-    assert f"batch_devices: {name!r} is no device; write 'cpu', 'cuda:0', 'cuda:1', ..." == str(
-        refusal.value
+    assert (
+        f"batch_devices: {name!r} is no device; write 'cpu', 'cuda:0', 'cuda:1', ..., or a GPU's"
+        f" or MIG slice's id as nvidia-smi -L lists it" == str(refusal.value)
     )
 
 

@@ -25,7 +25,7 @@ def test_a_model_that_gains_from_batches_gets_large_ones():
     chosen = proposal.chosen
 
     assert chosen.meets
-    assert chosen.policy.max_batch_size in (128, 256)
+    assert 128 == chosen.policy.max_batch_size  # 256 bears 6 % more, and takes 2 x 36 ms when full
     assert 5000 < chosen.bears
     assert chosen.forecast.p99 <= 0.05
 
@@ -34,7 +34,7 @@ def test_a_model_that_gains_nothing_gets_no_batches():
     """Of sizes that are about as good, the smaller."""
     proposal = propose(linear(0.0, 0.01), Goal(0.2, rate=50))
 
-    assert proposal.chosen.policy.max_batch_size <= 4
+    assert proposal.chosen.policy.max_batch_size == 1
 
 
 def test_a_tight_target_keeps_batches_small():
@@ -44,6 +44,17 @@ def test_a_tight_target_keeps_batches_small():
 
     assert tight.policy.max_batch_size < loose.policy.max_batch_size
     assert tight.bears < loose.bears
+
+
+def test_of_sizes_about_as_good_the_one_that_a_crowd_needs():
+    """Where the target binds long before batches are full, larger ones are for a crowd."""
+    usual = {size: 0.001 * (1 + size / 16) for size in (1, 4, 16, 64)}
+    stalls = [Point(size, (*[seconds] * 9, 0.048)) for size, seconds in usual.items()]
+    proposal = propose(Curve(tuple(stalls)), Goal(0.05, rate=2))
+    borne = {each.policy.max_batch_size: each.bears for each in proposal.sizes}
+
+    assert borne[4] * 1.1 >= borne[64]  # though four times as many items a second can go
+    assert 64 == proposal.chosen.policy.max_batch_size
 
 
 def test_who_has_no_rate_is_given_one():
@@ -63,7 +74,7 @@ def test_the_defaults_stay_where_nothing_is_gained():
 
 def test_what_is_impossible_is_said():
     """Nothing is borne where one item alone takes too long."""
-    proposal = propose(linear(0.05, 0.001), Goal(0.01, rate=1))
+    proposal = propose(linear(0.05, 0.001, largest=4), Goal(0.01, rate=1))
 
     assert not proposal.chosen.meets
     assert 0 == proposal.chosen.bears
@@ -74,10 +85,10 @@ def test_too_many_for_one_process_is_said():
     proposal = propose(linear(0.010, 0.001), Goal(0.1, rate=10_000))
 
     assert not proposal.chosen.meets
-    assert max(each.bears for each in proposal.sizes) <= 1.05 * proposal.chosen.bears
+    assert max(each.bears for each in proposal.sizes) <= 1.1 * proposal.chosen.bears
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     fixed=st.floats(0.0005, 0.05),
     each=st.floats(0.00001, 0.01),

@@ -47,7 +47,7 @@ def test_a_full_batch_leaves_others_behind():
 
 def test_the_way_is_added():
     """What messages take on their way is everybody's."""
-    curve = Curve(SECOND.points, overhead=0.125)
+    curve = Curve(SECOND.points, way=0.125)
 
     assert 1.125 == simulate(BatchPolicy(8, 0.0), curve, load(0.0)).p50
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from celery_batch.worker.shown import in_words
 
 BUSY = {
+    "served": True,
     "max_batch_size": 64,
     "batches": 1000,
     "rows": 12345,
@@ -17,8 +18,9 @@ BUSY = {
 
 def test_a_line_for_each_task():
     """People read a sentence where programs read a tree of numbers."""
-    idle = {"max_batch_size": 8, "batches": 0}
-    stats = {"devices": ["cuda:0"], "device_idle_share": 0.25, "tasks": {"a": BUSY, "b": idle}}
+    idle = {"served": True, "max_batch_size": 8, "batches": 0}
+    tasks = {"a": BUSY, "b": idle, "of another queue": {**idle, "served": False}}
+    stats = {"devices": ["cuda:0"], "device_idle_share": 0.25, "tasks": tasks}
 
     assert {
         "models on": "cuda:0, idle 25% of the time",

@@ -1,0 +1,113 @@
+"""
+What ``celery batch tune`` foretells, beside what a real worker then does under the same load.
+
+The models sleep where a GPU would compute, and requests come when the simulation
+has them come; what is left is what the simulation leaves out: the way of messages.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from typing import Any
+
+from bench.model import BATCH, MODELS
+from bench.sheet import Case, Effort, Sheet
+from bench.stack import broker, running
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.tuning.curve import Curve
+from celery_batch.tuning.measure import Plan, Seen, measure
+from celery_batch.tuning.simulate import Load, simulate
+
+__all__ = ["CASE"]
+
+#: Requests a second, by task.
+_RATES = {"cost": (20, 200, 1000, 2000), "bert": (20, 100, 300), "slow": (5, 20, 60, 110)}
+
+#: Requests at each rate, but no more than come in so many seconds.
+_REQUESTS = 2000
+_LONGEST = 60.0
+
+#: Seconds of a message and its answer on their way, as `celery batch tune` supposes.
+_WAY = 0.003
+
+#: As in `bench.app`.
+_POLICY = BatchPolicy(BATCH, 0.1)
+
+
+def _measure(effort: Effort) -> dict[str, Any]:
+    rows = []
+    with broker(), running("--concurrency=1") as stack:
+        for name, rates in _RATES.items():
+            curve = _curve(name)
+            for rate in rates:
+                load = Load.at(rate, effort.items(int(min(_REQUESTS, rate * _LONGEST))))
+                told = simulate(_POLICY, curve, load)
+                before = _batches(stack, name)
+                seen = _answered(stack.app.tasks[f"bench.{name}"], load)
+                size = len(seen) / max(_batches(stack, name) - before, 1)
+                row = {"task": name, "rate": rate, "told": [told.p50, told.p99, told.batch_size]}
+                rows.append({**row, "seen": [_at(seen, 0.5), _at(seen, 0.99), size]})
+    return {"rows": rows}
+
+
+def _curve(name: str) -> Curve:
+    def run(size: int) -> Seen:
+        began = time.perf_counter()
+        MODELS[name]([0] * size)
+        return Seen(time.perf_counter() - began)
+
+    plan = Plan((1, 2, 4, 8, 16, 32, BATCH), seconds=0.5, asked_for=True)
+    return replace(measure(run, plan, lambda _: None), way=_WAY)
+
+
+def _answered(task: Any, load: Load) -> list[float]:
+    """Send each request at its time; return how long they took, shortest first."""
+    times: list[float] = []
+    all_answered = threading.Event()
+
+    def note(due: float) -> None:
+        times.append(time.monotonic() - due)
+        if len(times) == len(load.arrivals):
+            all_answered.set()
+
+    task.delay(0).get(timeout=30)
+    began = time.monotonic() + 0.1
+    for number, arrival in enumerate(load.arrivals):
+        due = began + arrival
+        time.sleep(max(due - time.monotonic(), 0.0))
+        future = task.delay(number).future()
+        future.add_done_callback(lambda _, due=due: note(due))
+    all_answered.wait(60)
+    return sorted(times)
+
+
+def _batches(stack: Any, name: str) -> int:
+    return int(stack.status().get(f"bench.{name}", {}).get("batches", 0))
+
+
+def _at(times: list[float], share: float) -> float:
+    return times[min(int(len(times) * share), len(times) - 1)]
+
+
+def _sheets(data: dict[str, Any]) -> list[Sheet]:
+    rows = [
+        (
+            f'"{row["task"]}" at {row["rate"]:,}/s',
+            *(
+                f"{scale * row[side][place]:.1f}"
+                for place, scale in ((0, 1000), (1, 1000), (2, 1))
+                for side in ("told", "seen")
+            ),
+        )
+        for row in data["rows"]
+    ]
+    headings = ("load", "p50 told", "seen", "p99 told", "seen", "batch told", "seen")
+    title = "What the simulation tells, and what a worker does (milliseconds; items in a batch)"
+    return [Sheet(title, headings, rows)]
+
+
+CASE = Case(
+    "forecast", "what tune foretells, beside a real worker", _measure, _sheets, by_default=False
+)

@@ -1,0 +1,245 @@
+"""An operator's orders: how they read, what they change in the lanes, how replies wait."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.common import QoS
+
+from celery_batch import BatchPolicy, ConfigurationError
+from celery_batch.batching.batch import Reason
+from celery_batch.testing import ManualClock
+from celery_batch.worker import capacity, commands, hands, renewing
+from celery_batch.worker.batch_end import BatchEnd, Fate
+from celery_batch.worker.later import Later
+from celery_batch.worker.steering import Steering
+from tests.worker.doubles import Pool, Worker
+
+
+class Heard:
+    """Takes orders and keeps them."""
+
+    def __init__(self) -> None:
+        self.orders: list[tuple[Any, ...]] = []
+
+    def configure(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
+        """Keep an order for batches."""
+        self.orders.append((name, values))
+        return {}
+
+    def resume(self, names: list[str]) -> dict[str, Any]:
+        """Keep an order to go on."""
+        self.orders.append((names,))
+        return {}
+
+    def reload(self, name: str, **how: Any) -> Later:
+        """Keep an order for weights."""
+        self.orders.append((name, how))
+        return Later(dict, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["t"], ("t", {})),
+        (["t", "max_batch_size=32"], ("t", {"max_batch_size": 32})),
+        (["t", "max_wait=0.02", "linger=None"], ("t", {"max_wait": 0.02, "linger": None})),
+        (["t", "max_wait=a=b"], ("t", {"max_wait": "a=b"})),
+        (
+            ["t", "default", "max_wait=1"],
+            ("t", {"max_batch_size": "default", "max_wait": 1, "linger": "default"}),
+        ),
+    ],
+    ids=["show", "size", "waits", "no number", "default"],
+)
+def test_words_are_names_and_values(words: list[str], order: tuple[Any, ...]):
+    """What a shell sends means what a program sends by name."""
+    heard = Heard()
+    commands.batch_config(heard, words)
+    commands.batch_config(heard, task=order[0], **order[1])
+
+    assert [order, order] == heard.orders
+
+
+def test_words_of_a_reload():
+    """The task comes first; how it is done may be a word or a value."""
+    heard = Heard()
+    commands.batch_reload(heard, ["t", "in_place", "wait=60"])
+    commands.batch_reload(heard, task="t", in_place=True, wait=60)
+
+    assert [("t", {"in_place": True, "wait": 60})] * 2 == heard.orders
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (commands.batch_config, ["t", "u"]),
+        (commands.batch_pause, ["t", "max_wait=1"]),
+        (commands.batch_resume, ["max_wait=1"]),
+        (commands.batch_reload, ["t", "gently=1"]),
+    ],
+    ids=["second name", "value for a pause", "value for a resume", "unknown way"],
+)
+def test_words_that_mean_nothing_are_named(order: Any, words: list[str]):
+    """The error says which word it was and what could be written."""
+    with pytest.raises(ConfigurationError, match="not understood; write: batch_"):
+        order(Heard(), words)
+
+
+@pytest.fixture
+def steering(worker: Worker) -> Steering:
+    """The orders to a worker whose queues are of no interest."""
+    worker.batch_lanes = worker.lanes  # type: ignore[attr-defined]
+    worker.controller = SimpleNamespace(batch_tasks=[])  # type: ignore[attr-defined]
+    return Steering(worker)
+
+
+def test_size_holds_from_the_next_batch(steering: Steering, worker: Worker, pool: Pool):
+    """What is full by the new size leaves at once, and the job knows the size."""
+    worker.send("trios", "a")
+    worker.send("trios", "b")
+    steering.configure("trios", {"max_batch_size": 1})
+
+    assert [["a"], ["b"]] == pool.batches
+    assert [1, 1] == [sent.deliveries.most for sent in pool.sent]
+
+    steering.configure("trios", {"max_batch_size": "default"})
+
+    assert BatchPolicy(3, 10.0, 2.0) == worker.lanes.lane(worker.app.tasks["trios"]).policy
+
+
+def test_prefetch_follows_the_sizes(app: Celery):
+    """More, less, and no less than the worker's user has asked for; no limit stays none."""
+    consumer = SimpleNamespace(
+        prefetch_multiplier=9,
+        initial_prefetch_count=18,
+        qos=QoS(lambda **_: None, 20),  # two messages with an ETA are held beside
+        controller=SimpleNamespace(batch_asked_prefetch=4, prefetch_multiplier=9),
+    )
+    single, trios = app.tasks["single"], app.tasks["trios"]
+    wanted = capacity.held_per_process([single, trios], lambda _: BatchPolicy(5))
+    changes = [capacity.hold(consumer, each) for each in (wanted, 1)]
+    held = consumer.qos.value
+    consumer.prefetch_multiplier = 0
+
+    assert 30 == wanted
+    assert [(18, 60), (60, 8)] == changes
+    assert 8 + 2 == held
+    assert (0, 0) == capacity.hold(consumer, 50)
+
+
+def test_paused_lane_keeps_newcomers_and_lets_second_tries_run(worker: Worker, pool: Pool):
+    """Nobody new leaves; who runs again because its batch broke is part of what runs."""
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    worker.send("pairs", "a", "b", "c")
+    lane.pause()
+    worker.send("pairs", "d", "e")
+    pool.sent[0].callback(BatchEnd([None, (0, None, 0.0)], fate=Fate.BROKE_OFF))
+
+    assert [["a", "b"], ["a"]] == pool.batches
+    assert 1 == lane.reasons[Reason.ALONE]
+    assert 3 == lane.report()["waiting"]
+
+    pool.finish()
+    worker.lanes.resume(lane)
+
+    assert [["a", "b"], ["a"], ["c", "d"]] == pool.batches
+    assert 1 == lane.report()["waiting"]
+
+
+def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Worker):
+    """A paused lane reads no more than it would, and forgets what it keeps at the end."""
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    before = worker.lanes.room.left(["pairs"], 0)
+    lane.pause()
+    calls = worker.send("pairs", "a", "b", "c")
+    after = worker.lanes.room.left(["pairs"], 0)
+    worker.lanes.close(restarting=True)
+
+    assert 3 == before - after
+    assert not lane.kept
+    assert lane.kept is not None
+    assert not any(call.acknowledged for call in calls)
+
+
+def test_nobody_waits_for_an_end_while_paused(worker: Worker, clock: ManualClock):
+    """Who has expired or was revoked is given up, others stay."""
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    lane.pause()
+    for call, expires, unwanted in zip(
+        worker.send("pairs", "a", "b", "c"), [True, True, None], [True, False, True], strict=True
+    ):
+        call.expires, call.unwanted = expires, unwanted  # type: ignore[attr-defined]
+    clock.advance(1.0)
+
+    assert lane.kept is not None
+    assert 1 == lane.kept.leave_out()
+    assert ["b", "c"] == [request.id for request, _ in lane.kept.take()]
+
+
+def test_requests_are_handed_back_once(worker: Worker):
+    """What is handed back is rejected for others, and known as what never ran."""
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    lane.pause()
+    calls = worker.send("pairs", "a", "b")
+    worker.lanes.hand_back([request for request, _ in lane.resume()])
+
+    assert ["a", "b"] == worker.told("rejected")
+    assert 2 == len(worker.lanes._returns)
+    assert all(call.acknowledged for call in calls)
+
+
+def test_later_reply_is_given_once():
+    """Who asked hears it when it is known, and nothing after that."""
+    heard: list[Any] = []
+    later = Later(lambda: {"ok": "at it"}, 1.0)
+    later.then(heard.append)
+    later.give(later.so_far())
+    later.give({"ok": "done"})
+    known = Later(dict, 1.0)
+    known.give({"ok": "at once"})
+    known.then(heard.append)
+
+    assert [{"ok": "at it"}, {"ok": "at once"}] == heard
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path, as sockets need one."""
+    with tempfile.TemporaryDirectory(prefix="cb-") as name:
+        yield Path(name)
+
+
+def test_pool_process_that_is_gone_is_not_awaited(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, app: Celery
+):
+    """A step is done when each process has answered, or has been replaced."""
+    processes = [SimpleNamespace(pid=pid, exitcode=None) for pid in (os.getpid(), 1)]
+    pool = SimpleNamespace(_pool=SimpleNamespace(_pool=processes))
+    monkeypatch.setattr("celery_batch.worker.renewing.carry_out", lambda *_: "no weights")
+    crew = hands.InPool(pool, folder)
+    crew.begin("single", "load")
+    first = crew.answers()
+    renewing_listens(app, folder)
+    while crew.at_it > 1:
+        crew.answers()
+    processes[1].exitcode = 1
+    answers = crew.answers()
+    crew.close()
+
+    assert first is None
+    assert {os.getpid(): "no weights"} == answers
+
+
+def renewing_listens(app: Celery, folder: Path) -> None:
+    """Take orders in this process, as a pool process does."""
+    renewing.listen(app, str(folder / "loading"))
+    assert any(thread.name == "batch-orders" for thread in threading.enumerate())
