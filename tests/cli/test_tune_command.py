@@ -17,6 +17,9 @@ from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.serving import residents
 from celery_batch.testing import HungryModel
 
+#: Models that were let go.
+unloaded = []
+
 
 class Hungry(HungryModel):
     """Has room for eight, and something to be measured with."""
@@ -24,6 +27,10 @@ class Hungry(HungryModel):
     def examples(self):
         """Return one."""
         return ["a"]
+
+    def unload(self):
+        """Note it."""
+        unloaded.append(self)
 
 
 class Shy(Model):
@@ -36,6 +43,18 @@ class Shy(Model):
     def predict(self, batch):
         """Answer one at a time."""
         return list(batch) if len(batch) == 1 else [ValueError("too many") for _ in batch]
+
+
+class Broken(Model):
+    """Cannot be loaded."""
+
+    def load(self, device):
+        """Say why."""
+        raise FileNotFoundError(f"no weights for {device} at /nowhere")
+
+    def predict(self, batch):
+        """Answer."""
+        return batch
 
 
 class Bare(Model):
@@ -51,7 +70,7 @@ def app(monkeypatch):
     """An app with tasks of each kind, none of which knows a broker."""
     monkeypatch.setattr(residents, "_device", None)
     with Celery("tuned", set_as_current=False) as app:
-        for model in (Hungry, Shy, Bare):
+        for model in (Hungry, Shy, Bare, Broken):
             model.as_task(app, name=model.__name__.lower())
 
         @app.task(base=BatchTask, name="add")
@@ -91,6 +110,7 @@ def test_a_model_is_measured_until_memory_ends(run):
     assert ["batch", "1", "2", "4", "8"] == [line.split()[0] for line in said.splitlines()[1:6]]
     assert "No larger ones: a batch of 16 does not fit into memory" in " ".join(said.split())
     assert "max_batch_size=" in said
+    assert unloaded
 
 
 def test_everything_is_there_as_data(run):
@@ -146,8 +166,9 @@ def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
     ("words", "told"),
     [
         (["hungri"], "hungri: there is no such task; did you mean hungry?; batch tasks"),
-        (["plain"], "plain: is no batch task; batch tasks of this app: add, bare, hungry, shy"),
+        (["plain"], "plain: is no batch task; batch tasks of this app: add, bare, broken, hungry"),
         (["bare"], "bare: its model has no examples(), so there is nothing to measure with;"),
+        (["broken"], "Broken on cpu: FileNotFoundError: no weights for cpu at /nowhere"),
         (["add"], "add: it is a function, so there is nothing to measure with; give --input"),
         (["shy"], "shy: 1 was answered with ValueError: too many; measure with rows that it can"),
         (["hungry", "--sizes", "0,x"], "--sizes: must be whole numbers from 1 to 1024"),

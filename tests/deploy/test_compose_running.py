@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 
@@ -15,6 +16,7 @@ from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import find_redis_server
 from tests.conftest import need
 from tests.services.containers import Containers, programs_missing
+from tests.services.kustomize import KUBERNETES, built
 from tests.services.nginx import find_nginx
 
 #: Grafana has no package of Debian's; test_grafana.py looks at its files.
@@ -145,6 +147,22 @@ def test_prometheus_reaches_its_targets(up):
             states = {each["labels"]["job"]: each["health"] for each in targets}
             wanted = {"celery_batch": "up", "celery_batch_web": "up"}
             return "" if states == wanted else str(states)
+
+        wait_until(why_not, [], what="Prometheus", timeout=60)
+
+
+def test_scaler_has_an_answer(up):
+    """What KEDA asks Prometheus is one number; without Kubernetes there is no namespace."""
+    (scaled,) = [each for each in built(KUBERNETES / "keda") if each["kind"] == "ScaledObject"]
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    query = re.sub(r'namespace="[^"]*",?', "", query)
+    address = f"http://127.0.0.1:{up['prometheus'].port(9090)}/api/v1/query"
+    send_from_web(up, 1)
+    with httpx.Client(trust_env=False) as client:
+
+        def why_not() -> str:
+            result = client.get(address, params={"query": query}).json()["data"]["result"]
+            return "" if len(result) == 1 and float(result[0]["value"][1]) >= 0 else str(result)
 
         wait_until(why_not, [], what="Prometheus", timeout=60)
 
