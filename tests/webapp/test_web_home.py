@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from unittest.mock import Mock
 
 import pytest
 from celery import Celery
@@ -62,7 +63,7 @@ def test_the_page_and_its_stream(home):
 
 def test_who_is_refused_says_nothing_of_how_long_answers_take():
     """Refusals come at once, and would make a server that refuses look quick."""
-    home = Home(Celery("unused"), [], 1, Closing())
+    home = Home(Celery("unused"), [], 1, Closing(), board=Mock())
     for path, status, seconds in [
         ("/predict", 200, 0.5),
         ("/stream", 504, 1.0),
