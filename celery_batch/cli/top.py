@@ -90,19 +90,20 @@ class _Watch:
             look = Look(time=began, error=str(error) or type(error).__name__)
         self._picture.add(look)
 
-    def frame(self) -> Any:
-        """Return what is to be shown."""
-        return self._frame(self._picture, self._broker, time.strftime("%H:%M:%S"))
+    def frame(self, width: int) -> Any:
+        """Return what is to be shown in so many columns."""
+        return self._frame(self._picture, self._broker, time.strftime("%H:%M:%S"), width=width)
 
 
 def _on_screen(watch: _Watch, interval: float, _once: bool) -> None:  # noqa: FBT001
     from rich.console import Console  # noqa: PLC0415 (only a terminal needs it)
     from rich.live import Live  # noqa: PLC0415 (likewise)
 
-    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+    console = Console()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
 
         def show() -> None:
-            live.update(watch.frame(), refresh=True)
+            live.update(watch.frame(console.width), refresh=True)
 
         _go_on(watch, show, interval)
 
@@ -112,12 +113,12 @@ def _in_lines(watch: _Watch, interval: float, once: bool) -> None:  # noqa: FBT0
 
     console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
     if not once:
-        _go_on(watch, lambda: console.print(watch.frame()), interval)
+        _go_on(watch, lambda: console.print(watch.frame(console.width)), interval)
         return
     watch.look()
     time.sleep(interval)
     watch.look()
-    console.print(watch.frame())
+    console.print(watch.frame(console.width))
 
 
 def _go_on(watch: _Watch, show: Callable[[], None], interval: float) -> None:
