@@ -1,4 +1,4 @@
-.PHONY: help demo up test faults fuzz check bench bench-seeds bench-web pictures format clean
+.PHONY: help demo up test faults backfill-kills fuzz check bench bench-seeds bench-web pictures format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Start everything, send sentences, measure naive against batched, stop
 	@$(BIN)/python -m deploy.local.demo
@@ -22,6 +22,9 @@ fuzz: $(STAMP) ## Send hostile messages to real workers, a minute for each broke
 
 faults: $(STAMP) ## Strike under load with every fault (SEEDS=20, FAULT=name), and show what became of the items
 	@$(BIN)/python -m tests.faults $(FAULT) --seeds $(or $(SEEDS),20) $(if $(JSON),--json $(JSON))
+
+backfill-kills: $(STAMP) ## Kill a backfill's producer, worker or Redis at random moments (SEEDS=20)
+	@$(BIN)/python -m tests.integration.backfill.kills --seeds $(or $(SEEDS),20)
 
 check: $(STAMP) ## Lint, types, import rules, sizes, documented examples
 	@$(BIN)/ruff check .

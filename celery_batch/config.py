@@ -35,6 +35,7 @@ OPTIONS = {
     "max_batch_size": "batch_max_size",
     "max_wait": "batch_max_wait",
     "linger": "batch_linger",
+    "bulk_share": "batch_bulk_share",
 }
 
 #: Items of a batch are settled inside one another, each with its place on the stack;
@@ -49,6 +50,7 @@ SETTINGS: dict[str, Any] = {
     "batch_max_size": 32,
     "batch_max_wait": 0.01,
     "batch_linger": None,
+    "batch_bulk_share": 0.1,
     "batch_devices": None,
     "batch_load_timeout": 600.0,
     "batch_bulk": True,
@@ -193,8 +195,8 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
         if option not in OPTIONS:
             known = ", ".join(OPTIONS)
             raise ConfigurationError(
-                f"{task.name}.{option}: no such option{did_you_mean(option, OPTIONS)};"
-                f" a running worker can change {known}"
+                f"{task.name}.{option}: no option that a running worker can change, which are"
+                f" {known}{did_you_mean(option, OPTIONS)}"
             )
         values[option] = value
     try:

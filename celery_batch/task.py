@@ -56,6 +56,8 @@ class BatchTask(ChunkCalls, Asking):
 
     #: Seconds without a newcomer after which a free slot stops waiting; `batch_linger`.
     linger: ClassVar[float | None] = None
+    #: Of the places in batches, how many go to those whom others overtake; `batch_bulk_share`.
+    bulk_share: ClassVar[float | None] = None
 
     #: Look for the items that make a batch fail, by calling again with parts of it;
     #: False for a function that may not see an item twice. `batch_isolate`.

@@ -14,12 +14,12 @@ import logging
 import time
 import uuid
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from amqp.exceptions import ChannelError
 from celery import Celery
+
+from celery_batch.fleet.bus import Bus
 
 __all__ = ["Fleet"]
 
@@ -59,63 +59,31 @@ class Fleet:
         self._source = uuid.uuid4().hex[:8]
         self._workers: dict[str, _Worker] = {}
         self._sizes: dict[str, list[int]] = {}
-        self._connection: Any = None
-        self._mailbox: Any = None
+        self._bus = Bus(app)
 
     def look(self) -> dict[str, Any]:
         """Ask everybody and return what JSON can say of it; takes half a second or so."""
         reached, depth = True, None
         answers: dict[str, Any] = {}
         try:
-            self._connect()
-            depth = self._depth()
-            self._mailbox.multi_call("batch_status", timeout=_LISTEN, callback=answers.update)
+            depth = sum(self._bus.depths(self._queues()).values())
+            answers = self._bus.ask("batch_status", _LISTEN)
         except Exception as error:  # noqa: BLE001 - whatever a transport raises
             log.info("the broker does not answer: %r", error)
             reached = False
             self.close()
-        finally:
-            if self._mailbox is not None:
-                self._mailbox.unclaimed.clear()
         now = time.monotonic()
         self._remember(answers, now)
         return {"source": self._source, "reached": reached, "queue": depth, **self._said(now)}
 
     def close(self) -> None:
         """Let go of the broker until the next look."""
-        connection, mailbox = self._connection, self._mailbox
-        self._connection = self._mailbox = None
-        with suppress(Exception):
-            # A straggler's reply would otherwise stay in Redis for ever.
-            if mailbox is not None and connection.connected:
-                connection.default_channel.queue_delete(mailbox.reply_queue.name)
-        with suppress(Exception):
-            if connection is not None:
-                connection.release()
-
-    def _connect(self) -> None:
-        if self._connection is None:
-            # A connection of its own: from a pool, a broadcast takes two at once.
-            self._connection = self._app.connection_for_write()
-            self._mailbox = self._app.control.mailbox(self._connection)
-            self._mailbox.producer_pool = None
-        self._connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
-
-    def _depth(self) -> int:
-        """Return how many messages wait in the broker for a worker to read them."""
-        return sum(self._waiting(queue) for queue in self._queues())
+        self._bus.close()
 
     def _queues(self) -> set[str]:
         router = self._app.amqp.router
         routes = [router.route({}, name) for name in self._tasks]
         return {route["queue"].name for route in routes if "queue" in route}
-
-    def _waiting(self, queue: str) -> int:
-        with self._connection.channel() as channel:
-            try:
-                return int(channel.queue_declare(queue, passive=True).message_count)
-            except (ChannelError, *self._connection.channel_errors):
-                return 0  # nobody has sent anything yet, or an empty list, which Redis drops
 
     def _remember(self, answers: Mapping[str, Any], now: float) -> None:
         for name, answer in answers.items():

@@ -31,10 +31,13 @@ class Batch(Generic[T]):
     Args:
         requests: Oldest first, never empty.
         reason: Why it left when it did.
+        urgency: Of the most urgent who waited then, whether it is in it or has stood
+            back for those who are; smaller goes first.
     """
 
     requests: tuple[Request[T], ...]
     reason: Reason
+    urgency: int = 0
 
     @property
     def items(self) -> list[T]:
@@ -45,11 +48,6 @@ class Batch(Generic[T]):
     def rows(self) -> int:
         """How many rows the model is given."""
         return sum(request.rows for request in self.requests)
-
-    @property
-    def urgency(self) -> int:
-        """That of its most urgent request."""
-        return min(request.urgency for request in self.requests)
 
     def __len__(self) -> int:
         return len(self.requests)

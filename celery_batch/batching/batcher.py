@@ -5,7 +5,8 @@ Rule 1: everything that decides when a batch leaves lives in this file.
 Rule 2: this file never looks at a clock, takes a lock or sleeps; facts come in
         as arguments, decisions go out as values.
 Rule 3: nothing is pushed; whoever has a free model slot asks for a batch.
-Rule 4: the most urgent first; among equals first come, first served.
+Rule 4: the most urgent first, and a share for those whom they overtake, see ``line.py``;
+        among equals first come, first served.
 Rule 5: a batch is counted in rows; what of the line fits into one, ``portion.py`` says.
 Rule 6: who may be what takes processes down goes first and alone, so that nobody
         else waits for the verdict.
@@ -89,6 +90,10 @@ class Batcher(Generic[T]):
         """How many rows those in line have."""
         return self._waiting.rows + sum(request.rows for request in self._suspects)
 
+    def rows_of(self, urgency: int) -> int:
+        """How many rows those in line have who are just so urgent."""
+        return self._waiting.rows_of(urgency)
+
     def before(self, urgency: int) -> tuple[int, int]:
         """
         Return behind how many requests a newcomer would wait, and how many rows they have.
@@ -146,7 +151,8 @@ class Batcher(Generic[T]):
             A batch to run, how long to wait before asking again, or `Done`.
         """
         if self._suspects:
-            return Batch((self._suspects.popleft(),), Reason.ALONE)
+            suspect = self._suspects.popleft()
+            return Batch((suspect,), Reason.ALONE, suspect.urgency)
         if self._waiting.rows >= self.policy.max_batch_size:
             return self._take(Reason.FULL)
         if not self._waiting:
@@ -191,6 +197,8 @@ class Batcher(Generic[T]):
         return late
 
     def _take(self, reason: Reason) -> Batch[T]:
-        batch = Batch(tuple(self._waiting.take(self.policy.max_batch_size)), reason)
+        policy, urgency = self.policy, self._waiting.urgency or 0
+        taken = self._waiting.take(policy.max_batch_size, policy.bulk_share)
+        batch = Batch(tuple(taken), reason, urgency)
         self._has_company = len(batch) > 1
         return batch

@@ -1,10 +1,21 @@
-"""Who waits, in the order in which they will go."""
+"""
+Who waits, in the order in which they will go.
+
+Rule 1: the most urgent first; what they leave of a batch is filled with those of the
+        next urgency, and so on, until somebody does not fit in.
+Rule 2: whoever is overtaken is owed a share of each batch.  As soon as what is owed is
+        enough for the one of them who waits longest, the batch has him before the more
+        urgent.  What fills a batch anyway is taken off the debt, and beyond it nothing
+        is saved up; who has nobody before him is owed nothing.
+Rule 3: where the urgent would not fit in beside what is owed, it grows to a batch.
+Rule 4: first come, first served, among those of one urgency.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Generic, TypeVar
 
 from celery_batch.batching.portion import portion
@@ -13,6 +24,9 @@ from celery_batch.batching.request import Request
 __all__ = ["Line"]
 
 T = TypeVar("T")
+
+#: What adding up parts of a row may cost in float arithmetic.
+_TOLERANCE = 1e-6
 
 
 class Line(Generic[T]):
@@ -23,6 +37,8 @@ class Line(Generic[T]):
         self._length = 0
         #: Of all who wait.
         self.rows = 0
+        #: Rows that are owed to those who were overtaken.
+        self._owed = 0.0
 
     def __len__(self) -> int:
         return self._length
@@ -53,20 +69,25 @@ class Line(Generic[T]):
         queues = [queue for each, queue in self._queues.items() if each <= urgency]
         return sum(map(len, queues)), sum(request.rows for queue in queues for request in queue)
 
-    def take(self, size: int) -> list[Request[T]]:
-        """Remove and return the next requests, for a batch of this many rows at most."""
-        if self.rows == self._length and len(self._queues) == 1:  # as nearly always
+    def rows_of(self, urgency: int) -> int:
+        """Return how many rows those have who are just so urgent."""
+        return sum(request.rows for request in self._queues.get(urgency, ()))
+
+    def take(self, size: int, share: float = 0.0) -> list[Request[T]]:
+        """
+        Remove and return the next requests, for a batch of this many rows at most.
+
+        Args:
+            size: Most rows.
+            share: How much of it is owed to those who are overtaken.
+        """
+        if len(self._queues) > 1:
+            return self._take_of_several(size, share)
+        self._owed = 0.0
+        if self.rows == self._length:  # as nearly always
             return self._take_singles(min(size, self._length))
-        count = portion(size, (request.rows for request in self._in_order()))
-        taken = list(islice(self._in_order(), count))
-        for request in taken:
-            queue = self._queues[request.urgency]
-            queue.popleft()
-            if not queue:
-                del self._queues[request.urgency]
-        self._length -= count
-        self.rows -= sum(request.rows for request in taken)
-        return taken
+        ((urgency, queue),) = self._queues.items()
+        return self._pop(urgency, portion(size, (request.rows for request in queue)))
 
     def _take_singles(self, count: int) -> list[Request[T]]:
         ((urgency, queue),) = self._queues.items()
@@ -77,12 +98,58 @@ class Line(Generic[T]):
             return list(queue)
         return [queue.popleft() for _ in range(count)]
 
+    def _take_of_several(self, size: int, share: float) -> list[Request[T]]:
+        first, *others = sorted(self._queues)
+        others.sort(key=lambda urgency: self._queues[urgency][0].arrived)
+        self._owed += share * size
+        if self._owed > size - _TOLERANCE:
+            taken = self._portion(others[0], size)
+            taken += self._fill(others[1:], -_rows(taken) % size)
+        else:
+            beside = size - self._queues[first][0].rows
+            taken = self._fill(others[:1], min(int(self._owed + _TOLERANCE), beside))
+            taken = taken or self._portion(first, size)
+        taken += self._fill(sorted(self._queues), -_rows(taken) % size)
+        paid = _rows(request for request in taken if request.urgency != first)
+        is_anybody_left = any(urgency != first for urgency in self._queues)
+        self._owed = max(self._owed - paid, 0.0) if is_anybody_left else 0.0
+        return taken
+
+    def _portion(self, urgency: int, size: int) -> list[Request[T]]:
+        rows = (request.rows for request in self._queues[urgency])
+        return self._pop(urgency, portion(size, rows))
+
+    def _fill(self, urgencies: Iterable[int], room: int) -> list[Request[T]]:
+        """Remove and return who is next, of one urgency after the other, while they fit in."""
+        taken: list[Request[T]] = []
+        for urgency in urgencies:
+            while urgency in self._queues:
+                if self._queues[urgency][0].rows > room:
+                    return taken
+                taken += self._pop(urgency, 1)
+                room -= taken[-1].rows
+        return taken
+
+    def _pop(self, urgency: int, count: int) -> list[Request[T]]:
+        queue = self._queues[urgency]
+        taken = [queue.popleft() for _ in range(count)]
+        if not queue:
+            del self._queues[urgency]
+        self._length -= count
+        self.rows -= _rows(taken)
+        return taken
+
     def clear(self) -> list[Request[T]]:
         """Remove and return everybody."""
         everybody = list(self._in_order())
         self._queues.clear()
         self._length = self.rows = 0
+        self._owed = 0.0
         return everybody
 
     def _in_order(self) -> Iterator[Request[T]]:
         return chain.from_iterable(self._queues[urgency] for urgency in sorted(self._queues))
+
+
+def _rows(requests: Iterable[Request[T]]) -> int:
+    return sum(request.rows for request in requests)

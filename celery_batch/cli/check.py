@@ -28,6 +28,8 @@ def check(ctx: click.Context, *, as_json: bool) -> None:
     It reads the app's settings and asks broker, result backend, this machine and
     the workers that are up.  Exit code: 1 if there is a problem, else 0.
     """
+    if sys.stderr.isatty():
+        click.echo("Asking the app, its servers, this machine and the workers ...", err=True)
     found = list(checkup(gather(ctx.obj.app)))
     if as_json:
         click.echo(json.dumps([_plain(*each) for each in found], indent=2))

@@ -25,7 +25,7 @@ _WORTHWHILE = 0.9
 _STEPS_DOWN = 2
 
 #: Runs of a size before it is judged; the first one may load kernels.
-_TRIES = 3
+_TRIES = 5
 
 #: Most runs of one size in a round, of those that are quick.
 _MOST_IN_A_ROUND = 8

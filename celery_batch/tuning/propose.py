@@ -29,11 +29,13 @@ _MAX_WAIT = 0.01
 #: Parts of the target that may be worth waiting for company.
 _PARTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
+#: The share of requests that a target is about.
+_NEARLY_ALL = 0.99
+
 #: Rates are told apart to this share.
 _FINE = 0.02
 
 #: Seconds, and rates, that differ by less are about the same.
-_ALIKE = 1.03
 _NEAR = 1.1
 
 #: The share of what can be borne that is expected where nothing is said.
@@ -143,6 +145,8 @@ def most_borne(policy: BatchPolicy, curve: Curve, latency: float) -> float:
     Returns:
         0 if it is met at no rate at all.
     """
+    if curve.seconds(1, _NEARLY_ALL) + curve.way > latency:
+        return 0.0  # nobody waits for anybody, and it is too slow
     high = curve.capacity(policy.max_batch_size)
     low = 0.0
     while high - low > _FINE * high:
@@ -151,7 +155,7 @@ def most_borne(policy: BatchPolicy, curve: Curve, latency: float) -> float:
             low = middle
         else:
             high = middle
-            if high < _FINE / curve.seconds(1):  # hardly anybody comes, and it is too slow
+            if high < _FINE / curve.seconds(1):  # hardly anybody comes, and still
                 return 0.0
     return low
 
@@ -187,7 +191,7 @@ def _best_wait(trial: Trial, curve: Curve, goal: Goal) -> Trial:
     tried = [trial, *(_trial(policy, curve, goal, trial.bears) for policy in others)]
     good = [each for each in tried if each.meets] or tried
     quickest = min(each.forecast.p99 for each in good)
-    return next(each for each in good if each.forecast.p99 <= quickest * _ALIKE)
+    return next(each for each in good if each.forecast.p99 <= quickest * _NEAR)
 
 
 def _nearest(sizes: Sequence[Trial], curve: Curve, latency: float) -> Trial:

@@ -139,6 +139,11 @@ class Lane:
         left = (batches * self.policy.max_batch_size - rows) / max(each, 1)
         return max(int(left), batches - requests, 0)
 
+    def rows_of(self, urgency: int) -> int:
+        """Return how many rows those have who wait here and are just so urgent."""
+        with self._lock:
+            return self._batcher.rows_of(urgency)
+
     def behind(self, urgency: int) -> int:
         """Return how many wait here whom a newcomer of this urgency would overtake."""
         with self._lock:

@@ -19,6 +19,7 @@ from celery_batch.worker.ending import Ending, give_up, not_run
 from celery_batch.worker.job import BatchJob
 from celery_batch.worker.lane import Lane
 from celery_batch.worker.news import News
+from celery_batch.worker.precedence import Precedence
 from celery_batch.worker.returns import Returns
 from celery_batch.worker.room import LEAST_URGENT, Room
 from celery_batch.worker.slots import Slots
@@ -41,6 +42,7 @@ class Lanes:
         self._hub = consumer.hub
         self._slots = Slots(consumer.pool)
         self._ahead = Ahead(consumer)
+        self._precedence = Precedence()
         self._lanes: dict[str, Lane] = {}
         self._jobs: set[BatchJob] = set()
         #: For newcomers.
@@ -148,7 +150,7 @@ class Lanes:
         while self._open and not state.should_terminate:
             self._give_up_late_ones()
             soonest = [lane.next_deadline for lane in self._lanes.values()]
-            lanes = sorted(self._lanes.values(), key=lambda lane: lane.oldest)
+            lanes = self._precedence.order(self._lanes.values())
             contested = any(lane.is_full for lane in lanes)
             for lane in lanes:
                 decision = lane.take(contested=contested, overtaking=self._overtakes(lane))
@@ -163,14 +165,8 @@ class Lanes:
                 return
 
     def _overtakes(self, lane: Lane) -> bool:
-        """Say whether a lane's next batch would go before the one that is ready."""
-        ready = [job.urgency for job in self._jobs if not job.accepted]
-        return (
-            len(ready) == 1
-            and lane.urgency is not None
-            and lane.urgency < ready[0]
-            and self._ahead.can_overtake(lane.task)
-        )
+        before = self._precedence.goes_before(lane, self._jobs)
+        return before and self._ahead.can_overtake(lane.task)
 
     def report(self) -> dict[str, Any]:
         """Return each lane's report by the task's name, with its batches that have not ended."""
@@ -256,6 +252,10 @@ class Lanes:
         job = BatchJob(lane.task, batch, self)
         job.most = job.room = lane.policy.max_batch_size
         job.is_lone = not self._jobs and all(lane.is_empty for lane in self._lanes.values())
+        self._precedence.note(lane, job, self._lanes.values())
+        for each in self._jobs:
+            if not each.accepted and job.urgency < each.urgency:
+                self._precedence.overtake(each, self.lane(each.task).policy.bulk_share)
         self._jobs.add(job)
         self._ahead.submit(job)
 
@@ -278,6 +278,7 @@ class Lanes:
                 self._jobs.remove(job)
                 self._slots.in_flight -= 1
         self._ahead.left(job)
+        self._precedence.forget(job)
 
     def _ring(self, late: float) -> None:
         for lane in self._lanes.values():

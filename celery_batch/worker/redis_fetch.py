@@ -111,7 +111,7 @@ class BulkFetch:
             # handed out is held by this connection's owner, and comes back with its end.
             raise RedisConnectionError("an answer of Redis has been lost")
         now = time.monotonic()
-        lists, wanted = self._lists()
+        lists, wanted, reserved = self._lists()
         if not lists or (lists == self._quiet and now - self._asked_at < _LOOK_EVERY):
             return
         channel, keys, lease = self._channel, self._lease.keys, self._lease
@@ -123,21 +123,29 @@ class BulkFetch:
         self._is_asked = True
         connection.send_command(
             *("EVALSHA", self._pop, len(names) + len(lists), *names, *lists),
-            *(wanted, keys.owner, lease.description, lease.milliseconds),
+            *(wanted, keys.owner, lease.description, lease.milliseconds, reserved),
         )
 
-    def _lists(self) -> tuple[list[str], int]:
-        """Return the lists to look into, and how many messages of each could be put to use."""
+    def _lists(self) -> tuple[list[str], int, str]:
+        """
+        Return the lists to look into, how many messages could be put to use, and of the first.
+
+        Those are of the less urgent, for whom a few places are kept while others wait.
+        """
         channel = self._channel
         queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
         places = [(queue, step) for step in channel.priority_steps for queue in queues]
         credit = self._credit()
         rooms = [self._room(queue, step, credit) for queue, step in places]
+        reserved = [(place, self._owed(*place, credit)) for place in places] if any(rooms) else []
+        reserved = [(place, most) for place, most in reserved if most > 0]
         places = [place for place, room in zip(places, rooms, strict=True) if room > 0]
+        places = [place for place, _ in reserved] + places
         self._places = [queue for queue, _ in places]
         prefix, key = channel.global_keyprefix, channel._q_for_pri  # noqa: SLF001
         most = min([_SLICE, *(room for room in rooms if room > 0)])
-        return [prefix + key(queue, step) for queue, step in places], most
+        numbers = " ".join(str(each) for _, each in reserved)
+        return [prefix + key(queue, step) for queue, step in places], most, numbers
 
     def _credit(self) -> int:
         """Return how many more messages the prefetch lets us hold."""
@@ -160,6 +168,12 @@ class BulkFetch:
         if room > credit and tasks:
             credit += self._lanes.room.behind(tasks, step)
         return min(room, credit)
+
+    def _owed(self, queue: str, step: int, credit: int) -> int:
+        """Return how many messages of a list are to be read before more urgent ones."""
+        tasks = self._seen.get(queue)
+        owed = self._lanes.room.owed(tasks, step)
+        return owed if tasks else min(owed, credit)
 
     def _may_ask(self) -> bool:
         """Say for kombu whether we may read; in bulk we say so of each list by itself."""

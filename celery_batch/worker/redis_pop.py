@@ -30,7 +30,8 @@ _END = (
 
 #: Pop messages and write down who has them.
 #: KEYS: index, unacked, owner of, held, owners, alive, then the queues' lists in order.
-#: ARGV: how many at most (a chunk counts with its rows), owner, what alive says, its milliseconds.
+#: ARGV: how many at most (a chunk counts with its rows), owner, what alive says, its
+#: milliseconds, and how many at most of each of the first lists.
 #: Returns nothing, or three numbers for each message (its list, the lengths of its tag and
 #: of itself), and then all tags and messages in one: a reply of two parts is soon read.
 POP = (
@@ -59,8 +60,11 @@ local function thorough(message)
   local key = type(info.routing_key) == 'string' and info.routing_key or ''
   return properties.delivery_tag, cjson.encode(exchange), cjson.encode(key), rows
 end
+local most = {}
+for number in string.gmatch(ARGV[5] or '', '%d+') do most[#most + 1] = tonumber(number) end
 for i = 7, #KEYS do
-  while wanted > 0 do
+  local left = most[i - 6] and wanted - most[i - 6] or 0
+  while wanted > left and wanted > 0 do
     local message = redis.pcall('RPOP', KEYS[i])
     if type(message) ~= 'string' then break end
     local tag, exchange, key, rows = quick(message)

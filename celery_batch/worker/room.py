@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
+from math import ceil
 
 from celery_batch.worker.job import BatchJob
 from celery_batch.worker.lane import Lane
@@ -55,6 +56,25 @@ class Room:
         if tasks is None:
             rooms = [room for room in rooms if room > 0]
         return max(min(rooms, default=_NO_LIMIT), 0)
+
+    def owed(self, tasks: Collection[str] | None, urgency: int) -> int:
+        """
+        Return how many rows ought to be read before those of more urgent messages.
+
+        While more urgent ones are here, enough are to lie in line for their share of the
+        next two batches, so that they can have it.
+
+        Args:
+            tasks: Whose messages may come; None if anybody's may.
+            urgency: Of the messages.
+        """
+        lanes = [lane for name, lane in list(self._lanes.items()) if tasks is None or name in tasks]
+        urgencies = [lane.urgency for lane in lanes if lane.urgency is not None]
+        urgencies += [job.urgency for job in list(self._jobs)]
+        if min(urgencies, default=urgency) >= urgency:
+            return 0
+        shares = [lane.policy.bulk_share * lane.policy.max_batch_size for lane in lanes]
+        return max(ceil(2 * max(shares)) - sum(lane.rows_of(urgency) for lane in lanes), 0)
 
     def behind(self, tasks: Collection[str], urgency: int) -> int:
         """Return how many wait in line whom newcomers for these tasks would overtake."""

@@ -64,6 +64,15 @@ def test_max_wait_must_be_given_as_a_number():
         BatchPolicy(max_wait=None)
 
 
+@pytest.mark.parametrize("share", [-0.1, 0.6, float("nan"), "a tenth", None, True], ids=repr)
+def test_share_is_a_number_up_to_a_half(share: object):
+    """With more the patient would come before the urgent."""
+    with pytest.raises(ConfigurationError) as refusal:
+        BatchPolicy(bulk_share=share)
+
+    assert f"bulk_share: must be a number from 0 to 0.5, got {share!r}" == str(refusal.value)
+
+
 def test_refusals_are_value_errors_too():
     """Code that knows only Python's own errors catches them as well."""
     with pytest.raises(ValueError, match="max_batch_size"):

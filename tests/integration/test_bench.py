@@ -44,6 +44,17 @@ def test_cases_measure_and_say_what_is_reached(tmp_path):
 
 
 @pytest.mark.thorough
+def test_forecasts_are_held_against_a_worker(tmp_path):
+    """A few requests at each rate have an answer, beside what the simulation said of them."""
+    written = tmp_path / "measured.json"
+    _run("-m", "bench", "forecast", "--share", "0.005", "--json", str(written))
+    rows = json.loads(written.read_text())["cases"]["forecast"]["rows"]
+
+    assert {"cost", "bert", "slow"} == {row["task"] for row in rows}
+    assert all(row["told"][0] > 0 < row["seen"][0] for row in rows)
+
+
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_seeds_tables_are_made_again(tmp_path):
     """A second of each web server and a few items through futures give every row a figure."""

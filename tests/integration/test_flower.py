@@ -87,8 +87,12 @@ def flower(place, tmp_path_factory):
         assert place.worker.child.exit_code is None
         gate = place.unique("first")
         place.open_gate(gate)
-        first = place.hold.delay(gate)
-        flower.tasks([first], "SUCCESS")  # it hears events now
+
+        def hears():
+            place.hold.delay(gate).get(timeout=30)
+            return json.loads(flower.text("api/tasks"))
+
+        eventually(hears, "an event in Flower", timeout=90)
         yield flower
 
 
@@ -120,6 +124,8 @@ def test_the_wait_for_a_batch_is_prefetch_time(place, flower):
     place.wait_at(second)
     running = flower.tasks(results, "STARTED")
     prefetch = flower.metric("flower_task_prefetch_time_seconds", "f.hold_many")
+    seen = time.time()
+    eventually(lambda: time.time() > seen + WAIT, "the model")
     place.open_gate(second)
     ended = flower.tasks(results, "SUCCESS")
     waits = [task["started"] - task["received"] for task in running]
@@ -129,6 +135,7 @@ def test_the_wait_for_a_batch_is_prefetch_time(place, flower):
     assert min(waits) > WAIT
     assert min(waits) - 0.001 <= prefetch <= max(waits) + 0.001
     assert [task["started"] for task in running] == [task["started"] for task in ended]
+    assert [task["uuid"] for task in ended if task["runtime"] < WAIT] == []
 
 
 def test_the_worker_page_shows_batches(place, flower):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,3 +58,19 @@ def test_urgent_batch_runs_before_the_one_that_lies_ready(fresh: Stage):
 
     assert list("aabbccddu") == [result.get(timeout=SOON) for result in results]
     assert list("aubcd") == [name for name, *_ in fresh.facts("ran")]
+
+
+def test_patient_ones_have_their_share_of_a_crowd(fresh: Stage):
+    """Though there are always more urgent ones in the broker, a quarter of all is for the rest."""
+    client = fresh.client()
+    results = send(client, "u", priority=URGENT, items=60)
+    results += send(client, "p", priority=PATIENT, items=8)
+    results += send(client, "q", priority=3, items=4)
+    fresh.worker("tests.services.overlapped", "-c", "1", conf={"batch_bulk_share": 0.25})
+    for result in results:
+        result.get(timeout=SOON)
+    order = "".join(name for name, *_ in fresh.facts("settled"))
+
+    assert {"u": 60, "p": 8, "q": 4} == Counter(order)
+    assert "u" * 6 == order[-6:]
+    assert "p" in order[:30]

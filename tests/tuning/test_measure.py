@@ -44,7 +44,9 @@ def test_every_size_is_measured_in_turn():
     """Round after round, there and back, so that a drift strikes nobody alone."""
     lab = Lab(fixed=0.01, each=0.01)
     curve = measured(lab, sizes=(1, 2), seconds=0.001)
-    rounds = [size for n, size in enumerate(lab.runs[8:]) if n == 0 or size != lab.runs[8 + n - 1]]
+    rounds = [
+        size for n, size in enumerate(lab.runs[12:]) if n == 0 or size != lab.runs[12 + n - 1]
+    ]
 
     assert [1, 2] == curve.sizes
     assert "" == curve.cap

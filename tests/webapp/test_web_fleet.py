@@ -33,12 +33,11 @@ def clock(monkeypatch):
 def look(clock, monkeypatch):
     """Look at workers that answer what the test says, a second later each time."""
     fleet = Fleet(Celery("fleet", broker="memory://"), ("batched", "single"))
-    monkeypatch.setattr(fleet, "_depth", lambda: 3)
+    bus = Mock(**{"depths.return_value": {"celery": 2, "other": 1}})
+    monkeypatch.setattr(fleet, "_bus", bus)
 
     def look(after=1.0, **answers):
-        mailbox = Mock(unclaimed={})
-        mailbox.multi_call = lambda _command, callback, **_: callback(answers)
-        monkeypatch.setattr(fleet, "_connect", lambda: setattr(fleet, "_mailbox", mailbox))
+        bus.ask.return_value = answers
         clock.now += after
         return fleet.look()
 

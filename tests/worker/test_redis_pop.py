@@ -118,3 +118,16 @@ def test_large_messages_are_handed_out_a_few_at_a_time(client: Redis):
     assert 3 == client.llen("letters") == client.hlen("unacked")
     assert large[3:] == popped(client)
     assert 6 == client.hlen("unacked")
+
+
+def test_places_are_kept_for_the_less_urgent(client: Redis):
+    """So many of the first lists, though others would fill all; what they leave is the others'."""
+    for name in ("urgent", "patient"):
+        client.lpush(name, *(message(delivery_tag=f"{name}{n}") for n in range(5)))
+    chunks = [message(headers={"batch_rows": 4}, delivery_tag=f"chunk{n}") for n in range(2)]
+    client.lpush("chunks", *chunks)
+    lists = ["chunks", "patient", "none", "urgent", "patient"]
+    client.eval(POP, 6 + len(lists), *BOOKS, *lists, 10, "me", "alive", 10_000, "3 2 2")
+
+    assert 7 == client.hlen("unacked")
+    assert [1, 3, 1] == [client.llen(name) for name in ("chunks", "patient", "urgent")]

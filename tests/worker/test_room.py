@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from celery_batch.worker.room import LEAST_URGENT
 from tests.worker.doubles import Call, Pool, Worker
 
@@ -62,3 +64,23 @@ def test_who_would_be_overtaken_leaves_room(worker: Worker):
 
     assert [4, 4, 0, 0] == [worker.lanes.room.behind({"pairs"}, step) for step in (0, 3, 6, 9)]
     assert [2, 2, 0, 0] == [worker.lanes.room.left({"pairs"}, urgency) for urgency in (0, 3, 6, 9)]
+
+
+def test_some_who_are_overtaken_are_read_all_the_same(worker: Worker):
+    """Their share of two batches, while somebody more urgent waits; not if it is there already."""
+    lane = worker.lanes.lane(worker.app.tasks["crowds"])
+    steps = (0, 3, 6, 9)
+
+    assert [0, 0, 0, 0] == [worker.lanes.room.owed({"crowds"}, step) for step in steps]
+
+    lane.add(Call("urgent", worker.heard), urgency=3)
+    for task_id in "abc":
+        lane.add(Call(task_id, worker.heard), urgency=9)
+
+    assert [0, 0, 8, 5] == [worker.lanes.room.owed({"crowds"}, step) for step in steps]
+    assert [0, 0, 8, 5] == [worker.lanes.room.owed(None, step) for step in steps]
+    assert [0, 0, 0, 0] == [worker.lanes.room.owed({"pairs"}, step) for step in steps]
+
+    lane.policy = replace(lane.policy, bulk_share=0.0)
+
+    assert 0 == worker.lanes.room.owed({"crowds"}, 9)

@@ -16,6 +16,7 @@ from kombu.common import QoS
 
 from celery_batch import BatchPolicy, ConfigurationError
 from celery_batch.batching.batch import Reason
+from celery_batch.config import OPTIONS
 from celery_batch.testing import ManualClock
 from celery_batch.worker import capacity, commands, hands, renewing
 from celery_batch.worker.batch_end import BatchEnd, Fate
@@ -55,7 +56,7 @@ class Heard:
         (["t", "max_wait=a=b"], ("t", {"max_wait": "a=b"})),
         (
             ["t", "default", "max_wait=1"],
-            ("t", {"max_batch_size": "default", "max_wait": 1, "linger": "default"}),
+            ("t", {**dict.fromkeys(OPTIONS, "default"), "max_wait": 1}),
         ),
     ],
     ids=["show", "size", "waits", "no number", "default"],

@@ -1,0 +1,85 @@
+"""
+Whose batch is next, among the tasks of one worker.
+
+Rule 1: the lane with the most urgent request comes first; among equals the one whose
+        oldest request has waited longest.
+Rule 2: a batch that is more urgent than the one that lies ready goes before it.
+Rule 3: whoever is overtaken has a share all the same, `bulk_share` of its task: after so
+        many batches of others a lane comes first, and a batch that lies ready stays next.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+
+from celery_batch.worker.job import BatchJob
+from celery_batch.worker.lane import Lane
+
+__all__ = ["Precedence"]
+
+#: A whole batch, but for what adding up its parts may cost in float arithmetic.
+_WHOLE = 1 - 1e-6
+
+#: That of a lane in which nobody waits.
+_NOBODY = 1 << 31
+
+
+class Precedence:
+    """What lanes and batches are owed by those who overtook them, as parts of a batch."""
+
+    def __init__(self) -> None:
+        self._lanes: defaultdict[Lane, float] = defaultdict(float)
+        self._jobs: dict[BatchJob, float] = {}
+
+    def order(self, lanes: Iterable[Lane]) -> list[Lane]:
+        """Return lanes in the order in which they are to be asked for a batch."""
+        return sorted(
+            lanes, key=lambda lane: (self._lanes[lane] < _WHOLE, _urgency(lane), lane.oldest)
+        )
+
+    def goes_before(self, lane: Lane, jobs: Iterable[BatchJob]) -> bool:
+        """
+        Say whether a lane's next batch would go before the one that lies ready.
+
+        Args:
+            lane: Whose batch.
+            jobs: All that are on their way.
+        """
+        ready = [job for job in jobs if not job.accepted]
+        if len(ready) != 1 or _urgency(lane) >= ready[0].urgency:
+            return False
+        return self._jobs.get(ready[0], 0.0) < _WHOLE
+
+    def note(self, lane: Lane, job: BatchJob, others: Collection[Lane]) -> None:
+        """
+        Take note of a lane's batch before it is sent.
+
+        Args:
+            lane: Whose batch.
+            job: The batch; if it is owed to its lane, nobody who waits overtakes it again.
+            others: All lanes.
+        """
+        if self._lanes.pop(lane, 0.0) >= _WHOLE:
+            job.urgency = min(job.urgency, *map(_urgency, others))
+        for other in others:
+            if other is not lane and job.urgency < _urgency(other) < _NOBODY:
+                self._lanes[other] += other.policy.bulk_share
+
+    def overtake(self, job: BatchJob, share: float) -> None:
+        """
+        Take note that a batch which lies ready is overtaken.
+
+        Args:
+            job: The batch.
+            share: Its task's.
+        """
+        self._jobs[job] = self._jobs.get(job, share) + share
+
+    def forget(self, job: BatchJob) -> None:
+        """Forget a batch that is over."""
+        self._jobs.pop(job, None)
+
+
+def _urgency(lane: Lane) -> int:
+    return _NOBODY if lane.urgency is None else lane.urgency

@@ -1,0 +1,73 @@
+"""Questions to workers and broker, where nobody answers or something odd does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+from celery import Celery
+
+from celery_batch.doctor.look_servers import broker_of, results_of
+from celery_batch.doctor.look_workers import workers_of
+from celery_batch.fleet import bus as module
+from celery_batch.fleet.bus import Bus
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """The port of a server that takes connections and never says a word."""
+    monkeypatch.setitem(module._TIMEOUTS["redis"], "socket_timeout", 0.2)
+    monkeypatch.setitem(module._TIMEOUTS["amqp"], "read_timeout", 0.2)
+    monkeypatch.setattr(module, "_PATIENCE", 0.2)
+    taken = []
+
+    def accept():
+        while True:
+            try:
+                taken.append(listener.accept()[0])
+            except OSError:  # the test is over
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for connection in taken:
+        connection.close()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "amqp"])
+def test_a_broker_that_hangs_is_given_up(silent, scheme):
+    """Nobody waits for ever for a broker that takes the connection and says nothing."""
+    app = Celery("silent", broker=f"{scheme}://127.0.0.1:{silent}")
+    bus = Bus(app)
+    with pytest.raises(Exception, match=r"(?i)time"):
+        bus.ask("ping", 0.1)
+    bus.close()
+
+    assert "tim" in broker_of(app).error.lower()
+    assert workers_of(app) is None
+
+
+def test_a_broker_of_which_nobody_has_heard():
+    """A transport or backend that does not exist is told as one that does not answer."""
+    app = Celery("odd", broker="carrier://pigeon:secret@roof", backend="slate://stone")
+    broker, results = broker_of(app), results_of(app)
+
+    assert "carrier" in broker.error
+    assert "secret" not in broker.url
+    assert "slate" in results.error
+
+
+def test_questions_on_a_redis_of_nobody(broker):
+    """Without workers nobody answers, and a queue that does not exist is empty."""
+    bus = Bus(Celery("alone", broker=broker))
+    answers, depths = bus.ask("ping", 0.1), bus.depths(["none", "such"])
+    bus.close()
+    bus.close()
+
+    assert {} == answers
+    assert {"none": 0, "such": 0} == depths
