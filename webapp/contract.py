@@ -84,7 +84,7 @@ class Contract:
         predictions = Predictions(courier, (batched, single), tickets, settings)
         uploads = [Pictures(predictions, pictured, self.meters, settings)] if pictured else []
         watched = [each.name for each in (batched, single, pictured) if each]
-        closing = Closing()
+        self.closing = closing = Closing()
         board = Board(app, watched, steers=settings.steer_jobs)
         self._home = Home(app, watched, settings.live_threads, closing, board=board)
         self.settings = settings
