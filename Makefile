@@ -1,4 +1,4 @@
-.PHONY: help demo up test faults fuzz check bench bench-seeds bench-web pictures format clean
+.PHONY: help demo up test faults backfill-kills fuzz check bench bench-seeds bench-web pictures format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -6,7 +6,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Start everything, send sentences, measure naive against batched, stop
 	@$(BIN)/python -m deploy.local.demo
@@ -23,6 +23,9 @@ fuzz: $(STAMP) ## Send hostile messages to real workers, a minute for each broke
 faults: $(STAMP) ## Strike under load with every fault (SEEDS=20, FAULT=name), and show what became of the items
 	@$(BIN)/python -m tests.faults $(FAULT) --seeds $(or $(SEEDS),20) $(if $(JSON),--json $(JSON))
 
+backfill-kills: $(STAMP) ## Kill a backfill's producer, worker or Redis at random moments (SEEDS=20)
+	@$(BIN)/python -m tests.integration.backfill.kills --seeds $(or $(SEEDS),20)
+
 check: $(STAMP) ## Lint, types, import rules, sizes, documented examples
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -38,9 +41,10 @@ bench: $(STAMP) ## Measure ours and the peers, and renew docs/benchmarks.md (CAS
 bench-seeds: $(STAMP) ## Measure service-streamer's published tables again, with wrk (QUICK=1 for a minute of it)
 	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) seeds
 
-pictures: $(STAMP) ## Take the pictures of the page, the monitor and Flower in docs/img anew
+pictures: $(STAMP) ## Take the pictures of the page, the monitor, Flower and the dashboard in docs/img anew
 	@$(BIN)/python -m deploy.local.pictures
 	@$(BIN)/python -m deploy.local.fleet_pictures
+	@$(BIN)/python -m deploy.local.dashboard_picture
 
 bench-web: $(STAMP) ## Measure our web servers beside service-streamer's, LitServe's and mosec's, with wrk
 	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) web

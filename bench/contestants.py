@@ -29,8 +29,9 @@ _READY_TIMEOUT = 60.0
 #: Of a web server: as many as there are cores, for none of them leaves its interpreter idle.
 _PROCESSES = "2"
 
-#: Threads of a synchronous process: one for each client, together.
-_THREADS = "72"
+#: Threads of a synchronous process, as the documents have it: nobody spreads the clients evenly
+#: over the processes, and whom one has no thread for waits for somebody else's answer.
+_THREADS = "144"
 
 _QUIET = ("--log-level", "warning", "--no-access-log")
 #: As the documents have it.

@@ -195,8 +195,8 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
         if option not in OPTIONS:
             known = ", ".join(OPTIONS)
             raise ConfigurationError(
-                f"{task.name}.{option}: no such option{did_you_mean(option, OPTIONS)};"
-                f" a running worker can change {known}"
+                f"{task.name}.{option}: no option that a running worker can change, which are"
+                f" {known}{did_you_mean(option, OPTIONS)}"
             )
         values[option] = value
     try:

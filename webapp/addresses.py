@@ -17,6 +17,9 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 #: How a peer is called that came over a socket in the file system.
 _UNIX = "unix"
 
+#: A path that can be put before others: no host, no query, no way up.
+_PREFIX = re.compile(r"(/(?!\.+(/|$))[A-Za-z0-9._~-]+){1,16}/?").fullmatch
+
 #: Bits of an IPv6 address that its holder cannot choose; the rest are all one client.
 _IPV6_BITS = 64
 
@@ -54,6 +57,20 @@ class Addresses:
                 the first address that is not trusted.
         """
         return self._named(peer, forwarded if self._networks or self._unix else "")
+
+    def root(self, peer: str, own: str, prefix: str) -> str:
+        """
+        Return the path below which a client finds the app, without a slash at its end.
+
+        Args:
+            peer: The address at the other end of the connection.
+            own: What the server says of it.
+            prefix: The header ``X-Forwarded-Prefix``, in which a proxy says what it has taken
+                away; looked at only where the peer is trusted, and only if it is a plain path.
+        """
+        if prefix and self._trusts(peer) and _PREFIX(prefix):
+            return prefix.rstrip("/") + own.rstrip("/")
+        return own.rstrip("/")
 
     def _name(self, peer: str, forwarded: str) -> str:
         chain = [part.strip() for part in forwarded.split(",")] if forwarded else []

@@ -70,6 +70,7 @@ def ask_of(scope: Mapping[str, Any], body: bytes) -> Ask:
         headers={} if too_many else _headers(scope["headers"]),
         body=body,
         client=client[0] if client else "",
+        root=scope.get("root_path", ""),
         flaw=HeadersTooLarge(f"more than {_MOST_HEADERS} headers") if too_many else None,
     )
 

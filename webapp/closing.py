@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -18,12 +19,19 @@ class Closing:
     def __init__(self) -> None:
         self.has_begun = False
         self._calls: list[Callable[[], object]] = []
-        self._hears = False
+        #: The process that hears of it: of a fork nobody knows yet whether its server does.
+        self._hears: int | None = None
         self.listen()
 
     def listen(self) -> None:
-        """Begin to hear of it: gunicorn has its handlers at first, uvicorn with a request."""
-        self._hears = self._hears or on_stop(self._begin)
+        """
+        Begin to hear of it, unless that is done in this process.
+
+        gunicorn has its handlers at first, uvicorn with a request, and gunicorn's forks with
+        ``--preload`` when they are about to serve; see `webapp.gunicorn_conf`.
+        """
+        if self._hears != os.getpid() and on_stop(self._begin):
+            self._hears = os.getpid()
 
     def then(self, call: Callable[[], object]) -> None:
         """

@@ -16,6 +16,7 @@ from http import HTTPStatus
 from typing import Any
 
 from celery import Celery, Task
+from celery.local import maybe_evaluate
 from celery.utils.time import maybe_timedelta
 
 from celery_batch.errors import ConfigurationError
@@ -68,6 +69,8 @@ class Contract:
     def __init__(
         self, batched: Task, single: Task, settings: Settings, *, pictured: Task | None = None
     ) -> None:
+        # Celery's proxies look their task up again for whatever is asked of it.
+        batched, single, pictured = map(maybe_evaluate, (batched, single, pictured))
         app = batched.app
         if single.app is not app:
             raise ConfigurationError(f"{batched.name} and {single.name} have different apps")
@@ -81,7 +84,7 @@ class Contract:
         predictions = Predictions(courier, (batched, single), tickets, settings)
         uploads = [Pictures(predictions, pictured, self.meters, settings)] if pictured else []
         watched = [each.name for each in (batched, single, pictured) if each]
-        closing = Closing()
+        self.closing = closing = Closing()
         board = Board(app, watched, steers=settings.steer_jobs)
         self._home = Home(app, watched, settings.live_threads, closing, board=board)
         self.settings = settings
@@ -143,14 +146,15 @@ class Contract:
             route, parameters = self.routes.find(ask.method, ask.path)
             method, path = ask.method, route.path
             check_size(ask, route.limit)
-            return _encoded(ask, await route.view(Visit(ask, way, since, parameters)))
+            visit = Visit(ask, way, since, parameters, self._guard.root(ask))
+            return _encoded(ask, await route.view(visit))
 
         try:
             answer = await self._guard.answer(ask, way, routed)
             status = answer.status
         finally:
             taken = time.monotonic() - since
-            self._home.observe(ask, taken)
+            self._home.observe(ask, status, taken)
             self.meters.observe(method, path, status, taken)
         if isinstance(answer.body, bytes) or hasattr(answer.body, "__aiter__"):
             return answer

@@ -24,15 +24,14 @@ from webapp.errors import (
     BrokerUnreachable,
     ClientGone,
     DeadlineExceeded,
-    NoWorker,
     Overloaded,
-    Refused,
     TooLarge,
 )
 from webapp.inputs import Question
+from webapp.lateness import listens, why_late
 from webapp.meters import Meters
 from webapp.outcomes import Outcome, outcome_of
-from webapp.readiness import LISTEN, Probe, Prober
+from webapp.readiness import Prober
 from webapp.routes import Visit
 from webapp.settings import Settings
 from webapp.sharing import SLACK, Sharing, key_of
@@ -49,9 +48,6 @@ _UNREACHABLE = (OperationalError, RedisError, RuntimeError, OSError)
 
 #: Seconds in which any broker that is well takes a message.
 _SLOW = 1.0
-
-#: Seconds after which it says something that no worker has been heard of.
-_HEARD = 0.25
 
 
 class Unfinished(Exception):
@@ -156,14 +152,14 @@ class Courier:
         way, within = visit.way, time_given.within
         deadline = visit.since + within
         # Workers need a moment to be heard: time to ask them before it is too late.
-        if await way.until(results, deadline - min(LISTEN, within / 2)):
+        if await way.until(results, deadline - listens(within)):
             return
         probe = self._prober.start()
         if await way.until(results, deadline):
             return
         if time_given.lives_on:
             raise Unfinished([result.id for result in results])
-        raise _late(probe, task.name, results, within)
+        raise why_late(probe, self._prober.remembered(), task.name, results, within)
 
     async def send(
         self,
@@ -243,15 +239,3 @@ class Courier:
             log.warning("the broker or the result store cannot be reached: %r", error)
             self._unreachable_until = time.monotonic() + RETRY_AFTER
             raise BrokerUnreachable("the broker cannot be reached") from error
-
-
-def _late(probe: Probe, task: str, results: Sequence[Any], within: float) -> Refused:
-    """Return why there is no answer: nobody to give it, or not in time."""
-    census = probe.census()
-    if probe.has_listened(_HEARD):
-        if not census.reached:
-            return BrokerUnreachable("the broker has stopped answering")
-        if census.cold([task]):
-            return NoWorker(f"no worker with a warm model answers for {task}")
-    missing = f"{sum(result.reply.value is None for result in results)} of {len(results)}"
-    return DeadlineExceeded(f"{missing} inputs had no answer within {within:g} s")

@@ -82,6 +82,16 @@ class Guard:
         finally:
             entered.forget()
 
+    def root(self, ask: Ask) -> str:
+        """
+        Return the path below which a client finds the app.
+
+        Args:
+            ask: Its request.
+        """
+        prefix = ask.headers.get("x-forwarded-prefix", "")
+        return self._addresses.root(ask.client, ask.root, prefix)
+
     def failed(self, ask: Ask) -> Answer:
         """
         Return what a client is told when a framework has failed before it came here.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from http import HTTPStatus
 from typing import Any
 
 from celery import Celery
@@ -27,6 +28,17 @@ _STREAM = {
 
 #: Who asks here waits for a model.
 _ASKING = frozenset({"/naive", "/pictures", "/predict", "/stream"})
+
+#: What those are answered who have waited for it; who is refused hears so at once.
+_WAITED = frozenset(
+    {
+        HTTPStatus.OK,
+        HTTPStatus.ACCEPTED,
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        HTTPStatus.GATEWAY_TIMEOUT,
+    }
+)
 
 
 class Home:
@@ -60,15 +72,16 @@ class Home:
             Route("GET", "/live", self.live),
         ]
 
-    def observe(self, ask: Ask, seconds: float) -> None:
+    def observe(self, ask: Ask, status: int, seconds: float) -> None:
         """
         Note how long an answer took, for the charts, if a model was waited for.
 
         Args:
             ask: The request.
+            status: Of its answer.
             seconds: From its arrival to its answer.
         """
-        if ask.path in _ASKING:
+        if ask.path in _ASKING and status in _WAITED:
             self._latencies.observe(seconds)
 
     async def page(self, visit: Visit) -> Answer:

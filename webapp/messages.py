@@ -24,6 +24,8 @@ class Ask:
         headers: Their names in lower case.
         body: As it came; never longer than one byte over the limit.
         client: The address that it came from.
+        root: The path below which the app is, as its server says: ``/models``; empty for the
+            host's own.
         connection: The descriptor of its connection, where a thread waits for the answer
             and only so learns that the client has gone.
         flaw: Why it is not worth a look, as an error of `webapp.errors`.
@@ -35,6 +37,7 @@ class Ask:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     client: str = ""
+    root: str = ""
     connection: int | None = None
     flaw: Exception | None = None
 

@@ -95,7 +95,7 @@ class Predictions:
         try:
             outcomes = await self._outcomes(visit, task, question)
         except Unfinished as unfinished:
-            return self._later(unfinished)
+            return self._later(visit, unfinished)
         failures = _failures(outcomes)
         if len(failures) == len(outcomes):
             return _all_failed(failures)
@@ -105,8 +105,8 @@ class Predictions:
         time_given = deadline_of(visit.ask, self._settings.timeout)
         return await self._courier.outcomes(visit, task, question, time_given)
 
-    def _later(self, unfinished: Unfinished) -> Answer:
-        return sent_answer([self._tickets.write(each) for each in unfinished.ids])
+    def _later(self, visit: Visit, unfinished: Unfinished) -> Answer:
+        return sent_answer([self._tickets.write(each) for each in unfinished.ids], visit.root)
 
 
 def _document(

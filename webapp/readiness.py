@@ -31,6 +31,9 @@ LISTEN = 1.0
 #: Seconds for which an answer is good.
 _FRESH = 1.0
 
+#: Seconds for which it is better than none.
+_REMEMBERED = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Census:
@@ -67,6 +70,11 @@ class Probe:
         # One that never ends, because the broker has gone, grows old like any other.
         known = self._started + LISTEN if self._ended is None else self._ended
         return time.monotonic() - known > _FRESH
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no more replies will come."""
+        return self._ended is not None
 
     def has_listened(self, seconds: float) -> bool:
         """Return whether it is over, or has gone on for so long."""
@@ -137,6 +145,8 @@ class Prober:
         self._wanted = threading.Event()
         self._asker: threading.Thread | None = None
         self._latest: Probe | None = None
+        #: What the last question that is over has come to, and when.
+        self._known: tuple[Census, float] | None = None
 
     def start(self) -> Probe:
         """Ask, unless that has just been done, and return at once what will know the answer."""
@@ -148,6 +158,12 @@ class Prober:
                 self._asker = threading.Thread(target=self._run, name="prober", daemon=True)
                 self._asker.start()
             return self._latest
+
+    def remembered(self) -> Census | None:
+        """Return what the last question has come to, if that was a few seconds ago at most."""
+        if self._known is None or time.monotonic() - self._known[1] > _REMEMBERED:
+            return None
+        return self._known[0]
 
     def _run(self) -> None:
         connection = self._app.connection_for_write()
@@ -173,3 +189,4 @@ class Prober:
                 connection.release()
                 mailbox.unclaimed.clear()
                 probe.end(reached=reached)
+                self._known = probe.census(), time.monotonic()

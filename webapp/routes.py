@@ -23,12 +23,14 @@ class Visit:
         way: How its server sends and waits.
         since: When it came, by the monotonic clock.
         parameters: What its path says where the route's has a name in braces.
+        root: The path below which its client finds the app, to put before ours.
     """
 
     ask: Ask
     way: Way
     since: float
     parameters: Mapping[str, str] = field(default_factory=dict)
+    root: str = ""
 
 
 @dataclass(frozen=True, slots=True)

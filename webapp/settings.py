@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, Self
 
@@ -15,6 +17,15 @@ from celery_batch.errors import ConfigurationError
 
 __all__ = ["Settings", "prepare"]
 
+
+#: What the names of all settings begin with in the environment.
+_PREFIX = "WEBAPP_"
+
+#: What is set there and read elsewhere.
+_FURTHER = frozenset({"WEBAPP_CONTRACT"})
+
+#: How much of a name has to be right for the rest to be a mistake.
+_NEAR = 0.8
 
 #: What 0 turns off.
 _OFF_AT_ZERO = frozenset({"hsts", "max_concurrent"})
@@ -99,17 +110,36 @@ class Settings:
         Read the settings, each from its own variable: ``WEBAPP_TIMEOUT`` and so on.
 
         Raises:
-            ConfigurationError: A value should be a positive number, or yes or no, and is not.
+            ConfigurationError: A value should be a positive number, or yes or no, and is not;
+                or a name is nearly that of a setting.
         """
         given: dict[str, Any] = {}
-        for option in fields(cls):
-            variable = f"WEBAPP_{option.name.upper()}"
+        names = {f"{_PREFIX}{option.name.upper()}": option for option in fields(cls)}
+        _check_spelling(environ, names.keys() | _FURTHER)
+        for variable, option in names.items():
             if text := environ.get(variable):
                 if text == "0" and option.name in _OFF_AT_ZERO:
                     given[option.name] = 0
                 else:
                     given[option.name] = _READ[option.type](variable, text)
         return cls(**given)
+
+
+def _check_spelling(environ: Mapping[str, str], known: AbstractSet[str]) -> None:
+    """
+    See that no variable is meant to be a setting and is none.
+
+    Names that resemble none are others': Kubernetes tells of a service that is called
+    ``webapp`` in ``WEBAPP_SERVICE_HOST``.
+    """
+    short = {name.removeprefix(_PREFIX): name for name in known}
+    for variable in sorted(environ):
+        if variable in known or not variable.startswith(_PREFIX):
+            continue
+        if near := get_close_matches(variable.removeprefix(_PREFIX), short, 1, _NEAR):
+            raise ConfigurationError(
+                f"{variable}: there is no such setting; did you mean {short[near[0]]}?"
+            )
 
 
 def _positive(variable: str, text: str, kind: type[Any]) -> Any:

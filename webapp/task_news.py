@@ -68,7 +68,8 @@ def news_of(task: Task, ticket: Ticket, expires: float) -> News:
     Args:
         task: Any batch task of the app.
         ticket: Of the task.
-        expires: Seconds after which no worker takes it any more.
+        expires: Seconds after which no worker takes it any more, unless its ticket says
+            otherwise.
 
     Raises:
         Exception: The result store cannot be reached.
@@ -81,6 +82,8 @@ def news_of(task: Task, ticket: Ticket, expires: float) -> News:
         if state == "revoked" and failure is not None and failure.kind == "DeadlineExceeded":
             state = "expired"
         return News(ticket, state, outcome)
+    if ticket.within is not None:
+        expires = ticket.within
     if state == "queued" and time.time() - ticket.sent > expires + _SLACK:
         return News(ticket, "expired")
     return News(ticket, state)

@@ -81,12 +81,13 @@ class Tasks:
     async def send(self, visit: Visit) -> Answer:
         """Send ``{"input": ...}``, and say where its news will be."""
         text = json_input(visit.ask, self._settings)
-        ticket = self._tickets.write(uuid())
-        expires = deadline_of(visit.ask, self._settings.task_timeout).within
+        most = self._settings.task_timeout
+        expires = deadline_of(visit.ask, most).within
+        ticket = self._tickets.write(uuid(), expires if expires < most else None)
         options = {"expires": expires, "task_id": ticket.task_id, "headers": _TRACKED}
         deadline = visit.since + self._settings.timeout
         await self._courier.send(visit.way, self._task, [text], options, deadline)
-        return sent_answer([ticket])
+        return sent_answer([ticket], visit.root)
 
     async def look(self, visit: Visit) -> Answer:
         """Tell how far a task is, and its output once it has one."""
@@ -159,15 +160,20 @@ class Tasks:
                 self._seats.release()
 
 
-def sent_answer(tickets: list[Ticket]) -> Answer:
+def sent_answer(tickets: list[Ticket], root: str) -> Answer:
     """
     Return the answer about tasks that were sent and may still run.
 
     Args:
         tickets: Of each.
+        root: The path below which the app is.
     """
     tasks = [
-        {"id": each.text, "url": f"/tasks/{each.text}", "events": f"/events/{each.text}"}
+        {
+            "id": each.text,
+            "url": f"{root}/tasks/{each.text}",
+            "events": f"{root}/events/{each.text}",
+        }
         for each in tickets
     ]
     if len(tasks) > 1:

@@ -13,8 +13,10 @@ from typing import Any, Protocol
 from celery import Celery, Task
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
+from celery_batch.client.aio import apply_async
 from celery_batch.client.arrival import arrived
 from celery_batch.client.listener import is_listening, listener_for
+from celery_batch.client.revokes import revoke_soon
 from celery_batch.client.together import room_for
 from webapp.errors import ClientGone
 from webapp.hangups import hangups
@@ -193,7 +195,7 @@ class LoopWay:
     async def send(
         self, task: Task, values: Sequence[Any], options: Mapping[str, Any], deadline: float
     ) -> list[Any]:
-        """See `Way`; calls of several requests share their writes."""
+        """See `Way`; calls of several requests share their writes; cancelled, none runs."""
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             if not is_listening(task.app):
                 await asyncio.to_thread(_listen, task.app)
@@ -205,13 +207,19 @@ class LoopWay:
         self, task: Task, values: Sequence[Any], options: Mapping[str, Any]
     ) -> list[Any]:
         are_large = isinstance(values[0], bytes)  # megabytes, maybe
-        if len(values) == 1 and not are_large:
-            return [await task.aapply_async((values[0],), **options)]
         if len(values) <= _FEW and not are_large:
-            calls = [task.aapply_async((value,), **options) for value in values]
-            return await asyncio.gather(*calls)
+            calls = [
+                apply_async(task, (value,), None, {**options}, on_abandoned=_revoke)
+                for value in values
+            ]
+            return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
         rows = [((value,), None) for value in values]
-        return await asyncio.to_thread(task.apply_many, rows, **options)
+        sending = asyncio.ensure_future(asyncio.to_thread(task.apply_many, rows, **options))
+        try:
+            return await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            sending.add_done_callback(_revoke_all)
+            raise
 
     async def until(self, results: Sequence[Any], deadline: float) -> bool:
         """See `Way`."""
@@ -240,6 +248,18 @@ class LoopWay:
             return await anext(states, None)
         except CeleryTimeoutError:
             raise TimeoutError from None
+
+
+def _revoke(result: Any) -> None:
+    """Have a call not run that nobody waits for any more."""
+    revoke_soon(result.app, [result.id])
+
+
+def _revoke_all(sending: asyncio.Future[list[Any]]) -> None:
+    """Likewise, of calls that have been sent by now."""
+    if not sending.cancelled() and sending.exception() is None:
+        for result in sending.result():
+            _revoke(result)
 
 
 def _listen(app: Celery) -> None:

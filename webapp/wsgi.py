@@ -45,6 +45,7 @@ def ask_of(environ: dict[str, Any], routes: Routes) -> Ask:
         headers=headers,
         body=body,
         client=environ.get("REMOTE_ADDR", ""),
+        root=_utf8(environ.get("SCRIPT_NAME", "")),
         connection=_connection(environ),
         flaw=flaw,
     )

@@ -21,6 +21,9 @@ _LOOK = 0.5
 #: Batches on their way: those in workers and those that wait for them.
 _BATCHES = 32
 
+#: Batches on their way for each worker, where there are so many that those are too few.
+_FOR_EACH = 4
+
 #: Seconds without any answer after which parcels that nobody has are sent again.
 PATIENCE = 60.0
 
@@ -37,6 +40,8 @@ class Pace:
         in_order: Answers come in the input's order; else as they are known.
         window_bytes: Bytes of rows on their way from which on nothing more leaves.
         patience: Seconds without any answer after which what nobody has is sent again.
+        for_each: Rows on their way for each worker that answers, where that is more than
+            ``window``.
     """
 
     window: int
@@ -44,6 +49,7 @@ class Pace:
     in_order: bool = True
     window_bytes: int = WINDOW_BYTES
     patience: float = PATIENCE
+    for_each: int = 0
 
     @classmethod
     def of(cls, task: Any, *, window: int | None = None, **more: Any) -> Pace:
@@ -57,10 +63,11 @@ class Pace:
             more: The other numbers, where they are to be something else.
         """
         size = policy_of(task).max_batch_size
-        window = window or _BATCHES * size
         most = most_queued(task.app, task)
+        for_each = _FOR_EACH * size if window is None and most is None else 0
+        window = window or _BATCHES * size
         window = window if most is None else min(window, most)
-        return cls(window=window, parcel=min(size, window), **more)
+        return cls(window=window, parcel=min(size, window), for_each=for_each, **more)
 
 
 def answers(
@@ -163,6 +170,8 @@ class Backfill:
             timeout: Seconds to wait for something to come.
             sends: Whether anything may leave.
         """
+        workers = self._sender.workers()
+        self._flight.window = max(self._pace.window, workers * self._pace.for_each)
         departures = list(self._flight.departures()) if sends else []
         for parcel in self._sender.send(departures):
             self._flight.lost(parcel)

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -49,6 +50,8 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
     Where the output is no terminal it prints one plain frame after the other.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    if find_spec("rich") is None:
+        raise click.ClickException("This needs rich: pip install 'celery-batch[top]'")
     app = ctx.obj.app
     bus = Bus(app)
     try:
@@ -56,8 +59,6 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
         show(_Watch(app, bus, _LISTEN_ONCE if once else _LISTEN), interval, once)
     except KeyboardInterrupt:
         click.echo("", err=True)
-    except ImportError as error:
-        raise click.ClickException(f"{error}: pip install rich") from error
     finally:
         bus.close()
 
@@ -90,19 +91,20 @@ class _Watch:
             look = Look(time=began, error=str(error) or type(error).__name__)
         self._picture.add(look)
 
-    def frame(self) -> Any:
-        """Return what is to be shown."""
-        return self._frame(self._picture, self._broker, time.strftime("%H:%M:%S"))
+    def frame(self, width: int) -> Any:
+        """Return what is to be shown in so many columns."""
+        return self._frame(self._picture, self._broker, time.strftime("%H:%M:%S"), width=width)
 
 
 def _on_screen(watch: _Watch, interval: float, _once: bool) -> None:  # noqa: FBT001
     from rich.console import Console  # noqa: PLC0415 (only a terminal needs it)
     from rich.live import Live  # noqa: PLC0415 (likewise)
 
-    with Live(console=Console(), screen=True, auto_refresh=False) as live:
+    console = Console()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
 
         def show() -> None:
-            live.update(watch.frame(), refresh=True)
+            live.update(watch.frame(console.width), refresh=True)
 
         _go_on(watch, show, interval)
 
@@ -112,12 +114,12 @@ def _in_lines(watch: _Watch, interval: float, once: bool) -> None:  # noqa: FBT0
 
     console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
     if not once:
-        _go_on(watch, lambda: console.print(watch.frame()), interval)
+        _go_on(watch, lambda: console.print(watch.frame(console.width)), interval)
         return
     watch.look()
     time.sleep(interval)
     watch.look()
-    console.print(watch.frame())
+    console.print(watch.frame(console.width))
 
 
 def _go_on(watch: _Watch, show: Callable[[], None], interval: float) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,9 @@ _STATES = {"busy": "green", "ready": "cyan", "silent": "yellow"}
 #: Characters of the longest bar.
 _BAR = 32
 
+#: Characters between columns.
+_GAP = 2
+
 #: Tasks whose sizes are drawn: those with the most batches.
 _DRAWN = 3
 
@@ -25,7 +29,7 @@ _DRAWN = 3
 _NOTHING = "·"
 
 
-def frame(picture: Picture, broker: str, clock: str) -> RenderableType:
+def frame(picture: Picture, broker: str, clock: str, *, width: int) -> RenderableType:
     """
     Return what a terminal is to show.
 
@@ -33,6 +37,7 @@ def frame(picture: Picture, broker: str, clock: str) -> RenderableType:
         picture: What is known.
         broker: Where the broker is.
         clock: The time of day.
+        width: Columns of the terminal; what matters less is left out where it is narrow.
     """
     tasks, workers = picture.tasks(), picture.workers()
     parts: list[RenderableType] = [_head(picture, broker, clock)]
@@ -42,8 +47,8 @@ def frame(picture: Picture, broker: str, clock: str) -> RenderableType:
         )
     elif not workers:
         parts.append(Text("No worker answers. Start one: celery -A APP worker", "yellow"))
-    parts += [_queues(tasks), Text(), _tasks(tasks), Text()]
-    parts += [_workers(workers), Text()] if workers else []
+    parts += [_queues(tasks), Text(), _tasks(tasks, width), Text()]
+    parts += [_workers(workers, width), Text()] if workers else []
     parts += _histograms(tasks, picture.seconds)
     return Group(*parts)
 
@@ -63,22 +68,27 @@ def _queues(tasks: list[TaskView]) -> Text:
     return Text(f"messages in the broker: {', '.join(told) or _NOTHING}")
 
 
-def _tasks(tasks: list[TaskView]) -> Table:
-    names = ("workers", "waiting", "oldest", "running", "rows/s", "batches/s", "size", "model")
-    table = _table("task", *names, "wait p50", "p95")
-    for task in tasks:
-        size = f"{_number(task.size, 1)} of {task.max_batch_size}" if task.workers else _NOTHING
-        table.add_row(
-            _name(task),
-            f"{task.workers}",
-            *_line(task),
-            _number(task.rate),
-            _number(task.batches, 1),
-            size,
-            _seconds(task.model),
-            *map(_seconds, task.wait),
-        )
-    return table
+def _tasks(tasks: list[TaskView], width: int) -> Table:
+    return _table(
+        [
+            _Column("task", [_name(task) for task in tasks], 0, is_word=True),
+            _Column("workers", [_count(task.workers) for task in tasks], 7),
+            _Column("waiting", [_line(task)[0] for task in tasks], 3),
+            _Column("oldest", [_line(task)[1] for task in tasks], 6),
+            _Column("running", [_line(task)[2] for task in tasks], 10),
+            _Column("rows/s", [_number(task.rate) for task in tasks], 1),
+            _Column("batches/s", [_number(task.batches, 1) for task in tasks], 8),
+            _Column("size", [_size(task) for task in tasks], 2),
+            _Column("model", [_seconds(task.model) for task in tasks], 4),
+            _Column("wait p50", [_seconds(task.wait[0]) for task in tasks], 9),
+            _Column("wait p95", [_seconds(task.wait[1]) for task in tasks], 5),
+        ],
+        width,
+    )
+
+
+def _size(task: TaskView) -> str:
+    return f"{_number(task.size, 1)} of {task.max_batch_size}" if task.workers else _NOTHING
 
 
 def _line(task: TaskView) -> tuple[str, str, str]:
@@ -94,30 +104,54 @@ def _name(task: TaskView) -> Text:
     return name.append(f" ({task.halted})", "yellow") if task.halted else name
 
 
-def _workers(workers: list[WorkerView]) -> Table:
-    names = ("state", "processes", "tasks", "waiting", "running", "rows/s", "busy", "devices")
-    table = _table("worker", *names)
-    for worker in workers:
-        table.add_row(
-            Text(worker.name, "bold"),
-            Text(worker.state, _STATES[worker.state]),
-            _count(worker.processes),
-            _count(worker.tasks),
-            _count(worker.waiting),
-            _count(worker.running),
-            _number(worker.rate),
-            _NOTHING if worker.busy is None else f"{worker.busy:.0%}",
-            ", ".join(worker.devices) or _NOTHING,
-        )
-    return table
+def _workers(workers: list[WorkerView], width: int) -> Table:
+    return _table(
+        [
+            _Column("worker", [Text(each.name, "bold") for each in workers], 0, is_word=True),
+            _Column("state", [_state(each) for each in workers], 1, is_word=True),
+            _Column("processes", [_count(each.processes) for each in workers], 7),
+            _Column("tasks", [_count(each.tasks) for each in workers], 6),
+            _Column("waiting", [_count(each.waiting) for each in workers], 4),
+            _Column("running", [_count(each.running) for each in workers], 5),
+            _Column("rows/s", [_number(each.rate) for each in workers], 2),
+            _Column("busy", [_share(each.busy) for each in workers], 3),
+            _Column("devices", [_devices(each) for each in workers], 8, is_word=True),
+        ],
+        width,
+    )
 
 
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        is_word = name in ("state", "devices")
-        table.add_column(name, justify="left" if is_word else "right", no_wrap=True)
+def _state(worker: WorkerView) -> Text:
+    return Text(worker.state, _STATES[worker.state])
+
+
+def _devices(worker: WorkerView) -> str:
+    return ", ".join(worker.devices) or _NOTHING
+
+
+class _Column(NamedTuple):
+    """A column, and how soon it is left out where there is little room: the highest rank first."""
+
+    name: str
+    cells: Sequence[Text | str]
+    rank: int
+    is_word: bool = False
+
+    @property
+    def width(self) -> int:
+        """How many characters it takes, with the gap behind it."""
+        return max(len(self.name), *map(len, self.cells), 0) + _GAP
+
+
+def _table(columns: list[_Column], width: int) -> Table:
+    while sum(column.width for column in columns) - _GAP > width and len(columns) > 1:
+        columns = [each for each in columns if each.rank < max(other.rank for other in columns)]
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, _GAP, 0, 0))
+    for column in columns:
+        justify: JustifyMethod = "left" if column.is_word else "right"
+        table.add_column(column.name, justify=justify, no_wrap=True)
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
     return table
 
 
@@ -154,6 +188,10 @@ def _bar(share: float) -> str:
 
 def _count(number: int | None) -> str:
     return _NOTHING if number is None else f"{number:,}"
+
+
+def _share(share: float | None) -> str:
+    return _NOTHING if share is None else f"{share:.0%}"
 
 
 def _number(number: float | None, digits: int = 0) -> str:

@@ -18,6 +18,7 @@ from celery_batch.cli.tune_plot import Plot
 from celery_batch.cli.tune_table import as_data, show
 from celery_batch.config import LARGEST_BATCH
 from celery_batch.errors import BatchError, ConfigurationError
+from celery_batch.serving import residents
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.measure import Plan, measure
 from celery_batch.tuning.propose import Goal, propose
@@ -100,9 +101,12 @@ def _measured(app: Any, name: str, goal: Goal, options: dict[str, Any]) -> tuple
         app.conf.batch_devices = options["device"]
     with _progress() as tell, _without_advice():
         tell("loading")
-        device = load_models(app, [name])
-        rows = rows_for(task, options["source"], options["field"])
-        return device, replace(measure(Probe(task, rows), plan, tell), way=options["way"])
+        try:
+            device = load_models(app, [name])
+            rows = rows_for(task, options["source"], options["field"])
+            return device, replace(measure(Probe(task, rows), plan, tell), way=options["way"])
+        finally:
+            residents.move_out()
 
 
 def _sizes(given: str | None) -> tuple[int, ...]:

@@ -19,6 +19,9 @@ from celery_batch.tuning.words import (
 
 __all__ = ["as_data", "show"]
 
+#: What is proposed.
+_SETTINGS = ("max_batch_size", "max_wait", "linger")
+
 #: Characters of the longest bar.
 _LONGEST_BAR = 20
 
@@ -100,7 +103,7 @@ def as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[st
         "cap": curve.cap,
         "meets": proposal.chosen.meets,
         "bears": proposal.chosen.bears,
-        "settings": asdict(proposal.chosen.policy),
+        "settings": {name: getattr(proposal.chosen.policy, name) for name in _SETTINGS},
         "forecast": asdict(proposal.chosen.forecast),
     }
 

@@ -22,7 +22,14 @@ from celery_batch.client.room import admitted, items_of
 __all__ = ["apply_async"]
 
 
-async def apply_async(task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
+async def apply_async(
+    task: Any,
+    args: Any,
+    kwargs: Any,
+    options: dict[str, Any],
+    *,
+    on_abandoned: Callable[[Any], object] | None = None,
+) -> Any:
     """
     Send a call and return its result when the broker has it.
 
@@ -31,6 +38,8 @@ async def apply_async(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
         args: Positional arguments, or None.
         kwargs: Keyword arguments, or None.
         options: As for `apply_async`.
+        on_abandoned: Called with the result of a call that was cancelled while it was sent.
+            One that is cancelled before is not sent.
 
     Raises:
         QueueFull: There is no room for it; said at once, and not after other calls' writes.
@@ -44,7 +53,7 @@ async def apply_async(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
             options.setdefault("priority", request.delivery_info.get("priority"))
     future = loop.create_future()
     apply = partial(task.apply_async, args, kwargs, **options)
-    _outgoing(loop).add(loop, _Call(task, apply, _let_in(task, options), future))
+    _outgoing(loop).add(loop, _Call(task, apply, _let_in(task, options), future, on_abandoned))
     result = await future
     if parent and options.get("add_to_parent", True):
         parent.add_trail(result)
@@ -66,6 +75,7 @@ class _Call(NamedTuple):
     apply: Callable[[], Any]
     context: Context
     future: asyncio.Future[Any]
+    on_abandoned: Callable[[Any], object] | None
 
 
 class _Outgoing:
@@ -83,7 +93,7 @@ class _Outgoing:
             loop.call_soon(self._leave, loop)
 
     def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
-        calls, self._calls = self._calls, []
+        calls, self._calls = [call for call in self._calls if not call.future.done()], []
         self._is_leaving = bool(calls)
         if not calls:
             return
@@ -135,8 +145,10 @@ def _send(calls: list[_Call]) -> list[Any]:
 
 def _tell(calls: list[_Call], outcomes: list[Any]) -> None:
     for call, outcome in zip(calls, outcomes, strict=True):
-        if call.future.done():
-            continue  # nobody waits for it any more
+        if call.future.done():  # nobody waits for it any more
+            if call.on_abandoned is not None and not isinstance(outcome, BaseException):
+                call.on_abandoned(outcome)
+            continue
         if isinstance(outcome, BaseException):
             call.future.set_exception(outcome)
         else:

@@ -42,9 +42,10 @@ def serving(facts: Facts) -> Iterator[Finding]:
         if served:
             yield ok(f"{task.name} is served by {', '.join(served)}.")
         else:
-            waiting = facts.depths.get(task.queue, 0)
+            waiting = facts.depths.get(task.queue)
+            depth = "" if waiting is None else f", where {waiting:,} messages wait"
             yield problem(
-                f"No worker serves {task.name}; {waiting:,} messages wait in queue {task.queue}.",
+                f"No worker serves {task.name}: nobody reads queue {task.queue} for it{depth}.",
                 f"Start one that consumes it: celery -A APP worker -Q {task.queue}",
             )
 

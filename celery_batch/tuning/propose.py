@@ -29,6 +29,9 @@ _MAX_WAIT = 0.01
 #: Parts of the target that may be worth waiting for company.
 _PARTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
+#: The share of requests that a target is about.
+_NEARLY_ALL = 0.99
+
 #: Rates are told apart to this share.
 _FINE = 0.02
 
@@ -142,6 +145,8 @@ def most_borne(policy: BatchPolicy, curve: Curve, latency: float) -> float:
     Returns:
         0 if it is met at no rate at all.
     """
+    if curve.seconds(1, _NEARLY_ALL) + curve.way > latency:
+        return 0.0  # nobody waits for anybody, and it is too slow
     high = curve.capacity(policy.max_batch_size)
     low = 0.0
     while high - low > _FINE * high:
@@ -150,7 +155,7 @@ def most_borne(policy: BatchPolicy, curve: Curve, latency: float) -> float:
             low = middle
         else:
             high = middle
-            if high < _FINE / curve.seconds(1):  # hardly anybody comes, and it is too slow
+            if high < _FINE / curve.seconds(1):  # hardly anybody comes, and still
                 return 0.0
     return low
 

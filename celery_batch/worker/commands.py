@@ -7,6 +7,7 @@ them names, ``broadcast("batch_config", {"task": "workers.infill", "max_wait": 0
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -20,6 +21,8 @@ from celery_batch.worker.steering import DEFAULT
 
 __all__ = ["register"]
 
+logger = logging.getLogger(__name__)
+
 _Order = Callable[..., dict[str, Any] | Later]
 
 
@@ -28,14 +31,16 @@ def register() -> None:
     control_command(
         variadic="words",
         signature=(
-            "TASK [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
+            "<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
             " [bulk_share=SHARE]"
         ),
     )(_answered(batch_config))
-    control_command(variadic="words", signature="TASK [TASK ...]")(_answered(batch_pause))
-    control_command(variadic="words", signature="[TASK ...]")(_answered(batch_resume))
+    control_command(variadic="words", signature="<task> [task2 [... [taskN]]]")(
+        _answered(batch_pause)
+    )
+    control_command(variadic="words", signature="[task1 [... [taskN]]]")(_answered(batch_resume))
     control_command()(_answered(batch_drain))
-    control_command(signature="TASK [in_place] [wait=SECONDS]", variadic="words")(
+    control_command(signature="<task> [in_place] [wait=SECONDS]", variadic="words")(
         _answered(batch_reload)
     )
 
@@ -45,9 +50,12 @@ def _answered(order: _Order) -> _Order:
 
     @wraps(order)
     def answer(state: Any, **arguments: Any) -> dict[str, Any] | Later:
+        words = [*arguments.get("words", ()), *_pairs(arguments)]
+        logger.info("Order: %s", " ".join([order.__name__, *map(str, words)]))
         try:
             found = order(state.consumer.batch_steering, **arguments)
         except BatchError as error:
+            logger.warning("Refused: %s", error)
             return {"error": str(error)}
         if not isinstance(found, Later):
             return {"ok": found}
@@ -60,7 +68,7 @@ def batch_config(
     steering: Any, words: Sequence[str] = (), task: str = "", **values: Any
 ) -> dict[str, Any]:
     """Show or change when a task's batches leave; "default" puts back what the task says."""
-    usage = "batch_config TASK max_batch_size=32 max_wait=0.02"
+    usage = "batch_config <task> max_batch_size=32 max_wait=0.02"
     names, named = _understood(words, task)
     name = _only_task(names, {DEFAULT}, usage)
     defaults = dict.fromkeys(OPTIONS, DEFAULT) if DEFAULT in names[1:] else {}
@@ -70,7 +78,7 @@ def batch_config(
 
 def batch_pause(steering: Any, words: Sequence[str] = (), task: str = "") -> dict[str, Any]:
     """Take no more of these tasks; what waits of them goes back to the broker."""
-    names = _only_names(words, task, "batch_pause TASK")
+    names = _only_names(words, task, "batch_pause <task>")
     if not names:
         raise ConfigurationError("no task is named; batch_drain has the worker take nothing more")
     reply: dict[str, Any] = steering.pause(names)
@@ -79,7 +87,7 @@ def batch_pause(steering: Any, words: Sequence[str] = (), task: str = "") -> dic
 
 def batch_resume(steering: Any, words: Sequence[str] = (), task: str = "") -> dict[str, Any]:
     """Take these tasks again; without a name everything, also after batch_drain."""
-    names = _only_names(words, task, "batch_resume [TASK]")
+    names = _only_names(words, task, "batch_resume [task]")
     reply: dict[str, Any] = steering.resume(names)
     return reply
 
@@ -92,7 +100,7 @@ def batch_drain(steering: Any) -> dict[str, Any]:
 
 def batch_reload(steering: Any, words: Sequence[str] = (), task: str = "", **how: Any) -> Later:
     """Load a task's model anew without losing a request; in_place where memory holds one only."""
-    usage = "batch_reload TASK [in_place] [wait=SECONDS]"
+    usage = "batch_reload <task> [in_place] [wait=SECONDS]"
     names, named = _understood(words, task)
     name = _only_task(names, {"in_place"}, usage)
     options = {**dict.fromkeys(names[1:], True), **named, **how}
@@ -101,6 +109,10 @@ def batch_reload(steering: Any, words: Sequence[str] = (), task: str = "", **how
             raise _not_understood(option, usage)
     later: Later = steering.reload(name, **options)
     return later
+
+
+def _pairs(arguments: dict[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in arguments.items() if name != "words"]
 
 
 def _understood(words: Sequence[str], task: str) -> tuple[list[str], dict[str, Any]]:

@@ -36,7 +36,7 @@ __all__ = ["ANSWER_SOON", "Reloading"]
 logger = logging.getLogger(__name__)
 
 #: Seconds.  `celery control` listens for one second unless it is told otherwise.
-ANSWER_SOON = 0.7
+ANSWER_SOON = 0.5
 
 #: Seconds between two looks at how far it is.
 _LOOK = 0.05
@@ -158,7 +158,7 @@ class Reloading:
         wrong = {pid: error for pid, error in answers.items() if error}
         for pid, error in wrong.items():
             raise LoadFailed(
-                f"process {pid} of {len(answers)}, {len(wrong)} of which failed: {error}"
+                f"{len(wrong)} of {len(answers)} processes could not; process {pid}: {error}"
             )
 
     def _look(self) -> None:

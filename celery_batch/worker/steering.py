@@ -178,8 +178,8 @@ class Steering:
             return lanes[name]
         known = sorted(lanes)
         raise ConfigurationError(
-            f"{name}: no batch task of this worker{did_you_mean(name, known)};"
-            f" it knows {', '.join(known) or 'none'}"
+            f"{name}: no batch task of this worker, which knows {', '.join(known) or 'none'}"
+            f"{did_you_mean(name, known)}"
         )
 
 

@@ -21,7 +21,7 @@ def drawn():
         for look in looks:
             picture.add(look)
         console = Console(file=io.StringIO(), width=columns)
-        console.print(frame(picture, "redis://here", "12:00:00"))
+        console.print(frame(picture, "redis://here", "12:00:00", width=columns))
         return console.file.getvalue()
 
     return drawn
@@ -86,9 +86,13 @@ def test_the_broker_is_away(drawn):
     assert "silent" in shown
 
 
-@pytest.mark.parametrize("columns", [40, 60, 200])
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
 def test_any_width_will_do(drawn, columns):
-    """On a narrow terminal columns are cut, and nothing is wider than it."""
+    """On a narrow terminal what matters less is left out, and what is there is whole."""
     shown = drawn(look(0.0, 0), look(1.0, 40, upto1=4), columns=columns)
+    head = next(line.split() for line in shown.splitlines() if line.startswith("task"))
 
     assert columns >= max(map(len, shown.splitlines()))
+    assert ["task", "rows/s"] == [name for name in head if name in ("task", "rows/s")]
+    assert (columns == 200) == ("running" in head)
+    assert "…" not in shown.split("sizes of", maxsplit=1)[0].split("messages in", maxsplit=1)[1]

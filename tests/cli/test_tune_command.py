@@ -17,6 +17,9 @@ from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.serving import residents
 from celery_batch.testing import HungryModel
 
+#: Models that were let go.
+unloaded = []
+
 
 class Hungry(HungryModel):
     """Has room for eight, and something to be measured with."""
@@ -24,6 +27,10 @@ class Hungry(HungryModel):
     def examples(self):
         """Return one."""
         return ["a"]
+
+    def unload(self):
+        """Note it."""
+        unloaded.append(self)
 
 
 class Shy(Model):
@@ -36,6 +43,18 @@ class Shy(Model):
     def predict(self, batch):
         """Answer one at a time."""
         return list(batch) if len(batch) == 1 else [ValueError("too many") for _ in batch]
+
+
+class Broken(Model):
+    """Cannot be loaded."""
+
+    def load(self, device):
+        """Say why."""
+        raise FileNotFoundError(f"no weights for {device} at /nowhere")
+
+    def predict(self, batch):
+        """Answer."""
+        return batch
 
 
 class Bare(Model):
@@ -51,7 +70,7 @@ def app(monkeypatch):
     """An app with tasks of each kind, none of which knows a broker."""
     monkeypatch.setattr(residents, "_device", None)
     with Celery("tuned", set_as_current=False) as app:
-        for model in (Hungry, Shy, Bare):
+        for model in (Hungry, Shy, Bare, Broken):
             model.as_task(app, name=model.__name__.lower())
 
         @app.task(base=BatchTask, name="add")
@@ -85,22 +104,23 @@ def run(app):
 
 def test_a_model_is_measured_until_memory_ends(run):
     """With its own examples; the cap is told, and nothing of advice to a worker."""
-    said = run("hungry", "--latency", "5")
+    said = run("hungry", "--latency", "5", "--sizes", "1,2,4,8,16,32")
 
     assert said.startswith("hungry on cpu")
     assert ["batch", "1", "2", "4", "8"] == [line.split()[0] for line in said.splitlines()[1:6]]
     assert "No larger ones: a batch of 16 does not fit into memory" in " ".join(said.split())
     assert "max_batch_size=" in said
+    assert unloaded
 
 
 def test_everything_is_there_as_data(run):
     """For scripts: what was measured, what is proposed, what it is expected to do."""
-    found = json.loads(run("hungry", "--json", "--latency", "5", "--rate", "10"))
+    found = json.loads(run("hungry", "--json", "--latency", "30", "--rate", "1", "--sizes", "1,2"))
 
-    assert ("hungry", "cpu", 5.0, 10.0, True) == tuple(
+    assert ("hungry", "cpu", 30.0, 1.0, True) == tuple(
         found[name] for name in ("task", "device", "latency", "rate", "meets")
     )
-    assert [1, 2, 4, 8] == [each["size"] for each in found["sizes"]]
+    assert [1, 2] == [each["size"] for each in found["sizes"]]
     assert {"max_batch_size", "max_wait", "linger"} == found["settings"].keys()
     assert {"p50", "p99", "rate", "batch_size", "busy"} == found["forecast"].keys()
 
@@ -109,7 +129,7 @@ def test_everything_is_there_as_data(run):
 def test_it_is_drawn(run, tmp_path, kind):
     """In the kind that the name asks for."""
     picture = tmp_path / f"tune.{kind}"
-    run("hungry", "--plot", str(picture), "--latency", "5")
+    run("hungry", "--plot", str(picture), "--latency", "30", "--rate", "1", "--sizes", "1,2")
 
     assert picture.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
 
@@ -126,7 +146,7 @@ def test_a_table_wants_rich(run, monkeypatch):
     """And says what does without."""
     for name in ("rich", "rich.console"):
         monkeypatch.setitem(sys.modules, name, None)
-    said = run("hungry", "--latency", "5", code=1)
+    said = run("hungry", "--latency", "30", "--rate", "1", "--sizes", "1", code=1)
 
     assert (
         "Error: the table needs rich; pip install 'celery-batch[tune]', or ask for --json" in said
@@ -137,7 +157,7 @@ def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
     """As a backfill reads them: by the names of its parameters."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"left": 1, "right": 2}\n{"left": 3, "right": 4, "scale": 2}\n')
-    found = json.loads(run("add", "--json", "--input", str(rows), "--sizes", "3,1"))
+    found = json.loads(run("add", "--json", "--input", str(rows), "--rate", "1", "--sizes", "3,1"))
 
     assert [1, 3] == [each["size"] for each in found["sizes"]]
 
@@ -146,8 +166,9 @@ def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
     ("words", "told"),
     [
         (["hungri"], "hungri: there is no such task; did you mean hungry?; batch tasks"),
-        (["plain"], "plain: is no batch task; batch tasks of this app: add, bare, hungry, shy"),
+        (["plain"], "plain: is no batch task; batch tasks of this app: add, bare, broken, hungry"),
         (["bare"], "bare: its model has no examples(), so there is nothing to measure with;"),
+        (["broken"], "Broken on cpu: FileNotFoundError: no weights for cpu at /nowhere"),
         (["add"], "add: it is a function, so there is nothing to measure with; give --input"),
         (["shy"], "shy: 1 was answered with ValueError: too many; measure with rows that it can"),
         (["hungry", "--sizes", "0,x"], "--sizes: must be whole numbers from 1 to 1024"),

@@ -17,7 +17,9 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, PartlySent
 from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client.aio import apply_async
 from celery_batch.client.listener import listener_for
+from celery_batch.client.publisher import Publisher
 from celery_batch.client.result import BatchResult
 from tests.client.conftest import Sender
 
@@ -420,3 +422,55 @@ def test_learning_listens_to_nothing(sender: Callable[..., Sender]) -> None:
     assert listener is not None
     own = {listener.channel.encode()}
     assert own == set(here.redis.pubsub_channels()) - (before - own)
+
+
+def test_a_call_that_is_cancelled_before_it_leaves_is_not_sent(
+    sender: Callable[..., Sender],
+) -> None:
+    """What leaves with the next turn of the loop and nobody wants any more stays here."""
+    here = warmed(sender())
+
+    async def send() -> None:
+        unwanted = asyncio.create_task(here.task.adelay("unwanted"))
+        await asyncio.sleep(0)  # it has begun, and not left
+        unwanted.cancel()
+        await here.task.adelay("wanted")
+        with pytest.raises(asyncio.CancelledError):
+            await unwanted
+
+    asyncio.run(send())
+
+    assert ["('wanted',)"] == texts(here.taken())
+
+
+def test_a_call_that_is_cancelled_while_it_is_sent_is_told_of(
+    sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is sent, and whoever asked for that learns its id when it is."""
+    here = warmed(sender())
+    outbox = Publisher.of(here.app)._outbox
+    write, begun, gate = outbox._write, threading.Event(), threading.Event()
+
+    def slowly(letters: Any) -> None:
+        begun.set()
+        assert gate.wait(20)
+        write(letters)
+
+    monkeypatch.setattr(outbox, "_write", slowly)
+
+    async def send() -> Any:
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        call = apply_async(here.task, ("late",), None, {}, on_abandoned=told.put_nowait)
+        sending = asyncio.create_task(call)
+        assert await asyncio.to_thread(begun.wait, 20)
+        sending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+        gate.set()
+        return await asyncio.wait_for(told.get(), 20)
+
+    result = asyncio.run(send())
+
+    assert [result.id] == [
+        message["headers"]["id"] for each in here.taken().values() for message in each
+    ]

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 
 import httpx
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import find_redis_server
 from tests.conftest import need
 from tests.services.containers import Containers, programs_missing
+from tests.services.kustomize import KUBERNETES, built
 from tests.services.nginx import find_nginx
+
+#: Many servers start, one of which loads a model, on a machine that does more besides.
+pytestmark = pytest.mark.timeout(400)
 
 #: Grafana has no package of Debian's; test_grafana.py looks at its files.
 NAMES = ["redis", "worker", "web", "flask", "flower", "nginx", "prometheus"]
@@ -149,9 +156,25 @@ def test_prometheus_reaches_its_targets(up):
         wait_until(why_not, [], what="Prometheus", timeout=60)
 
 
+def test_scaler_has_an_answer(up):
+    """What KEDA asks Prometheus is one number; without Kubernetes there is no namespace."""
+    (scaled,) = [each for each in built(KUBERNETES / "keda") if each["kind"] == "ScaledObject"]
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    query = re.sub(r'namespace="[^"]*",?', "", query)
+    address = f"http://127.0.0.1:{up['prometheus'].port(9090)}/api/v1/query"
+    send_from_web(up, 1)
+    with httpx.Client(trust_env=False) as client:
+
+        def why_not() -> str:
+            result = client.get(address, params={"query": query}).json()["data"]["result"]
+            return "" if len(result) == 1 and float(result[0]["value"][1]) >= 0 else str(result)
+
+        wait_until(why_not, [], what="Prometheus", timeout=60)
+
+
 def test_redis_wants_its_password(up):
     """Who is in the network and does not know the password is refused, and pings are not enough."""
-    client = redis.Redis(port=up["redis"].port(6379))
+    client = redis.Redis(port=up["redis"].port(6379), retry=Retry(NoBackoff(), 0))
     with pytest.raises(redis.AuthenticationError):
         client.ping()
     client.close()
@@ -164,7 +187,7 @@ def test_redis_wants_its_password(up):
 
 def test_unhealthy_is_noticed(up):
     """A health check says no where its service is not there."""
-    for name in ("flower", "nginx"):
+    for name in ("prometheus", "nginx"):
         up[name].stop()
         assert "" != up[name].why_not_healthy()
 

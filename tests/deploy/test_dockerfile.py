@@ -41,6 +41,8 @@ def run(image: Image, *words: str, **more: str) -> str:
 def test_linter_has_nothing_to_say():
     """Hadolint finds nothing but what its configuration explains."""
     tool = Path(sys.executable).with_name("hadolint")
+    if not tool.exists():
+        pytest.skip("hadolint has no wheel for this machine")
     command = [tool, "--config", ROOT / ".hadolint.yaml", DOCKERFILE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 

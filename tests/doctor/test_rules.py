@@ -199,7 +199,12 @@ WRONG = [
         "any code",
     ),
     (of_workers.serving, replace(GOOD, workers=()), "warning", "No worker answers"),
-    (of_workers.serving, worker(waiting=3, lanes={}), "problem", "3 messages wait in queue celery"),
+    (
+        of_workers.serving,
+        worker(waiting=3, lanes={}),
+        "problem",
+        "queue celery for it, where 3 messages wait",
+    ),
     (of_workers.pools, worker(pool="celery.concurrency.gevent"), "problem", "gevent pool"),
     (of_workers.pools, worker(max_tasks_per_child=5), "warning", "after 5 batches"),
     (

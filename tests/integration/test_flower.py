@@ -87,8 +87,12 @@ def flower(place, tmp_path_factory):
         assert place.worker.child.exit_code is None
         gate = place.unique("first")
         place.open_gate(gate)
-        first = place.hold.delay(gate)
-        flower.tasks([first], "SUCCESS")  # it hears events now
+
+        def hears():
+            place.hold.delay(gate).get(timeout=30)
+            return json.loads(flower.text("api/tasks"))
+
+        eventually(hears, "an event in Flower", timeout=90)
         yield flower
 
 

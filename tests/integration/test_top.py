@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from tests.services.place import eventually
 from tests.services.shop import CELERY, environment_of
 from tests.services.terminal import Terminal
 
@@ -37,7 +38,8 @@ def test_a_person_watches(shop):
     worker = shop.worker("-c", "1")
     env = {**os.environ, **shop.environment}
     with Terminal([*COMMAND, "--interval", "0.5"], env=env) as terminal:
-        terminal.read_until(lambda text: "sizes of shop.double" in text and "9 to 16" in text)
+        sizes = lambda text: "sizes of shop.double" in text and "9 to 16" in text  # noqa: E731
+        terminal.read_until(sizes, timeout=90)
         terminal.read_until(lambda text: text.count("celery batch top") > 3)
         terminal.process.send_signal(signal.SIGINT)
         code = terminal.read_to_the_end()
@@ -51,22 +53,27 @@ def test_a_person_watches(shop):
 def test_a_script_asks_once(shop):
     """``--once`` prints one plain frame, with rates, and ends."""
     worker = shop.worker("-c", "1")
-    done = subprocess.run(
-        [*COMMAND, "--once", "--interval", "2"],
-        env={**os.environ, **shop.environment},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=100,
-    )
-    lines = done.stdout.splitlines()
+
+    def answered():
+        done = subprocess.run(
+            [*COMMAND, "--once", "--interval", "2"],
+            env={**os.environ, **shop.environment},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        return done.stdout if "sizes of shop.double" in done.stdout else None
+
+    shown = eventually(answered, "two answers of the worker's in time", timeout=90)
+    lines = shown.splitlines()
     task = next(line.split() for line in lines if line.startswith("shop.double"))
 
-    assert "\x1b" not in done.stdout
+    assert "\x1b" not in shown
     assert "1" == task[1]
     assert float(task[task.index("of") - 3].replace(",", "")) > 0
     assert any(line.startswith(worker.name) for line in lines)
-    assert "messages in the broker: celery " in done.stdout
+    assert "messages in the broker: celery " in shown
 
 
 def test_the_broker_is_away():

@@ -38,3 +38,23 @@ def test_a_wrong_proxy_stops_the_start():
     """A name of a host says nothing that could be compared."""
     with pytest.raises(ConfigurationError, match="WEBAPP_TRUSTED_PROXIES: 'nginx' is neither"):
         Addresses("10.0.0.0/8, nginx")
+
+
+@pytest.mark.parametrize(
+    ("peer", "own", "prefix", "root"),
+    [
+        ("192.0.2.7", "", "", ""),
+        ("192.0.2.7", "/models/", "", "/models"),
+        ("192.0.2.7", "/models", "/evil", "/models"),
+        ("10.0.0.1", "", "/models/", "/models"),
+        ("10.0.0.1", "/v1", "/models/de", "/models/de/v1"),
+        ("10.0.0.1", "", "//evil.example", ""),
+        ("10.0.0.1", "", "https://evil.example", ""),
+        ("10.0.0.1", "", "/a/../b", ""),
+        ("10.0.0.1", "", "/a?b", ""),
+        ("10.0.0.1", "", "/a\r\nX: b", ""),
+    ],
+)
+def test_a_path_before_ours_is_known(peer, own, prefix, root):
+    """The server is believed, and of proxies those that are trusted, if it is a plain path."""
+    assert root == Addresses("10.0.0.0/8").root(peer, own, prefix)

@@ -7,7 +7,7 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from web_door import FORM, JSON
+from web_door import COMMANDS, FORM, JSON, KINDS
 
 MULTIPART = (
     b'--x\r\nContent-Disposition: form-data; name="s"\r\n\r\nsay lamb [MASK]\r\n'
@@ -199,3 +199,31 @@ def test_an_app_may_have_its_place_below_a_path(servers, kind):
 
     assert (400, "InvalidInput") == (known.status, known.error)
     assert (404, "NotFound") == (unknown.status, unknown.error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_urls_of_tasks_begin_where_the_app_is(servers, kind):
+    """What a server, or a proxy that is trusted, says of the path before ours is told on."""
+    is_wsgi = "uvicorn" not in COMMANDS[kind]
+    options = () if is_wsgi else ("--root-path=/model",)
+    environ = {"SCRIPT_NAME": "/model"} if is_wsgi else {}
+    with servers.door(
+        kind,
+        ready="/model/healthz" if is_wsgi else "/healthz",
+        options=options,
+        STANDIN_QUEUE="nobody",
+        WEBAPP_TRUSTED_PROXIES="127.0.0.1",
+        **environ,
+    ) as door:
+        ours = "/model" if is_wsgi else ""
+        sent = door.post(f"{ours}/tasks", {"input": "say lamb [MASK]"})
+        url = sent.headers["Location"]
+        news = door.ask("GET", ours + url.removeprefix("/model"))
+        behind = door.post(
+            f"{ours}/tasks", {"input": "say lamb [MASK]"}, X_Forwarded_Prefix="/front"
+        )
+
+    assert (202, f"/model/tasks/{sent.body['id']}", url) == (sent.status, url, sent.body["url"])
+    assert f"/model/events/{sent.body['id']}" == sent.body["events"]
+    assert (200, "queued") == (news.status, news.body["state"])
+    assert f"/front/model/tasks/{behind.body['id']}" == behind.headers["Location"]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import http.client
 import json
+from unittest.mock import Mock
 
 import pytest
+from celery import Celery
 from web_door import KINDS
+
+from webapp.closing import Closing
+from webapp.home import Home
+from webapp.messages import Ask
 
 
 @pytest.fixture(params=KINDS)
@@ -53,3 +59,19 @@ def test_the_page_and_its_stream(home):
     assert "text/event-stream; charset=utf-8" == stream.headers["Content-Type"]
     assert [True, True] == [json.loads(event[6:])["reached"] for event in events]
     assert rest.count(b"data: ") < 8
+
+
+def test_who_is_refused_says_nothing_of_how_long_answers_take():
+    """Refusals come at once, and would make a server that refuses look quick."""
+    home = Home(Celery("unused"), [], 1, Closing(), board=Mock())
+    for path, status, seconds in [
+        ("/predict", 200, 0.5),
+        ("/stream", 504, 1.0),
+        ("/predict", 429, 0.001),
+        ("/predict", 503, 0.001),
+        ("/tasks", 202, 0.002),
+    ]:
+        home.observe(Ask(method="POST", path=path), status, seconds)
+    latency = home._latencies.summary()
+
+    assert (2, 0.5, 1.0) == (latency["requests"], latency["p50"], latency["p99"])

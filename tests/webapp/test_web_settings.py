@@ -84,3 +84,23 @@ def test_an_app_in_use_is_refused():
     app.backend.as_uri()
     with pytest.raises(ConfigurationError, match="used before"):
         prepare(app)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("WEBAPP_TIMOUT", "WEBAPP_TIMEOUT"),
+        ("WEBAPP_API_KEY", "WEBAPP_API_KEYS"),
+        ("WEBAPP_CONTRACTS", "WEBAPP_CONTRACT"),
+    ],
+)
+def test_a_misspelt_setting_is_told_which_was_meant(wrong, right):
+    """A key that is set under a wrong name must not leave the door open."""
+    with pytest.raises(ConfigurationError, match=f"{wrong}: .* did you mean {right}"):
+        Settings.from_environ({wrong: "1"})
+
+
+@pytest.mark.parametrize("name", ["WEBAPP_SERVICE_HOST", "WEBAPP_PORT_8000_TCP", "WEBAPP_IMAGE"])
+def test_what_others_have_set_is_no_mistake(name):
+    """Kubernetes tells of a service that is called webapp in variables of its own."""
+    assert Settings() == Settings.from_environ({name: "tcp://10.0.0.1:8000"})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +16,8 @@ from webapp.errors import InvalidInput, MethodNotAllowed, NotFound
 from webapp.messages import Answer, Ask, Stream
 from webapp.routes import Route, Routes
 from webapp.straight import straight
-from webapp.tickets import Tickets
+from webapp.task_news import news_of
+from webapp.tickets import Ticket, Tickets
 from webapp.ways import ThreadWay
 
 
@@ -100,6 +103,29 @@ def test_a_ticket_is_read_by_who_knows_the_secret():
     assert ticket == Tickets("secret", 60).read(ticket.text)
     with pytest.raises(NotFound, match="no such task"):
         Tickets("another", 60).read(ticket.text)
+
+
+@pytest.mark.parametrize(("within", "seconds"), [(None, None), (0.1, 1), (90.0, 90)])
+def test_a_ticket_tells_how_long_its_task_may_wait(within, seconds):
+    """A task with a time of its own has it in its ticket, sealed as the rest."""
+    ticket = Tickets("secret", 60).write("some-id", within)
+
+    assert seconds == Tickets("secret", 60).read(ticket.text).within
+    with pytest.raises(NotFound, match="no such task"):
+        Tickets("secret", 60).read(ticket.text.replace(".", ".1", 1))
+
+
+def test_a_task_that_waits_longer_than_it_may_has_expired():
+    """Its own time counts, and not that of all others, which may be much longer."""
+    waits = Mock(state="PENDING", **{"ready.return_value": False})
+    task = Mock(**{"AsyncResult.return_value": waits})
+    sent = int(time.time()) - 20
+
+    states = [
+        news_of(task, Ticket("some-id", sent, "", within), 600.0).state for within in (1, 60, None)
+    ]
+
+    assert ["expired", "queued", "queued"] == states
 
 
 def test_an_old_ticket_is_told_so():

@@ -22,6 +22,9 @@ from webapp.tasks import Tasks
 from webapp.tickets import Tickets
 from webapp.ways import ThreadWay
 
+#: gunicorn's processes as forks of one that has made the app.
+PRELOADED = ("--preload", "-cpython:webapp.gunicorn_conf", "--graceful-timeout=60")
+
 
 def ended(door, url):
     """Wait until a task has ended; return what is told of it."""
@@ -188,10 +191,13 @@ def test_listeners_leave_threads_to_others(servers, doors, kind, seats):
         assert ["queued", "done"] == [name for name, _ in late]
 
 
-@pytest.mark.parametrize("kind", ["flask", "fastapi"])
-def test_who_listens_keeps_no_server_from_stopping(servers, kind):
+@pytest.mark.parametrize(
+    ("kind", "options"), [("flask", ()), ("flask", PRELOADED), ("fastapi", ())]
+)
+def test_who_listens_keeps_no_server_from_stopping(servers, kind, options):
     """Told to stop, a server ends the streams of tasks that may wait for long, and cleanly."""
-    with servers.door(kind, STANDIN_QUEUE="nobody", WEBAPP_HEARTBEAT="60") as door:
+    environ = {"STANDIN_QUEUE": "nobody", "WEBAPP_HEARTBEAT": "60"}
+    with servers.door(kind, options=options, **environ) as door:
         path = door.post("/tasks", {"input": "say lamb [MASK]"}).body["events"]
         connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=30)
         connection.request("GET", path)

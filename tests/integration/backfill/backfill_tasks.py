@@ -59,6 +59,15 @@ def leisurely(number):
     return [2 * n for n in number]
 
 
+@app.task(base=BatchTask, max_batch_size=16, max_wait=0)
+def counted(number):
+    """Take a while, and write down what was asked."""
+    time.sleep(0.01)
+    with open(os.environ["COMPUTED"], "a", encoding="ascii") as file:  # noqa: PTH123 (appends at once)
+        file.write("".join(f"{n}\n" for n in number))
+    return [2 * n for n in number]
+
+
 @app.task(base=BatchTask, max_batch_size=16, max_queue=20)
 def narrow(number):
     """Have a queue that is soon full."""

@@ -369,3 +369,20 @@ def test_a_value_that_no_message_has_costs_one_row(app):
 
     bad = (None, "EncodeError: Object of type set is not JSON serializable")
     assert [(1, ""), bad, (3, ""), (b"4", "")] == found
+
+
+@pytest.mark.parametrize(("window", "wanted"), [(None, 50 * 4 * 16), (64, 64)])
+def test_the_window_grows_with_the_workers(app, monkeypatch, window, wanted):
+    """The more answer, the more is on its way, unless it was said how much may be."""
+    source = (Row(n, str(n), (n,)) for n in range(10_000))
+    pace = Pace.of(app.double, window=window)
+    with Backfill(app.double, source, pace, {"queue": "crowd"}) as backfill:
+        monkeypatch.setattr(backfill._sender, "workers", lambda: 50)
+        backfill.turn(timeout=0.1)
+
+        assert (wanted, wanted) == tuple(backfill.facts()[name] for name in ("window", "flying"))
+
+
+def test_the_window_is_no_wider_than_the_queue(app):
+    """Where a task says how many may wait, no more are sent however many workers there are."""
+    assert (20, 0) == (Pace.of(app.narrow).window, Pace.of(app.narrow).for_each)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 import redis
+from celery import Celery
+from click.testing import CliRunner
 
 from celery_batch.backfill.jobs import Jobs
 from celery_batch.cli.child import wait_until
+from celery_batch.cli.jobs import jobs as command_of_jobs
 from celery_batch.errors import BackfillError
+from tests.services.eventually import eventually
 from tests.services.shop import CELERY
 
 MANY = 4000
@@ -20,7 +25,8 @@ MANY = 4000
 @pytest.fixture
 def jobs(app):
     """Who asks."""
-    return Jobs(app.app)
+    with Jobs(app.app) as jobs:
+        yield jobs
 
 
 @pytest.fixture
@@ -54,10 +60,19 @@ def command(place, *options):
     )
 
 
+def here(app, *options):
+    """Run `celery batch jobs` in this process."""
+    return CliRunner().invoke(command_of_jobs, options, obj=SimpleNamespace(app=app.app))
+
+
 def told_by(jobs):
     """Return what the only job says."""
-    (job,) = jobs.all()
-    return job
+
+    def told():
+        (job,) = jobs.all()
+        return job
+
+    return eventually(told)
 
 
 def settles(jobs):
@@ -68,51 +83,55 @@ def settles(jobs):
         job.update(told_by(jobs))
         return "" if job["state"] == "paused" and not job["flying"] else f"{job}"
 
-    wait_until(why, [], what="backfill", timeout=30)
+    wait_until(why, [], what="backfill", timeout=60)
     return job["done"]
 
 
-def test_a_job_is_listed_paused_and_resumed(place, running, jobs):
+def test_a_job_is_listed_paused_and_resumed(app, place, running, jobs):
     """From another terminal: nothing more is sent, what is on its way is collected, it goes on."""
     process, job = running
     assert (process.pid, "backfill_tasks.leisurely", 1) == (job["pid"], job["task"], job["workers"])
     assert str(place.out) == job["output"]
-    listed = command(place)
-    assert [job["id"], "backfill_tasks.leisurely", "running"] == listed.stdout.split("\n")[
-        1
-    ].split()[:3]
 
-    paused = command(place, "pause", job["id"][:3])
-    assert f"{job['id']} ({place.out}) is paused" in paused.stdout, paused.stderr
+    def listed():
+        line = command(place).stdout.split("\n")[1]
+        assert [job["id"], "backfill_tasks.leisurely", "running"] == line.split()[:3]
+
+    def paused():
+        said = here(app, "pause", job["id"][:3])
+        assert f"{job['id']} ({place.out}) is paused" in said.stdout, said.stderr
+
+    eventually(listed)
+    eventually(paused)
     done = settles(jobs)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.5)
     assert done == told_by(jobs)["done"]
 
-    assert "goes on" in command(place, "resume", job["id"]).stdout
+    eventually(lambda: jobs.tell("resume", job["id"]))
     wait_until(
-        lambda: "" if told_by(jobs)["done"] > done else "it stands", [], what="backfill", timeout=30
+        lambda: "" if told_by(jobs)["done"] > done else "it stands", [], what="backfill", timeout=60
     )
 
 
 def test_a_stopped_job_goes_on_later(place, running, jobs):
     """As after Ctrl-C: what was answered is kept, and the exit code says so."""
     process, job = running
-    assert job["id"] == jobs.steer("stop", job["id"])["id"]
+    assert job["id"] == eventually(lambda: jobs.steer("stop", job["id"]))["id"]
 
     assert 130 == process.wait(30)
     state = json.loads(place.out.with_name("out.jsonl.journal").read_text())
     assert sum(end - first for first, end in state["done"]) >= job["done"]
 
 
-def test_a_killed_job_is_not_listed(place, running):
+def test_a_killed_job_is_not_listed(app, running):
     """Who is not there does not answer, and nothing is left that says otherwise."""
     process, _ = running
     process.send_signal(signal.SIGKILL)
     process.wait(30)
 
-    listed = command(place, "--json")
-    assert (0, []) == (listed.returncode, json.loads(listed.stdout))
+    listed = here(app, "--json")
+    assert (0, []) == (listed.exit_code, json.loads(listed.stdout))
 
 
 def left_in(place):
@@ -126,8 +145,8 @@ def test_nothing_is_left_of_asking(place, request):
     before = left_in(place)
     process, _ = request.getfixturevalue("running")
     process.send_signal(signal.SIGINT)
-    process.wait(30)
 
+    assert 130 == process.wait(30)
     assert before == left_in(place)
 
 
@@ -138,14 +157,23 @@ def test_who_is_not_there_cannot_be_steered(jobs, name):
         jobs.steer("pause", name)
 
 
-def test_no_job_is_told_in_words(place):
+def test_no_job_is_told_in_words(app):
     """An empty list is no error."""
-    listed = command(place)
+    listed = here(app)
 
-    assert (0, "") == (listed.returncode, listed.stdout)
+    assert (0, "") == (listed.exit_code, listed.stdout)
     assert "No backfill is running." in listed.stderr
-    refused = command(place, "pause", "abc")
+    refused = here(app, "pause", "abc")
     assert (1, "Error: abc: is no running backfill; there are: none\n") == (
-        refused.returncode,
+        refused.exit_code,
         refused.stderr,
     )
+
+
+def test_a_broker_that_is_away_is_told():
+    """In one line, and not as a trace of calls."""
+    away = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    refused = here(SimpleNamespace(app=away))
+
+    assert 1 == refused.exit_code
+    assert refused.stderr.startswith("Error: the broker cannot be reached: Error 111 connecting")

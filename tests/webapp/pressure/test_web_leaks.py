@@ -23,6 +23,11 @@ def footprint(quick, door):
     return server.memory_info().rss, (server.num_threads(), server.num_fds(), keys)
 
 
+def shown(rss, threads, files, keys):
+    """Say what a door uses."""
+    return f"{rss >> 20} MiB, {threads} threads, {files} files, {len(keys)} keys"
+
+
 async def visit(door, count):
     """Ask many times; every tenth client goes before it has its answer."""
     clients = Clients(door.port)
@@ -53,8 +58,8 @@ def test_nothing_leaks(quick, kind, count, capsys):
         return "" if is_small and now[2] <= keys else f"{before}, now {now}"
 
     wait_until(why_not, [door.child], what="as few threads, files and keys", timeout=20)
-    after = footprint(quick, door)[0]
+    after, now = footprint(quick, door)
     with capsys.disabled():
-        print(f"\n{kind}: {rss >> 20} MiB, after {count} requests {after >> 20} MiB")  # noqa: T201
+        print(f"\n{kind}: {shown(rss, *before)}; after {count}: {shown(after, *now)}")  # noqa: T201
 
     assert after < rss + GROWTH

@@ -1,0 +1,25 @@
+"""The program that asks in every way."""
+
+from __future__ import annotations
+
+import json
+
+from examples import asking
+from tests.services.shop import ROOT, Shop
+
+
+def test_every_way_has_the_same_answers(shop: Shop):
+    """One by one, at once, as a chunk, in a coroutine, as a backfill."""
+    shop.worker("-c", "1")
+    answers = asking.main(shop.double, ["ab", "c"])
+
+    assert {name: ["abab", "cc"] for name in asking.WAYS} == answers
+
+
+def test_sentences_are_rows_of_the_example_task():
+    """Each line of the sample input has a name and a sentence with a word to find."""
+    lines = (ROOT / "examples" / "sentences.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+
+    assert list(range(1, len(rows) + 1)) == [row["id"] for row in rows]
+    assert all("[MASK]" in row["item"] for row in rows)

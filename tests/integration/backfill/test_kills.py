@@ -1,0 +1,27 @@
+"""Whatever is killed, the output is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.integration.backfill.kills import BLOWS, attempt
+
+
+@pytest.fixture
+def folder():
+    """A folder whose path is short enough for sockets."""
+    path = Path(tempfile.mkdtemp(prefix="kills-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.mark.parametrize("blow", [blow for blow in BLOWS if not blow.startswith("producer")])
+def test_a_backfill_survives(folder, blow):
+    """Its workers and its broker may be killed, and come back empty."""
+    verdict = attempt(blow, 1, folder)
+
+    assert (True, 1) == (verdict.identical, verdict.runs)
