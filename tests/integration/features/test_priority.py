@@ -15,7 +15,7 @@ def held(place: Place, task: str) -> int:
 
 
 def test_urgent_requests_overtake_those_in_line(place: Place):
-    """Requests that come last and are urgent run before those that wait; the others keep their order."""
+    """Requests that come last and are urgent run before those that wait, who keep their order."""
     gate = place.close_gate()
     urgent, *_, patient = URGENT_FIRST[place.broker]
     early = [place.pair.apply_async((n,), priority=patient) for n in range(6)]
