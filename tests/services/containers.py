@@ -13,7 +13,7 @@ import yaml
 from tests.services.compose import COMPOSE_FILE, aliases_of, in_order, ports_of, read_compose
 from tests.services.container import Container
 from tests.services.image import Image, image_of
-from tests.services.tls import free_port
+from tests.services.ports import quiet_port
 
 __all__ = ["Containers", "programs_missing"]
 
@@ -43,7 +43,7 @@ class Containers:
         self._services = {name: every[name] for name in names}
         self._names = aliases_of(self._services)
         self.ports = {
-            (name, port): free_port()
+            (name, port): quiet_port()
             for name, service in self._services.items()
             for port in [*ports_of(service), *_OWN.get(name, [])]
         }
