@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bench import document
 from bench.cases import (
+    backfill,
     calls,
     clients,
     drains,
@@ -35,6 +36,7 @@ _ALL = (
     *scale.CASES,
     streamers.CASE,
     gaps.CASE,
+    backfill.CASE,
     pools.CASE,
     memory.CASE,
     seeds.CASE,

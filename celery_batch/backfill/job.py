@@ -134,8 +134,10 @@ class Job:
         with Backfill(self._task, rows, pace, options) as backfill:
             while not backfill.is_over:
                 self.reins.check()
-                clock.ledger.add(backfill.turn(sends=not self.reins.is_paused))
-                progress = clock.progress(**backfill.facts())
+                is_paused = self.reins.is_paused
+                clock.ledger.add(backfill.turn(sends=not is_paused))
+                state = "paused" if is_paused else "running"
+                progress = clock.progress(**backfill.facts(), state=state)
                 tell(progress)
                 self._limit.check(progress.done, progress.failed)
         progress = clock.progress(state="writing")

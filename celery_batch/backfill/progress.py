@@ -52,7 +52,7 @@ class Progress:
     @property
     def left(self) -> float | None:
         """Seconds until the end at this rate; None if that cannot be told."""
-        if self.total is None or not self.rate:
+        if self.total is None or not self.rate or self.state == "paused":
             return None
         return (self.total - self.done) / self.rate
 

@@ -15,6 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import Event, Thread
@@ -103,10 +104,10 @@ class Remote:
 
     def report(self) -> dict[str, Any]:
         """Return what others are told."""
-        told = self._progress.told()
-        if self._reins.is_paused and told["state"] == "running":
-            told["state"] = "paused"
-        return self._about | told
+        progress = self._progress
+        if self._reins.is_paused and progress.state == "running":
+            progress = replace(progress, state="paused")
+        return self._about | progress.told()
 
     def _handlers(self) -> dict[str, Callable[[Any], dict[str, Any]]]:
         def steered(by: Callable[[], None]) -> Callable[[Any], dict[str, Any]]:

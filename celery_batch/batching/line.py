@@ -77,6 +77,8 @@ class Line(Generic[T]):
         """
         Remove and return the next requests, for a batch of this many rows at most.
 
+        In one call of the model the more urgent are the first.
+
         Args:
             size: Most rows.
             share: How much of it is owed to those who are overtaken.
@@ -113,6 +115,8 @@ class Line(Generic[T]):
         paid = _rows(request for request in taken if request.urgency != first)
         is_anybody_left = any(urgency != first for urgency in self._queues)
         self._owed = max(self._owed - paid, 0.0) if is_anybody_left else 0.0
+        if _rows(taken) <= size:
+            taken.sort(key=lambda request: request.urgency)
         return taken
 
     def _portion(self, urgency: int, size: int) -> list[Request[T]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+from kombu.exceptions import OperationalError
 
 from celery_batch.backfill.jobs import Jobs
 from celery_batch.cli.duration import duration
@@ -73,8 +74,10 @@ jobs.add_command(_steers("stop", "End backfills as Ctrl-C does; what was answere
 def _or_refuse(ask: Any) -> Any:
     try:
         return ask()
-    except (BatchError, OSError) as error:
+    except BatchError as error:
         raise click.ClickException(str(error)) from error
+    except (OperationalError, OSError) as error:
+        raise click.ClickException(f"the broker cannot be reached: {error}") from error
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:

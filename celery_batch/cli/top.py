@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -49,6 +50,8 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
     Where the output is no terminal it prints one plain frame after the other.
     """
     signal.signal(signal.SIGTERM, _interrupt)
+    if find_spec("rich") is None:
+        raise click.ClickException("This needs rich: pip install 'celery-batch[top]'")
     app = ctx.obj.app
     bus = Bus(app)
     try:
@@ -56,8 +59,6 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
         show(_Watch(app, bus, _LISTEN_ONCE if once else _LISTEN), interval, once)
     except KeyboardInterrupt:
         click.echo("", err=True)
-    except ImportError as error:
-        raise click.ClickException(f"{error}: pip install rich") from error
     finally:
         bus.close()
 

@@ -26,7 +26,9 @@ def trouble_of(app: Any) -> tuple[str, ...]:
         app.finalize()
         Settings.of(app)
     except ConfigurationError as error:
-        return (f"{error}.",)
+        return (str(error) if str(error).endswith("?") else f"{error}.",)
+    except ImportError as error:
+        return (f"The app's tasks cannot be imported: {error}.",)
     return ()
 
 

@@ -17,7 +17,7 @@ _LIKE_MILLISECONDS = 5.0
 def settings(facts: Facts) -> Iterator[Finding]:
     """What celery_batch itself refuses: misspelt settings, values that make no sense."""
     for trouble in facts.trouble:
-        yield problem(trouble, "Correct it; no worker starts like this, and no caller either.")
+        yield problem(trouble, "Mend it: no worker starts like this.")
     if not facts.trouble:
         yield ok("Every batch_* setting and task option is known and makes sense.")
 

@@ -67,10 +67,13 @@ def resident(model: type[Model]) -> Model:
     pinned: dict[type[Model], Model] | None = getattr(_here, "pinned", None)
     if pinned is None:
         return _found(model)
-    if model not in pinned:
+    while model not in pinned:
+        _found(model)  # which may load it; others end their batches meanwhile
         with _left:
-            pinned[model] = _found(model)
-            _users[id(pinned[model])] += 1
+            found = _residents.get(model)
+            if found is not None:
+                pinned[model] = found
+                _users[id(found)] += 1
     return pinned[model]
 
 
@@ -171,8 +174,9 @@ def leave(model: type[Model]) -> None:
 
 def move_out() -> None:
     """Unload every model of this process; an error is logged and stops nobody else."""
-    while _residents:
-        _unload(*_residents.popitem())
+    for models in (_fresh, _residents):
+        while models:
+            _unload(*models.popitem())
 
 
 def _unload_when_left(model: type[Model], follower: Model | None) -> None:

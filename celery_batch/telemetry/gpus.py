@@ -69,9 +69,9 @@ def find_gpus(environ: Mapping[str, str] = os.environ) -> Gpus | None:
     handles = {}
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     names = range(nvml.nvmlDeviceGetCount()) if visible is None else visible.split(",")
-    for name in map(str, names):
+    for name in (str(each).strip() for each in names):
         try:
-            handles[name] = _handle(nvml, name.strip())
+            handles[name] = _handle(nvml, name)
         except (nvml.NVMLError, ValueError) as error:
             logger.debug("No GPU %s to tell of: %s", name, error)
     return Gpus(nvml, handles) if handles else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 #: Seconds after which a taken port is tried again.
 _AGAIN = 5.0
 
+_ALL = {"", "0.0.0.0", "::"}  # noqa: S104 (the names of all addresses)
 _EVERYWHERE = "0.0.0.0"  # noqa: S104 (whoever names a port and no host wants that)
 
 
@@ -145,7 +147,8 @@ class _Exporter:
                 continue
             # A process that is forked from now on is not to keep the port when we are gone.
             os.register_at_fork(after_in_child=self._server.socket.close)
-            host = self._address.host or self._worker.hostname.partition("@")[2]
+            host = self._address.host
+            host = socket.gethostname() if host in _ALL else host
             url = f"http://{host}:{self._server.server_port}/metrics"
             self._worker.batch_metrics_url = url
             logger.info("Metrics for Prometheus on %s", url)

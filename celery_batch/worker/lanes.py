@@ -83,7 +83,7 @@ class Lanes:
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
         self._open = True
-        self.watch.begin(self._slots.processes)
+        self.watch.begin(self.processes)
 
     def close(self, *, restarting: bool) -> None:
         """
@@ -178,8 +178,8 @@ class Lanes:
 
     @property
     def processes(self) -> int:
-        """How many batches can run at once."""
-        return self._slots.processes
+        """How many processes have models: those of the pool, or this one for all its threads."""
+        return self._slots.model_processes
 
     def ages(self, now: float) -> dict[str, float]:
         """Return by task how many seconds the request has waited here that waits longest."""

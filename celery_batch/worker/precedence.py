@@ -35,7 +35,7 @@ class Precedence:
     def order(self, lanes: Iterable[Lane]) -> list[Lane]:
         """Return lanes in the order in which they are to be asked for a batch."""
         return sorted(
-            lanes, key=lambda lane: (self._lanes[lane] < _WHOLE, _urgency(lane), lane.oldest)
+            lanes, key=lambda lane: (not self._is_owed(lane), _urgency(lane), lane.oldest)
         )
 
     def goes_before(self, lane: Lane, jobs: Iterable[BatchJob]) -> bool:
@@ -60,11 +60,16 @@ class Precedence:
             job: The batch; if it is owed to its lane, nobody who waits overtakes it again.
             others: All lanes.
         """
-        if self._lanes.pop(lane, 0.0) >= _WHOLE:
+        if self._is_owed(lane):
             job.urgency = min(job.urgency, *map(_urgency, others))
+        self._lanes.pop(lane, None)
         for other in others:
             if other is not lane and job.urgency < _urgency(other) < _NOBODY:
                 self._lanes[other] += other.policy.bulk_share
+
+    def _is_owed(self, lane: Lane) -> bool:
+        """Say whether a lane's next batch is one of so many that it has a right to."""
+        return self._lanes[lane] + lane.policy.bulk_share > _WHOLE
 
     def overtake(self, job: BatchJob, share: float) -> None:
         """

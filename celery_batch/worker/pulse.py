@@ -2,7 +2,7 @@
 Signs of life for whoever looks after a worker: a container's or Kubernetes' probes, systemd.
 
 Rule 1: A beat comes from the worker's event loop, never from a thread beside it.  A loop that
-    hangs must be seen to hang.
+    hangs must be seen to hang.  (Where the transport has no loop, Celery's timer is a thread.)
 Rule 2: A broker that is away is no reason to start the worker anew: its models are warm, and
     it connects by itself.  It is not ready meanwhile, and it lives.
 Rule 3: Nothing here may harm the worker: what cannot be written or sent is logged once.

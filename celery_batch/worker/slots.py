@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery.concurrency.base import BasePool
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
@@ -48,6 +49,11 @@ class Slots:
     def processes(self) -> int:
         """How many batches can run at once; it changes with autoscale."""
         return max(int(self._pool.num_processes or 1), 1)
+
+    @property
+    def model_processes(self) -> int:
+        """How many processes have models: on other pools than prefork it is this one alone."""
+        return self.processes if isinstance(self._pool, PreforkPool) else 1
 
     @property
     def free(self) -> bool:

@@ -69,8 +69,8 @@ def test_share_of_each_batch_is_for_those_who_are_overtaken():
     """As many places as that comes to, as soon as it comes to one."""
     line = waiting(("abcdefghijklmnopqrst", 0, 1), ("123456", 9, 1))
 
-    assert ["1abc", "2def", "3ghi"] == [places(line, 4, 0.25) for _ in range(3)]
-    assert ["jklm", "4nop", "qrst", "56"] == [places(line, 4, 0.125) for _ in range(4)]
+    assert ["abc1", "def2", "ghi3"] == [places(line, 4, 0.25) for _ in range(3)]
+    assert ["jklm", "nop4", "qrst", "56"] == [places(line, 4, 0.125) for _ in range(4)]
 
 
 def test_chunk_that_is_overtaken_gets_a_batch_in_so_many():
@@ -84,7 +84,7 @@ def test_one_who_waits_longest_is_first_among_those_who_are_overtaken():
     """Nobody starves behind somebody of a middling urgency."""
     line = waiting(("a" * 20, 0, 1), ("1", 9, 1), ("2", 3, 1), ("3", 9, 1))
 
-    assert ["1aaa", "2aaa", "3aaa"] == [places(line, 4, 0.25) for _ in range(3)]
+    assert ["aaa1", "aaa2", "aaa3"] == [places(line, 4, 0.25) for _ in range(3)]
 
 
 CROWDS = st.lists(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,11 @@ def test_a_line_says_what_is_unusual():
 
     words = "paused: 5 rows, 0 failed, 0 a second, 1 of 2 on their way, no answer for 1 min 15 s"
     assert words == line(paused)
+
+
+def test_who_is_paused_has_no_end():
+    """It depends on who resumes it, and not on the rate until then."""
+    assert (38.0, None) == (SOON.left, replace(SOON, state="paused").left)
 
 
 def test_the_end_sums_up():

@@ -12,6 +12,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.services.image import DOCKERFILE, Image, image_of, stages
 
+#: Packages that an image links to in these tests.
+THEIRS = {"PIL", "flower", "prometheus_client", "pynvml"}
 TARGETS = ["serve", "web", "worker", "worker-gpu"]
 
 
@@ -41,6 +43,8 @@ def run(image: Image, *words: str, **more: str) -> str:
 def test_linter_has_nothing_to_say():
     """Hadolint finds nothing but what its configuration explains."""
     tool = Path(sys.executable).with_name("hadolint")
+    if not tool.exists():
+        pytest.skip("hadolint has no wheel for this machine")
     command = [tool, "--config", ROOT / ".hadolint.yaml", DOCKERFILE]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -90,7 +94,8 @@ def test_image_says_how_it_is_run(target, images):
         ("web", "flower.command"),
         ("worker", "workers.models.network"),
         ("worker", "PIL.Image"),
-        ("worker-gpu", "workers.models.network"),
+        ("worker", "prometheus_client"),
+        ("worker-gpu", "pynvml"),
         ("serve", "examples.serving.imagenet"),
     ],
 )
@@ -102,7 +107,7 @@ def test_image_has_what_its_commands_import(target, module, images):
     ours, theirs = run(image, "python", "-c", code, **urls).split()
 
     assert ours.startswith(str(image.root))
-    assert theirs.startswith(str(image.root)) or module.partition(".")[0] in {"flower", "PIL"}
+    assert theirs.startswith(str(image.root)) or module.partition(".")[0] in THEIRS
 
 
 @pytest.mark.parametrize(("target", "package"), [("web", "torch"), ("serve", "torch")])

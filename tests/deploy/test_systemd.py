@@ -17,7 +17,7 @@ import pytest
 
 from celery_batch.cli.child import Child
 from tests.conftest import ROOT
-from tests.services.tls import free_port
+from tests.services.ports import quiet_port
 from tests.services.units import HOME, UNITS, Unit
 
 WORKER = "celery-batch@.service"
@@ -165,7 +165,7 @@ def test_worker_runs_as_its_unit_says(manager, shop):
 def test_web_runs_as_its_unit_says(manager, broker):
     """It says when it serves, answers, and ends by SIGTERM."""
     unit = Unit(WEB)
-    port = free_port()
+    port = quiet_port()
     files = {"CELERY_BROKER_URL": broker, "CELERY_RESULT_BACKEND": broker, "PYTHONPATH": str(ROOT)}
     unit.settings["Service"]["ExecStart"] = [unit.one("ExecStart").replace(":8000", f":{port}")]
     process = manager.start(unit, files)

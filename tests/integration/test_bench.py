@@ -44,6 +44,18 @@ def test_cases_measure_and_say_what_is_reached(tmp_path):
 
 
 @pytest.mark.thorough
+def test_backfill_is_measured_alone_and_beside_requests(tmp_path):
+    """A few thousand rows and a second of requests give every figure."""
+    written = tmp_path / "measured.json"
+    _run("-m", "bench", "backfill", "--rounds", "1", "--share", "0.005", "--json", str(written))
+    measured = json.loads(written.read_text())["cases"]["backfill"]
+
+    assert 5_000 == measured["producer"]["rows"]
+    assert ["alone", "with"] == [row["name"] for row in measured["beside"]]
+    assert all(0 < row["p50"] <= row["p99"] for row in measured["beside"])
+
+
+@pytest.mark.thorough
 def test_forecasts_are_held_against_a_worker(tmp_path):
     """A few requests at each rate have an answer, beside what the simulation said of them."""
     written = tmp_path / "measured.json"

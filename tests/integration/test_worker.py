@@ -31,9 +31,11 @@ def test_items_are_answered_one_by_one_and_run_together(shop: Shop, options: tup
     results = [shop.double.delay(n) for n in range(50)]
     answers = [result.get(timeout=30) for result in results]
     batches = [fact["items"] for fact in shop.recall("double")]
-    worker.counted("shop.double", succeeded=50)
+    stats = worker.counted("shop.double", succeeded=50)
 
     assert [2 * n for n in range(50)] == answers
+    assert 0 < stats["device_idle_seconds"] <= stats["seconds"] * stats["processes"]
+    assert (2 if options == ("-c", "2") else 1) == stats["processes"]
     assert list(range(50)) == sorted(n for batch in batches for n in batch)
     assert max(len(batch) for batch in batches) <= 16
     assert len(batches) < 50

@@ -1,193 +1,26 @@
-"""
-The compose file's services as processes of this machine.
-
-Each runs its own command, with its own environment and no other, and is asked by its own
-health check; an image of ours is made of the Dockerfile's steps, the others' programs are
-Debian's.  What differs is where things are: a container's names and ports become free ports
-on loopback, and its paths become paths in a folder of its own.
-"""
+"""The compose file's services together, as processes of this machine."""
 
 from __future__ import annotations
 
 import os
-import re
-import shlex
 import shutil
-import signal
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import psutil
 import yaml
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import find_redis_server
 from tests.services.compose import COMPOSE_FILE, aliases_of, in_order, ports_of, read_compose
+from tests.services.container import Container
 from tests.services.image import Image, image_of
-from tests.services.nginx import find_nginx
-from tests.services.tls import free_port
+from tests.services.ports import quiet_port
 
-__all__ = ["Container", "Containers"]
+__all__ = ["Containers", "programs_missing"]
 
 ROOT = COMPOSE_FILE.parent
 
 #: Ports that only a container itself knows.
 _OWN = {"nginx": [8081]}
-
-#: Programs that an image starts by itself, with the words that make them stay in a folder.
-_PROGRAMS: Mapping[str, Callable[[Path], list[str]]] = {
-    "nginx": lambda root: [find_nginx(), "-p", str(root), "-c", f"{root}/etc/nginx/nginx.conf"],
-    "prometheus": lambda _root: ["prometheus"],
-}
-
-#: Seconds until a service is healthy; one loads a model, on a machine that does more besides.
-_HEALTHY_WITHIN = 90.0
-
-
-class Container:
-    """
-    One service.
-
-    Args:
-        name: Its name.
-        service: What the compose file says of it.
-        image: What it runs in, if that is ours.
-        place: All of them.
-    """
-
-    def __init__(
-        self, name: str, service: dict[str, Any], image: Image | None, place: Containers
-    ) -> None:
-        self.name = name
-        self.service = service
-        self.image = image
-        self.root = place.folder / name
-        self._place = place
-        self._child: Child | None = None
-        self.root.mkdir()
-        self._paths = self._mount()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether its process runs."""
-        return self._child is not None and self._child.exit_code is None
-
-    @property
-    def log(self) -> Path:
-        """What it has said."""
-        return self.root / f"{self.name}.log"
-
-    @property
-    def grace(self) -> float:
-        """Seconds that it has to end by itself."""
-        return float(self.service["stop_grace_period"].removesuffix("s"))
-
-    def port(self, port: int) -> int:
-        """Return where one of its ports is on this machine."""
-        return self._place.ports[self.name, port]
-
-    def start(self) -> None:
-        """Start it, and return when its health check is content."""
-        self._child = Child(self._command(), self.log, env=self._environment())
-        wait_until(self.why_not_healthy, [self._child], what=self.name, timeout=_HEALTHY_WITHIN)
-
-    def why_not_healthy(self) -> str:
-        """Ask its own health check."""
-        kind, *words = self.service["healthcheck"]["test"]
-        words = [self.translated(word) for word in words]
-        command = ["sh", "-c", *words] if kind == "CMD-SHELL" else words
-        done = subprocess.run(
-            command, env=self._environment(), cwd=self._folder, capture_output=True, check=False
-        )
-        return (done.stdout + done.stderr).decode() or "unhealthy" if done.returncode else ""
-
-    def stop(self) -> float:
-        """End it as Docker does, and return how many seconds that took."""
-        assert self._child is not None
-        began = time.monotonic()
-        number = signal.Signals[self.service.get("stop_signal", "SIGTERM")]
-        for process in psutil.Process(self._child.pid).children():
-            process.send_signal(number)
-        has_ended = self._child.wait(self.grace)
-        took = time.monotonic() - began
-        self._child.stop(0)
-        assert has_ended, f"{self.name} had to be killed\n{self._child.tail()}"
-        return took
-
-    def close(self) -> None:
-        """End it in any case."""
-        if self._child is not None:
-            self._child.stop()
-
-    def translated(self, text: str) -> str:
-        """Return a text of the container's with names, ports and paths of this machine."""
-        for (name, inside), outside in self._place.addresses():
-            text = re.sub(rf"(?<![\w.-]){name}:{inside}\b", f"127.0.0.1:{outside}", text)
-        for (name, inside), outside in self._place.ports.items():
-            if name == self.name:
-                text = re.sub(rf"(?<![\d.]){inside}(?![\d.])", str(outside), text)
-        text = re.sub(r"(?<![\d.])0\.0\.0\.0(?![\d./])", "127.0.0.1", text)
-        paths = "|".join(sorted(self._paths, key=len, reverse=True))
-        found = rf"(?<![\w./}}-])({paths})(?=[/\s\"';:,)]|$)"
-        return re.sub(found, lambda match: str(self._paths[match[1]]), text)
-
-    @property
-    def _folder(self) -> Path:
-        return self.image.folder if self.image else self.root
-
-    def _command(self) -> list[str]:
-        command = self.service["command"]
-        words = shlex.split(command) if isinstance(command, str) else command
-        words = [self.translated(word) for word in words]
-        if self.image:
-            shell, path = self.image.settings["ENTRYPOINT"].words
-            return self._at_home([shell, str(self.image.inside(path)), *words])
-        if program := _PROGRAMS.get(self.name):
-            own = [] if words == [self.name] else words
-            return self._at_home([*program(self.root), *own])
-        return self._at_home(words)
-
-    def _at_home(self, words: list[str]) -> list[str]:
-        return ["sh", "-c", 'cd "$0" && exec "$@"', str(self._folder), *words]
-
-    def _environment(self) -> dict[str, str]:
-        ours = dict(self.image.env) if self.image else {}
-        ours |= {name: str(value) for name, value in self.service.get("environment", {}).items()}
-        programs = [str(Path(find_redis_server()).parent), os.environ["PATH"], "/usr/sbin"]
-        if self.image:
-            programs.insert(0, str(self.image.inside("/venv/bin")))
-        ours = {name: self.translated(value) for name, value in ours.items()}
-        if trusted := ours.get("WEBAPP_TRUSTED_PROXIES"):
-            ours["WEBAPP_TRUSTED_PROXIES"] = f"{trusted} 127.0.0.1"  # this machine's network
-        return {**ours, "PATH": os.pathsep.join(programs)}
-
-    def _mount(self) -> dict[str, Path]:
-        """Make the folders that the container has beside its image; return where they are."""
-        inside = [each.partition(":")[0] for each in self.service.get("tmpfs", ())]
-        volumes = [each.split(":") for each in self.service.get("volumes", ())]
-        inside += [target for _, target, *_ in volumes]
-        paths = {path: self.root / path.lstrip("/") for path in ["/run/secrets", "/tmp", *inside]}  # noqa: S108 (the container's)
-        self._paths = paths
-        for path, where in paths.items():
-            (where.parent if Path(path).suffix else where).mkdir(parents=True, exist_ok=True)
-        paths["/dev/stdout"] = self.root / "access.log"
-        for source, target, *_ in volumes:
-            if source.startswith("./"):
-                self._lay(ROOT / source, paths[target])
-        for secret in self.service.get("secrets", ()):
-            name = secret if isinstance(secret, str) else secret["source"]
-            self._lay(self._place.secrets / name, paths["/run/secrets"] / name)
-        return paths
-
-    def _lay(self, source: Path, target: Path) -> None:
-        for file in [source] if source.is_file() else sorted(source.rglob("*")):
-            if file.is_file():
-                into = target / file.relative_to(source) if source.is_dir() else target
-                into.parent.mkdir(parents=True, exist_ok=True)
-                into.write_text(self.translated(self._place.adapted(file)))
 
 
 class Containers:
@@ -210,7 +43,7 @@ class Containers:
         self._services = {name: every[name] for name in names}
         self._names = aliases_of(self._services)
         self.ports = {
-            (name, port): free_port()
+            (name, port): quiet_port()
             for name, service in self._services.items()
             for port in [*ports_of(service), *_OWN.get(name, [])]
         }
@@ -227,7 +60,12 @@ class Containers:
         """Start what does not run, each when those that it waits for are healthy."""
         for container in self.running.values():
             if not container.is_running:
-                container.start()
+                for other in container.service.get("depends_on", ()):
+                    if other in self.running:
+                        self.running[other].wait_until_healthy()
+                container.launch()
+        for container in self.running.values():
+            container.wait_until_healthy()
 
     def down(self) -> None:
         """End all, each before those that it has waited for, and none by force."""

@@ -15,6 +15,7 @@ from celery_batch.backfill.progress import Progress
 from celery_batch.backfill.reins import Reins
 from celery_batch.backfill.remote import Remote
 from celery_batch.cli.child import wait_until
+from tests.services.eventually import eventually
 from webapp.board import Board
 from webapp.errors import BrokerUnreachable, NotFound
 
@@ -68,7 +69,10 @@ def test_a_board_shows_what_may_be_seen(app, job):
         **{name: getattr(SOON, name) for name in ("window", "workers", "silent")},
     }
 
-    assert [wanted] == seen(app)
+    def look():
+        assert [wanted] == seen(app)
+
+    eventually(look)
     assert [] == seen(app, ["others"])
 
 
@@ -104,9 +108,12 @@ def test_a_board_without_a_broker_is_empty():
 def test_a_job_is_seen_and_steered_over_http(door, job):
     """Paused, resumed, stopped; what is no such wish or no such job is refused."""
     assert {"jobs", "steers"} == door.ask("GET", "/jobs").body.keys()
-    paused = door.post(f"/jobs/{job.id}", {"do": "pause"})
 
-    assert (200, "paused") == (paused.status, paused.body["state"])
+    def pause():
+        paused = door.post(f"/jobs/{job.id}", {"do": "pause"})
+        assert (200, "paused") == (paused.status, paused.body["state"])
+
+    eventually(pause)
     assert job.reins.is_paused
     for document in ({"do": "dance"}, {}, {"do": "stop", "also": 1}, ["stop"]):
         assert 400 == door.post(f"/jobs/{job.id}", document).status
@@ -117,8 +124,12 @@ def test_a_job_is_seen_and_steered_over_http(door, job):
 def test_a_job_is_not_steered_unless_that_is_switched_on(servers, job):
     """To look is one thing; the route is not there."""
     with servers.door("flask", **CONTRACT) as door:
-        found = door.ask("GET", "/jobs").body
-        assert (False, [job.id]) == (found["steers"], [each["id"] for each in found["jobs"]])
+
+        def look():
+            found = door.ask("GET", "/jobs").body
+            assert (False, [job.id]) == (found["steers"], [each["id"] for each in found["jobs"]])
+
+        eventually(look)
         assert 404 == door.post(f"/jobs/{job.id}", {"do": "pause"}).status
     assert not job.reins.is_paused
 

@@ -10,7 +10,10 @@ import pytest
 
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.health import main
+from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.worker.pulse import Pulse, Sign
+from tests.conftest import need
+from tests.services.shop import open_shop
 
 #: No process has it: Linux' highest is below.
 NOBODY = 2**22 + 1
@@ -157,6 +160,34 @@ def test_probe_imports_little(in_python):
     code = "import sys, celery_batch.cli.health; print(*sys.modules)"
 
     assert not {"celery", "kombu", "redis", "click"} & set(in_python(code).split())
+
+
+def test_worker_without_its_broker_lives(tmp_path):
+    """While Redis is away the worker is not ready, and needs no restart; then it is ready again."""
+    need(find_redis_server)
+    file = tmp_path / "pulse"
+    (tmp_path / "redis").mkdir(mode=0o700)
+    with (
+        RedisServer(tmp_path / "redis") as server,
+        open_shop(server.url, tmp_path) as shop,
+    ):
+        worker = shop.launch("--concurrency=1", CELERY_BATCH_PULSE=str(file))
+
+        def becomes(state: str) -> None:
+            def why_not() -> str:
+                sign = Sign.read(file)
+                return "" if sign and sign.state == state else f"{sign}"
+
+            wait_until(why_not, [worker.child], what=f"the worker to be {state}", timeout=60)
+
+        becomes("ready")
+        server.stop()
+        becomes("connecting")
+        away = main([str(file)]), main(["--live", str(file)])
+        server.start()
+        becomes("ready")
+
+    assert (1, 0) == away
 
 
 def test_worker_tells_its_life(shop, tmp_path):

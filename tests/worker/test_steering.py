@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,8 @@ from kombu.common import QoS
 from celery_batch import BatchPolicy, ConfigurationError
 from celery_batch.batching.batch import Reason
 from celery_batch.config import OPTIONS
-from celery_batch.testing import ManualClock
+from celery_batch.serving import devices, residents
+from celery_batch.testing import EchoModel, ManualClock
 from celery_batch.worker import capacity, commands, hands, renewing
 from celery_batch.worker.batch_end import BatchEnd, Fate
 from celery_batch.worker.later import Later
@@ -238,6 +241,28 @@ def test_pool_process_that_is_gone_is_not_awaited(
 
     assert first is None
     assert {os.getpid(): "no weights"} == answers
+
+
+def test_old_weights_are_let_go_of(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """What was put out of the collector's sight at the start is not kept for ever."""
+    monkeypatch.setattr(residents, "_residents", {})
+    monkeypatch.setattr(devices, "discover", lambda: ["cpu"])
+
+    class Ring(EchoModel):
+        def load(self, device: str) -> None:
+            self.device, self.itself = device, self
+
+    Ring.as_task(app, name="ring")
+    old = weakref.ref(residents.resident(Ring))
+    gc.freeze()
+    try:
+        errors = [renewing.carry_out(app, "ring", step) for step in ("load", "take up")]
+    finally:
+        gc.unfreeze()
+
+    assert [None, None] == errors
+    assert old() is None
+    assert isinstance(residents.resident(Ring), Ring)
 
 
 def renewing_listens(app: Celery, folder: Path) -> None:

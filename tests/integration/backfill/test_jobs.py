@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import redis
+from celery import Celery
 from click.testing import CliRunner
 
 from celery_batch.backfill.jobs import Jobs
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.jobs import jobs as command_of_jobs
 from celery_batch.errors import BackfillError
+from tests.services.eventually import eventually
 from tests.services.shop import CELERY
 
 MANY = 4000
@@ -23,7 +25,8 @@ MANY = 4000
 @pytest.fixture
 def jobs(app):
     """Who asks."""
-    return Jobs(app.app)
+    with Jobs(app.app) as jobs:
+        yield jobs
 
 
 @pytest.fixture
@@ -64,8 +67,12 @@ def here(app, *options):
 
 def told_by(jobs):
     """Return what the only job says."""
-    (job,) = jobs.all()
-    return job
+
+    def told():
+        (job,) = jobs.all()
+        return job
+
+    return eventually(told)
 
 
 def settles(jobs):
@@ -76,7 +83,7 @@ def settles(jobs):
         job.update(told_by(jobs))
         return "" if job["state"] == "paused" and not job["flying"] else f"{job}"
 
-    wait_until(why, [], what="backfill", timeout=30)
+    wait_until(why, [], what="backfill", timeout=60)
     return job["done"]
 
 
@@ -85,28 +92,32 @@ def test_a_job_is_listed_paused_and_resumed(app, place, running, jobs):
     process, job = running
     assert (process.pid, "backfill_tasks.leisurely", 1) == (job["pid"], job["task"], job["workers"])
     assert str(place.out) == job["output"]
-    listed = command(place)
-    assert [job["id"], "backfill_tasks.leisurely", "running"] == listed.stdout.split("\n")[
-        1
-    ].split()[:3]
 
-    paused = here(app, "pause", job["id"][:3])
-    assert f"{job['id']} ({place.out}) is paused" in paused.stdout, paused.stderr
+    def listed():
+        line = command(place).stdout.split("\n")[1]
+        assert [job["id"], "backfill_tasks.leisurely", "running"] == line.split()[:3]
+
+    def paused():
+        said = here(app, "pause", job["id"][:3])
+        assert f"{job['id']} ({place.out}) is paused" in said.stdout, said.stderr
+
+    eventually(listed)
+    eventually(paused)
     done = settles(jobs)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.5)
     assert done == told_by(jobs)["done"]
 
-    assert "goes on" in here(app, "resume", job["id"]).stdout
+    eventually(lambda: jobs.tell("resume", job["id"]))
     wait_until(
-        lambda: "" if told_by(jobs)["done"] > done else "it stands", [], what="backfill", timeout=30
+        lambda: "" if told_by(jobs)["done"] > done else "it stands", [], what="backfill", timeout=60
     )
 
 
 def test_a_stopped_job_goes_on_later(place, running, jobs):
     """As after Ctrl-C: what was answered is kept, and the exit code says so."""
     process, job = running
-    assert job["id"] == jobs.steer("stop", job["id"])["id"]
+    assert job["id"] == eventually(lambda: jobs.steer("stop", job["id"]))["id"]
 
     assert 130 == process.wait(30)
     state = json.loads(place.out.with_name("out.jsonl.journal").read_text())
@@ -157,3 +168,12 @@ def test_no_job_is_told_in_words(app):
         refused.exit_code,
         refused.stderr,
     )
+
+
+def test_a_broker_that_is_away_is_told():
+    """In one line, and not as a trace of calls."""
+    away = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    refused = here(SimpleNamespace(app=away))
+
+    assert 1 == refused.exit_code
+    assert refused.stderr.startswith("Error: the broker cannot be reached: Error 111 connecting")

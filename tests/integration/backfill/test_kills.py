@@ -10,6 +10,9 @@ import pytest
 
 from tests.integration.backfill.kills import BLOWS, attempt
 
+#: Seconds; a trial has limits of its own, which say more.
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture
 def folder():

@@ -14,6 +14,7 @@ from celery_batch.backfill.remote import Remote
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.errors import BackfillError, BackfillStopped
+from tests.services.eventually import eventually
 
 FILES = ("in.jsonl", Path("out.jsonl"))
 
@@ -34,11 +35,18 @@ def listed(app, number=1):
     found = []
 
     def why():
-        found[:] = Jobs(app, timeout=0.5).all()
+        with Jobs(app, timeout=0.5) as jobs:
+            found[:] = jobs.all()
         return "" if len(found) == number else f"{found}"
 
     wait_until(why, [], what="jobs", timeout=60)
     return found
+
+
+def steer(broker, verb, name):
+    """Have a job do something, and return what it says."""
+    with Jobs(app_on(broker), timeout=0.3) as jobs:
+        return eventually(lambda: jobs.steer(verb, name))
 
 
 def test_a_job_is_seen_and_steered(broker):
@@ -47,17 +55,17 @@ def test_a_job_is_seen_and_steered(broker):
     with Remote(app_on(broker), "double", FILES, reins) as remote:
         remote.tell(Progress(done=5, total=10, rate=2.5, window=4))
         (job,) = listed(app_on(broker))
-        jobs = Jobs(app_on(broker))
 
         assert {"task": "double", "done": 5, "left": 2.0, "state": "running"}.items() <= job.items()
-        assert "paused" == jobs.steer("pause", job["id"])["state"]
+        assert "paused" == steer(broker, "pause", job["id"])["state"]
         assert reins.is_paused
-        assert "running" == jobs.steer("resume", job["id"][:2])["state"]
-        jobs.steer("stop", job["id"])
+        assert "running" == steer(broker, "resume", job["id"][:2])["state"]
+        steer(broker, "stop", job["id"])
         with pytest.raises(BackfillStopped):
             reins.check()
 
-    assert [] == jobs.all()
+    with Jobs(app_on(broker)) as jobs:
+        assert [] == jobs.all()
 
 
 def test_jobs_have_names_of_their_own(broker):
@@ -71,8 +79,11 @@ def test_jobs_have_names_of_their_own(broker):
 
         assert [first.id, second.id] == [job["id"] for job in found]
         assert first.id == Remote(None, "double", ("in.jsonl", outputs[0]), Reins()).id
-        with pytest.raises(BackfillError, match="no running backfill; there are: "):
-            Jobs(app_on(broker)).steer("stop", "zz")
+        with (
+            Jobs(app_on(broker)) as jobs,
+            pytest.raises(BackfillError, match="no running backfill; there are: "),
+        ):
+            jobs.steer("stop", "zz")
 
 
 def test_a_paused_job_stays_so_while_the_broker_restarts(tmp_path_factory):
@@ -81,7 +92,7 @@ def test_a_paused_job_stays_so_while_the_broker_restarts(tmp_path_factory):
         reins = Reins()
         with Remote(app_on(server.url), "double", FILES, reins):
             (job,) = listed(app_on(server.url))
-            Jobs(app_on(server.url)).steer("pause", job["id"])
+            steer(server.url, "pause", job["id"])
             server.stop()
             server.start()
 

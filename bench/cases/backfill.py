@@ -1,0 +1,218 @@
+"""
+A backfill by itself, and beside requests that somebody waits for.
+
+Its speed is held against the bare model, its memory against a million rows, and what
+it costs others against the same requests without it; all of that takes turns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.model import BATCH, MODELS
+from bench.sheet import Case, Effort, Goal, Sheet
+from bench.stack import Stack, broker, running
+
+__all__ = ["CASE"]
+
+_COST_ROWS = 20_000
+_NOOP_ROWS = 1_000_000
+
+#: Requests in a second, at random moments, and for how many seconds.
+_RATE = 20.0
+_SECONDS = 8.0
+
+#: Seconds between two looks at the producer's memory.
+_LOOK = 0.25
+
+#: Seconds of a full batch of the "cost" model.
+_BATCH_SECONDS = 0.010 + 0.0001 * BATCH
+
+#: As Redis counts: behind everything else.
+_LAST = 9
+
+
+def _measure(effort: Effort) -> dict[str, Any]:
+    speeds: list[tuple[float, float]] = []
+    waits: dict[str, list[float]] = {"alone": [], "with": []}
+    spans: dict[str, list[tuple[float, ...]]] = {"alone": [], "with": []}
+    seconds = max(effort.share * _SECONDS, 1.0)
+    with tempfile.TemporaryDirectory() as folder, broker():
+        times = Path(folder) / "times"
+        times.touch()
+        os.environ.update(BENCH_TIMES=str(times), BENCH_CALLS="1", BENCH_OVERLAP="1")
+        with running("--concurrency=1", "-Q", "celery,timed") as stack:
+            _ask(stack, 1.0, seed=0)
+            for round_ in range(effort.rounds):
+                speeds.append(_speeds(effort.items(_COST_ROWS)))
+                for name in waits:
+                    found = _beside(stack, times, seconds, (name, round_))
+                    waits[name] += found[0]
+                    spans[name].append(found[1])
+            producer = _producer(effort.items(_NOOP_ROWS), Path(folder))
+    beside = [_row(name, waits[name], spans[name]) for name in waits]
+    share = statistics.median(pure / ours for pure, ours in speeds)
+    return {"cost_share": share, "producer": producer, "beside": beside}
+
+
+def _speeds(rows: int) -> tuple[float, float]:
+    """Return the seconds of the bare model for so many rows, and those of a backfill."""
+    model, began = MODELS["cost"], time.monotonic()
+    for start in range(0, rows, BATCH):
+        model(list(range(start, min(start + BATCH, rows))))
+    pure = time.monotonic() - began
+    with _filling("bench.cost", rows) as filler:
+        said = filler.communicate(timeout=300)[0].split()
+    return pure, float(said[-1])
+
+
+@contextmanager
+def _filling(task: str, rows: int) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "bench.filler", task, str(rows)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as filler:
+        try:
+            yield filler
+        finally:
+            filler.kill()
+
+
+def _beside(
+    stack: Stack, times: Path, seconds: float, which: tuple[str, int]
+) -> tuple[list[float], tuple[float, ...]]:
+    """Return the waits of requests, and what the device did meanwhile."""
+    name, seed = which
+    if name == "alone":
+        return _watched(stack, times, seconds, seed)
+    with _filling("bench.timed", 0) as filler:
+        assert filler.stdout is not None  # noqa: S101 - for the type checker
+        if filler.stdout.readline() != "under way\n":
+            raise AssertionError("the backfill does not begin")
+        found = _watched(stack, times, seconds, seed)
+    # What it has left in the broker goes before this.
+    stack.app.tasks["bench.timed"].apply_async((0,), priority=_LAST).get(timeout=60)
+    return found
+
+
+def _watched(
+    stack: Stack, times: Path, seconds: float, seed: int
+) -> tuple[list[float], tuple[float, ...]]:
+    began = time.monotonic()
+    waits = _ask(stack, seconds, seed)
+    ended = time.monotonic()
+    lines = [tuple(map(float, line.split())) for line in times.read_text().splitlines()]
+    calls = [each for each in lines if began <= each[0] and each[1] <= ended]
+    busy = sum(each[1] - each[0] for each in calls) / (ended - began)
+    return waits, (busy, sum(each[2] for each in calls) / (ended - began))
+
+
+def _ask(stack: Stack, seconds: float, seed: int) -> list[float]:
+    """Send requests at random moments, the same ones for each seed; return their waits."""
+    task, chance, waits = stack.app.tasks["bench.timed"], random.Random(seed), []
+    with ThreadPoolExecutor(64) as threads:
+        due = time.monotonic()
+        end = due + seconds
+        while due < end:
+            waits.append(threads.submit(_wait, task))
+            due += chance.expovariate(_RATE)
+            time.sleep(max(due - time.monotonic(), 0.0))
+    return [wait.result() for wait in waits]
+
+
+def _wait(task: Any) -> float:
+    began = time.monotonic()
+    if task.delay(21).get(timeout=60) != 42:  # noqa: PLR2004
+        raise AssertionError("a wrong answer")
+    return time.monotonic() - began
+
+
+def _producer(rows: int, folder: Path) -> dict[str, Any]:
+    """Backfill a file through the "noop" model, and look at the command's memory meanwhile."""
+    given, answers = folder / "rows.jsonl", folder / "answers.jsonl"
+    with given.open("w") as file:
+        file.writelines(f"{row}\n" for row in range(rows))
+    celery = str(Path(sys.executable).with_name("celery"))
+    command = [celery, "-A", "bench.app", "batch", "backfill", "bench.noop"]
+    command += ["--input", str(given), "--output", str(answers)]
+    began, sizes = time.monotonic(), []
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stderr=log) as producer:
+        process = psutil.Process(producer.pid)
+        while producer.poll() is None:
+            try:
+                sizes.append(process.memory_info().rss / 2**20)
+            except psutil.NoSuchProcess:  # between the two
+                break
+            time.sleep(_LOOK)
+    seconds = time.monotonic() - began
+    with answers.open() as file:
+        if any(json.loads(line)["output"] != 2 * n for n, line in enumerate(file)):
+            raise AssertionError("a wrong answer")
+    quarter = sizes[len(sizes) // 4]
+    looks = {"quarter": quarter, "end": sizes[-1] or quarter, "most": max(sizes)}
+    return {"rows": rows, "seconds": seconds, "rate": rows / seconds, **looks}
+
+
+def _row(name: str, waits: list[float], spans: list[tuple[float, ...]]) -> dict[str, Any]:
+    quantiles = statistics.quantiles(waits, n=100)
+    busy, rate = (statistics.median(each) for each in zip(*spans, strict=True))
+    row = {"name": name, "requests": len(waits), "busy": busy, "rate": rate}
+    return {**row, "p50": quantiles[49], "p99": quantiles[98]}
+
+
+def _sheets(data: dict[str, Any]) -> list[Sheet]:
+    producer = data["producer"]
+    speeds = [
+        ('"cost", share of the bare model', f"{data['cost_share']:.3f}"),
+        (f'"noop" from a file of {producer["rows"]:,} rows, rows/s', f"{producer['rate']:,.0f}"),
+        *(
+            (f"the command's memory {when}, MiB", f"{producer[name]:.0f}")
+            for name, when in (("quarter", "after a quarter"), ("end", "at the end"))
+        ),
+    ]
+    beside = [
+        (
+            {"alone": "without a backfill", "with": "beside one"}[row["name"]],
+            f"{row['requests']}",
+            *(f"{1000 * row[name]:.1f}" for name in ("p50", "p99")),
+            f"{row['busy']:.3f}",
+            f"{row['rate']:,.0f}",
+        )
+        for row in data["beside"]
+    ]
+    headings = ("requests", "number", "p50", "p99", "device busy", "rows/s")
+    note = f"A full batch of this model takes {1000 * _BATCH_SECONDS:.1f} ms."
+    title = f'{_RATE:g} requests a second at random moments, "cost" (milliseconds)'
+    return [
+        Sheet("A backfill by itself", ("what", "measured"), speeds),
+        Sheet(title, headings, beside, (note,)),
+    ]
+
+
+def _goals(data: dict[str, Any]) -> list[Goal]:
+    producer = data["producer"]
+    alone, beside = data["beside"]
+    added = (beside["p99"] - alone["p99"]) / _BATCH_SECONDS
+    return [
+        Goal('"cost", backfill: of pure', data["cost_share"], 0.97),
+        Goal('"noop", backfill', producer["rate"], 20_000, unit=" rows/s"),
+        Goal("memory of a backfill's command", producer["most"], 150, unit=" MiB", most=True),
+        Goal("its growth after a quarter", producer["end"] / producer["quarter"], 1.1, most=True),
+        Goal("p99 beside a backfill, added", added, 1, unit=" batches", most=True),
+        Goal("device busy beside requests", beside["busy"], 0.95),
+    ]
+
+
+CASE = Case("backfill", "a backfill alone and beside requests", _measure, _sheets, _goals)

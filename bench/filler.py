@@ -1,0 +1,30 @@
+"""``python -m bench.filler TASK ROWS``: a backfill in a process of its own."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+
+from bench.app import app
+from bench.model import BATCH
+
+
+def main() -> None:
+    """Backfill so many rows, or any number if that is 0; print the seconds that it took."""
+    name, count = sys.argv[1], int(sys.argv[2])
+    task = app.tasks[name]
+    began, answered = time.monotonic(), 0
+    for answer in task.backfill(range(count) if count else itertools.count()):
+        if answer.output != 2 * answer.row.position:
+            raise AssertionError(answer)
+        answered += 1
+        if answered == BATCH:
+            print("under way", flush=True)
+    if answered != count:
+        raise AssertionError(f"{answered} of {count} rows have an answer")
+    print(time.monotonic() - began, flush=True)
+
+
+if __name__ == "__main__":
+    main()
