@@ -111,9 +111,15 @@ class Lanes:
                 job.disown()
                 self._returns.still_run(job)
 
-    def resume(self, lane: Lane) -> None:
-        """Let a paused lane's batches leave again."""
-        for request, alone in lane.resume():
+    def resume(self, lane: Lane, by: object) -> None:
+        """
+        Let a paused lane's batches leave again, unless somebody else has paused it, too.
+
+        Args:
+            lane: Which.
+            by: Who paused it.
+        """
+        for request, alone in lane.resume(by):
             self._arrivals.line_up(lane, request, alone=alone)
         self.pump()
 
@@ -165,8 +171,11 @@ class Lanes:
                 return
 
     def _overtakes(self, lane: Lane) -> bool:
-        before = self._precedence.goes_before(lane, self._jobs)
-        return before and self._ahead.can_overtake(lane.task)
+        return (
+            not self._slots.room_ahead
+            and self._ahead.can_overtake(lane.task)
+            and self._precedence.goes_before(lane, list(self._jobs))
+        )
 
     def report(self) -> dict[str, Any]:
         """Return each lane's report by the task's name, with its batches that have not ended."""
@@ -184,7 +193,8 @@ class Lanes:
     def ages(self, now: float) -> dict[str, float]:
         """Return by task how many seconds the request has waited here that waits longest."""
         lanes = list(self._lanes.items())
-        return {name: max(now - lane.oldest, 0.0) for name, lane in lanes}
+        with self._slots.lock:  # asked on other threads, too
+            return {name: max(now - lane.oldest, 0.0) for name, lane in lanes}
 
     def busy(self) -> dict[int, float]:
         """Return which processes have a batch now, and since when."""
@@ -253,7 +263,7 @@ class Lanes:
         job.most = job.room = lane.policy.max_batch_size
         job.is_lone = not self._jobs and all(lane.is_empty for lane in self._lanes.values())
         self._precedence.note(lane, job, self._lanes.values())
-        for each in self._jobs:
+        for each in list(self._jobs):  # pools of threads tell of an end at any time
             if not each.accepted and job.urgency < each.urgency:
                 self._precedence.overtake(each, self.lane(each.task).policy.bulk_share)
         self._jobs.add(job)
