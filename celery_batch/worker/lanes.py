@@ -83,7 +83,7 @@ class Lanes:
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
         self._open = True
-        self.watch.begin(self.processes)
+        self.watch.begin(self._slots.pids)
 
     def close(self, *, restarting: bool) -> None:
         """
@@ -171,10 +171,9 @@ class Lanes:
     def report(self) -> dict[str, Any]:
         """Return each lane's report by the task's name, with its batches that have not ended."""
         running = Counter(job.task.name for job in list(self._jobs))
-        return {
-            name: {**lane.report(), "running": running[name]}
-            for name, lane in sorted(self._lanes.items())
-        }
+        lanes = sorted(self._lanes.items())
+        with self._slots.lock:  # whoever looks may be another thread
+            return {name: {**lane.report(), "running": running[name]} for name, lane in lanes}
 
     @property
     def processes(self) -> int:
@@ -184,7 +183,18 @@ class Lanes:
     def ages(self, now: float) -> dict[str, float]:
         """Return by task how many seconds the request has waited here that waits longest."""
         lanes = list(self._lanes.items())
-        return {name: max(now - lane.oldest, 0.0) for name, lane in lanes}
+        with self._slots.lock:  # likewise
+            return {name: max(now - lane.oldest, 0.0) for name, lane in lanes}
+
+    def idle(self, now: float) -> float:
+        """
+        Return for how many seconds processes had no batch in their models, together.
+
+        Args:
+            now: On the monotonic clock.
+        """
+        busy, alive = self.busy(), self._slots.pids
+        return self.watch.ask(lambda meter: meter.idle(now, busy, alive))
 
     def busy(self) -> dict[int, float]:
         """Return which processes have a batch now, and since when."""
