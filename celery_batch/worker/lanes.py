@@ -83,7 +83,7 @@ class Lanes:
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
         self._open = True
-        self.watch.begin(self.processes)
+        self.watch.begin(self._slots.pids)
 
     def close(self, *, restarting: bool) -> None:
         """
@@ -112,13 +112,7 @@ class Lanes:
                 self._returns.still_run(job)
 
     def resume(self, lane: Lane, by: object) -> None:
-        """
-        Let a paused lane's batches leave again, unless somebody else has paused it, too.
-
-        Args:
-            lane: Which.
-            by: Who paused it.
-        """
+        """Let batches of a lane leave again that somebody has paused, if nobody else has, too."""
         for request, alone in lane.resume(by):
             self._arrivals.line_up(lane, request, alone=alone)
         self.pump()
@@ -171,19 +165,15 @@ class Lanes:
                 return
 
     def _overtakes(self, lane: Lane) -> bool:
-        return (
-            not self._slots.room_ahead
-            and self._ahead.can_overtake(lane.task)
-            and self._precedence.goes_before(lane, list(self._jobs))
-        )
+        may = not self._slots.room_ahead and self._ahead.can_overtake(lane.task)
+        return may and self._precedence.goes_before(lane, list(self._jobs))
 
     def report(self) -> dict[str, Any]:
         """Return each lane's report by the task's name, with its batches that have not ended."""
         running = Counter(job.task.name for job in list(self._jobs))
-        return {
-            name: {**lane.report(), "running": running[name]}
-            for name, lane in sorted(self._lanes.items())
-        }
+        lanes = sorted(self._lanes.items())
+        with self._slots.lock:  # whoever looks may be another thread
+            return {name: {**lane.report(), "running": running[name]} for name, lane in lanes}
 
     @property
     def processes(self) -> int:
@@ -193,8 +183,18 @@ class Lanes:
     def ages(self, now: float) -> dict[str, float]:
         """Return by task how many seconds the request has waited here that waits longest."""
         lanes = list(self._lanes.items())
-        with self._slots.lock:  # asked on other threads, too
+        with self._slots.lock:  # likewise
             return {name: max(now - lane.oldest, 0.0) for name, lane in lanes}
+
+    def idle(self, now: float) -> float:
+        """
+        Return for how many seconds processes had no batch in their models, together.
+
+        Args:
+            now: On the monotonic clock.
+        """
+        busy, alive = self.busy(), self._slots.pids
+        return self.watch.ask(lambda meter: meter.idle(now, busy, alive))
 
     def busy(self) -> dict[int, float]:
         """Return which processes have a batch now, and since when."""
