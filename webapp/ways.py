@@ -27,8 +27,9 @@ __all__ = ["LoopWay", "ThreadWay", "Way"]
 #: of other requests; more are written by themselves, which costs less for each.
 _FEW = 8
 
-#: Seconds after which a thread that waits looks whether its client has gone.
-_WATCH_AFTER = 0.1
+#: Seconds after which a thread that waits looks whether its client has gone.  Under load many
+#: answers take a tenth, and to watch for each of them costs a tenth of all the rest.
+_WATCH_AFTER = 0.25
 
 
 class Way(Protocol):

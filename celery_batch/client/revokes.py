@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -150,11 +150,17 @@ class Revokes:
                 piece.append(self._waiting.popleft())
         return piece
 
+    def _connection(self) -> AbstractContextManager[Any]:
+        """Return a new connection where the pool has one only, of which a broadcast takes two."""
+        is_one = self._app.conf.broker_pool_limit == 1
+        return self._app.connection_for_write() if is_one else nullcontext()
+
     def _send(self, task_ids: list[str]) -> None:
         if not task_ids:
             return
         try:
-            self._app.control.revoke(task_ids, **{QUIETLY: True})
+            with self._connection() as connection:
+                self._app.control.revoke(task_ids, connection=connection, **{QUIETLY: True})
         except Exception as error:  # noqa: BLE001 (whatever it is, nobody waits for this)
             self._waiting.clear()
             if not self._is_failing:

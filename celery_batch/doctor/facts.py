@@ -41,6 +41,7 @@ class Task:
         soft_time_limit: Seconds after which a batch is interrupted.
         rate_limit: Celery's, such as ``"10/s"``.
         priorities: Whether its queue on RabbitMQ has been given priorities.
+        is_quorum: Whether that is declared as a quorum queue.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Task:
     soft_time_limit: float | None = None
     rate_limit: str | None = None
     priorities: bool = False
+    is_quorum: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,13 +151,16 @@ class Machine:
 
     Args:
         cpus: Cores that this process may use.
-        gpus: The names of those that ``nvidia-smi`` shows; None where there is none.
+        gpus: The names of those that ``nvidia-smi`` shows, or the driver's files where there
+            is no such program; None where there is neither.
+        driver: Why ``nvidia-smi`` does not work; empty if it does, or is not there.
         visible: ``CUDA_VISIBLE_DEVICES``; None if it is not set.
-        torch: None if there is none, or no GPU for it.
+        torch: None if there is none, or no GPU for it and nobody wants one.
     """
 
     cpus: int = 1
     gpus: tuple[str, ...] | None = None
+    driver: str = ""
     visible: str | None = None
     torch: Torch | None = None
 
@@ -168,7 +173,7 @@ class Lane:
     Args:
         max_batch_size: The policy that it runs by.
         max_wait: Seconds, likewise.
-        batches: How many have left since it was started.
+        batches: How many have left while it was looked at, for some seconds.
         rows: How many rows were in them.
         waiting: Requests that wait in the worker.
         safe_size: Rows that fit into memory, where a batch has not.
@@ -204,6 +209,7 @@ class Worker:
         devices: Where its models live.
         version: Its celery_batch, where it says.
         lanes: By the name of the task.
+        has_told: Whether it has said which these are, if it knows any.
     """
 
     name: str
@@ -214,6 +220,7 @@ class Worker:
     devices: tuple[str, ...] = ()
     version: str = ""
     lanes: Mapping[str, Lane] = field(default_factory=dict)
+    has_told: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,14 +23,14 @@ def gather(app: Any) -> Facts:
     """
     trouble = trouble_of(app)
     tasks = () if trouble else tasks_of(app)
-    broker = broker_of(app)
+    conf, broker = conf_of(app), broker_of(app)
     return Facts(
         trouble=trouble,
         tasks=tasks,
-        conf=conf_of(app),
+        conf=conf,
         broker=broker,
         results=results_of(app),
-        machine=this_machine(),
+        machine=this_machine(wants_gpu=any(name.startswith("cuda") for name in conf.devices or ())),
         workers=None if broker.error else workers_of(app),
         depths={} if broker.error else depths_of(app, {task.queue for task in tasks}),
         version=version("celery-batch"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from celery.concurrency import ALIASES
+
 from celery_batch.config import Settings, policy_of
 from celery_batch.doctor.facts import Conf, Task
 from celery_batch.errors import ConfigurationError
@@ -12,6 +14,9 @@ from celery_batch.task import BatchTask
 from celery_batch.worker.capacity import queue_of
 
 __all__ = ["conf_of", "tasks_of", "trouble_of"]
+
+#: What pools are called, by the names of their classes.
+_POOLS = {path.replace(":", "."): name for name, path in reversed(ALIASES.items()) if path}
 
 
 def trouble_of(app: Any) -> tuple[str, ...]:
@@ -58,12 +63,16 @@ def _task(app: Any, task: Any) -> Task:
         soft_time_limit=task.soft_time_limit,
         rate_limit=task.rate_limit and str(task.rate_limit),
         priorities=_has_priorities(app, queue),
+        is_quorum=_arguments(app, queue).get("x-queue-type") == "quorum",
     )
 
 
+def _arguments(app: Any, name: str) -> dict[str, Any]:
+    return getattr(app.amqp.queues.get(name), "queue_arguments", None) or {}
+
+
 def _has_priorities(app: Any, name: str) -> bool:
-    queue = app.amqp.queues.get(name)
-    arguments = getattr(queue, "queue_arguments", None) or {}
+    queue, arguments = app.amqp.queues.get(name), _arguments(app, name)
     declared = getattr(queue, "max_priority", None) or arguments.get("x-max-priority")
     return bool(declared or app.conf.task_queue_max_priority)
 
@@ -78,7 +87,7 @@ def conf_of(app: Any) -> Conf:
     conf = app.conf
     expires = conf.result_expires
     return Conf(
-        pool=str(conf.worker_pool),
+        pool=_POOLS.get(str(conf.worker_pool).replace(":", "."), str(conf.worker_pool)),
         concurrency=conf.worker_concurrency,
         prefetch_multiplier=conf.worker_prefetch_multiplier,
         eta_task_limit=conf.worker_eta_task_limit,

@@ -54,7 +54,7 @@ def results_of(app: Any) -> Server:
     url = maybe_sanitize_url(str(named))
     try:
         if not ResultStore.knows(app.backend):
-            return Server(kind=type(app.backend).__name__.removesuffix("Backend"), url=url)
+            return Server(kind=_kind(app.backend), url=url)
         return Server(kind="redis", url=url, redis=_redis(ResultStore(app.backend).client()))
     except Exception as error:  # noqa: BLE001 (no such backend, or no library for it, or away)
         return Server(kind="unknown", url=url, error=_why(error))
@@ -76,6 +76,10 @@ def depths_of(app: Any, queues: set[str]) -> dict[str, int]:
             finally:
                 look.close()
     return {}
+
+
+def _kind(backend: Any) -> str:
+    return type(backend).__name__.removesuffix("Backend").lower()
 
 
 def _redis(client: Any) -> Redis:

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_batch.doctor.facts import Lane, Worker
 from celery_batch.fleet.bus import Bus
+from celery_batch.fleet.look import Growth, grown
 from celery_batch.fleet.picture import reports_of
 
 __all__ = ["workers_of"]
@@ -29,19 +30,27 @@ def workers_of(app: Any) -> tuple[Worker, ...] | None:
     try:
         stats = bus.ask("stats", _LISTEN)
         # Workers that run no batch task may not know the second question.
-        told = bus.ask("batch_stats", _LISTEN) if any(map(_knows_batches, stats.values())) else {}
+        asks = any(map(_knows_batches, stats.values()))
+        began = bus.ask("batch_stats", _LISTEN) if asks else {}
+        told = bus.ask("batch_stats", _LISTEN) if asks else {}
     except Exception:  # noqa: BLE001 (whatever a transport raises)
         return None
     finally:
         bus.close()
-    return tuple(_worker(name, stats[name], told.get(name, {})) for name in sorted(stats))
+    return tuple(
+        _worker(name, stats[name], (began.get(name, {}), told.get(name, {})))
+        for name in sorted(stats)
+    )
 
 
 def _knows_batches(stats: Any) -> bool:
     return isinstance(stats, dict) and "batches" in stats
 
 
-def _worker(name: str, stats: Mapping[str, Any], told: Mapping[str, Any]) -> Worker:
+def _worker(
+    name: str, stats: Mapping[str, Any], answers: tuple[Mapping[str, Any], Mapping[str, Any]]
+) -> Worker:
+    began, told = map(reports_of, answers)
     pool = stats.get("pool") or {}
     kind = str(pool.get("implementation", ""))
     per_child = pool.get("max-tasks-per-child")
@@ -51,20 +60,23 @@ def _worker(name: str, stats: Mapping[str, Any], told: Mapping[str, Any]) -> Wor
         processes=pool.get("max-concurrency"),
         prefetch=stats.get("prefetch_count"),
         max_tasks_per_child=per_child if isinstance(per_child, int) else None,
-        devices=tuple(told.get("devices") or ()),
+        devices=tuple(answers[1].get("devices") or ()),
         version=str(stats.get("celery_batch", "")),
         lanes={
-            task: _lane(report) for task, report in reports_of(told).items() if report["served"]
+            task: _lane(report, grown(began.get(task, report), report))
+            for task, report in told.items()
+            if report["served"]
         },
+        has_told="tasks" in answers[1] or not _knows_batches(stats),
     )
 
 
-def _lane(report: Mapping[str, Any]) -> Lane:
+def _lane(report: Mapping[str, Any], lately: Growth) -> Lane:
     return Lane(
         max_batch_size=report["max_batch_size"],
         max_wait=report["max_wait"],
-        batches=report.get("batches", 0),
-        rows=report.get("rows", 0),
+        batches=lately.batches,
+        rows=lately.rows,
         waiting=report.get("waiting", 0),
         safe_size=report.get("safe_size"),
         losses=report.get("worker_losses", 0),

@@ -28,11 +28,16 @@ _NEARLY_FULL = 0.9
 #: How alike names have to be to be taken for one another, of 1.
 _ALIKE = 0.8
 
+_NO_EVICTION = "CONFIG SET maxmemory-policy noeviction, and write it into redis.conf."
+
 #: Seconds that clocks may differ.
 _APART = 1.0
 
 #: Seconds, Celery's own.
 _VISIBILITY = 3600.0
+
+#: Seconds, RabbitMQ's own.
+_CONSUMER_TIMEOUT = 1800.0
 
 #: Seconds in which nobody can be sure that a batch has ended.
 _SHORT = 60.0
@@ -88,11 +93,18 @@ def eviction(facts: Facts) -> Iterator[Finding]:
     redis = facts.broker.redis
     if redis is None:
         return
-    if redis.maxmemory and redis.policy != "noeviction":
+    if redis.maxmemory and redis.policy.startswith("allkeys"):
         yield problem(
             f"The broker's maxmemory-policy is {redis.policy}: when its memory is full, Redis"
             " throws away messages.",
-            "CONFIG SET maxmemory-policy noeviction, and write it into redis.conf.",
+            _NO_EVICTION,
+        )
+    elif redis.maxmemory and redis.policy.startswith("volatile"):
+        yield warning(
+            f"The broker's maxmemory-policy is {redis.policy}: when its memory is full, Redis"
+            " keeps messages, and may throw away workers' signs of life, so that what they run"
+            " runs twice.",
+            _NO_EVICTION,
         )
     elif redis.maxmemory and redis.used > _NEARLY_FULL * redis.maxmemory:
         yield warning(
@@ -126,8 +138,15 @@ def persistence(facts: Facts) -> Iterator[Finding]:
 
 
 def visibility(facts: Facts) -> Iterator[Finding]:
-    """Redis' visibility timeout, after which messages that are still held run a second time."""
+    """The broker's patience, after which messages that are still held run a second time."""
     redis = facts.broker.redis
+    longest = max((_held_for(task.time_limit, task.max_wait) for task in facts.tasks), default=0)
+    if facts.broker.kind == "amqp" and longest > _CONSUMER_TIMEOUT:
+        yield warning(
+            f"A message may be held for {longest:g} s, and RabbitMQ closes the channel of whoever"
+            f" holds one for {_CONSUMER_TIMEOUT:g} s, unless it was told otherwise.",
+            "Raise consumer_timeout (milliseconds) in rabbitmq.conf, or lower time_limit.",
+        )
     if redis is None:
         return
     given = facts.conf.transport_options.get("visibility_timeout", _VISIBILITY)
@@ -138,7 +157,6 @@ def visibility(facts: Facts) -> Iterator[Finding]:
             f" ({seconds:g} s) runs nothing twice while a worker lives."
         )
         return
-    longest = max((_held_for(task.time_limit, task.max_wait) for task in facts.tasks), default=0)
     if seconds <= longest:
         yield problem(
             f"The visibility timeout is {seconds:g} s, and a message may be held for"
@@ -158,7 +176,14 @@ def _held_for(limit: float | None, max_wait: float) -> float:
 def priorities(facts: Facts) -> Iterator[Finding]:
     """Whether a backfill can be put behind those who wait for their answers."""
     if facts.broker.kind == "amqp":
-        for queue in sorted({task.queue for task in facts.tasks if not task.priorities}):
+        for queue in sorted({task.queue for task in facts.tasks if task.is_quorum}):
+            yield warning(
+                f"Queue {queue} is a quorum queue: from RabbitMQ 4.0 on it puts calls of priority"
+                " 5 and more before all others, and a backfill's are among the others.",
+                "Call with priority=5 for people who wait.",
+            )
+        plain = {each.queue for each in facts.tasks if not (each.priorities or each.is_quorum)}
+        for queue in sorted(plain):
             yield warning(
                 f"Queue {queue} has no priorities: a backfill's messages stand among those of"
                 " people who wait.",

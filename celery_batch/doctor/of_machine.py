@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
-from celery_batch.doctor.facts import Facts
+from celery_batch.doctor.facts import Facts, Machine
 from celery_batch.doctor.finding import Finding, ok, problem, warning
 
 __all__ = ["PREFORK", "devices", "gpu", "pool", "replacing"]
@@ -56,23 +57,16 @@ def gpu(facts: Facts) -> Iterator[Finding]:
     machine, torch = facts.machine, facts.machine.torch
     chosen = facts.conf.devices or ()
     if not machine.gpus:
-        if any(name.startswith("cuda") for name in chosen):
-            yield problem(
-                f"batch_devices names {', '.join(chosen)}, and nvidia-smi shows no GPU on this"
-                " machine.",
-                "Run the check where the worker is to run, install the driver, or say 'cpu'.",
-            )
-        else:
-            yield ok("There is no NVIDIA GPU on this machine; models run on the CPU.")
+        yield _without_gpus(machine, chosen)
     elif chosen and not any(name.startswith("cuda") for name in chosen):
         yield warning(
             f"batch_devices keeps models on {', '.join(chosen)}, and this machine has"
             f" {', '.join(machine.gpus)}.",
             "Leave batch_devices out to use every GPU.",
         )
-    elif machine.visible is not None and not machine.visible.strip():
+    elif machine.visible is not None and not _shown(machine):
         yield warning(
-            "CUDA_VISIBLE_DEVICES is empty: it hides every GPU of this machine.",
+            f"CUDA_VISIBLE_DEVICES is {machine.visible!r}: it hides every GPU of this machine.",
             "Unset it, or name GPUs in it.",
         )
     elif torch is not None and not torch.build:
@@ -92,13 +86,44 @@ def gpu(facts: Facts) -> Iterator[Finding]:
         yield ok(f"GPUs of this machine: {', '.join(machine.gpus)}.")
 
 
+def _without_gpus(machine: Machine, chosen: tuple[str, ...]) -> Finding:
+    torch, names = machine.torch, ", ".join(chosen)
+    if not any(name.startswith("cuda") for name in chosen):
+        if machine.driver and not chosen:
+            return warning(
+                f"nvidia-smi is installed and does not work: {machine.driver}",
+                "Mend the driver; after an update of it, that is a reboot as a rule.",
+            )
+        return ok("There is no NVIDIA GPU on this machine; models run on the CPU.")
+    if torch is None:
+        return warning(
+            f"batch_devices names {names}, and nothing shows a GPU on this machine: no nvidia-smi"
+            " that works, no file of the driver, no torch.",
+            "Run the check where the worker is to run, install the driver, or say 'cpu'.",
+        )
+    if torch.gpus:  # AMD's, such as it calls them
+        return ok(f"torch {torch.version} ({torch.build}) sees {torch.gpus} GPUs.")
+    return problem(
+        f"batch_devices names {names}, and torch {torch.version} sees no GPU on this machine.",
+        "Run the check where the worker is to run, install the driver, or say 'cpu'.",
+    )
+
+
+def _shown(machine: Machine) -> int:
+    """Return how many GPUs a worker may use; the driver reads as far as the first -1."""
+    if machine.visible is None:
+        return len(machine.gpus or ())
+    entries = [entry.strip() for entry in machine.visible.split(",")]
+    return len(list(takewhile(lambda entry: entry not in ("", "-1"), entries)))
+
+
 def devices(facts: Facts) -> Iterator[Finding]:
     """How many copies of the models share a device."""
     machine, conf = facts.machine, facts.conf
     if not facts.tasks or conf.pool not in PREFORK:
         return
     cuda = [name for name in conf.devices or () if name.startswith("cuda")]
-    count = len(cuda) if conf.devices else len(machine.gpus or ())
+    count = len(cuda) if conf.devices else machine.gpus and _shown(machine)
     processes = conf.concurrency or machine.cpus
     said = (
         f"worker_concurrency is {processes}"

@@ -30,6 +30,12 @@ def results(facts: Facts) -> Iterator[Finding]:
             f"The result backend does not answer at {server.url}: {server.error}",
             "Start it, or correct result_backend (CELERY_RESULT_BACKEND).",
         )
+    elif server.kind == "rpc":
+        yield warning(
+            "The result backend is rpc: an answer comes to the thread that has asked and to nobody"
+            " else, and is gone with its process.",
+            "Use Redis for results; the broker may stay what it is.",
+        )
     elif server.kind != "redis":
         yield warning(
             f"The result backend is {server.kind}: callers are not told of their answers, but"

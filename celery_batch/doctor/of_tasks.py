@@ -62,7 +62,7 @@ def prefetch(facts: Facts) -> Iterator[Finding]:
     if not facts.tasks:
         return
     conf, held = facts.conf, sum(map(_held, facts.tasks))
-    processes = conf.concurrency or facts.machine.cpus
+    processes = 1 if conf.pool == "solo" else conf.concurrency or facts.machine.cpus
     fine = True
     if conf.prefetch_multiplier == 0:
         fine = False

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 #: Batches after which an average says something.
-_ENOUGH = 20
+_ENOUGH = 5
 
 #: The share of a time limit above which a batch is near it.
 _NEAR = 0.5
@@ -41,11 +41,12 @@ def serving(facts: Facts) -> Iterator[Finding]:
         served = [worker.name for worker in facts.workers if task.name in worker.lanes]
         if served:
             yield ok(f"{task.name} is served by {', '.join(served)}.")
-        else:
+        elif all(worker.has_told for worker in facts.workers):
             waiting = facts.depths.get(task.queue)
             depth = "" if waiting is None else f", where {waiting:,} messages wait"
             yield problem(
-                f"No worker serves {task.name}: nobody reads queue {task.queue} for it{depth}.",
+                f"No worker that answers serves {task.name}: none reads queue {task.queue} for"
+                f" it{depth}.",
                 f"Start one that consumes it: celery -A APP worker -Q {task.queue}",
             )
 
@@ -113,10 +114,9 @@ def filling(facts: Facts) -> Iterator[Finding]:
             if average < lane.max_batch_size / 2:
                 yield warning(
                     f"{worker.name}: batches of {task.name} have {average:.1f} rows of"
-                    f" {lane.max_batch_size} on average since it was started, while"
-                    f" {waiting:,} messages wait.",
-                    "If celery batch top shows small batches now, look at the warnings above:"
-                    " prefetch, limits and memory keep them small.",
+                    f" {lane.max_batch_size} on average, while {waiting:,} messages wait.",
+                    "Look at the warnings above: prefetch, limits and memory keep batches small;"
+                    " celery batch top shows what they are over time.",
                 )
 
 

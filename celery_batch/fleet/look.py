@@ -60,14 +60,12 @@ def grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Growth:
     """
     Return what happened between two reports of one task by one worker.
 
-    A worker that was started again in between began at nothing.
-
     Args:
-        before: The earlier report.
+        before: The earlier report; empty for a worker that has begun since.
         after: The later one.
     """
     first, last = _counts(before), _counts(after)
-    if last.batches < first.batches:
+    if last.batches < first.batches or last.rows < first.rows:  # a worker that was started again
         first = Growth()
     sizes = {size: count - first.sizes.get(size, 0) for size, count in last.sizes.items()}
     return Growth(

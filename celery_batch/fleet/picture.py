@@ -135,10 +135,8 @@ class Picture:
     def _worker(self, name: str) -> WorkerView:
         last, reports = self._heard[name], self._reports(name)
         running = sum(report.get("running", 0) for report in reports.values())
-        answer, total, spans = last.answers[name], Growth(), list(self._spans(name))
-        for _, growth, _ in spans:
-            total.add(growth)
-        seconds = max((span for *_, span in spans), default=0.0)
+        answer, spans = last.answers[name], self._spans(name)
+        rates = [growth.rows / seconds for _, growth, seconds in spans]
         state = "busy" if running else "ready"
         return WorkerView(
             name=name,
@@ -147,19 +145,17 @@ class Picture:
             tasks=len(reports),
             waiting=sum(report.get("waiting", 0) for report in reports.values()),
             running=running,
-            rate=total.rows / seconds if seconds else None,
+            rate=sum(rates) if rates else None,
             busy=self._busy(name),
             devices=tuple(answer.get("devices") or ()),
         )
 
     def _task(self, task: str) -> TaskView:
         reports = [found for name in self._heard if (found := self._reports(name).get(task))]
-        total, seconds = Growth(), 0.0
-        for name in self._heard:
-            for own, growth, span in self._spans(name):
-                if own == task:
-                    total.add(growth)
-                    seconds = max(seconds, span)
+        spans = [span for name in self._heard for span in self._spans(name) if span[0] == task]
+        total = Growth()
+        for _, growth, _ in spans:
+            total.add(growth)
         queue = self._queues.get(task, "")
         return TaskView(
             name=task,
@@ -170,8 +166,10 @@ class Picture:
             waiting=sum(each.get("waiting", 0) for each in reports),
             oldest=max((each.get("oldest_age", 0.0) for each in reports), default=0.0),
             running=sum(each.get("running", 0) for each in reports),
-            rate=total.rows / seconds if seconds else None,
-            batches=total.batches / seconds if seconds else None,
+            rate=sum(growth.rows / seconds for _, growth, seconds in spans) if spans else None,
+            batches=sum(growth.batches / seconds for _, growth, seconds in spans)
+            if spans
+            else None,
             size=total.rows / total.batches if total.batches else None,
             model=total.model / total.ended if total.ended else None,
             wait=(_slowest(reports, "p50"), _slowest(reports, "p95")),
@@ -187,9 +185,15 @@ class Picture:
         first, last = self._ends(name)
         if first is None or last is None:
             return
-        before = reports_of(first.answers[name])
-        for task, report in reports_of(last.answers[name]).items():
-            yield task, grown(before.get(task, {}), report), last.time - first.time
+        began, ended = first.answers[name], last.answers[name]
+        seconds, before = last.time - first.time, reports_of(began)
+        if "seconds" in began and "seconds" in ended:  # its own clock: answers may come late
+            seconds = ended["seconds"] - began["seconds"]
+        if seconds <= 0.0:  # it was started again in between, and began at nothing
+            seconds, before = ended["seconds"], {}
+        if seconds > 0.0:
+            for task, report in reports_of(ended).items():
+                yield task, grown(before.get(task, {}), report), seconds
 
     def _ends(self, name: str) -> tuple[Look | None, Look | None]:
         """Return the first and the last look in which a worker has answered."""

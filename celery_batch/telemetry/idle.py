@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 __all__ = ["DeviceIdle"]
 
@@ -13,18 +13,18 @@ class DeviceIdle:
 
     A process is idle between the end of one batch's model call and the beginning of
     the next one's, whatever it does meanwhile: reading, decoding, storing results.
-    What goes on in a model call is the model's own affair.
+    What goes on in a model call is the model's own affair.  One that takes another's
+    place counts from its first batch on: nobody knows when it had loaded.
 
     Args:
         since: When all processes were ready, on the monotonic clock.
-        processes: How many there were then.
+        pids: Which these were.
     """
 
-    def __init__(self, since: float, processes: int) -> None:
-        self._since = since
-        self._first = processes
-        self._ended: dict[int, float] = {}
+    def __init__(self, since: float, pids: Collection[int]) -> None:
+        self._ended = dict.fromkeys(pids, since)
         self._idle = self._shown = 0.0
+        self._asked = since
 
     def ran(self, pid: int, began: float, ended: float) -> None:
         """
@@ -36,30 +36,36 @@ class DeviceIdle:
             ended: Until when, likewise.
         """
         before = self._ended.get(pid)
-        if before is None and self._first > 0:
-            self._first -= 1
-            before = self._since
-        if before is not None:  # a process that replaces another was loading before
-            self._idle += max(began - before, 0.0)
-        self._ended[pid] = max(ended, before or ended)
+        if before is None:
+            before = began
+        self._idle += max(began - before, 0.0)
+        self._ended[pid] = max(ended, before)
 
-    def lost(self, pid: int) -> None:
-        """Forget a process that died; what comes in its place begins anew."""
-        self._ended.pop(pid, None)
+    def gone(self, pid: int, since: float) -> None:
+        """
+        Forget a process that is there no more, but not for how long it was idle.
 
-    def seconds(self, now: float, busy: Mapping[int, float]) -> float:
+        Args:
+            pid: The process.
+            since: Until when it was idle, on the monotonic clock: it died then, or had a batch.
+        """
+        ended = self._ended.pop(pid, since)
+        self._idle += max(since - ended, 0.0)
+
+    def seconds(self, now: float, busy: Mapping[int, float], alive: Collection[int]) -> float:
         """
         Return how long processes were idle up to now; it never becomes less.
 
         Args:
             now: On the monotonic clock.
             busy: Which processes have a batch now, and since when.
+            alive: Which processes there are.
         """
+        for pid in self._ended.keys() - {*alive, *busy}:
+            self.gone(pid, self._asked)  # it was seen then, and nobody knows for how long
+        self._asked = now
         idle = self._idle + sum(
             max(busy.get(pid, now) - ended, 0.0) for pid, ended in self._ended.items()
         )
-        first = [began for pid, began in busy.items() if pid not in self._ended]
-        first += [now] * (self._first - len(first))
-        idle += sum(max(until - self._since, 0.0) for until in first[: self._first])
         self._shown = max(self._shown, idle)
         return self._shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from celery_batch.telemetry.idle import DeviceIdle
@@ -20,13 +20,13 @@ class Meter:
 
     Args:
         since: When counting begins, on the monotonic clock.
-        processes: How many pool processes there are.
+        pids: Of the pool processes that are ready for batches by then.
     """
 
-    def __init__(self, since: float, processes: int) -> None:
+    def __init__(self, since: float, pids: Collection[int]) -> None:
         self.tallies: dict[str, Tally] = {}
         self.since = since
-        self._idle = DeviceIdle(since, processes)
+        self._idle = DeviceIdle(since, pids)
 
     def tally(self, task: str) -> Tally:
         """Return what a task's batches came to; nothing yet, at first."""
@@ -42,22 +42,23 @@ class Meter:
             return
         if work.began is not None and work.ended is not None:
             self._idle.ran(pid, work.began, work.ended)
-        if report.end in {End.LOST, End.TIME_LIMIT}:
-            self._idle.lost(pid)
+        if report.end in {End.LOST, End.TIME_LIMIT} and report.began is not None:
+            self._idle.gone(pid, report.began)
 
     def add_outcome(self, task: str, outcome: Outcome, count: int = 1) -> None:
         """Add requests that ended without a batch."""
         self.tally(task).outcomes[outcome] += count
 
-    def idle(self, now: float, busy: Mapping[int, float]) -> float:
+    def idle(self, now: float, busy: Mapping[int, float], alive: Collection[int]) -> float:
         """
         Return for how many seconds pool processes had no batch in their models, together.
 
         Args:
             now: On the monotonic clock.
             busy: Which processes have a batch now, and since when.
+            alive: Which processes there are.
         """
-        return self._idle.seconds(now, busy)
+        return self._idle.seconds(now, busy, alive)
 
     def summary(self, task: str) -> dict[str, Any]:
         """Return what a task's batches came to, as plain data."""

@@ -165,13 +165,13 @@ def _around(worker: Any) -> dict[str, Any]:
     lanes = worker.consumer.batch_lanes
     now = time.monotonic()
     ages, reports = lanes.ages(now), lanes.report()
-    busy, names = lanes.busy(), {task.name for task in worker.batch_tasks}
+    names = {task.name for task in worker.batch_tasks}
     return {
         "tasks": {
             name: {**reports.get(name, {}), "oldest_age": ages.get(name, 0.0)}
             for name in sorted(names | set(reports))
         },
-        "idle": lanes.watch.ask(lambda meter: meter.idle(now, busy)),
+        "idle": lanes.idle(now),
         "processes": lanes.processes,
         "refused": worker.consumer.batch_gate.refused,
         "labels": {"worker": worker.hostname, "version": version("celery-batch")},

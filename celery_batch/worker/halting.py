@@ -12,10 +12,12 @@ Rule 4: nothing is given back to a queue that is still consumed: it would come a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.capacity import queue_of
+from celery_batch.worker.kept import Kept
 from celery_batch.worker.lane import Lane
 
 __all__ = ["Halting"]
@@ -63,14 +65,14 @@ class Halting:
             if others and not self._can_keep:
                 self._refuse_to_part(queue, others)
         for lane in lanes:
-            lane.pause()
+            lane.pause(self)
         self._leave(queue for queue, others in shared.items() if not others)
 
     def drain(self) -> None:
         """Take nothing more, whatever it is, and give back what waits."""
         self.is_drained = True
         for lane in self._lanes:
-            lane.pause()
+            lane.pause(self)
         self._leave(self._consumed())
 
     def resume(self, lanes: list[Lane]) -> None:
@@ -103,18 +105,21 @@ class Halting:
 
     def _take_again(self, queues: Iterable[str], lanes: Iterable[Lane]) -> None:
         for lane in lanes:
-            self._lanes.resume(lane)
+            self._lanes.resume(lane, self)
         for queue in sorted(queues):
             self._consumer.add_task_queue(queue)
             self._left.discard(queue)
         self._look_regularly()
 
     def _leave(self, queues: Iterable[str]) -> None:
-        for queue in list(queues):
-            self._left.add(queue)
+        queues = list(queues)
+        self._left.update(queues)
+        self._look_regularly()
+        for queue in queues:  # all of them first: to tell the broker may be what fails
+            self._app.amqp.queues.deselect(queue)
+        for queue in queues:
             self._consumer.cancel_task_queue(queue)
         self._look()
-        self._look_regularly()
 
     def _look_regularly(self) -> None:
         is_wanted = any(self._paused())
@@ -129,20 +134,36 @@ class Halting:
         for lane in self._paused():
             if lane.kept:
                 lane.kept.leave_out()
-                self._lanes.hand_back([each for each, _ in lane.kept.take(self._may_go)])
+                self._give_back(lane.kept)
 
-    def _may_go(self, request: Any) -> bool:
-        """Say whether a request's message would not come straight back."""
-        consumer, message = self._consumer, request.message
-        channel, info = consumer.task_consumer.channel, message.delivery_info or {}
+    def _give_back(self, kept: Kept) -> None:
+        comes_back = cache(self._comes_back)  # which may be a question to Redis
+
+        def may_go(request: Any) -> bool:
+            info = request.message.delivery_info or {}
+            names = ("exchange", "routing_key", "consumer_tag")
+            return not comes_back(*map(info.get, names))
+
+        going = kept.take(may_go)
+        try:
+            self._lanes.hand_back([request for request, _ in going])
+        except Exception:  # whoever is still ours is tried again
+            for request, alone in going:
+                if not request.acknowledged:
+                    kept.add(request, alone=alone)
+            raise
+
+    def _comes_back(self, exchange: Any, routing_key: Any, consumer_tag: Any) -> bool:
+        """Say whether a message that is given back would come straight to us again."""
+        task_consumer = self._consumer.task_consumer
+        channel = task_consumer.channel
         if hasattr(channel, "_lookup"):  # kombu's own exchanges
-            queues = channel._lookup(info.get("exchange"), info.get("routing_key"))  # noqa: SLF001
-            return not any(map(consumer.task_consumer.consuming_from, queues))
-        tags = consumer.task_consumer._active_tags  # noqa: SLF001
-        return info.get("consumer_tag") not in tags.values()
+            queues = channel._lookup(exchange, routing_key)  # noqa: SLF001
+            return any(map(task_consumer.consuming_from, queues))
+        return consumer_tag in task_consumer._active_tags.values()  # noqa: SLF001
 
     def _paused(self) -> list[Lane]:
-        return [lane for lane in self._lanes if lane.kept is not None]
+        return [lane for lane in self._lanes if lane.is_paused_by(self)]
 
     def _consumed(self) -> list[str]:
         return list(self._app.amqp.queues.consume_from)

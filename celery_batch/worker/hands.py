@@ -18,6 +18,9 @@ __all__ = ["Here", "InPool", "hands_for"]
 #: What became of a step, by process: what went wrong, or None.
 Answers = dict[int, str | None]
 
+#: Of steps; one that took too long may be answered while the next order is carried out.
+_numbers = count(1)
+
 
 class InPool:
     """
@@ -34,7 +37,6 @@ class InPool:
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._channel.bind(self._address)
         self._channel.settimeout(0)
-        self._numbers = count(1)
         self._order: dict[str, Any] = {}
         self._unsent: set[int] = set()
         self._silent: set[int] = set()
@@ -42,7 +44,7 @@ class InPool:
 
     def begin(self, task_name: str, step: str) -> None:
         """Have every process that there is now do one step."""
-        to = {"number": next(self._numbers), "answer_to": self._address}
+        to = {"number": next(_numbers), "answer_to": self._address}
         self._order = {"task": task_name, "step": step, **to}
         self._silent, self._answers = self._pids(), {}
         self._unsent = set(self._silent)

@@ -49,6 +49,7 @@ class Lane:
         self.losses = 0
         #: Where newcomers go while the task is paused.
         self.kept: Kept | None = None
+        self._paused_by: set[object] = set()
         self._slots = slots
         self._batcher: Batcher[Any] = Batcher(policy_of(task))
         self._lock = slots.lock
@@ -196,19 +197,40 @@ class Lane:
             task_ready(task_request)
         return left
 
-    def pause(self) -> None:
-        """Let no batch leave but of those who run again, since their batch broke."""
+    def pause(self, by: object) -> None:
+        """
+        Let no batch leave but of those who run again, since their batch broke.
+
+        Args:
+            by: Who pauses it; it goes on when each of them has had it resumed.
+        """
         with self._lock:
+            self._paused_by.add(by)
             self.kept = self.kept or Kept()
             for request in self._batcher.clear():
-                if request.alone:
+                if request.alone or request.item.acknowledged:  # no broker has its message
                     self._batcher.add(request)
                 else:
                     self.kept.add(request.item)
 
-    def resume(self) -> list[tuple[Any, bool]]:
-        """Let batches leave; return whom the pause has kept, each with whether it runs alone."""
+    def is_paused_by(self, who: object) -> bool:
+        """Return whether somebody has paused it, and not had it resumed."""
+        return who in self._paused_by
+
+    def resume(self, by: object) -> list[tuple[Any, bool]]:
+        """
+        Let batches leave, unless somebody else has paused it, too.
+
+        Args:
+            by: Who paused it.
+
+        Returns:
+            Whom the pause has kept, each with whether it runs alone.
+        """
         with self._lock:
+            self._paused_by.discard(by)
+            if self._paused_by:
+                return []
             kept, self.kept = self.kept, None
             return kept.take() if kept else []
 

@@ -83,7 +83,7 @@ class Lanes:
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
         self._open = True
-        self.watch.begin(self.processes)
+        self.watch.begin(self._slots.pids)
 
     def close(self, *, restarting: bool) -> None:
         """
@@ -111,9 +111,9 @@ class Lanes:
                 job.disown()
                 self._returns.still_run(job)
 
-    def resume(self, lane: Lane) -> None:
-        """Let a paused lane's batches leave again."""
-        for request, alone in lane.resume():
+    def resume(self, lane: Lane, by: object) -> None:
+        """Let batches of a lane leave again that somebody has paused, if nobody else has, too."""
+        for request, alone in lane.resume(by):
             self._arrivals.line_up(lane, request, alone=alone)
         self.pump()
 
@@ -165,16 +165,15 @@ class Lanes:
                 return
 
     def _overtakes(self, lane: Lane) -> bool:
-        before = self._precedence.goes_before(lane, self._jobs)
-        return before and self._ahead.can_overtake(lane.task)
+        may = not self._slots.room_ahead and self._ahead.can_overtake(lane.task)
+        return may and self._precedence.goes_before(lane, list(self._jobs))
 
     def report(self) -> dict[str, Any]:
         """Return each lane's report by the task's name, with its batches that have not ended."""
         running = Counter(job.task.name for job in list(self._jobs))
-        return {
-            name: {**lane.report(), "running": running[name]}
-            for name, lane in sorted(self._lanes.items())
-        }
+        lanes = sorted(self._lanes.items())
+        with self._slots.lock:  # whoever looks may be another thread
+            return {name: {**lane.report(), "running": running[name]} for name, lane in lanes}
 
     @property
     def processes(self) -> int:
@@ -184,7 +183,18 @@ class Lanes:
     def ages(self, now: float) -> dict[str, float]:
         """Return by task how many seconds the request has waited here that waits longest."""
         lanes = list(self._lanes.items())
-        return {name: max(now - lane.oldest, 0.0) for name, lane in lanes}
+        with self._slots.lock:  # likewise
+            return {name: max(now - lane.oldest, 0.0) for name, lane in lanes}
+
+    def idle(self, now: float) -> float:
+        """
+        Return for how many seconds processes had no batch in their models, together.
+
+        Args:
+            now: On the monotonic clock.
+        """
+        busy, alive = self.busy(), self._slots.pids
+        return self.watch.ask(lambda meter: meter.idle(now, busy, alive))
 
     def busy(self) -> dict[int, float]:
         """Return which processes have a batch now, and since when."""
@@ -253,7 +263,7 @@ class Lanes:
         job.most = job.room = lane.policy.max_batch_size
         job.is_lone = not self._jobs and all(lane.is_empty for lane in self._lanes.values())
         self._precedence.note(lane, job, self._lanes.values())
-        for each in self._jobs:
+        for each in list(self._jobs):  # pools of threads tell of an end at any time
             if not each.accepted and job.urgency < each.urgency:
                 self._precedence.overtake(each, self.lane(each.task).policy.bulk_share)
         self._jobs.add(job)

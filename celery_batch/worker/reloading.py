@@ -129,17 +129,20 @@ class Reloading:
 
     def _in_place(self) -> _Steps:
         alike = [lane for lane in self._lanes if lane.task.model is self._task.model]
-        held = [lane for lane in alike if lane.kept is None]
-        for lane in held:
-            lane.pause()
-        while any(self._lanes.report()[lane.task.name]["running"] for lane in alike):
+        for lane in alike:
+            lane.pause(self)
+        while any(self._is_at_work(lane) for lane in alike):
             yield
         try:
             yield from self._do(IN_PLACE)
-        except BatchError as error:
+        except Exception as error:
             raise _NothingLeft(error) from error
-        for lane in held:
-            self._lanes.resume(lane)
+        for lane in alike:
+            self._lanes.resume(lane, self)
+
+    def _is_at_work(self, lane: Lane) -> bool:
+        """Say whether batches of a paused lane run, or will: those whose batch broke run again."""
+        return not lane.is_empty or bool(self._lanes.report()[lane.task.name]["running"])
 
     def _do(self, step: str) -> _Steps:
         """

@@ -56,6 +56,14 @@ class Slots:
         return self.processes if isinstance(self._pool, PreforkPool) else 1
 
     @property
+    def pids(self) -> set[int]:
+        """Of those processes; one that is just being replaced may be missing."""
+        if not isinstance(self._pool, PreforkPool):
+            return {os.getpid()}
+        started = getattr(self._pool, "_pool", None)  # billiard's, which has no public list
+        return {each.pid for each in list(getattr(started, "_pool", None) or ())}
+
+    @property
     def free(self) -> bool:
         """Whether a batch submitted now would run at once."""
         return self.in_flight < self.processes

@@ -24,8 +24,8 @@ def stats_of(consumer: Any) -> dict[str, Any]:
         All times are in seconds; what nobody can know yet is None.
     """
     lanes = consumer.batch_lanes
-    now, busy = time.monotonic(), lanes.busy()
-    seconds, idle = lanes.watch.ask(lambda meter: (now - meter.since, meter.idle(now, busy)))
+    now = time.monotonic()
+    seconds, idle = lanes.watch.ask(lambda meter: now - meter.since), lanes.idle(now)
     processes = lanes.processes
     reports, ages = lanes.report(), lanes.ages(now)
     served = {task.name for task in getattr(consumer.controller, "batch_tasks", [])}

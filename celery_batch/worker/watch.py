@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 from celery import signals
@@ -37,21 +37,21 @@ class Watch:
     """Is told what batches were, and asked what they came to."""
 
     def __init__(self) -> None:
-        self._meter = Meter(time.monotonic(), 0)
+        self._meter = Meter(time.monotonic(), ())
         self._has_begun = self._has_failed = False
         #: Pools may tell of an end on threads, and a signal's handler on top of us.
         self._lock = threading.RLock()
 
-    def begin(self, processes: int) -> None:
+    def begin(self, pids: Collection[int]) -> None:
         """
         Count from now on; called for each new connection.
 
         Args:
-            processes: How many pool processes are ready for batches.
+            pids: Of the pool processes, which are ready for batches.
         """
         if not self._has_begun:
             self._has_begun = True
-            self._meter = Meter(time.monotonic(), processes)
+            self._meter = Meter(time.monotonic(), pids)
             signals.task_revoked.connect(self._announced)
 
     def ask(self, question: Callable[[Meter], T]) -> T:
@@ -130,6 +130,7 @@ def _report(job: BatchJob, ending: Ending) -> BatchReport:
         work=work,
         poison=len(ending.poison),
         pid=job.pid,
+        began=job.began,
     )
 
 

@@ -48,6 +48,15 @@ def test_priorities_of_a_queue():
     assert tasks_of(app_with(task_queues=[Queue("celery", max_priority=5)]))[0].priorities
 
 
+def test_quorum_queues_and_pools_by_their_classes_are_known():
+    """A queue's kind is read from its declaration, and a pool may be named by its class."""
+    own = Queue("celery", queue_arguments={"x-queue-type": "quorum"})
+
+    assert tasks_of(app_with(task_queues=[own]))[0].is_quorum
+    assert not tasks_of(app_with())[0].is_quorum
+    assert "prefork" == conf_of(app_with(worker_pool="celery.concurrency.prefork:TaskPool")).pool
+
+
 def test_what_cannot_be_imported_is_trouble():
     """A module that is missing, a misspelt setting: each is told in one sentence."""
     (missing,) = trouble_of(app_with(include=["no.such.module"]))

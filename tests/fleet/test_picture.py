@@ -89,12 +89,25 @@ def test_old_looks_say_nothing(picture):
 
 
 def test_a_restarted_worker_counts_from_none(picture):
-    """Counts that have shrunk are a new worker's; what it has done since counts."""
-    picture.add(Look(time=0.0, answers={"w": answer(report(batches=50, rows=500), seconds=99.0)}))
-    picture.add(Look(time=1.0, answers={"w": answer(report(batches=2, rows=20), seconds=0.5)}))
+    """One that runs for less long than before is new; what it has done since counts."""
+    picture.add(Look(time=0.0, answers={"w": answer(report(batches=2, rows=500), seconds=99.0)}))
+    picture.add(Look(time=1.0, answers={"w": answer(report(batches=3, rows=20), seconds=0.5)}))
 
-    assert 20.0 == picture.tasks()[0].rate
+    assert 40.0 == picture.tasks()[0].rate
     assert picture.workers()[0].busy is None
+
+
+def test_rates_are_those_of_each_worker_in_its_own_time(picture):
+    """Who has just come, and who is slow to answer, count for what they do in a second."""
+    old, new = (answer(report(batches=0), seconds=seconds) for seconds in (50.0, 1.0))
+    picture.add(Look(time=0.0, answers={"old": old}))
+    picture.add(Look(time=8.0, answers={"new": new}))
+    old = answer(report(batches=10, rows=100), seconds=60.0)
+    new = answer(report(batches=2, rows=20), seconds=3.0)
+    picture.add(Look(time=9.0, answers={"old": old, "new": new}))
+
+    assert (20.0, 2.0) == (picture.tasks()[0].rate, picture.tasks()[0].batches)
+    assert [10.0, 10.0] == [worker.rate for worker in picture.workers()]
 
 
 def test_who_does_not_answer_is_silent_for_a_while(picture):

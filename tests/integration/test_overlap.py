@@ -14,7 +14,7 @@ import pytest
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.redis_server import RedisServer
 from tests.services.overlapped import go_on
-from tests.services.stage import Stage
+from tests.services.stage import Stage, pool_process
 
 SOON = 40.0
 
@@ -41,13 +41,6 @@ def wait_for(stage: Stage, place: str) -> None:
     """Return when somebody has been at this place."""
     there = lambda: stage.redis.sismember("stage:places", place)  # noqa: E731
     wait_until(lambda: "" if there() else "nobody yet", [], what=place, timeout=SOON)
-
-
-def pool_process(worker: Child) -> psutil.Process:
-    """Return the worker's one pool process."""
-    (server,) = psutil.Process(worker.pid).children()
-    (process,) = server.children()
-    return process
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import RedisServer
 from tests.services.overlapped import go_on
-from tests.services.stage import Stage
+from tests.services.stage import Stage, pool_process
 
 SOON = 40.0
 
@@ -74,3 +74,20 @@ def test_patient_ones_have_their_share_of_a_crowd(fresh: Stage):
     assert {"u": 60, "p": 8, "q": 4} == Counter(order)
     assert "u" * 6 == order[-6:]
     assert "p" in order[:30]
+
+
+def test_process_killed_while_one_is_overtaken(fresh: Stage):
+    """What lay ready in it, and what had overtaken that, runs once, in the next process."""
+    client = fresh.client()
+    results = send(client, "a", priority=PATIENT, waits={"running": ["go"]})
+    results += send(client, "b", priority=PATIENT)
+    worker = fresh.worker("tests.services.overlapped", "-c", "1")
+    wait_for(fresh, "a running")
+    wait_for(fresh, "b entered")
+    results += send(client, "u", priority=URGENT)
+    wait_for(fresh, "u entered")
+    pool_process(worker).kill()
+    go_on(fresh.redis, "go")
+
+    assert list("aabbuu") == [result.get(timeout=SOON) for result in results]
+    assert {"a": 2, "b": 1, "u": 1} == Counter(name for name, *_ in fresh.facts("ran"))

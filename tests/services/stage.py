@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
 import redis
 from celery import Celery
 from celery.utils.functional import noop
@@ -20,7 +21,7 @@ from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.redis_server import RedisServer
 from tests.services.forked import start
 
-__all__ = ["Stage"]
+__all__ = ["Stage", "pool_process"]
 
 ROOT = Path(__file__).parents[2]
 
@@ -130,3 +131,10 @@ class Stage:
 
 def _silent(app: Celery, name: str) -> str:
     return "" if app.control.ping([name], timeout=0.5, limit=1) else "does not answer a ping"
+
+
+def pool_process(worker: Child) -> psutil.Process:
+    """Return the worker's one pool process."""
+    (server,) = psutil.Process(worker.pid).children()
+    (process,) = server.children()
+    return process

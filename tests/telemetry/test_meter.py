@@ -92,7 +92,7 @@ def test_quantiles_are_near_the_true_ones():
 
 def test_batches_of_a_task_are_added_up():
     """The summary tells sizes, waits, model times, outcomes and what went wrong."""
-    meter = Meter(0.0, 1)
+    meter = Meter(0.0, [7])
     meter.add(report())
     meter.add(
         report(
@@ -118,7 +118,7 @@ def test_batches_of_a_task_are_added_up():
 
 def test_summary_of_a_task_that_has_had_no_batch():
     """All is nought, and what nobody can know is None."""
-    summary = Meter(0.0, 1).summary("double")
+    summary = Meter(0.0, [7]).summary("double")
 
     assert 0 == summary["ended"]
     assert {"mean": None, "p50": None, "p95": None, "p99": None} == summary["wait"]
@@ -145,55 +145,84 @@ def test_report_in_words_and_as_data():
 
 def test_idle_is_the_time_between_model_calls():
     """A process is idle from its start to its first batch, between batches, and after the last."""
-    idle = DeviceIdle(100.0, 1)
+    idle = DeviceIdle(100.0, [7])
     idle.ran(7, 101.0, 103.0)
     idle.ran(7, 103.5, 104.0)
 
-    assert 1.5 == idle.seconds(104.0, {})
-    assert 3.5 == idle.seconds(106.0, {})
+    assert 1.5 == idle.seconds(104.0, {}, [7])
+    assert 3.5 == idle.seconds(106.0, {}, [7])
 
 
 def test_idle_time_of_several_processes_is_added_up():
     """Each process counts by itself, those too that have had no batch yet."""
-    idle = DeviceIdle(100.0, 2)
+    idle = DeviceIdle(100.0, [7, 8])
     idle.ran(7, 101.0, 103.0)
 
-    assert 1.0 + 2.0 + 5.0 == idle.seconds(105.0, {})
-    assert 1.0 + 2.0 + 4.0 <= idle.seconds(105.0, {8: 104.0})
-    assert 2.0 + 1.0 + 6.0 == idle.seconds(106.0, {7: 105.0})
+    assert 1.0 + 2.0 + 5.0 == idle.seconds(105.0, {}, [7, 8])
+    assert 1.0 + 2.0 + 4.0 <= idle.seconds(105.0, {8: 104.0}, [7, 8])
+    assert 2.0 + 1.0 + 6.0 == idle.seconds(106.0, {7: 105.0}, [7, 8])
 
 
 def test_idle_time_never_becomes_less():
     """Where a batch turns out to have run since, the number stands until it is true."""
-    idle = DeviceIdle(100.0, 1)
+    idle = DeviceIdle(100.0, [7])
     idle.ran(7, 100.0, 101.0)
 
-    assert 4.0 == idle.seconds(105.0, {})
+    assert 4.0 == idle.seconds(105.0, {}, [7])
 
     idle.ran(7, 102.0, 106.0)
 
-    assert 4.0 == idle.seconds(106.0, {})
-    assert 5.0 == idle.seconds(110.0, {})
-    assert 5.0 == idle.seconds(200.0, {7: 110.0})
+    assert 4.0 == idle.seconds(106.0, {}, [7])
+    assert 5.0 == idle.seconds(110.0, {}, [7])
+    assert 5.0 == idle.seconds(200.0, {7: 110.0}, [7])
 
 
 def test_process_in_the_place_of_a_dead_one_begins_anew():
-    """While it loads it is not idle: it is not there."""
-    idle = DeviceIdle(100.0, 1)
+    """While it loads it is not idle: it is not there; how long the dead one was, still counts."""
+    idle = DeviceIdle(100.0, [7])
     idle.ran(7, 100.0, 101.0)
-    idle.lost(7)
+    idle.gone(7, 110.0)
     idle.ran(8, 150.0, 151.0)
 
-    assert 0.0 == idle.seconds(151.0, {})
+    assert 9.0 == idle.seconds(151.0, {}, [8])
+    assert 10.0 == idle.seconds(152.0, {}, [8])
+
+
+def test_processes_that_were_replaced_are_idle_no_more():
+    """However many came and went, no more are idle than there are."""
+    idle = DeviceIdle(0.0, [0])
+    for pid in range(100):
+        idle.ran(pid, pid, pid + 1.0)
+        assert 0.0 == idle.seconds(pid + 1.0, {}, [pid])
+
+    assert 5.0 == idle.seconds(105.0, {}, [99])
+
+
+def test_process_that_replaces_another_takes_nobody_elses_place():
+    """One that has had no batch since the start is idle all the while, whoever comes beside it."""
+    idle = DeviceIdle(0.0, [7, 8])
+    idle.gone(7, 0.0)
+    idle.ran(9, 50.0, 60.0)
+
+    assert 60.0 == idle.seconds(60.0, {}, [8, 9])
+    assert 80.0 == idle.seconds(70.0, {}, [8, 9])
+
+
+def test_lost_batch_leaves_the_idle_time_before_it():
+    """A process that dies at its first batch after a quiet night was idle that night."""
+    meter = Meter(0.0, [7])
+    meter.add(report(end=End.LOST, outcomes={Outcome.AGAIN: 2}, waits=[], work=Work(), began=30.0))
+
+    assert 30.0 == meter.idle(100.0, {}, [8])
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), SECONDS, SECONDS), max_size=30))
 def test_idle_time_is_never_more_than_there_was(spans: list[tuple[int, float, float]]):
     """Whatever processes say, idle time is within the time of all of them."""
-    idle, now = DeviceIdle(0.0, 3), 0.0
+    idle, now = DeviceIdle(0.0, [1, 2, 3]), 0.0
     for pid, gap, length in spans:
         began = now + gap
         now = began + length
         idle.ran(pid, began, now)
 
-    assert 0.0 <= idle.seconds(now, {}) <= 3 * now + 1e-6
+    assert 0.0 <= idle.seconds(now, {}, [1, 2, 3]) <= 3 * now + 1e-6

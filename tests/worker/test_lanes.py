@@ -251,3 +251,19 @@ def test_report_is_plain_data(worker: Worker, pool: Pool):
     assert "<Lanes [<Lane pairs: <Batcher open: 1 waiting of 2>>], 1 in flight>" == repr(
         worker.lanes
     )
+
+
+def test_batches_end_while_another_is_sent(
+    worker: Worker, pool: Pool, monkeypatch: pytest.MonkeyPatch
+):
+    """A pool of threads tells of an end at any time; the next batch leaves all the same."""
+
+    def end(job: BatchJob) -> bool:
+        worker.lanes._leave(job)
+        return False
+
+    worker.send("pairs", "a", "b")
+    monkeypatch.setattr(BatchJob, "accepted", property(end))
+    worker.send("pairs", "c", "d")
+
+    assert [["a", "b"], ["c", "d"]] == pool.batches

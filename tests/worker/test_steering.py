@@ -23,9 +23,12 @@ from celery_batch.serving import devices, residents
 from celery_batch.testing import EchoModel, ManualClock
 from celery_batch.worker import capacity, commands, hands, renewing
 from celery_batch.worker.batch_end import BatchEnd, Fate
+from celery_batch.worker.halting import Halting
 from celery_batch.worker.later import Later
 from celery_batch.worker.steering import Steering
 from tests.worker.doubles import Pool, Worker
+
+OPERATOR = "who gives the orders"
 
 
 class Heard:
@@ -144,7 +147,7 @@ def test_paused_lane_keeps_newcomers_and_lets_second_tries_run(worker: Worker, p
     """Nobody new leaves; who runs again because its batch broke is part of what runs."""
     lane = worker.lanes.lane(worker.app.tasks["pairs"])
     worker.send("pairs", "a", "b", "c")
-    lane.pause()
+    lane.pause(OPERATOR)
     worker.send("pairs", "d", "e")
     pool.sent[0].callback(BatchEnd([None, (0, None, 0.0)], fate=Fate.BROKE_OFF))
 
@@ -153,7 +156,7 @@ def test_paused_lane_keeps_newcomers_and_lets_second_tries_run(worker: Worker, p
     assert 3 == lane.report()["waiting"]
 
     pool.finish()
-    worker.lanes.resume(lane)
+    worker.lanes.resume(lane, OPERATOR)
 
     assert [["a", "b"], ["a"], ["c", "d"]] == pool.batches
     assert 1 == lane.report()["waiting"]
@@ -163,7 +166,7 @@ def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Wo
     """A paused lane reads no more than it would, and forgets what it keeps at the end."""
     lane = worker.lanes.lane(worker.app.tasks["pairs"])
     before = worker.lanes.room.left(["pairs"], 0)
-    lane.pause()
+    lane.pause(OPERATOR)
     calls = worker.send("pairs", "a", "b", "c")
     after = worker.lanes.room.left(["pairs"], 0)
     worker.lanes.close(restarting=True)
@@ -177,7 +180,7 @@ def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Wo
 def test_nobody_waits_for_an_end_while_paused(worker: Worker, clock: ManualClock):
     """Who has expired or was revoked is given up, others stay."""
     lane = worker.lanes.lane(worker.app.tasks["pairs"])
-    lane.pause()
+    lane.pause(OPERATOR)
     for call, expires, unwanted in zip(
         worker.send("pairs", "a", "b", "c"), [True, True, None], [True, False, True], strict=True
     ):
@@ -192,13 +195,77 @@ def test_nobody_waits_for_an_end_while_paused(worker: Worker, clock: ManualClock
 def test_requests_are_handed_back_once(worker: Worker):
     """What is handed back is rejected for others, and known as what never ran."""
     lane = worker.lanes.lane(worker.app.tasks["pairs"])
-    lane.pause()
+    lane.pause(OPERATOR)
     calls = worker.send("pairs", "a", "b")
-    worker.lanes.hand_back([request for request, _ in lane.resume()])
+    worker.lanes.hand_back([request for request, _ in lane.resume(OPERATOR)])
 
     assert ["a", "b"] == worker.told("rejected")
     assert 2 == len(worker.lanes._returns)
     assert all(call.acknowledged for call in calls)
+
+
+def test_paused_lane_runs_on_whose_message_is_nobodys(worker: Worker):
+    """A request that was acknowledged before it ran again could not be given back."""
+    lane = worker.lanes.lane(worker.app.tasks["trios"])
+    worker.send("trios", "a", "b")[0].acknowledge()
+    lane.pause(OPERATOR)
+    worker.lanes.pump()
+
+    assert lane.kept is not None
+    assert ["b"] == [request.id for request, _ in lane.kept.take()]
+    assert 1 == lane.report()["waiting"]
+
+
+def test_lane_goes_on_when_all_have_resumed_it(worker: Worker, pool: Pool):
+    """Weights that are loaded in place end no pause of the operator's, and the reverse."""
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    lane.pause(OPERATOR)
+    lane.pause("weights")
+    worker.send("pairs", "a", "b")
+    worker.lanes.resume(lane, OPERATOR)
+
+    assert [] == pool.batches
+    assert not lane.is_paused_by(OPERATOR)
+
+    worker.lanes.resume(lane, "weights")
+
+    assert [["a", "b"]] == pool.batches
+
+
+def test_what_cannot_be_given_back_is_tried_again(worker: Worker, monkeypatch: pytest.MonkeyPatch):
+    """A broker that refuses leaves nobody in a worker that has forgotten him."""
+    worker.batch_lanes = worker.lanes  # type: ignore[attr-defined]
+    halting = Halting(worker)
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    lane.pause(halting)
+    first, second = worker.send("pairs", "a", "b")
+    for call in (first, second):
+        call.expires, call.message = None, SimpleNamespace(delivery_info={})  # type: ignore[attr-defined]
+    worker.task_consumer = SimpleNamespace(channel=None, _active_tags={})  # type: ignore[attr-defined]
+
+    def refuse(requests: list[Any]) -> None:
+        requests[0].reject(requeue=True)
+        raise OSError("full")
+
+    monkeypatch.setattr(worker.lanes, "hand_back", refuse)
+    with pytest.raises(OSError, match="full"):
+        halting._look()
+
+    assert lane.kept is not None
+    assert [(second, False)] == lane.kept.take()
+
+
+def test_late_answer_to_an_order_that_is_over_is_no_answer(folder: Path):
+    """Each step has a number of its own, over all orders of a worker."""
+    pool = SimpleNamespace(_pool=SimpleNamespace(_pool=[]))
+    numbers = []
+    for _ in range(2):
+        crew = hands.InPool(pool, folder)
+        crew.begin("single", "load")
+        numbers.append(crew._order["number"])
+        crew.close()
+
+    assert numbers[0] < numbers[1]
 
 
 def test_later_reply_is_given_once():
