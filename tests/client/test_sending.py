@@ -431,6 +431,7 @@ def test_a_call_that_is_cancelled_before_it_leaves_is_not_sent(
     here = warmed(sender())
 
     async def send() -> None:
+        """Send in a loop of its own."""
         unwanted = asyncio.create_task(here.task.adelay("unwanted"))
         await asyncio.sleep(0)  # it has begun, and not left
         unwanted.cancel()
@@ -459,6 +460,7 @@ def test_a_call_that_is_cancelled_while_it_is_sent_is_told_of(
     monkeypatch.setattr(outbox, "_write", slowly)
 
     async def send() -> Any:
+        """Send in a loop of its own."""
         told: asyncio.Queue[Any] = asyncio.Queue()
         call = apply_async(here.task, ("late",), None, {}, on_abandoned=told.put_nowait)
         sending = asyncio.create_task(call)
