@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 from celery import _state
 from celery.app import builtins  # noqa: F401 (registers Celery's own shared tasks)
+from hypothesis import HealthCheck, settings
 
 from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import ConfigurationError
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
+
+# On a machine that does other things, too, neither drawing an example nor running it is quick.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,7 +5,8 @@ Most tests wait for real servers, and little for the processor.  What shares
 workers among many tests has a process to itself; the rest is dealt out file by file.
 
 On a machine that does so much at once a test may fail for want of time.  It gets a
-second try when all else has ended, and the output says that it needed one.
+second try when all else has ended, and the output says that it needed one.  Where a part
+broke off, or tests could not be read, nobody knows what else would have failed: no second try.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +31,10 @@ APART = (
 ELSEWHERE = "tests/docs"
 
 _PYTEST = [sys.executable, "-m", "pytest", "-q", "-r", "fE", "--durations=8"]
+_PYTEST += ["-p", "tests.second_tries"]
+
+#: Printed with each part, so that its order can be had again.
+_SEED = f"--randomly-seed={int(time.time())}"
 
 #: What of a part failed is tried again, unless so many tests did that something is broken.
 _MOST_AGAIN = 8
@@ -45,61 +51,68 @@ class Part:
     One run of pytest.
 
     Args:
-        code: Its exit code.
-        options: What it was told.
-        cache: The folder in which it notes what failed.
+        code: Its exit code, negative where a signal ended it.
+        failed: The tests that failed.
+        is_whole: Whether all tests were read, and it came to its end.
     """
 
     code: int
-    options: tuple[str, ...]
-    cache: Path
-
-    def failed(self) -> int:
-        """Return how many tests failed; none are told apart in a run that broke off."""
-        file = self.cache / "v" / "cache" / "lastfailed"
-        return len(json.loads(file.read_text())) if file.exists() else 0
+    failed: tuple[str, ...]
+    is_whole: bool
 
     def can_go_again(self) -> bool:
         """Whether a second try makes sense."""
-        return self.code == _TESTS_FAILED and 0 < self.failed() <= _MOST_AGAIN
+        return self.code == _TESTS_FAILED and self.is_whole and 0 < len(self.failed) <= _MOST_AGAIN
 
 
-def run(cache: Path, *options: str) -> Part:
-    """Run pytest, print what it has to say in one piece, and return how it went."""
-    command = [*_PYTEST, "-o", f"cache_dir={cache}", *options]
+def run(folder: Path, *options: str) -> Part:
+    """
+    Run pytest, print what it has to say in one piece, and return how it went.
+
+    Args:
+        folder: A new one, for its notes.
+        options: What it is told.
+    """
+    notes = folder / "failures.json"
+    own = ["-o", f"cache_dir={folder}", f"--failures={notes}"]
+    folder.mkdir(parents=True)
     with tempfile.TemporaryFile("w+") as output:
-        code = subprocess.call(command, stdout=output, stderr=subprocess.STDOUT)
+        code = subprocess.call([*_PYTEST, *own, *options], stdout=output, stderr=subprocess.STDOUT)
         output.seek(0)
         print(f"== pytest {' '.join(options)}\n{output.read()}", flush=True)  # noqa: T201
-    return Part(code, options, cache)
+    found = json.loads(notes.read_text()) if notes.exists() else {"tests": [], "unread": ["all"]}
+    return Part(code, tuple(found["tests"]), not found["unread"])
 
 
-def first_tries(caches: Path) -> Iterator[Part]:
+def first_tries(folders: Path) -> Iterator[Part]:
     """Run everything, row beside row, and return how each part went."""
     with ThreadPoolExecutor() as threads:
 
         def run_row(row: tuple[str, ...]) -> list[Part]:
-            return [run(caches / folder, folder) for folder in row]
+            return [run(folders / folder, _SEED, folder) for folder in row]
 
         apart = [threads.submit(run_row, row) for row in APART]
         ignored = [f"--ignore={folder}" for row in (*APART, (ELSEWHERE,)) for folder in row]
-        yield run(caches / "others", *_SPREAD, *ignored)
+        yield run(folders / "others", _SEED, *_SPREAD, *ignored)
         for each in apart:
             yield from each.result()
 
 
 def main() -> int:
-    """Return an exit code: that of the worst part, after what could be tried again was."""
-    with tempfile.TemporaryDirectory() as folder:
-        codes = []
-        for part in list(first_tries(Path(folder))):
-            if part.can_go_again():
-                print(f"== again, alone: {part.failed()} failed", flush=True)  # noqa: T201
-                again = [each for each in part.options if each not in _SPREAD]
-                codes.append(run(part.cache, "--last-failed", *again).code)
-            else:
+    """Return 0 if everything passed, some of it perhaps at its second try; otherwise 1."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        codes, again = [], []
+        for number, part in enumerate(list(first_tries(folder))):
+            if not part.can_go_again():
                 codes.append(part.code)
-        return max(codes)
+                continue
+            again += part.failed
+            print(f"== again, alone: {len(part.failed)} failed", flush=True)  # noqa: T201
+            codes.append(run(folder / f"again{number}", *part.failed).code)
+    if again:
+        print("\n".join(["== needed a second try:", *again]), flush=True)  # noqa: T201
+    return int(any(codes))
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def _unload(
     count: int, columns: Iterable[Any], most: int | None, urgency: int, reason: str
 ) -> Cargo:
     rows = zip(*(_unpack(each, count) for each in columns), strict=True)
-    return Cargo((Delivery(*row) for row in rows), most, urgency=urgency, reason=reason)
+    return Cargo([Delivery(*row) for row in rows], most, urgency=urgency, reason=reason)
 
 
 def _pack(values: Sequence[Any]) -> tuple[str, Any]:

@@ -67,7 +67,7 @@ class BatchJob:
         #: Of its most urgent request; smaller goes first.
         self.urgency = batch.urgency
         #: Why it left, and how many rows it might have had; the latter is set by who knows.
-        self.reason, self.room = batch.reason, max(batch.rows, 1)
+        self.reason, self.room = batch.reason, max(self.rows, 1)
         #: Whether its one request may be what takes processes down.
         self.is_suspect = batch.reason is Reason.ALONE
         #: Whether nobody runs or waits beside it; set by who knows, before it is submitted.

@@ -181,11 +181,12 @@ class Lane:
                 return decision if isinstance(decision, Wait) else Wait(None)
             self._slots.in_flight += 1
             self.reasons[decision.reason] += 1
+            rows = decision.rows
             self.requests += len(decision)
-            self.rows += decision.rows
-            size = self.sizes.setdefault(1 << max(decision.rows - 1, 0).bit_length(), [0, 0])
+            self.rows += rows
+            size = self.sizes.setdefault(1 << max(rows - 1, 0).bit_length(), [0, 0])
             size[0] += 1
-            size[1] += decision.rows
+            size[1] += rows
             return decision
 
     def forget(self) -> list[Any]:

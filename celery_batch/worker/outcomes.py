@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import attrgetter
 from typing import Any
 
 from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
@@ -15,6 +16,8 @@ from celery_batch.worker.ending import Ending
 from celery_batch.worker.job import BatchJob
 
 __all__ = ["end_of", "outcome_of_each", "outcomes_of"]
+
+_is_done = attrgetter("is_done")
 
 _FATES = {Fate.NOT_STORED: End.NOT_STORED, Fate.REFUSED: End.REFUSED, Fate.BROKE_OFF: End.BROKE_OFF}
 
@@ -39,7 +42,7 @@ def outcomes_of(job: BatchJob, ending: Ending) -> Counter[Outcome]:
         ending: What follows for its requests.
     """
     count = len(job.requests)
-    if len(ending.done) == count and not any(each.is_done for each in ending.done):
+    if len(ending.done) == count and not any(map(_is_done, ending.done)):
         return Counter({Outcome.SUCCEEDED: count})
     outcomes = Counter(outcome_of_each(job, ending))
     del outcomes[Outcome.EXPIRED], outcomes[Outcome.REVOKED]

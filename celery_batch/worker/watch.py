@@ -126,14 +126,10 @@ def _report(job: BatchJob, ending: Ending) -> BatchReport:
         reason=job.reason,
         end=end_of(job),
         outcomes=outcomes_of(job, ending),
-        waits=[] if began is None else [_wait(request, began) for request in job.requests],
+        # One that has come again in the place of its former self has not waited here.
+        waits=[began - (each.arrived or began) for each in job.requests] if began else [],
         work=work,
         poison=len(ending.poison),
         pid=job.pid,
         taken=None if job.began is None else (job.began, time.monotonic()),
     )
-
-
-def _wait(request: Any, began: float) -> float:
-    # One that has come again in the place of its former self has not waited here.
-    return 0.0 if request.arrived is None else began - request.arrived

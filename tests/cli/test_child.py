@@ -198,7 +198,7 @@ def test_children_of_an_ended_server_are_ended(start):
     reading, writing = os.pipe()
     child = start("import os, time; os.fork() or time.sleep(600)", pass_fds=[writing])
     os.close(writing)
-    ended = child.wait(30)
+    ended = child.wait(60)
     gone = all_holders_gone(reading, 1)
     os.close(reading)
 
@@ -270,7 +270,7 @@ def test_waiting_gives_up_with_the_reason(start):
 def test_tail_shows_the_last_lines_of_a_long_log(start):
     """Of a log with many lines the last ones are shown, whole."""
     child = start("print(*range(5000), sep='\\n')")
-    child.wait(30)
+    child.wait(60)
 
     assert child.tail(lines=3).splitlines()[1:] == ["4997", "4998", "4999"]
 
@@ -279,6 +279,6 @@ def test_environment_and_output_reach_the_server(start):
     """The server sees the environment it was given; both its outputs land in the log."""
     program = "import os, sys; print(os.environ['WORD'], flush=True); sys.exit('bad')"
     child = start(program, env={**os.environ, "WORD": "good"})
-    child.wait(30)
+    child.wait(60)
 
     assert child.log.read_text() == "good\nbad\n"

@@ -18,6 +18,7 @@ from celery_batch.cli import redis_server
 from celery_batch.cli.child import ServerFailed
 from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import ConfigurationError
+from tests.services.ports import quiet_port
 
 #: A parent that starts a Redis and lives on.
 PARENT = """
@@ -63,12 +64,6 @@ def client_of(server, **options):
     return redis.Redis(
         unix_socket_path=f"{server.directory}/redis.sock", password=server.password, **options
     )
-
-
-def free_port():
-    """Return a TCP port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def test_programs_are_looked_for_in_order(no_programs, monkeypatch):
@@ -146,7 +141,7 @@ def test_stop_leaves_nothing(watch):
 @pytest.mark.parametrize("with_port", [False, True])
 def test_url_serves_celery_as_broker_and_backend(tmp_path, password, with_port):
     """A stock Celery app sends tasks and keeps results through the URL, however odd."""
-    port = free_port() if with_port else None
+    port = quiet_port() if with_port else None
     with RedisServer(tmp_path / "a b%c#d?e", port=port, password=password) as server:
         settings = {"CELERY_BROKER_URL": server.url, "CELERY_RESULT_BACKEND": server.url}
         said = subprocess.check_output(
@@ -163,7 +158,7 @@ def test_url_serves_celery_as_broker_and_backend(tmp_path, password, with_port):
 def test_tcp_needs_the_password():
     """With a port, a client without the random password is turned away."""
     with (
-        RedisServer(port=free_port()) as server,
+        RedisServer(port=quiet_port()) as server,
         redis.Redis(port=server.port, retry=Retry(NoBackoff(), 0)) as client,
         pytest.raises(redis.AuthenticationError),
     ):

@@ -123,7 +123,7 @@ def test_rows_expire_when_they_are_made(sender: Callable[..., Sender]) -> None:
     def rows() -> Any:
         """Make a call before that time and one after."""
         yield ("a",), None
-        wait_until(lambda: "" if is_over(passed) else "not yet", [], what="the time", timeout=20)
+        wait_until(lambda: "" if is_over(passed) else "not yet", [], what="the time", timeout=60)
         yield ("b",), None
 
     here.task.apply_many(rows(), expires=60)

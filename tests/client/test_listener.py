@@ -261,7 +261,7 @@ def test_missed_notification_costs_a_second(teller: Teller):
         looks = teller.redis.info("commandstats")["cmdstat_mget"]["calls"] - before
 
     assert [0, 1, 2] == values
-    assert took < 3.0  # one sweep, on a busy machine
+    assert took < 10.0  # one sweep, on a busy machine
     assert looks <= 3
 
 
@@ -275,7 +275,7 @@ def test_results_that_were_there_all_along_are_not_waited_for(teller: Teller):
     values = [result.get(timeout=SOON) for result in results]
 
     assert list(range(30)) == values
-    assert time.monotonic() - began < 10.0  # 27 seconds by sweeps
+    assert time.monotonic() - began < 20.0  # 27 seconds by sweeps
 
 
 def test_lost_connection_is_made_again(teller: Teller):

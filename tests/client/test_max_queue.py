@@ -32,7 +32,7 @@ def known(task: Any, waiting: int) -> None:
         seen = watch.depth("celery", now).at(now)
         return "" if seen is not None and round(seen) == waiting else f"{seen} are known to wait"
 
-    wait_until(why_not, [], what="a look", timeout=10)
+    wait_until(why_not, [], what="a look", timeout=60)
 
 
 def limited(here: Sender, most: int = 10, **options: Any) -> Any:

@@ -193,7 +193,7 @@ def test_short_road_makes_celerys_messages(apps: Any, text: str) -> None:
             task.apply_async((text,), None, **given, **options)
         Task.apply_async(task, (text,), None, **given, **options)
         found: list[Any] = []
-        wait_until(lambda: missing(task, found, 3), [], what="three messages", timeout=20)  # noqa: B023
+        wait_until(lambda: missing(task, found, 3), [], what="three messages", timeout=60)  # noqa: B023
         _, ours, theirs = found
 
         assert whole(theirs) == whole(ours)

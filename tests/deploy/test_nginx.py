@@ -16,7 +16,7 @@ import pytest
 from celery_batch.cli.child import Child, wait_until
 from tests.conftest import need
 from tests.services.nginx import Nginx, find_nginx
-from tests.services.tls import free_port
+from tests.services.ports import quiet_port
 
 IN_FLIGHT = 16
 
@@ -29,7 +29,7 @@ class Site:
 
     def __init__(self, folder):
         """Start it."""
-        self.port = free_port()
+        self.port = quiet_port()
         self._book = folder / f"{self.port}.book"
         self._log = folder / f"{self.port}.log"
         self._hold = folder / f"{self.port}.hold"

@@ -151,7 +151,7 @@ def test_worker_runs_as_its_unit_says(manager, shop):
     process = manager.start(unit, files)
     answer = shop.double.delay(21).get(timeout=60)
     manager.hear("WATCHDOG=1")
-    (name,) = shop.app.control.ping(timeout=5.0, limit=1)[0]
+    (name,) = shop.app.control.ping(timeout=60.0, limit=1)[0]
     seen = process.environ()["CUDA_VISIBLE_DEVICES"]
     code = manager.stop(unit, process)
     manager.hear("STOPPING=1")

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from PIL import Image
 
 from celery_batch.cli.child import Child, wait_until
 from deploy.local.browser import why_not
+from tests.services.ports import quiet_port
 from tests.services.shop import ROOT
 
 pytestmark = pytest.mark.thorough
@@ -37,13 +37,6 @@ def here(words: list[str], port: int) -> list[str]:
     return [str(scripts / program) if (scripts / program).exists() else program, *rest]
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def env(broker):
     """What the programs see."""
@@ -52,7 +45,7 @@ def env(broker):
 
 def answers(program: str, server: list[str], env, folder: Path) -> list:
     """Run a server as its program says, with all that it needs; return what curl gets."""
-    port = free_port()
+    port = quiet_port()
     with contextlib.ExitStack() as exits:
         needed = [words for words in commands(program) if words[0] == "python"]
         children = [

@@ -23,8 +23,8 @@ from examples.serving.client import post_many
 from tests.conftest import ROOT, need
 from tests.services.nginx import Nginx, find_nginx
 from tests.services.onnx_files import BLUE_CLASS, RED_CLASS, picture, resnet18
+from tests.services.ports import quiet_port
 from tests.services.shop import CELERY
-from tests.services.tls import free_port
 
 CONFIGS = ROOT / "examples" / "serving" / "configs"
 IN_FLIGHT = 8
@@ -37,7 +37,7 @@ class Served:
         """Start both, and return when both answer."""
         model = resnet18(folder / "resnet18.onnx")
         self.env = {**os.environ, "PYTHONPATH": str(ROOT), "RESNET18_ONNX": str(model)}
-        self.folder, self.port, self.other_port = folder, free_port(), free_port()
+        self.folder, self.port, self.other_port = folder, quiet_port(), quiet_port()
         self.url = f"http://127.0.0.1:{self.port}/predict"
         config = str(CONFIGS / "imagenet_resnet18.yaml")
         options = ["-c", config, "-p", str(self.port), "--dir", str(folder / "run")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from kombu import Connection
 
 from celery_batch.cli.child import Child
 from celery_batch.cli.redis_server import RedisServer
+from tests.services.ports import quiet_port
 from tests.services.rabbitmq import RabbitMQServer
 
 __all__ = ["Broker", "RabbitMQBroker", "RedisBroker"]
@@ -65,7 +65,7 @@ class RedisBroker:
 
     def __init__(self, folder: Path) -> None:
         self.conf: dict[str, Any] = {}
-        self.port = _free_port()
+        self.port = quiet_port()
         self.server = RedisServer(folder, port=self.port, password=uuid4().hex, appendonly=True)
         self.revive()
 
@@ -156,8 +156,3 @@ def _kill_server(child: Child) -> None:
     for process in psutil.Process(child.pid).children(recursive=True):
         with suppress(ProcessLookupError):  # it ended with the one before
             os.kill(process.pid, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

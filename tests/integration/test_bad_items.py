@@ -56,7 +56,7 @@ def test_poison_is_kept_with_its_error(shop: Shop):
     with pytest.raises(PoisonItem):
         result.get(timeout=60)
     with shop.app.connection_for_read() as connection, connection.SimpleQueue("morgue") as queue:
-        message = queue.get(timeout=10)
+        message = queue.get(timeout=60)
 
     assert (result.id, 2) == (message.headers["id"], message.headers["batch_losses"])
     assert [["exit"], {}] == message.payload[:2]
@@ -93,7 +93,7 @@ def test_batch_over_its_hard_limit(busy: Shop):
     assert [0, 0] == [results[i].get(timeout=60) for i in (0, 2)]
     with pytest.raises(TimeLimitExceeded, match=r"2\.0"):
         results[1].get(timeout=60)
-    assert time.monotonic() - began < 2.0 + 5.0 + 2.0  # the last for a loaded machine
+    assert time.monotonic() - began < 2.0 + 5.0 + 15.0  # the last for a loaded machine
 
 
 def test_batch_over_its_soft_limit(busy: Shop):
@@ -118,9 +118,9 @@ def test_batch_beyond_the_memory_is_split_and_remembered(shop: Shop):
     for result in second:
         result.get(timeout=60, propagate=False)
     with pytest.raises(OutOfMemory, match="one item alone does not fit"):
-        second[3].get(timeout=5)
+        second[3].get(timeout=30)
 
-    assert [1, 2, 3, 4, 5, 6, 7] == [r.get(timeout=5) for i, r in enumerate(second) if i != 3]
+    assert [1, 2, 3, 4, 5, 6, 7] == [r.get(timeout=30) for i, r in enumerate(second) if i != 3]
     assert max(sizes(shop, "hungry")[seen:]) <= 4
     assert worker.status()["shop.hungry"]["safe_size"] <= 4
 

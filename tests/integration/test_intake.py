@@ -21,7 +21,7 @@ def shares(shop: Shop) -> list[int]:
 
 def held(shop: Shop, worker) -> int:
     """Return how many messages a worker has read and not yet acknowledged."""
-    inspect = shop.app.control.inspect([worker.name], timeout=5.0, limit=1)
+    inspect = shop.app.control.inspect([worker.name], timeout=60.0, limit=1)
     return len(inspect.reserved()[worker.name])
 
 

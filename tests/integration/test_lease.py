@@ -163,7 +163,7 @@ def test_a_planned_stop_leaves_no_record_and_no_losses(shop: Shop, sign: signal.
         shop.nap.delay(n)
     await_runs(shop, "nap", 1)
     os.kill(worker.pid, sign)
-    worker.child.wait(30)
+    worker.child.wait(60)
 
     assert set() == books(shop)
     assert 20 - len(queued(shop)) <= 8

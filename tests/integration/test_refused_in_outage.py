@@ -26,8 +26,8 @@ def test_backend_that_hangs_holds_up_no_messages(redis_server: RedisServer, tmp_
             client.lpush("celery", *map(encoded, refused))
 
         said = lambda: "" if 3 == worker.log.count("Refused a message") else "not all read"  # noqa: E731
-        wait_until(said, [worker.child], what="three messages refused", timeout=20)
-        wait_until(worker.why_not_ready, [worker.child], what="a worker that hears", timeout=20)
+        wait_until(said, [worker.child], what="three messages refused", timeout=60)
+        wait_until(worker.why_not_ready, [worker.child], what="a worker that hears", timeout=60)
         keeper.execute_command("CLIENT", "UNPAUSE")
         for message in refused:
             with pytest.raises(MessageRefused):

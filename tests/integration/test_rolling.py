@@ -63,7 +63,7 @@ def test_new_workers_take_over_from_old(shop, worker):
         load.goes_on(old)
         new = worker()
         told = shop.app.control.broadcast(
-            "batch_drain", destination=[old.name], reply=True, timeout=10, limit=1
+            "batch_drain", destination=[old.name], reply=True, timeout=60.0, limit=1
         )
         wait_until(
             lambda: "" if not old.status()["shop.slow"]["running"] else "it still runs one",

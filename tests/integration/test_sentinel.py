@@ -10,15 +10,15 @@ import redis
 
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.redis_server import RedisServer, find_redis_server
+from tests.services.ports import quiet_port
 from tests.services.shop import open_shop
-from tests.services.tls import free_port
 
 OPTIONS = {"master_name": "main"}
 
 
 def launch(folder: Path, name: str, *options: str) -> tuple[Child, int]:
     """Start a server of Redis' program and return it, with its port, when it answers."""
-    port = free_port()
+    port = quiet_port()
     (folder / name).mkdir()
     own = ("--port", str(port), "--dir", str(folder / name))
     child = Child(
@@ -34,7 +34,7 @@ def launch(folder: Path, name: str, *options: str) -> tuple[Child, int]:
             return str(error)
         return ""
 
-    wait_until(silent, [child], what=name, timeout=20)
+    wait_until(silent, [child], what=name, timeout=60)
     return child, port
 
 
@@ -63,4 +63,4 @@ def test_bulk_path_through_a_sentinel(sentinel: tuple[str, str], tmp_path: Path)
         with shop.memory() as client:
             assert 1 == client.scard("unacked_owners")
             unsettled = lambda: str(client.hlen("unacked") or "")  # noqa: E731
-            wait_until(unsettled, [worker.child], what="nothing unacknowledged", timeout=10)
+            wait_until(unsettled, [worker.child], what="nothing unacknowledged", timeout=60)

@@ -58,6 +58,6 @@ def test_wrong_settings_are_a_failed_start(shop: Shop, conf: dict[str, object], 
     """The worker ends with an error that names the setting."""
     worker = shop.launch("-c", "1", conf=conf)
 
-    assert worker.child.wait(30)
+    assert worker.child.wait(60)
     assert 0 != worker.child.exit_code
     assert message in worker.log

@@ -58,7 +58,7 @@ def test_quitting_under_load_loses_nothing(
     results[30].get(timeout=60)
     for number in signals:
         os.kill(first.pid, number)
-    ended = first.child.wait(25)
+    ended = first.child.wait(60)
     done_by_first = sum(len(fact["items"]) for fact in shop.recall("slow"))
     shop.worker(*options)
 

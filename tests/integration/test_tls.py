@@ -15,9 +15,10 @@ from kombu.exceptions import OperationalError
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.errors import ConfigurationError
+from tests.services.ports import quiet_port
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import Shop, Worker, open_shop
-from tests.services.tls import Papers, TlsRedis, find_tls_redis, free_port, make_papers
+from tests.services.tls import Papers, TlsRedis, find_tls_redis, make_papers
 
 #: Seconds in which a worker that is not let in has to say so, and in which it stops.
 SOON = 30.0
@@ -61,7 +62,7 @@ def tls_shop(tls_redis: TlsRedis, tmp_path: Path) -> Iterator[Shop]:
 def tls_rabbit(papers: Papers) -> Iterator[tuple[RabbitMQServer, int]]:
     """A RabbitMQ with a port for TLS, and that port."""
     need(find_rabbitmq_server)
-    port = free_port()
+    port = quiet_port()
     server = RabbitMQServer(
         settings="\n".join(
             [

@@ -34,7 +34,7 @@ app.conf.update(
 COMPANY = {"max_batch_size": 16, "linger": 0.1, "max_wait": 1.0}
 
 
-def pass_gate(name, seconds=20.0):
+def pass_gate(name, seconds=60.0):
     """Wait until the test opens a gate, and say that somebody waits there."""
     remember("gate", name=name)
     deadline = time.monotonic() + seconds

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.errors import ConfigurationError
-from tests.services.tls import free_port
+from tests.services.ports import quiet_port
 
 __all__ = ["Nginx", "find_nginx"]
 
@@ -69,14 +69,14 @@ class Nginx:
 
     def __init__(self, folder: Path, servers: Sequence[int]) -> None:
         self.folder = folder
-        self.port = free_port()
+        self.port = quiet_port()
         (folder / "shipped.conf").write_text(self._shipped(servers))
         user = "user root;" if os.geteuid() == 0 else ""  # the folder is nobody else's
         around = _AROUND.format(user=user, shipped=folder / "shipped.conf")
         (folder / "nginx.conf").write_text(around)
         command = [find_nginx(), "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"]
         self.child = Child(command, folder / "nginx.log")
-        wait_until(self._why_not_ready, [self.child], what="nginx", timeout=20)
+        wait_until(self._why_not_ready, [self.child], what="nginx", timeout=60)
 
     def ways(self) -> dict[int, tuple[int, list[str]]]:
         """Return each request's status and the ports that it was sent or offered to, in order."""

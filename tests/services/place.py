@@ -14,7 +14,7 @@ from celery_batch.cli.child import wait_until
 from tests.services.shop import Shop, Worker
 
 #: Seconds that anything may take on a slow machine.
-SOON = 30.0
+SOON = 60.0
 
 
 def eventually(ready: Callable[[], Any], what: str, timeout: float = SOON) -> Any:
@@ -108,7 +108,7 @@ class Place:
 
     def wait_for_nobody(self) -> None:
         """Return when the worker holds no request, not even a revoked one that waits its time."""
-        inspect = self.app.control.inspect([self.worker.name], timeout=5.0, limit=1)
+        inspect = self.app.control.inspect([self.worker.name], timeout=60.0, limit=1)
         nobody = {self.worker.name: []}
         eventually(
             lambda: inspect.scheduled() == inspect.reserved() == nobody, "a worker that is idle"

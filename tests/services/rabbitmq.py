@@ -14,6 +14,7 @@ from kombu import Connection
 
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.errors import ConfigurationError
+from tests.services.ports import quiet_port
 
 __all__ = ["RabbitMQServer", "find_rabbitmq_server"]
 
@@ -63,7 +64,7 @@ class RabbitMQServer:
 
     def __init__(self, directory: Path | str | None = None, *, settings: str = "") -> None:
         self.directory = None if directory is None else Path(directory).absolute()
-        self.port, self._epmd_port, self._distribution_port = _free_ports(3)
+        self.port, self._epmd_port, self._distribution_port = (quiet_port() for _ in range(3))
         self._settings = settings
         self._is_temporary = directory is None
         self._epmd: Child | None = None
@@ -191,15 +192,3 @@ class RabbitMQServer:
         except OSError as error:
             return str(error)
         return ""
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports of loopback that nobody uses now, none twice."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

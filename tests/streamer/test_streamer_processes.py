@@ -104,12 +104,12 @@ def test_model_that_is_lost_later(tmp_path, monkeypatch):
         def why():
             return "a death is not seen yet" if {*killed} & {f._process for f in feeders} else ""
 
-        wait_until(why, [], what="new processes", timeout=20)  # else requests die with the old
+        wait_until(why, [], what="new processes", timeout=60)  # else requests die with the old
         told = [each.exception(60) for each in [streamer.submit([each]) for each in range(4)]]
         with pytest.raises(LoadFailed, match="OSError: no weights for cpu"):
             streamer.submit([1])
         weights.touch()
-        wait_until(lambda: _why_refused(streamer), [], what="another process", timeout=20)
+        wait_until(lambda: _why_refused(streamer), [], what="another process", timeout=60)
 
         assert [5] == streamer.predict([5])
     assert ["Lost.predict on cpu: OSError: no weights for cpu"] * 4 == [str(each) for each in told]
@@ -156,7 +156,7 @@ def test_what_runs_is_finished_while_the_next_is_packed():
         lambda: "" if running.running() else "pending", [], what="the first batch", timeout=20
     )
     late = streamer.submit([Late()])
-    wait_until(lambda: "" if late.running() else "pending", [], what="the second batch", timeout=20)
+    wait_until(lambda: "" if late.running() else "pending", [], what="the second batch", timeout=60)
     streamer.destroy_workers()
 
     assert [("sleep", 1)] == running.result(0)
@@ -287,12 +287,12 @@ _PARENT = """
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM], ids=lambda each: each.name)
 def test_processes_end_with_a_killed_parent(ending):
     """However the parent is killed, its processes end, those that run a batch as well."""
-    code = textwrap.dedent(_PARENT % (0.5, 60))
+    code = textwrap.dedent(_PARENT % (0.5, 600))
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as parent:
         pids = json.loads(parent.stdout.readline())
         parent.send_signal(ending)
         parent.wait()
-        wait_until(lambda: gone(pids), [], what="the end of the processes", timeout=15)
+        wait_until(lambda: gone(pids), [], what="the end of the processes", timeout=60)
 
     assert pids
 
@@ -307,7 +307,7 @@ _COPIED = """
         copy = os.fork()
         if copy:
             print(json.dumps([pid, copy]), flush=True)
-        time.sleep(60)
+        time.sleep(600)
 """
 
 
@@ -320,7 +320,7 @@ def test_processes_end_though_a_copy_of_their_parent_lives(method):
         parent.kill()
         parent.wait()
         try:
-            wait_until(lambda: gone([pid]), [], what="the end of the process", timeout=15)
+            wait_until(lambda: gone([pid]), [], what="the end of the process", timeout=60)
         finally:
             os.kill(copy, signal.SIGKILL)
 
@@ -333,7 +333,7 @@ def test_processes_end_with_a_parent_that_returns():
 
     assert (0, "") == (done.returncode, done.stderr)
     pids = json.loads(done.stdout)
-    wait_until(lambda: gone(pids), [], what="the end of the processes", timeout=15)
+    wait_until(lambda: gone(pids), [], what="the end of the processes", timeout=60)
 
 
 def test_program_that_returns_does_not_wait_for_a_model(in_python):

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from celery_batch.cli.child import Child, wait_until
+from tests.services.ports import quiet_port
 from tests.services.shop import ROOT
-from tests.services.tls import free_port
 
 SITE = "tests.services.streamed_site"
 GUNICORN = ("gunicorn", "--preload", "-w", "2", "-k")
@@ -28,7 +28,7 @@ SERVERS = {
 @pytest.mark.parametrize("server", SERVERS)
 def test_web_servers_with_streamers(server, tmp_path):
     """Made and used before the fork, streamers answer after it, and leave no process behind."""
-    port = free_port()
+    port = quiet_port()
     place = str(port) if server == "uvicorn" else f"127.0.0.1:{port}"
     browser = build_opener(ProxyHandler({}))
 

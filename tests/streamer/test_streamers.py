@@ -250,7 +250,7 @@ class TestOnce:
         intake = weakref.ref(streamer._intake)
         del streamer
 
-        wait_until(lambda: _held(intake), [], what="the end", timeout=20)
+        wait_until(lambda: _held(intake), [], what="the end", timeout=60)
 
         assert "" == _held(intake)
 
@@ -264,7 +264,7 @@ class TestOnce:
         gc.collect()
 
         assert [[("sleep", 0.2)], [1], [2]] == [each.result(20) for each in futures[:3]]
-        wait_until(lambda: _held(intake), [], what="the end", timeout=20)
+        wait_until(lambda: _held(intake), [], what="the end", timeout=60)
 
 
 def _held(intake):

@@ -64,7 +64,7 @@ def test_a_client_that_goes_is_noticed_once(
         client.sendall(b"GET /next HTTP/1.1\r\n\r\n")
         go(client)
 
-        assert "gone" == told.get(timeout=10)
+        assert "gone" == told.get(timeout=60)
     assert told.empty()
 
 
@@ -77,7 +77,7 @@ def test_one_that_had_gone_before_is_noticed(
     select.select([server], [], [], 10)
     told: queue.SimpleQueue[str] = queue.SimpleQueue()
     with eye.watch(server.fileno(), lambda: told.put("gone")):
-        assert "gone" == told.get(timeout=10)
+        assert "gone" == told.get(timeout=60)
 
 
 def test_bytes_and_patience_are_no_hangup(
@@ -97,7 +97,7 @@ def test_bytes_and_patience_are_no_hangup(
             with eye.watch(here.fileno(), lambda: told.put("other")):
                 other.close()
 
-                assert "other" == told.get(timeout=10)  # had it told of the first, then before
+                assert "other" == told.get(timeout=60)  # had it told of the first, then before
     assert told.empty()
 
 
@@ -108,7 +108,7 @@ def test_a_descriptor_is_used_again(eye: Hangups) -> None:
         one, two = socket.socketpair()
         with one, eye.watch(one.fileno(), lambda turn=turn: told.put(turn)):
             two.close()
-            assert turn == told.get(timeout=10)
+            assert turn == told.get(timeout=60)
     assert told.empty()
 
 
@@ -127,7 +127,7 @@ def test_a_receiver_that_fails_does_not_end_it(
         two.close()
         client.close()
 
-        assert "gone" == told.get(timeout=10)
+        assert "gone" == told.get(timeout=60)
     assert "could not tell" in caplog.text
 
 
@@ -153,7 +153,7 @@ def test_a_fork_watches_for_itself(pair: tuple[socket.socket, socket.socket]) ->
         client.close()
 
         assert 0 == code
-        assert "gone" == told.get(timeout=10)
+        assert "gone" == told.get(timeout=60)
 
 
 def test_greenlets_go_on_meanwhile(in_python: Callable[..., str]) -> None:

@@ -29,7 +29,7 @@ def roomy(door):
         lambda: "" if door.predict("say a [MASK]").status == 200 else "full",
         [door.child],
         what="room",
-        timeout=20,
+        timeout=60,
     )
 
 
@@ -56,7 +56,7 @@ def test_who_goes_makes_room(narrow, servers):
             lambda: "" if redis.llen(NOTES) else "not yet",
             [narrow.child],
             what="its task",
-            timeout=20,
+            timeout=60,
         )
         assert 429 == narrow.predict("say a [MASK]").status
         assert 200 == narrow.ask("GET", "/healthz").status

@@ -205,14 +205,14 @@ def test_a_head_tells_the_length_of_what_it_leaves_out(door):
 
 def test_a_head_of_a_stream_ends_at_once(door):
     """HEAD of what comes bit by bit waits for none of it, and knows no length."""
-    sent = door.post("/tasks", {"input": "sleep 2 [MASK]"}).body
+    sent = door.post("/tasks", {"input": "sleep 6 [MASK]"}).body
     began = time.monotonic()
     wires = [send(door, request("HEAD", path)) for path in ("/live", sent["events"])]
     took = time.monotonic() - began
 
     assert [(200, b"")] * 2 == [(wire.status, wire.body) for wire in wires]
     assert all("content-length" not in wire.headers for wire in wires)
-    assert took < 1.5
+    assert took < 5
 
 
 def test_what_has_not_changed_has_no_length(door):

@@ -84,7 +84,7 @@ def test_readiness_probes_leave_nothing_in_redis(own_servers):
         )
         with ThreadPoolExecutor(16) as clients:
             replies = list(clients.map(lambda _: door.ask("GET", "/readyz"), range(600)))
-        wait_until(lambda: settled(redis), [door.child], what="calm", timeout=10)
+        wait_until(lambda: settled(redis), [door.child], what="calm", timeout=60)
 
         assert {200} == {reply.status for reply in replies}
         assert not [key for key in redis.keys("*") if "reply" in key and redis.type(key) == "list"]

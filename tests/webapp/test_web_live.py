@@ -94,7 +94,7 @@ def test_nobody_looks_when_nobody_wants_to_know(monkeypatch):
         with closing(iter(live.stream())) as stream:
             next(stream)
             next(stream)
-        wait_until(gone, [], what="no thread", timeout=5)
+        wait_until(gone, [], what="no thread", timeout=60)
 
     assert 2 == looks.rests
 
@@ -106,7 +106,7 @@ def test_a_slow_viewer_misses_what_is_old():
     with closing(iter(live.stream())) as stream:
         next(stream)
         first = counts([next(stream)])[0]
-        wait_until(lambda: "" if looks.count > first + 3 else "few", [], what="looks", timeout=5)
+        wait_until(lambda: "" if looks.count > first + 3 else "few", [], what="looks", timeout=60)
         second = counts([next(stream)])[0]
     live.stop()
 
@@ -160,7 +160,7 @@ def test_a_signal_ends_all_streams():
 
     assert [signal.SIGTERM] == heard
     assert len(rest) < 3
-    assert took < 5
+    assert took < 20
 
 
 def test_a_failing_look_does_not_end_the_stream():

@@ -154,7 +154,7 @@ def test_a_burst_is_measured_and_agrees_with_the_workers(visit, served):
         page.locator("#chart-sizes summary").click()
         send_burst(page, total=120, each=20, atonce=3)
         after = before + 240
-        wait_until(lambda: "" if rows(served) == after else "fewer", [], what="rows", timeout=10)
+        wait_until(lambda: "" if rows(served) == after else "fewer", [], what="rows", timeout=60)
 
         assert ["120 of 120"] * 2 == cells(page, "done")
         assert ["0", "0"] == cells(page, "failed")
@@ -407,6 +407,6 @@ def test_nobody_looks_no_stream(visit, served):
     """When the page is closed, its stream ends and the next one starts anew."""
     with visit() as page:
         expect(page.locator("#line")).to_contain_text("Live")
-    wait_until(lambda: "" if look(served)["reached"] else "away", [], what="a look", timeout=10)
+    wait_until(lambda: "" if look(served)["reached"] else "away", [], what="a look", timeout=60)
 
     assert served.child.exit_code is None

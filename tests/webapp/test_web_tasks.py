@@ -28,7 +28,7 @@ PRELOADED = ("--preload", "-cpython:webapp.gunicorn_conf", "--graceful-timeout=6
 
 def ended(door, url):
     """Wait until a task has ended; return what is told of it."""
-    wait_until(lambda: why_not(door, url), [door.child], what="the end", timeout=20)
+    wait_until(lambda: why_not(door, url), [door.child], what="the end", timeout=60)
     return door.ask("GET", url)
 
 

@@ -60,7 +60,7 @@ class Door:
 
     def ask(self, method, path, body=None, headers=None):
         """Send one request; the reply's body is read as JSON."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()
@@ -87,7 +87,7 @@ class Door:
     @contextmanager
     def events(self, path):
         """Open a stream of events; what is yielded gives name and data of each in turn."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

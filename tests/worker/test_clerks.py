@@ -293,7 +293,7 @@ def test_lone_batch_is_the_main_threads(app: Celery, process: Process):
     for _ in range(2):
         process.run_next()
     process._ensure_messages_consumed(completed=2)
-    wait_until(process.why_clerks_read, [], what="the end of reading", timeout=10)
+    wait_until(process.why_clerks_read, [], what="the end of reading", timeout=60)
     process.send(task, 3, run_lone_batch)
     process.run_next()
 

@@ -74,7 +74,7 @@ def test_no_signal_waits_for_ever(handled: list[str]):
     """Where the main thread never waits it is handled all the same, and the next one at once."""
     signal.raise_signal(signal.SIGQUIT)
     before = list(handled)
-    wait_until(lambda: "" if handled else "nothing", [], what="the handler", timeout=20)
+    wait_until(lambda: "" if handled else "nothing", [], what="the handler", timeout=60)
     signal.raise_signal(signal.SIGQUIT)
 
     assert [] == before

@@ -171,7 +171,7 @@ def test_a_lease_takes_over_from_one_that_lapsed_and_leaves_nothing_behind(place
     lease = Lease(place.channel, "w1@here", 1.0, on_doubt=lambda: None)
     lease.open()
     alive = place.client.get(lease.keys.alive)
-    wait_until(lambda: "" if queued(place) else "not back", [], what="orphan", timeout=20)
+    wait_until(lambda: "" if queued(place) else "not back", [], what="orphan", timeout=60)
     lease.end()
 
     assert describe_self("w1@here").encode() == alive
@@ -185,7 +185,7 @@ def test_a_lease_that_was_taken_for_lapsed_says_so(place: Any):
     lease = Lease(place.channel, "w1@here", 2.0, on_doubt=lambda: doubts.append(True))
     lease.open()
     place.client.delete(lease.keys.alive)
-    wait_until(lambda: "" if doubts else "no doubt", [], what="doubt", timeout=20)
+    wait_until(lambda: "" if doubts else "no doubt", [], what="doubt", timeout=60)
     held = lease.renew()
     lease.end()
 

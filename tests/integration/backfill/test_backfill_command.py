@@ -238,7 +238,7 @@ def test_what_nobody_has_any_more_is_sent_again(app, place):
             backfill.turn(timeout=0.1)
             return "" if client.llen("nobody") == 2 else "nothing is sent again"
 
-        wait_until(why, [], what="messages", timeout=10)
+        wait_until(why, [], what="messages", timeout=60)
     client.delete("nobody")
 
 

@@ -19,7 +19,8 @@ from celery_batch.errors import BackfillError
 from tests.services.eventually import eventually
 from tests.services.shop import CELERY
 
-MANY = 4000
+#: They take minutes, and no test waits for the last of them.
+MANY = 40_000
 
 
 @pytest.fixture
@@ -119,7 +120,7 @@ def test_a_stopped_job_goes_on_later(place, running, jobs):
     process, job = running
     assert job["id"] == eventually(lambda: jobs.steer("stop", job["id"]))["id"]
 
-    assert 130 == process.wait(30)
+    assert 130 == process.wait(60)
     state = json.loads(place.out.with_name("out.jsonl.journal").read_text())
     assert sum(end - first for first, end in state["done"]) >= job["done"]
 
@@ -128,7 +129,7 @@ def test_a_killed_job_is_not_listed(app, running):
     """Who is not there does not answer, and nothing is left that says otherwise."""
     process, _ = running
     process.send_signal(signal.SIGKILL)
-    process.wait(30)
+    process.wait(60)
 
     listed = here(app, "--json")
     assert (0, []) == (listed.exit_code, json.loads(listed.stdout))
@@ -146,7 +147,7 @@ def test_nothing_is_left_of_asking(place, request):
     process, _ = request.getfixturevalue("running")
     process.send_signal(signal.SIGINT)
 
-    assert 130 == process.wait(30)
+    assert 130 == process.wait(60)
     assert before == left_in(place)
 
 

@@ -41,7 +41,7 @@ def _wait_for_held(unacknowledged, wanted: int) -> None:
         held = unacknowledged()
         return "" if held == wanted else f"{held} messages are held, not {wanted}"
 
-    wait_until(why_not, [], what="the broker's count", timeout=20)
+    wait_until(why_not, [], what="the broker's count", timeout=60)
 
 
 def test_late_messages_are_done_with_when_their_result_is_stored(place: Place, unacknowledged):

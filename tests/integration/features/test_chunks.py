@@ -317,7 +317,7 @@ def test_a_chunk_is_started_once(place: Place):
     gate = place.unique("gate")
     result = place.hold_many.delay_chunk([gate] * 3, [1, 2, 3])
     place.wait_at(gate)
-    active = place.app.control.inspect([place.worker.name], timeout=5.0, limit=1).active()
+    active = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1).active()
     ids = [each["id"] for each in active[place.worker.name]]
     started = eventually(lambda: result.state == states.STARTED, "the state")
     place.open_gate(gate)

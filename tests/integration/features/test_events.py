@@ -101,7 +101,7 @@ def test_an_item_starts_when_its_batch_starts(place: Place, watcher: Watcher):
 
     assert ["RECEIVED"] * 3 == waiting
     assert [["task-received"]] * 3 == [kind[:1] for kind in kinds]
-    assert max(started) - min(started) < 1
+    assert max(started) - min(started) < 5
     assert all(task.runtime < 5 for task in tasks)
 
 
@@ -137,7 +137,7 @@ def test_a_revoked_item_is_reported_as_revoked(place: Place, watcher: Watcher):
     stale = place.echo.apply_async(("stale",), expires=expires)
     place.wait_for_buffered("f.echo", 2)
     place.app.control.revoke(
-        unwanted.id, reply=True, timeout=10, limit=1, destination=[place.worker.name]
+        unwanted.id, reply=True, timeout=60.0, limit=1, destination=[place.worker.name]
     )
     eventually(lambda: datetime.now(UTC) > expires, "the time to pass")
     place.open_gate(gate)

@@ -69,5 +69,5 @@ def test_reject_with_requeue_raised_brings_every_item_back(place: Place):
 
 
 def _assert_nothing_is_held(place: Place) -> None:
-    held = place.app.control.inspect([place.worker.name], timeout=5.0, limit=1)
+    held = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1)
     eventually(lambda: held.reserved() == {place.worker.name: []}, "no request held")

@@ -12,7 +12,7 @@ from tests.services.place import Place, eventually
 
 def ask(place: Place, question: str, *args):
     """Return the worker's answer to a question of ``inspect``."""
-    inspect = place.app.control.inspect([place.worker.name], timeout=10.0, limit=1)
+    inspect = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1)
     return (getattr(inspect, question)(*args) or {}).get(place.worker.name)
 
 
@@ -67,7 +67,7 @@ def test_scheduled_shows_who_waits_for_its_time(place: Place):
     result = place.echo.apply_async((1,), eta=eta)
     (scheduled,) = eventually(lambda: ask(place, "scheduled"), "a scheduled request")
     place.app.control.revoke(
-        result.id, reply=True, timeout=10, limit=1, destination=[place.worker.name]
+        result.id, reply=True, timeout=60.0, limit=1, destination=[place.worker.name]
     )
 
     assert result.id == scheduled["request"]["id"]

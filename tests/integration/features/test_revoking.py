@@ -59,7 +59,7 @@ def test_revoked_in_line_by_stamped_header(place: Place):
     results = [_stamped(place, name, 1), _stamped(place, name, 2), place.echo.delay("other")]
     place.wait_for_buffered("f.echo", 3)
     place.app.control.revoke_by_stamped_headers(
-        {"customer": [name]}, reply=True, timeout=10, limit=1, destination=[place.worker.name]
+        {"customer": [name]}, reply=True, timeout=60.0, limit=1, destination=[place.worker.name]
     )
     place.open_gate(gate)
 
@@ -80,7 +80,7 @@ def test_revoked_before_receipt_by_stamped_header(place: Place):
     """A stamp that was revoked keeps out what arrives later."""
     name = place.unique("customer")
     place.app.control.revoke_by_stamped_headers(
-        {"customer": [name]}, reply=True, timeout=10, limit=1, destination=[place.worker.name]
+        {"customer": [name]}, reply=True, timeout=60.0, limit=1, destination=[place.worker.name]
     )
     result, other = _stamped(place, name, 1), place.echo.delay("other")
 
@@ -92,7 +92,7 @@ def test_revoked_before_receipt_by_stamped_header(place: Place):
 def test_revoked_while_it_waits_for_its_eta(place: Place):
     """A request that waits for its time in the worker is left out as well."""
     later = place.echo.apply_async(("later",), countdown=0.8)
-    held = place.app.control.inspect([place.worker.name], timeout=5.0, limit=1)
+    held = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1)
     eventually(lambda: held.scheduled()[place.worker.name], "a scheduled request")
     revoke(place, later)
 
@@ -146,7 +146,7 @@ def test_revoked_soon_in_line_and_still_queued(place: Place):
     place.wait_for_buffered("f.echo", 1)
     for result in unwanted:
         revoke_soon(place.app, [result.id])
-    inspect = place.app.control.inspect([place.worker.name], timeout=5.0, limit=1)
+    inspect = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1)
     eventually(
         lambda: {each.id for each in unwanted} <= {*inspect.revoked()[place.worker.name]},
         "word of the revokes",

@@ -61,7 +61,7 @@ def test_a_revoked_item_has_its_signal(place: Place):
     result, other = place.hooked.delay("unwanted"), place.hooked.delay("good")
     place.wait_for_buffered("f.hooked", 2)
     place.app.control.revoke(
-        result.id, reply=True, timeout=10, limit=1, destination=[place.worker.name]
+        result.id, reply=True, timeout=60.0, limit=1, destination=[place.worker.name]
     )
     place.open_gate(gate)
     other.get(timeout=30)

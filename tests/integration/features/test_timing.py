@@ -76,12 +76,12 @@ def test_rate_limit_holds_back_items(place: Place):
 
 def test_rate_limit_can_be_changed_while_the_worker_runs(place: Place):
     """``control.rate_limit`` takes effect for batch tasks."""
-    options = {"reply": True, "timeout": 10, "limit": 1, "destination": [place.worker.name]}
+    options = {"reply": True, "timeout": 60, "limit": 1, "destination": [place.worker.name]}
     place.app.control.rate_limit("f.rated", 0, **options)
     begin = time.time()
-    answers = place.get([place.rated.delay(n) for n in range(16)])
+    answers = place.get([place.rated.delay(n) for n in range(60)])
     took = time.time() - begin
     place.app.control.rate_limit("f.rated", "5/s", **options)
 
-    assert list(range(16)) == answers
-    assert took < 3.0
+    assert list(range(60)) == answers
+    assert took < 10.0  # twelve at five a second

@@ -19,23 +19,23 @@ SIZES, GATED = "steered.sizes", "steered.gated"
 def test_next_batch_has_the_new_size(helm: Helm, worker: Worker):
     """Batches, what chunks are cut into and the prefetch go by the new size, and back."""
     prefetch = worker.stats()["prefetch_count"]
-    reply = helm.done(worker, "batch_config", task=SIZES, max_batch_size=3, max_wait=2, linger=2)
-    small = [result.get(timeout=30) for result in helm.shop.sizes.delay_many(list(range(12)))]
-    cut = helm.shop.sizes.delay_chunk(list(range(8))).get(timeout=30)
+    reply = helm.done(worker, "batch_config", task=SIZES, max_batch_size=3, max_wait=50, linger=40)
+    small = [result.get(timeout=LONG) for result in helm.shop.sizes.delay_many(list(range(12)))]
+    cut = helm.shop.sizes.delay_chunk(list(range(9))).get(timeout=LONG)
     status = worker.status()[SIZES]
     less = worker.stats()["prefetch_count"]
     helm.done(worker, "batch_config", task=SIZES, max_batch_size=16)
-    large = [result.get(timeout=30) for result in helm.shop.sizes.delay_many(list(range(16)))]
+    large = [result.get(timeout=LONG) for result in helm.shop.sizes.delay_many(list(range(16)))]
     more = worker.stats()["prefetch_count"]
     helm.done(worker, "batch_config", words=[SIZES, "default"])
 
-    assert [3, 2, 2] == [reply[name] for name in ("max_batch_size", "max_wait", "linger")]
+    assert [3, 50, 40] == [reply[name] for name in ("max_batch_size", "max_wait", "linger")]
     assert {"max_batch_size": 8, "max_wait": 1.0, "linger": 0.2} == reply["task_says"]
     assert reply["task_says"] == status["task_says"]
-    assert [3, 2] == [status["max_batch_size"], status["max_wait"]]
+    assert [3, 50] == [status["max_batch_size"], status["max_wait"]]
     assert [3] * 12 == small
-    assert [3, 3, 3, 3, 3, 3, 2, 2] == cut
-    assert max(large) > 8
+    assert [3] * 9 == cut
+    assert [16] * 16 == large
     assert [prefetch - 3 * 5, prefetch + 3 * 8] == [less, more]
     assert prefetch == worker.stats()["prefetch_count"]
     assert {} == worker.status()[SIZES]["task_says"]

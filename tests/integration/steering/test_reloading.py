@@ -15,6 +15,10 @@ from tests.services.helm import LONG, Helm
 from tests.services.shop import Worker
 
 WEIGHED = "steered.weighed"
+
+#: Requests on their way: a worker that has little time is not far behind.
+AT_ONCE = 100
+
 WRONG = [
     ([], "no task is named"),
     ([WEIGHED, "now"], "now: not understood; write: batch_reload <task>"),
@@ -51,6 +55,8 @@ class Crowd:
         number = 0
         while not self._is_over.wait(0.01):
             for _ in range(4):
+                if number >= AT_ONCE:
+                    self.sent[number - AT_ONCE][2].get(timeout=LONG)
                 began = time.monotonic()
                 self.sent.append((began, number, self.helm.shop.weighed.delay(number)))
                 number += 1

@@ -11,7 +11,7 @@ from celery_batch.cli.redis_server import RedisServer
 from celery_batch.client.listener import close_listener
 from celery_batch.streamer import redis_streamer
 from tests.services.laboratory import Lab
-from tests.services.tls import free_port
+from tests.services.ports import quiet_port
 
 
 def close_streamers() -> None:
@@ -37,7 +37,7 @@ def _own_streamers() -> Iterator[None]:
 def lab_server(redis_server: RedisServer) -> Iterator[RedisServer]:
     """A Redis with a password, that no other test makes empty."""
     assert redis_server.child.exit_code is None
-    with RedisServer(port=free_port()) as server:
+    with RedisServer(port=quiet_port()) as server:
         yield server
 
 

@@ -237,7 +237,7 @@ def test_inspect_and_retries_work(lab: Lab):
     streamer = lab.streamer()
 
     assert ["retry"] == streamer.predict(["retry"])
-    inspect = streamer.app.control.inspect(timeout=5.0, limit=1)
+    inspect = streamer.app.control.inspect(timeout=60.0, limit=1)
     (names,) = [
         names
         for worker, names in inspect.registered().items()

@@ -10,7 +10,7 @@ import pytest
 
 from celery_batch.cli.child import wait_until
 from tests.services.laboratory import LONG, PROGRAMS, Lab
-from tests.services.tls import free_port
+from tests.services.ports import quiet_port
 
 GUNICORN = ("gunicorn", "--preload", "-w", "2", "-k")
 SERVERS = {
@@ -24,7 +24,7 @@ SERVERS = {
 @pytest.mark.parametrize("server", SERVERS)
 def test_web_servers(lab: Lab, server: str):
     """A streamer that was made, and used, before the fork answers in each process after it."""
-    port = free_port()
+    port = quiet_port()
     place = str(port) if server == "uvicorn" else f"127.0.0.1:{port}"
     browser = build_opener(ProxyHandler({}))
 

@@ -14,7 +14,7 @@ from celery_batch import PoisonItem
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import RedisServer
 from tests.services.laboratory import LONG, PROGRAMS, Lab, family
-from tests.services.tls import free_port
+from tests.services.ports import quiet_port
 
 
 def test_what_a_killed_worker_held_is_answered(lab: Lab):
@@ -59,7 +59,7 @@ def test_nobody_outlives_a_killed_parent(lab: Lab):
 
 def test_a_restarted_redis_is_found_again(shared_lab: Lab, tmp_path: Path, monkeypatch):
     """Streamer and worker go on after a restart, and what waited meanwhile is answered."""
-    place = {"port": free_port(), "password": "secret", "appendonly": True}
+    place = {"port": quiet_port(), "password": "secret", "appendonly": True}
     with RedisServer(tmp_path / "redis", **place) as server:
         lab = Lab(server.url, shared_lab.folder)
         monkeypatch.setenv("SHOP_MEMORY", server.url)

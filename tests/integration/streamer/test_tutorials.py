@@ -9,7 +9,7 @@ from urllib.request import ProxyHandler, build_opener
 
 from celery_batch.cli.child import wait_until
 from tests.services.laboratory import LONG, PROGRAMS, Lab
-from tests.services.tls import free_port
+from tests.services.ports import quiet_port
 
 SENTENCES = [
     "twinkle twinkle [MASK] star.",
@@ -21,7 +21,7 @@ WORDS = ["little", "you", "universe"]
 
 def test_the_flask_server(tmp_path: Path):
     """Three ways to answer: one by one, with a thread, with two worker processes."""
-    browser, port = build_opener(ProxyHandler({})), free_port()
+    browser, port = build_opener(ProxyHandler({})), quiet_port()
     form = urlencode([("s", sentence) for sentence in SENTENCES])
 
     def post(path: str) -> list[str]:

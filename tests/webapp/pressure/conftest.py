@@ -17,7 +17,7 @@ from celery_batch.cli.redis_server import RedisServer
 def pressed(servers):
     """The service on the Redis that stays up."""
     with ExitStack() as running:
-        yield Pressed(servers, running)
+        yield Pressed(servers, running, WEBAPP_TIMEOUT="60")
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +32,7 @@ def own_pressed(servers, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def quick(servers):
-    """The service with a model that takes no time."""
+    """The service with a model that takes no time, on a queue that no other worker reads."""
     with ExitStack() as running:
-        yield Pressed(servers, running, seconds=0, most=1000)
+        environ = {"WEBAPP_MAX_QUEUE": "1000", "PRESSED_QUEUE": "quick"}
+        yield Pressed(servers, running, seconds=0, **environ)

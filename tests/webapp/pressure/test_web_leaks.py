@@ -57,7 +57,7 @@ def test_nothing_leaks(quick, kind, count, capsys):
         is_small = now[0] <= threads + THREADS and now[1] <= files + FILES
         return "" if is_small and now[2] <= keys else f"{before}, now {now}"
 
-    wait_until(why_not, [door.child], what="as few threads, files and keys", timeout=20)
+    wait_until(why_not, [door.child], what="as few threads, files and keys", timeout=60)
     after, now = footprint(quick, door)
     with capsys.disabled():
         print(f"\n{kind}: {shown(rss, *before)}; after {count}: {shown(after, *now)}")  # noqa: T201

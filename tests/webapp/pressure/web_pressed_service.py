@@ -24,10 +24,10 @@ CAPACITY = BATCH / SECONDS
 class Pressed:
     """The pressed service: a Redis, a worker, and doors that are opened when asked for."""
 
-    def __init__(self, servers, running, seconds=SECONDS, most=16):
+    def __init__(self, servers, running, *, seconds=SECONDS, **environ):
         self.servers = servers
         self._seconds = seconds
-        self._environ = {"WEBAPP_MAX_QUEUE": str(most)}
+        self._environ = {"WEBAPP_MAX_QUEUE": "16", **environ}
         self._running = running
         self._doors = {}
         self.redis = servers.client()
@@ -36,9 +36,13 @@ class Pressed:
     def start_worker(self):
         """Start a worker with one pool process."""
         options = ("-c1", "--without-mingle", "--without-gossip")
-        environ = {"PRESSED_SECONDS": str(self._seconds), **python_path(self.servers)}
-        worker = self.servers.worker("web_pressed_tasks", options, **environ)
-        return self._running.enter_context(worker)
+        environ = {**self._environ, "PRESSED_SECONDS": str(self._seconds)}
+        environ |= python_path(self.servers)
+        context = self.servers.worker("web_pressed_tasks", options, **environ)
+        worker = self._running.enter_context(context)
+        why = lambda: "" if " ready." in worker.log.read_text() else "starts"  # noqa: E731
+        wait_until(why, [worker], what="the pressed worker", timeout=90)
+        return worker
 
     def door(self, kind):
         """Return a door, ready."""
@@ -58,7 +62,7 @@ class Pressed:
             lambda: "" if text in self.seen() else f"it saw {len(self.seen())}",
             [self.worker],
             what=f"{text!r} to reach the model",
-            timeout=20,
+            timeout=60,
         )
 
     def let_go(self):
@@ -70,7 +74,7 @@ class Pressed:
         name = f"{self.worker.log.stem}@test"
         asking = Celery(broker=self.servers.redis.url).control
         (answers,) = asking.broadcast(
-            question, destination=[name], reply=True, timeout=5, limit=1
+            question, destination=[name], reply=True, timeout=10, limit=1
         ) or [{}]
         return answers.get(name)
 
@@ -80,7 +84,7 @@ class Pressed:
             lambda: "" if is_so(self.ask(question) or {}) else "not yet",
             [self.worker],
             what=question,
-            timeout=20,
+            timeout=60,
         )
 
     def until_held(self, *, running, waiting):

@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from celery_batch import BatchTask
 
 app = Celery("web_pressed")
-app.conf.update(task_default_queue="pressed", result_expires=60)
+app.conf.update(task_default_queue=os.environ.get("PRESSED_QUEUE", "pressed"), result_expires=60)
 app.conf.broker_connection_retry_on_startup = True
 
 #: What the model has seen, in Redis.
@@ -32,7 +32,7 @@ def answer(text):
     with suppress(RedisError):  # a model has nothing to do with Redis; what notes its inputs has
         app.backend.client.rpush(SEEN, *text)
         if UNTIL_TOLD in text:
-            app.backend.client.blpop([GO], timeout=20)
+            app.backend.client.blpop([GO], timeout=60)
     waits = [float(each.split()[1]) for each in text if each.startswith("hold ")]
     time.sleep(max([SECONDS, *waits]))
     return text
