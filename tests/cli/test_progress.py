@@ -29,7 +29,14 @@ DONE = Progress(done=5000, failed=3, resumed=200, total=5000, seconds=64.0, stat
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0, "0 s"), (59.4, "59 s"), (61, "1 min 1 s"), (7500, "2 h 5 min"), (180_000, "2 d 2 h")],
+    [
+        (0, "0 s"),
+        (0.1134, "0.11 s"),
+        (59.4, "59 s"),
+        (61, "1 min 1 s"),
+        (7500, "2 h 5 min"),
+        (180_000, "2 d 2 h"),
+    ],
 )
 def test_times_are_told_in_two_units(seconds, words):
     """Nobody counts 7,500 seconds."""
