@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from celery_batch.backfill.remote import mailbox
 from celery_batch.errors import BackfillError
+from celery_batch.fleet.bus import impatient_connection
 
 __all__ = ["VERBS", "Jobs"]
 
@@ -95,7 +96,7 @@ class Jobs:
 
     def _call(self, verb: str, names: list[str] | None = None) -> list[dict[str, Any]]:
         if self._box is None:
-            self._box = mailbox(self._app.connection_for_write())
+            self._box = mailbox(impatient_connection(self._app))
         self._box.connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
         try:
             if names is None:

@@ -34,7 +34,13 @@ _VERBS = {
 
 @click.group(name="jobs", invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
-@click.option("--timeout", type=float, default=1.0, show_default=True, help="Seconds to listen.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Seconds without a further answer after which all have answered.",
+)
 @click.pass_context
 def jobs(ctx: click.Context, *, as_json: bool, timeout: float) -> None:
     """

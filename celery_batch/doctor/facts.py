@@ -40,8 +40,9 @@ class Task:
         time_limit: Seconds after which a batch's process is ended.
         soft_time_limit: Seconds after which a batch is interrupted.
         rate_limit: Celery's, such as ``"10/s"``.
+        priority: Of calls that name none.
         priorities: Whether its queue on RabbitMQ has been given priorities.
-        is_quorum: Whether that is declared as a quorum queue.
+        is_quorum: Whether it is declared as a quorum queue.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Task:
     time_limit: float | None = None
     soft_time_limit: float | None = None
     rate_limit: str | None = None
+    priority: int = 0
     priorities: bool = False
     is_quorum: bool = False
 

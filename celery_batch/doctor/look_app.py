@@ -62,6 +62,7 @@ def _task(app: Any, task: Any) -> Task:
         time_limit=task.time_limit,
         soft_time_limit=task.soft_time_limit,
         rate_limit=task.rate_limit and str(task.rate_limit),
+        priority=task.priority or 0,
         priorities=_has_priorities(app, queue),
         is_quorum=_arguments(app, queue).get("x-queue-type") == "quorum",
     )

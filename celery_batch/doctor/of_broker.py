@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sized
 from difflib import get_close_matches
 
-from celery_batch.doctor.facts import Facts, Redis
+from celery_batch.doctor.facts import Facts, Redis, Task
 from celery_batch.doctor.finding import Finding, ok, problem, warning
 
 __all__ = [
@@ -35,6 +35,9 @@ _APART = 1.0
 
 #: Seconds, Celery's own.
 _VISIBILITY = 3600.0
+
+#: The least priority that quorum queues put before others.
+_URGENT_IN_QUORUM = 5
 
 #: Seconds, RabbitMQ's own.
 _CONSUMER_TIMEOUT = 1800.0
@@ -176,19 +179,14 @@ def _held_for(limit: float | None, max_wait: float) -> float:
 def priorities(facts: Facts) -> Iterator[Finding]:
     """Whether a backfill can be put behind those who wait for their answers."""
     if facts.broker.kind == "amqp":
-        for queue in sorted({task.queue for task in facts.tasks if task.is_quorum}):
-            yield warning(
-                f"Queue {queue} is a quorum queue: from RabbitMQ 4.0 on it puts calls of priority"
-                " 5 and more before all others, and a backfill's are among the others.",
-                "Call with priority=5 for people who wait.",
-            )
+        yield from map(_like_bulk, filter(_is_like_bulk, facts.tasks))
         plain = {each.queue for each in facts.tasks if not (each.priorities or each.is_quorum)}
         for queue in sorted(plain):
             yield warning(
                 f"Queue {queue} has no priorities: a backfill's messages stand among those of"
                 " people who wait.",
-                "Set task_queue_max_priority=10; RabbitMQ wants a queue that exists already to be"
-                " deleted first.",
+                "Set task_queue_max_priority=10 and task_default_priority=5; RabbitMQ wants a queue"
+                " that exists already to be deleted first.",
             )
     steps = facts.conf.transport_options.get("priority_steps")
     if facts.broker.kind == "redis" and isinstance(steps, Sized) and len(steps) == 1:
@@ -197,6 +195,22 @@ def priorities(facts: Facts) -> Iterator[Finding]:
             " wait.",
             "Leave it out of broker_transport_options; kombu's are 0, 3, 6 and 9.",
         )
+
+
+def _is_like_bulk(task: Task) -> bool:
+    """Say whether calls of a task have a backfill's priority, 0, or what counts as that."""
+    if task.is_quorum:
+        return task.priority < _URGENT_IN_QUORUM
+    return task.priorities and not task.priority
+
+
+def _like_bulk(task: Task) -> Finding:
+    kind = ", a quorum queue, which only knows above and below 5" if task.is_quorum else ""
+    return warning(
+        f"Calls of {task.name} have priority {task.priority} unless they name another, which is"
+        f" no better than a backfill's in queue {task.queue}{kind}.",
+        "Set task_default_priority=5 (quorum queues have priorities from RabbitMQ 4.0 on).",
+    )
 
 
 def confirms(facts: Facts) -> Iterator[Finding]:

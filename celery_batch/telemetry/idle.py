@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import zip_longest
 
 __all__ = ["DeviceIdle"]
 
@@ -13,8 +14,8 @@ class DeviceIdle:
 
     A process is idle between the end of one batch's model call and the beginning of
     the next one's, whatever it does meanwhile: reading, decoding, storing results.
-    What goes on in a model call is the model's own affair.  One that takes another's
-    place counts from its first batch on: nobody knows when it had loaded.
+    What goes on in a model call is the model's own affair.  Where a process takes
+    another's place, its device is idle meanwhile, however busy it is with loading.
 
     Args:
         since: When all processes were ready, on the monotonic clock.
@@ -23,6 +24,10 @@ class DeviceIdle:
 
     def __init__(self, since: float, pids: Collection[int]) -> None:
         self._ended = dict.fromkeys(pids, since)
+        #: Since when places of processes that are gone are idle, the longest first.
+        self._vacant: list[float] = []
+        #: When processes began that may have taken places of which nobody knew yet.
+        self._new: list[float] = []
         self._idle = self._shown = 0.0
         self._asked = since
 
@@ -37,20 +42,21 @@ class DeviceIdle:
         """
         before = self._ended.get(pid)
         if before is None:
-            before = began
+            before = self._place_for(began)
         self._idle += max(began - before, 0.0)
         self._ended[pid] = max(ended, before)
 
-    def gone(self, pid: int, since: float) -> None:
-        """
-        Forget a process that is there no more, but not for how long it was idle.
+    def _place_for(self, began: float) -> float:
+        """Return since when the place is idle that a new process takes."""
+        if self._vacant:
+            return self._vacant.pop(0)
+        self._new.append(began)
+        return began
 
-        Args:
-            pid: The process.
-            since: Until when it was idle, on the monotonic clock: it died then, or had a batch.
-        """
-        ended = self._ended.pop(pid, since)
-        self._idle += max(since - ended, 0.0)
+    def lost(self, pid: int, began: float, ended: float) -> None:
+        """Take note that a process has died with a batch in its model; see `ran`."""
+        self.ran(pid, began, ended)
+        self._vacant.append(self._ended.pop(pid))
 
     def seconds(self, now: float, busy: Mapping[int, float], alive: Collection[int]) -> float:
         """
@@ -61,11 +67,28 @@ class DeviceIdle:
             busy: Which processes have a batch now, and since when.
             alive: Which processes there are.
         """
-        for pid in self._ended.keys() - {*alive, *busy}:
-            self.gone(pid, self._asked)  # it was seen then, and nobody knows for how long
+        self._look_who_is_gone({*alive, *busy})
         self._asked = now
+        new = sorted(began for pid, began in busy.items() if pid not in self._ended)
         idle = self._idle + sum(
             max(busy.get(pid, now) - ended, 0.0) for pid, ended in self._ended.items()
         )
+        idle += sum(
+            max(until - since, 0.0)
+            for since, until in zip_longest(self._vacant, new[: len(self._vacant)], fillvalue=now)
+        )
         self._shown = max(self._shown, idle)
         return self._shown
+
+    def _look_who_is_gone(self, alive: Collection[int]) -> None:
+        self._vacant += [self._ended.pop(pid) for pid in self._ended.keys() - alive]
+        self._vacant.sort()
+        taken = min(len(self._vacant), len(self._new))
+        for since, until in zip(self._vacant, sorted(self._new), strict=False):
+            self._idle += max(until - since, 0.0)
+        del self._vacant[:taken]
+        self._new.clear()
+        places = max(len(alive) - len(self._ended), 0)
+        for since in self._vacant[places:]:  # the pool has fewer processes now
+            self._idle += max(self._asked - since, 0.0)
+        del self._vacant[places:]

@@ -42,8 +42,8 @@ class Meter:
             return
         if work.began is not None and work.ended is not None:
             self._idle.ran(pid, work.began, work.ended)
-        if report.end in {End.LOST, End.TIME_LIMIT} and report.began is not None:
-            self._idle.gone(pid, report.began)
+        if report.end in {End.LOST, End.TIME_LIMIT} and report.taken is not None:
+            self._idle.lost(pid, *report.taken)
 
     def add_outcome(self, task: str, outcome: Outcome, count: int = 1) -> None:
         """Add requests that ended without a batch."""

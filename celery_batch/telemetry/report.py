@@ -77,7 +77,7 @@ class BatchReport:
         work: What it was to its model.
         poison: Requests that were found to take processes down.
         pid: The pool process that ran it.
-        began: When that took it, on the monotonic clock.
+        taken: When that took it, and when its end was heard, on the monotonic clock.
     """
 
     task: str
@@ -91,7 +91,7 @@ class BatchReport:
     work: Work = NO_WORK
     poison: int = 0
     pid: int | None = None
-    began: float | None = None
+    taken: tuple[float, float] | None = None
 
     @property
     def fill(self) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from queue import Empty
 from typing import Any
 
@@ -70,7 +70,7 @@ class BulkFetch:
         self._asked: list[str] = []
         self._asked_at = 0.0
         #: The lists in which nothing was found, until a bell rings.
-        self._quiet: list[str] | None = None
+        self._quiet: frozenset[str] = frozenset()
         #: The tasks whose messages have been seen in each queue.
         self._seen: defaultdict[str, set[str]] = defaultdict(set)
         self._is_asked = False
@@ -92,7 +92,7 @@ class BulkFetch:
         self._bells.close()
 
     def _wake(self) -> None:
-        self._quiet = None
+        self._quiet = frozenset()
 
     def _read_singly(self, error: ResponseError) -> None:
         if not self._is_single:
@@ -112,10 +112,11 @@ class BulkFetch:
             raise RedisConnectionError("an answer of Redis has been lost")
         now = time.monotonic()
         lists, wanted, reserved = self._lists()
-        if not lists or (lists == self._quiet and now - self._asked_at < _LOOK_EVERY):
+        is_quiet = self._quiet.issuperset(lists) and now - self._asked_at < _LOOK_EVERY
+        if is_quiet or not lists:
             return
         channel, keys, lease = self._channel, self._lease.keys, self._lease
-        self._quiet, self._asked, self._asked_at = None, lists, now
+        self._quiet, self._asked, self._asked_at = frozenset(), lists, now
         connection = channel.client.connection
         channel._in_poll = connection  # noqa: SLF001
         channel._brpop_sent_at = now  # noqa: SLF001
@@ -137,8 +138,8 @@ class BulkFetch:
         places = [(queue, step) for step in channel.priority_steps for queue in queues]
         credit = self._credit()
         rooms = [self._room(queue, step, credit) for queue, step in places]
-        reserved = [(place, self._owed(*place, credit)) for place in places] if any(rooms) else []
-        reserved = [(place, most) for place, most in reserved if most > 0]
+        owed = self._owed(queues, credit) if any(rooms) else {}
+        reserved = [(place, owed[place]) for place in places if owed.get(place)]
         places = [place for place, room in zip(places, rooms, strict=True) if room > 0]
         places = [place for place, _ in reserved] + places
         self._places = [queue for queue, _ in places]
@@ -169,11 +170,14 @@ class BulkFetch:
             credit += self._lanes.room.behind(tasks, step)
         return min(room, credit)
 
-    def _owed(self, queue: str, step: int, credit: int) -> int:
-        """Return how many messages of a list are to be read before more urgent ones."""
-        tasks = self._seen.get(queue)
-        owed = self._lanes.room.owed(tasks, step)
-        return owed if tasks else min(owed, credit)
+    def _owed(self, queues: Iterable[str], credit: int) -> dict[tuple[str, int], int]:
+        """Return how many messages of each list are to be read before more urgent ones."""
+        steps, owed = self._channel.priority_steps, {}
+        for queue in queues:
+            tasks = self._seen.get(queue)
+            for step, most in zip(steps, self._lanes.room.owed(tasks, steps), strict=True):
+                owed[queue, step] = most if tasks else min(most, credit)
+        return owed
 
     def _may_ask(self) -> bool:
         """Say for kombu whether we may read; in bulk we say so of each list by itself."""
@@ -190,7 +194,7 @@ class BulkFetch:
             return bool(self._read_one(**options))
         found = self._answer()
         if not found:
-            self._quiet = self._asked
+            self._quiet = frozenset(self._asked)
             if not self._channel._closing:  # noqa: SLF001
                 self._bells.arm(self._asked)
             raise Empty
@@ -208,7 +212,7 @@ class BulkFetch:
             channel.client.connection.disconnect()
             raise
         except ResponseError as error:
-            self._quiet = self._asked  # not again in this very pass
+            self._quiet = frozenset(self._asked)  # not again in this very pass
             self._explain(error)
             raise Empty from error
         finally:

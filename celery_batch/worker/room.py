@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from math import ceil
 
@@ -57,24 +57,31 @@ class Room:
             rooms = [room for room in rooms if room > 0]
         return max(min(rooms, default=_NO_LIMIT), 0)
 
-    def owed(self, tasks: Collection[str] | None, urgency: int) -> int:
+    def owed(self, tasks: Collection[str] | None, urgencies: Sequence[int]) -> list[int]:
         """
-        Return how many rows ought to be read before those of more urgent messages.
+        Return how many rows of each urgency ought to be read before more urgent messages.
 
         While more urgent ones are here, enough are to lie in line for their share of the
         next two batches, so that they can have it.
 
         Args:
             tasks: Whose messages may come; None if anybody's may.
-            urgency: Of the messages.
+            urgencies: Of the messages.
         """
         lanes = [lane for name, lane in list(self._lanes.items()) if tasks is None or name in tasks]
-        urgencies = [lane.urgency for lane in lanes if lane.urgency is not None]
-        urgencies += [job.urgency for job in list(self._jobs)]
-        if min(urgencies, default=urgency) >= urgency:
-            return 0
-        shares = [lane.policy.bulk_share * lane.policy.max_batch_size for lane in lanes]
-        return max(ceil(2 * max(shares)) - sum(lane.rows_of(urgency) for lane in lanes), 0)
+        waiting = [(lane, first) for lane in lanes if (first := lane.urgency) is not None]
+        here = [first for _, first in waiting] + [job.urgency for job in list(self._jobs)]
+        most_urgent = min(here, default=LEAST_URGENT)
+        if most_urgent >= max(urgencies):
+            return [0] * len(urgencies)
+        policies = [lane.policy for lane in lanes]
+        share = ceil(2 * max(each.bulk_share * each.max_batch_size for each in policies))
+        return [
+            max(share - sum(lane.rows_of(urgency) for lane, _ in waiting), 0)
+            if most_urgent < urgency
+            else 0
+            for urgency in urgencies
+        ]
 
     def behind(self, tasks: Collection[str], urgency: int) -> int:
         """Return how many wait in line whom newcomers for these tasks would overtake."""

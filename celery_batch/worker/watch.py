@@ -131,5 +131,5 @@ def _report(job: BatchJob, ending: Ending) -> BatchReport:
         work=work,
         poison=len(ending.poison),
         pid=job.pid,
-        began=job.began,
+        taken=None if job.began is None else (job.began, time.monotonic()),
     )

@@ -186,7 +186,13 @@ WRONG = [
         of_broker.priorities,
         replace(broker("amqp"), tasks=task(is_quorum=True).tasks),
         "warning",
-        "priority=5",
+        "above and below 5",
+    ),
+    (
+        of_broker.priorities,
+        replace(broker("amqp"), tasks=task(priorities=True).tasks),
+        "warning",
+        "task_default_priority=5",
     ),
     (
         of_broker.priorities,
@@ -364,7 +370,8 @@ QUIET = [
     (of_broker.visibility, broker("amqp")),
     (of_broker.clock, broker("amqp")),
     (of_broker.clock, broker(ahead=0.9)),
-    (of_broker.priorities, replace(broker("amqp"), tasks=task(priorities=True).tasks)),
+    (of_broker.priorities, replace(broker("amqp"), tasks=task(priorities=True, priority=1).tasks)),
+    (of_broker.priorities, replace(broker("amqp"), tasks=task(is_quorum=True, priority=5).tasks)),
     (of_results.expiry, results("rpc")),
 ]
 

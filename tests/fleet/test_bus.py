@@ -8,6 +8,7 @@ import threading
 import pytest
 from celery import Celery
 
+from celery_batch.backfill.jobs import Jobs
 from celery_batch.doctor.look_servers import broker_of, results_of
 from celery_batch.doctor.look_workers import workers_of
 from celery_batch.fleet import bus as module
@@ -47,6 +48,8 @@ def test_a_broker_that_hangs_is_given_up(silent, scheme):
     with pytest.raises(Exception, match=r"(?i)time"):
         bus.ask("ping", 0.1)
     bus.close()
+    with Jobs(app) as jobs, pytest.raises(Exception, match=r"(?i)time"):
+        jobs.all()
 
     assert "tim" in broker_of(app).error.lower()
     assert workers_of(app) is None

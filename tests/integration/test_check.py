@@ -78,6 +78,7 @@ def test_what_is_set_right_is_not_told_again(rabbit_shop):
         rabbit_shop.environment,
         "--json",
         task_queue_max_priority=10,
+        task_default_priority=5,
         broker_transport_options={"confirm_publish": True},
         worker_concurrency=1,
     )

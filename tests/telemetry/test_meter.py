@@ -177,43 +177,60 @@ def test_idle_time_never_becomes_less():
     assert 5.0 == idle.seconds(200.0, {7: 110.0}, [7])
 
 
-def test_process_in_the_place_of_a_dead_one_begins_anew():
-    """While it loads it is not idle: it is not there; how long the dead one was, still counts."""
+def test_device_is_idle_while_another_process_takes_a_dead_ones_place():
+    """From its end on the place of a dead process is idle, until the next one has a batch."""
     idle = DeviceIdle(100.0, [7])
     idle.ran(7, 100.0, 101.0)
-    idle.gone(7, 110.0)
-    idle.ran(8, 150.0, 151.0)
+    idle.lost(7, 110.0, 111.0)
 
-    assert 9.0 == idle.seconds(151.0, {}, [8])
-    assert 10.0 == idle.seconds(152.0, {}, [8])
+    assert 9.0 + 4.0 == idle.seconds(115.0, {}, [8])
+    assert 9.0 + 39.0 == idle.seconds(151.0, {8: 150.0}, [8])
+
+    idle.ran(8, 150.0, 152.0)
+
+    assert 9.0 + 39.0 + 1.0 == idle.seconds(153.0, {}, [8])
 
 
-def test_processes_that_were_replaced_are_idle_no_more():
-    """However many came and went, no more are idle than there are."""
+def test_no_more_processes_are_idle_than_there_are():
+    """However many came and went, each place counts once."""
     idle = DeviceIdle(0.0, [0])
     for pid in range(100):
-        idle.ran(pid, pid, pid + 1.0)
-        assert 0.0 == idle.seconds(pid + 1.0, {}, [pid])
+        idle.ran(pid, pid + 0.5, pid + 1.0)
+        assert 0.5 * (pid + 1) == idle.seconds(pid + 1.0, {}, [pid])
 
-    assert 5.0 == idle.seconds(105.0, {}, [99])
+    assert 55.0 == idle.seconds(105.0, {}, [99])
 
 
 def test_process_that_replaces_another_takes_nobody_elses_place():
     """One that has had no batch since the start is idle all the while, whoever comes beside it."""
     idle = DeviceIdle(0.0, [7, 8])
-    idle.gone(7, 0.0)
+    idle.lost(7, 0.0, 10.0)
     idle.ran(9, 50.0, 60.0)
 
-    assert 60.0 == idle.seconds(60.0, {}, [8, 9])
-    assert 80.0 == idle.seconds(70.0, {}, [8, 9])
+    assert 40.0 + 60.0 == idle.seconds(60.0, {}, [8, 9])
+    assert 50.0 + 70.0 == idle.seconds(70.0, {}, [8, 9])
+
+
+def test_pool_that_shrinks_and_grows():
+    """A place that is there no more is not idle, and a new one is from its first batch on."""
+    idle = DeviceIdle(0.0, [7, 8])
+
+    assert 20.0 == idle.seconds(10.0, {}, [7, 8])
+    assert 30.0 == idle.seconds(20.0, {}, [7])
+    assert 40.0 == idle.seconds(30.0, {}, [7])
+
+    idle.ran(9, 35.0, 36.0)
+
+    assert 40.0 + 10.0 + 4.0 == idle.seconds(40.0, {}, [7, 9])
 
 
 def test_lost_batch_leaves_the_idle_time_before_it():
     """A process that dies at its first batch after a quiet night was idle that night."""
+    lost = {"end": End.LOST, "outcomes": {Outcome.AGAIN: 2}, "waits": [], "work": Work()}
     meter = Meter(0.0, [7])
-    meter.add(report(end=End.LOST, outcomes={Outcome.AGAIN: 2}, waits=[], work=Work(), began=30.0))
+    meter.add(report(**lost, taken=(30.0, 32.0)))
 
-    assert 30.0 == meter.idle(100.0, {}, [8])
+    assert 30.0 + 68.0 == meter.idle(100.0, {}, [8])
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), SECONDS, SECONDS), max_size=30))
