@@ -37,6 +37,9 @@ _AGAIN = 1.0
 #: Seconds until the thread looks whether the job has ended.
 _LOOK = 0.5
 
+#: Seconds for the thread to say goodbye to the broker.
+_LEAVE = 5.0
+
 
 class _Mailbox(Mailbox):
     """Kombu's, but replies to it are not of the thread that has asked first."""
@@ -96,7 +99,7 @@ class Remote:
 
     def __exit__(self, *_exception: object) -> None:
         self._has_ended.set()
-        self._thread.join(2 * _AGAIN)  # who hangs in a broker's silence ends with the process
+        self._thread.join(_LEAVE)  # who hangs in a broker's silence ends with the process
 
     def tell(self, progress: Progress) -> None:
         """Have others be told how far the job is."""

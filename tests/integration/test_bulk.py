@@ -50,7 +50,7 @@ def test_unacknowledged_messages_can_be_given_back_by_any_worker(shop: Shop, bul
     results[5].get(timeout=30)
     rest_from_reading(shop, worker, len(results))
     os.kill(worker.pid, signal.SIGKILL)
-    worker.child.wait(10)
+    worker.child.wait(60)
     kept, index = held(shop)
     with Connection(shop.url) as connection:
         channel = connection.default_channel

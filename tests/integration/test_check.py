@@ -6,9 +6,14 @@ import json
 import os
 import subprocess
 
+import pytest
+
 from tests.services.place import eventually
 from tests.services.shop import CELERY, environment_of
 from tests.services.terminal import Terminal
+
+#: Each is some processes, one after the other, on a machine that does more besides.
+pytestmark = pytest.mark.timeout(400)
 
 COMMAND = (CELERY, "-A", "tests.services.tasks", "batch", "check")
 
@@ -17,7 +22,7 @@ def examined(environment, *options, **conf):
     """Return exit code and output of a check with these settings of the app."""
     env = {**os.environ, **environment, "SHOP_CONF": json.dumps(conf)}
     done = subprocess.run(
-        [*COMMAND, *options], env=env, capture_output=True, text=True, check=False, timeout=100
+        [*COMMAND, *options], env=env, capture_output=True, text=True, check=False, timeout=120
     )
     assert not done.stderr, done.stderr
     return done.returncode, done.stdout
@@ -40,7 +45,7 @@ def test_with_redis_and_a_worker(shop):
         code, output = examined(shop.environment, "--json")
         return (code, found(output)) if worker.name in output else None
 
-    code, said = eventually(answered, "an answer of the worker's in time", timeout=90)
+    code, said = eventually(answered, "an answer of the worker's in time", timeout=240)
 
     assert 1 == code
     (unserved,) = [each for each in said["serving"] if each[0] == "problem" and "else" in each[1]]

@@ -30,7 +30,7 @@ def kill(worker: Worker) -> None:
     for process in (main, *main.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             process.kill()
-    worker.child.wait(10)
+    worker.child.wait(60)
 
 
 def await_runs(shop: Shop, kind: str, batches: int) -> None:

@@ -114,7 +114,7 @@ def test_worker_can_quit_while_it_loads(shop: Shop):
         assert not worker.child.wait(0.05), worker.log
     os.kill(worker.pid, signal.SIGQUIT)
 
-    assert worker.child.wait(10), worker.log
+    assert worker.child.wait(60), worker.log
 
 
 def test_model_is_unloaded_when_the_worker_stops(shop: Shop):

@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import ROOT
 
 
+@pytest.mark.timeout(400)
 def test_the_example_worker_is_tuned_without_a_broker():
     """Its own model is loaded, measured and told about in one command."""
     pytest.importorskip("torch")
@@ -24,7 +25,7 @@ def test_the_example_worker_is_tuned_without_a_broker():
         env={**os.environ, "CELERY_BROKER_URL": "redis://127.0.0.1:1/0"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=360,
         check=False,
     )
     assert 0 == done.returncode, done.stderr

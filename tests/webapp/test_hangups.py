@@ -148,7 +148,7 @@ def test_a_fork_watches_for_itself(pair: tuple[socket.socket, socket.socket]) ->
             heard = threading.Event()
             with hangups().watch(one.fileno(), heard.set):
                 two.close()
-                os._exit(0 if heard.wait(10) else 1)
+                os._exit(0 if heard.wait(60) else 1)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         client.close()
 
@@ -168,7 +168,7 @@ def test_greenlets_go_on_meanwhile(in_python: Callable[..., str]) -> None:
         "gevent.spawn(lambda: [(ticks.append(1), gevent.sleep(0.01)) for _ in range(1000)])\n"
         "with hangups().watch(one.fileno(), heard.set):\n"
         "    gevent.sleep(0.1); before = heard.is_set(); two.send(b'next'); gevent.sleep(0.05)\n"
-        "    two.close(); print(before, heard.wait(10), len(ticks) > 3)"
+        "    two.close(); print(before, heard.wait(60), len(ticks) > 3)"
     )
 
     assert "False True True" == in_python(code)

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 #: Milliseconds for what is to be seen on the page; other tests use this machine, too.
-_PATIENCE = 20_000
+_PATIENCE = 45_000
 
 expect.set_options(timeout=_PATIENCE)
 

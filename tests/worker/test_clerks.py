@@ -150,7 +150,7 @@ class Leaving(BatchTask):
         """Be settled."""
         if args == [1] and self.where == "on_success":
             if self.entered is not None:
-                self.entered.wait(10)
+                self.entered.wait(60)
             raise self.error
 
 
@@ -256,9 +256,9 @@ def test_urgent_batch_goes_before_the_one_that_lies_ready(app: Celery, process: 
         ran.extend(numbers)
         if numbers == [1]:
             process.send(task, 2, urgency=9)
-            entered[2].wait(10)
+            entered[2].wait(60)
             process.send(task, 3)
-            entered[3].wait(10)
+            entered[3].wait(60)
         return numbers
 
     class Noting(BatchTask):

@@ -24,7 +24,7 @@ def manager(tmp_path):
     """A socket as systemd has one."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
-        manager.settimeout(10)
+        manager.settimeout(60)
         yield manager
 
 
@@ -103,7 +103,7 @@ def test_socket_may_have_no_file():
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind("")  # Linux finds a name
         name = manager.getsockname()[1:].decode()
-        manager.settimeout(10)
+        manager.settimeout(60)
         Pulse(None, f"@{name}").beat()
 
         assert b"READY=1" in manager.recv(1000)
