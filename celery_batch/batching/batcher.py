@@ -127,7 +127,7 @@ class Batcher(Generic[T]):
             self._suspects.append(request)
             return
         self._waiting.append(request)
-        self._quiet_since = request.arrived
+        self._quiet_since = max(self._quiet_since, request.arrived)
 
     def looked_away(self, now: float) -> None:
         """

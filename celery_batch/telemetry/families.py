@@ -68,8 +68,10 @@ _BY_LABEL: dict[str, tuple[str, str, Callable[[Tally], Mapping[str, int]]]] = {
 
 #: Of a task's lane, by their names in its report.
 _GAUGES = {
-    "waiting": ("waiting_requests", "Requests in line in this worker."),
-    "oldest_age": ("oldest_age_seconds", "For how long the oldest request in line has waited."),
+    "waiting": ("waiting_requests", "Requests that wait in this worker, in line or paused."),
+    "oldest_age": ("oldest_age_seconds", "For how long the oldest of these has waited here."),
+    "paused": ("paused", "1 while the task does not run here, by batch_pause or batch_drain."),
+    "drained": ("drained", "1 while the worker takes nothing, by batch_drain."),
     "running": ("running_batches", "Batches on their way through the pool."),
     "max_batch_size": ("max_batch_size", "Most rows in a batch."),
     "safe_size": ("safe_size", "Most rows that fit into memory; missing while none ran out."),
@@ -132,7 +134,7 @@ def _of_lanes(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
         gauge = GaugeMetricFamily(f"celery_batch_{name}", text, labels=["task"])
         for task, numbers in tasks.items():
             if numbers.get(key) is not None:
-                gauge.add_metric([task], numbers[key])
+                gauge.add_metric([task], float(numbers[key]))
         yield gauge
 
 

@@ -121,12 +121,18 @@ class BatchReport:
 
     def __str__(self) -> str:
         what = "" if self.end is End.ANSWERED else f", {self.end}"
+        of_rows = self.rows == self.requests
+        size = str(self.rows) if of_rows else f"{self.rows} rows in {_requests(self.requests)}"
         counts = "".join(
-            f", {count} {outcome}"
+            f", {count if of_rows else _requests(count)} {outcome}"
             for outcome, count in self.outcomes.items()
             if outcome != Outcome.SUCCEEDED
         )
         return (
-            f"{self.task}: batch of {self.rows} ({self.reason}),"
+            f"{self.task}: batch of {size} ({self.reason}),"
             f" waited {self.wait:.3f} s, model {self.work.seconds:.3f} s{what}{counts}"
         )
+
+
+def _requests(count: int) -> str:
+    return f"{count} request" if count == 1 else f"{count} requests"

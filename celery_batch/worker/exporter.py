@@ -166,9 +166,10 @@ def _around(worker: Any) -> dict[str, Any]:
     now = time.monotonic()
     ages, reports = lanes.ages(now), lanes.report()
     names = {task.name for task in worker.batch_tasks}
+    halted = worker.consumer.batch_steering.halted
     return {
         "tasks": {
-            name: {**reports.get(name, {}), "oldest_age": ages.get(name, 0.0)}
+            name: {**reports.get(name, {}), **halted(name), "oldest_age": ages.get(name, 0.0)}
             for name in sorted(names | set(reports))
         },
         "idle": lanes.idle(now),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,14 +29,21 @@ class Kept:
         """How many rows they have."""
         return sum(request.rows for request, _ in self._requests)
 
+    @property
+    def oldest(self) -> float:
+        """When the request arrived that is kept longest; never, if there is none."""
+        return min((request.arrived for request, _ in self._requests), default=float("inf"))
+
     def add(self, task_request: Any, *, alone: bool = False) -> None:
         """
-        Keep one of Celery's requests.
+        Keep one of Celery's requests; it waits from its arrival on, as it would in line.
 
         Args:
             task_request: Its message is not acknowledged.
             alone: It is to run without company, once it runs.
         """
+        if task_request.arrived is None:
+            task_request.arrived = time.monotonic()
         self._requests.append((task_request, alone))
 
     def take(self, is_wanted: Callable[[Any], bool] = lambda _: True) -> list[tuple[Any, bool]]:

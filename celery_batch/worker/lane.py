@@ -78,6 +78,11 @@ class Lane:
         oldest = self._batcher.oldest
         return float("inf") if oldest is None else oldest
 
+    @property
+    def waiting_since(self) -> float:
+        """When the one arrived who waits longest, kept or in line; never, if nobody waits."""
+        return min(self.oldest, self.kept.oldest) if self.kept else self.oldest
+
     def add(self, task_request: Any, *, urgency: int = 0, alone: bool = False) -> None:
         """
         Put Celery's request in line.
@@ -87,12 +92,11 @@ class Lane:
             urgency: Smaller goes first.
             alone: It is to run without company.
         """
-        now = time.monotonic()
         if task_request.arrived is None:
-            task_request.arrived = now
+            task_request.arrived = time.monotonic()
         request = Request(
             task_request,
-            now,
+            task_request.arrived,
             urgency,
             alone=alone,
             deadline=task_request.deadline,
@@ -263,6 +267,7 @@ class Lane:
             "max_batch_size": self.policy.max_batch_size,
             "max_wait": self.policy.max_wait,
             "linger": self.policy.patience,
+            "bulk_share": self.policy.bulk_share,
             "waiting": len(self._batcher) + len(self.kept or ()),
             "batches": sum(self.reasons.values()),
             "requests": self.requests,

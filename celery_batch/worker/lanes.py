@@ -184,7 +184,7 @@ class Lanes:
         """Return by task how many seconds the request has waited here that waits longest."""
         lanes = list(self._lanes.items())
         with self._slots.lock:  # likewise
-            return {name: max(now - lane.oldest, 0.0) for name, lane in lanes}
+            return {name: max(now - lane.waiting_since, 0.0) for name, lane in lanes}
 
     def idle(self, now: float) -> float:
         """

@@ -55,9 +55,15 @@ class Steering:
         own, now = _numbers(policy_of(lane.task)), _numbers(lane.policy)
         return {
             "task_says": {option: own[option] for option in own if own[option] != now[option]},
-            "paused": lane.kept is not None,
-            "drained": self._halting.is_drained,
+            **self.halted(name),
             "reload": self._reloading.report(lane.task),
+        }
+
+    def halted(self, name: str) -> dict[str, bool]:
+        """Return whether a task does not run here for now, by what it was told."""
+        return {
+            "paused": self._lane(name).kept is not None,
+            "drained": self._halting.is_drained,
         }
 
     def configure(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:

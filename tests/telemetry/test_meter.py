@@ -143,6 +143,19 @@ def test_report_in_words_and_as_data():
     )
 
 
+def test_report_of_chunks_counts_rows_and_requests():
+    """Where requests have many rows, a line says of which of the two each number is."""
+    one = report(requests=1, rows=32, outcomes={Outcome.FAILED: 1}, waits=[0.01])
+    some = report(rows=9, outcomes={Outcome.SUCCEEDED: 1, Outcome.RETRIED: 2})
+    single = report(outcomes={Outcome.SUCCEEDED: 1, Outcome.FAILED: 1})
+
+    assert "double: batch of 32 rows in 1 request (quiet)," in str(one)
+    assert str(one).endswith("model 0.500 s, 1 request failed")
+    assert "batch of 9 rows in 2 requests (quiet)" in str(some)
+    assert str(some).endswith(", 2 requests retried")
+    assert "double: batch of 2 (quiet), waited 0.020 s, model 0.500 s, 1 failed" == str(single)
+
+
 def test_idle_is_the_time_between_model_calls():
     """A process is idle from its start to its first batch, between batches, and after the last."""
     idle = DeviceIdle(100.0, [7])

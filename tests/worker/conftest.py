@@ -20,7 +20,8 @@ from tests.worker.doubles import Pool, Worker
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """The time that requests arrive and batches leave by."""
     clock = ManualClock(100.0)
-    monkeypatch.setattr("celery_batch.worker.lane.time", SimpleNamespace(monotonic=clock))
+    for place in ("lane", "kept"):
+        monkeypatch.setattr(f"celery_batch.worker.{place}.time", SimpleNamespace(monotonic=clock))
     return clock
 
 

@@ -192,6 +192,45 @@ def test_nobody_waits_for_an_end_while_paused(worker: Worker, clock: ManualClock
     assert ["b", "c"] == [request.id for request, _ in lane.kept.take()]
 
 
+def test_kept_requests_wait_from_their_arrival(
+    steering: Steering, worker: Worker, pool: Pool, clock: ManualClock
+):
+    """The age and the wait of who was kept count the pause, also after it has ended."""
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    before = worker.lanes.ages(clock())["pairs"]
+    (early,) = worker.send("pairs", "a")
+    came = clock()
+    lane.pause(OPERATOR)
+    clock.advance(1.0)
+    late = worker.send("pairs", "b", "c")
+    clock.advance(4.0)
+    paused = steering.halted("pairs")
+    ages = [worker.lanes.ages(clock())["pairs"]]
+    worker.lanes.resume(lane, OPERATOR)
+    clock.advance(1.0)
+    ages.append(worker.lanes.ages(clock())["pairs"])
+
+    assert 0.0 == before
+    assert {"paused": True, "drained": False} == paused
+    assert [5.0, 5.0] == ages  # of the first, and of the last, who still waits
+    assert ["a", "b"] == pool.batches[0]
+    assert [came, came + 1.0, came + 1.0] == [each.arrived for each in (early, *late)]
+
+
+def test_who_has_waited_out_a_pause_waits_for_no_company(
+    worker: Worker, pool: Pool, clock: ManualClock
+):
+    """A batch that was due long ago leaves as soon as it may, though it is not full."""
+    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    lane.pause(OPERATOR)
+    worker.send("pairs", "a")
+    clock.advance(60.0)
+    worker.lanes.resume(lane, OPERATOR)
+
+    assert [["a"]] == pool.batches
+    assert 1 == lane.reasons[Reason.DUE]
+
+
 def test_requests_are_handed_back_once(worker: Worker):
     """What is handed back is rejected for others, and known as what never ran."""
     lane = worker.lanes.lane(worker.app.tasks["pairs"])
