@@ -29,7 +29,7 @@ from celery_batch.serve.programs import (
     supervisor_conf,
 )
 from celery_batch.serve.readiness import warm_workers
-from celery_batch.serve.supervision import LOG, Health, SupervisorAway, health
+from celery_batch.serve.supervision import LOG, READY, Health, SupervisorAway, health
 
 __all__ = ["Deployment"]
 
@@ -149,6 +149,7 @@ class Deployment:
                 what=f"serving {self.config.handle}",
                 timeout=timeout,
             )
+        (self.folder / READY).touch()
 
     def warnings(self) -> list[str]:
         """Return what the handle, or what we say of it, has warned of while it was loaded."""

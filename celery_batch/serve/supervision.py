@@ -17,10 +17,14 @@ from supervisor.xmlrpc import Faults, SupervisorTransport
 from celery_batch.errors import BatchError
 from celery_batch.serve.programs import MARK, Program
 
-__all__ = ["LOG", "Health", "SupervisorAway", "health", "table"]
+__all__ = ["LOG", "READY", "Health", "SupervisorAway", "health", "table"]
 
 #: Supervisor's own log, in which it tells of each start.
 LOG = "supervisord.log"
+
+#: The file whose time says when everything was seen to be ready.  Supervisor itself says of
+#: a process that it runs only when some time has passed.
+READY = "ready"
 
 #: Bytes at the end of a log that are searched for an error.
 _TAIL = 64_000
@@ -122,6 +126,8 @@ def _health(program: Program, info: dict[str, Any], told: str, folder: Path) -> 
     # In a loop it is being started most of the time; to be ended once is no loop.
     if state == "starting" and of_late.count(f"exited: {program.name} (") > 1:
         state = "crashing"
+    elif state == "starting" and info["start"] <= _ready_since(folder):
+        state = "running"
     return Health(
         program,
         state,
@@ -130,6 +136,14 @@ def _health(program: Program, info: dict[str, Any], told: str, folder: Path) -> 
         _why_it_ended(program.name, told, _lives(folder / f"{program.name}.log"), info["pid"]),
         info["pid"],
     )
+
+
+def _ready_since(folder: Path) -> float:
+    """Return when everything was ready; before all times, if it has not been."""
+    try:
+        return (folder / READY).stat().st_mtime
+    except FileNotFoundError:
+        return float("-inf")
 
 
 def _lives(log: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from configparser import ConfigParser
 from pathlib import Path
 from socketserver import UnixStreamServer
@@ -16,7 +17,7 @@ from celery_batch.errors import ConfigurationError, LoadFailed, MessageTooLarge
 from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.programs import Program, environment, programs, supervisor_conf
 from celery_batch.serve.refusals import refusal_of
-from celery_batch.serve.supervision import LOG, Health, SupervisorAway, health, table
+from celery_batch.serve.supervision import LOG, READY, Health, SupervisorAway, health, table
 
 FOLDER = Path("/run/100%")
 
@@ -138,6 +139,26 @@ def test_it_is_said_why_a_process_has_ended(tmp_path, told, reason):
         (found,) = health([Program("web", (), 30)], tmp_path)
 
     assert reason == found.error
+
+
+def test_what_was_seen_to_be_ready_is_running(tmp_path):
+    """Supervisor calls a process starting for longer; one that was started since is starting."""
+    (tmp_path / LOG).touch()
+    infos = [
+        {"name": name, "statename": "STARTING", "pid": 8, "start": start, "stop": 0, "now": 1060}
+        for name, start in [("web", 1000), ("cpu-0", 1050)]
+    ]
+    programs = [Program("web", (), 30), Program("cpu-0", (), 20, "cpu")]
+    with Supervisor(tmp_path, lambda: infos):
+        before = [each.state for each in health(programs, tmp_path)]
+    (tmp_path / "supervisor.sock").unlink()
+    (tmp_path / READY).touch()
+    os.utime(tmp_path / READY, (1030.0, 1030.0))
+    with Supervisor(tmp_path, lambda: infos):
+        after = [each.state for each in health(programs, tmp_path)]
+
+    assert ["starting", "starting"] == before
+    assert ["running", "starting"] == after
 
 
 def test_the_table_has_a_line_for_each_process():

@@ -19,6 +19,13 @@ def _held(serving: Serving, name: str) -> str:
     return "" if (_folder(serving) / f"{name}.held").exists() else "the model is not held yet"
 
 
+def test_status_says_what_the_ready_line_says(serving):
+    """Once it is ready, every process runs; this test comes before those that kill some."""
+    _title, _heads, *lines = serving.status()
+
+    assert {"running"} == {line.split()[2] for line in lines}
+
+
 def test_an_envelope_goes_through_the_handle_and_comes_back(serving):
     """The handle gets the task's id and what was posted, and what it returns is the answer."""
     status, answer = serving.post({"name": "one"})
