@@ -54,7 +54,7 @@ batch.add_command(tune)
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    help="Listen on this TCP port of 127.0.0.1 too, with a random password.",
+    help="Listen on this TCP port of 127.0.0.1 too, with a random password, which --dir keeps.",
 )
 def redis(directory: Path | None, port: int | None) -> None:
     """

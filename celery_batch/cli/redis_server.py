@@ -20,7 +20,10 @@ from redis.retry import Retry
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["RedisServer", "find_redis_server"]
+__all__ = ["PASSWORD", "RedisServer", "find_redis_server"]
+
+#: The file with the password of a folder's server, for those who know its URL from before.
+PASSWORD = "password"  # noqa: S105 (a file's name)
 
 #: Longest path of a unix socket in bytes, its closing zero included (macOS; Linux has 108).
 _SOCKET_PATH_LIMIT = 104
@@ -74,7 +77,8 @@ class RedisServer:
         directory: Its folder: made if missing, never removed.  By default a
             temporary one, which goes when the server goes.
         port: A TCP port to listen on as well.
-        password: Wanted from every client; by default a random one with a port, none without.
+        password: Wanted from every client; by default none without a port, and with one
+            a random one, which is kept in the folder, if that is given, and used again.
         appendonly: Keep the data in the folder, every write within a second.
     """
 
@@ -88,6 +92,7 @@ class RedisServer:
     ) -> None:
         self.port = port
         self.password = password or (secrets.token_urlsafe(24) if port else None)
+        self._keeps_password = bool(port and not password and directory is not None)
         self.directory = None if directory is None else Path(directory).absolute()
         self._appendonly = appendonly
         self._is_temporary = directory is None
@@ -136,6 +141,8 @@ class RedisServer:
             raise ConfigurationError(f"this Redis server is running already, in {self.directory}")
         program = find_redis_server()
         folder = self._make_directory()
+        if self._keeps_password:
+            self.password = _kept_password(folder / PASSWORD, str(self.password))
         try:
             settings = folder / "redis.conf"
             settings.touch(mode=0o600)
@@ -204,6 +211,19 @@ class RedisServer:
         finally:
             client.close()
         return ""
+
+
+def _kept_password(path: Path, new: str) -> str:
+    """Return the password that a folder has; keep a new one where it has none."""
+    try:
+        if kept := path.read_text(encoding="utf-8").strip():
+            path.chmod(0o600)
+            return kept
+    except FileNotFoundError:
+        pass
+    path.touch(mode=0o600)
+    path.write_text(f"{new}\n", encoding="utf-8")
+    return new
 
 
 def _listens(path: Path) -> bool:

@@ -192,6 +192,30 @@ def test_own_folder_keeps_its_data(tmp_path):
 
 
 @needs_redis
+def test_own_folder_keeps_the_password(tmp_path):
+    """Who knows the URL from before a restart comes back; the file is this user's alone."""
+    port, urls = quiet_port(), []
+    for _ in range(2):
+        with RedisServer(tmp_path / "kept", port=port) as server, client_of(server) as client:
+            urls.append(server.url)
+            assert client.ping()
+    file = tmp_path / "kept" / redis_server.PASSWORD
+    kept = file.read_text().strip()
+
+    assert urls[0] == urls[1]
+    assert f":{kept}@" in urls[0]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@needs_redis
+def test_a_given_password_is_not_kept(tmp_path):
+    """What the caller names is the caller's to keep."""
+    with RedisServer(tmp_path / "own", port=quiet_port(), password="named") as server:  # noqa: S106
+        assert server.password == "named"  # noqa: S105 (a test's)
+        assert not (tmp_path / "own" / redis_server.PASSWORD).exists()
+
+
+@needs_redis
 def test_one_server_per_folder(tmp_path):
     """A second server in the same folder is refused, and the first one goes on."""
     with RedisServer(tmp_path / "one") as server:
