@@ -46,7 +46,7 @@ class Sign:
     What a worker has last said of itself.
 
     Args:
-        state: ``starting``, ``ready``, ``connecting`` or ``stopping``.
+        state: ``starting``, ``ready``, ``drained``, ``connecting`` or ``stopping``.
         pid: Of the worker's main process.
         at: Seconds on the machine's monotonic clock, the same for all of its processes.
     """
@@ -80,7 +80,7 @@ class Sign:
     def why_not_alive(self, now: float) -> str:
         """Return why the worker should be started anew; the empty string if it should not."""
         silent = now - self.at
-        if self.state == "ready" and silent > _HANGS_AFTER:
+        if self.state in ("ready", "drained") and silent > _HANGS_AFTER:
             return f"its event loop hangs for {silent:.0f} s"
         try:
             os.kill(self.pid, 0)
@@ -124,14 +124,19 @@ class Pulse:
         """Whether there is anybody to tell."""
         return bool(self._file or self._notify)
 
-    def beat(self) -> None:
-        """Say that the event loop runs, and tasks with it."""
-        news = []
-        if self._state != "ready":
-            news = ["READY=1", "STATUS=Takes tasks."]
+    def beat(self, *, drained: bool = False) -> None:
+        """
+        Say that the event loop runs, and tasks with it.
+
+        Args:
+            drained: An operator has told the worker to take none.
+        """
+        state, news = "drained" if drained else "ready", []
+        if self._state != state:
+            news = ["READY=1", f"STATUS={'Drained: takes no' if drained else 'Takes'} tasks."]
             if self._watchdog:
                 news.append(f"WATCHDOG_USEC={self._watchdog}")
-        self._say("ready", [*news, "WATCHDOG=1"])
+        self._say(state, [*news, "WATCHDOG=1"])
 
     def tell(self, state: str) -> None:
         """

@@ -37,7 +37,10 @@ class PulseStep(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, consumer: Any) -> None:
         """Beat as long as this connection lasts."""
-        self._entry = consumer.timer.call_repeatedly(EVERY, self._pulse.beat)
+        self._entry = consumer.timer.call_repeatedly(EVERY, self._beat, (consumer.batch_steering,))
+
+    def _beat(self, steering: Any) -> None:
+        self._pulse.beat(drained=steering.is_drained)
 
     def stop(self, consumer: Any) -> None:
         """Say why the event loop ends."""

@@ -59,11 +59,16 @@ class Steering:
             "reload": self._reloading.report(lane.task),
         }
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether this worker takes nothing at all, by an order."""
+        return self._halting.is_drained
+
     def halted(self, name: str) -> dict[str, bool]:
         """Return whether a task does not run here for now, by what it was told."""
         return {
             "paused": self._lane(name).kept is not None,
-            "drained": self._halting.is_drained,
+            "drained": self.is_drained,
         }
 
     def configure(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:

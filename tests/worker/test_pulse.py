@@ -48,6 +48,8 @@ def test_file_says_what_was_told_last(tmp_path):
         ("ready", 1.0, True, True),
         ("ready", 20.0, False, True),
         ("ready", 300.0, False, False),
+        ("drained", 1.0, False, True),
+        ("drained", 300.0, False, False),
         ("starting", 300.0, False, True),
         ("connecting", 300.0, False, True),
         ("stopping", 300.0, False, True),
@@ -96,6 +98,22 @@ def test_systemd_hears_of_a_life(manager, tmp_path):
         ready,
         ["STATUS=The worker is stopping.", "STOPPING=1", patience],
     ] == heard
+
+
+def test_drained_worker_says_so(manager, tmp_path, capsys):
+    """It lives and is not ready; systemd, which started it, hears of it and of its end."""
+    pulse = Pulse(tmp_path / "pulse", str(tmp_path / "notify"))
+    pulse.beat()
+    pulse.beat(drained=True)
+    told = [main([str(tmp_path / "pulse")]), main(["--live", str(tmp_path / "pulse")])]
+    pulse.beat()
+    heard = [manager.recv(1000).decode().split("\n") for _ in range(3)]
+
+    assert [1, 0] == told
+    assert ["the worker is drained", "alive"] == capsys.readouterr().out.splitlines()
+    assert ["READY=1", "STATUS=Drained: takes no tasks.", "WATCHDOG=1"] == heard[1]
+    assert "STATUS=Takes tasks." in heard[2]
+    assert 0 == main([str(tmp_path / "pulse")])
 
 
 def test_socket_may_have_no_file():
