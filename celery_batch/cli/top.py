@@ -34,7 +34,11 @@ _COLUMNS = 120
 
 
 @click.command(name="top", cls=CeleryCommand)
-@click.option("--once", is_flag=True, help="Look twice, an interval apart, print, and end.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Look twice, with the interval between, print, and end: with 1 if the broker is away.",
+)
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
@@ -91,9 +95,15 @@ class _Watch:
             look = Look(time=began, error=str(error) or type(error).__name__)
         self._picture.add(look)
 
-    def frame(self, width: int) -> Any:
+    @property
+    def error(self) -> str:
+        """Why the broker did not answer the last time; empty if it did."""
+        return self._picture.error
+
+    def frame(self, width: int, *, is_last: bool = False) -> Any:
         """Return what is to be shown in so many columns."""
-        return self._frame(self._picture, self._broker, time.strftime("%H:%M:%S"), width=width)
+        clock = time.strftime("%H:%M:%S")
+        return self._frame(self._picture, self._broker, clock, width=width, is_last=is_last)
 
 
 def _on_screen(watch: _Watch, interval: float, _once: bool) -> None:  # noqa: FBT001
@@ -119,7 +129,9 @@ def _in_lines(watch: _Watch, interval: float, once: bool) -> None:  # noqa: FBT0
     watch.look()
     time.sleep(interval)
     watch.look()
-    console.print(watch.frame(console.width))
+    console.print(watch.frame(console.width, is_last=True))
+    if watch.error:
+        sys.exit(1)
 
 
 def _go_on(watch: _Watch, show: Callable[[], None], interval: float) -> None:

@@ -29,7 +29,9 @@ _DRAWN = 3
 _NOTHING = "·"
 
 
-def frame(picture: Picture, broker: str, clock: str, *, width: int) -> RenderableType:
+def frame(
+    picture: Picture, broker: str, clock: str, *, width: int, is_last: bool = False
+) -> RenderableType:
     """
     Return what a terminal is to show.
 
@@ -38,13 +40,13 @@ def frame(picture: Picture, broker: str, clock: str, *, width: int) -> Renderabl
         broker: Where the broker is.
         clock: The time of day.
         width: Columns of the terminal; what matters less is left out where it is narrow.
+        is_last: Nobody will look again.
     """
     tasks, workers = picture.tasks(), picture.workers()
     parts: list[RenderableType] = [_head(picture, broker, clock)]
     if picture.error:
-        parts.append(
-            Text(f"The broker does not answer ({picture.error}); asked again soon.", "red")
-        )
+        again = "." if is_last else "; asked again soon."
+        parts.append(Text(f"The broker does not answer ({picture.error}){again}", "red"))
     elif not workers:
         parts.append(Text("No worker answers. Start one: celery -A APP worker", "yellow"))
     parts += [_queues(tasks), Text(), _tasks(tasks, width), Text()]

@@ -91,3 +91,20 @@ def test_the_broker_is_away():
         process.stdout.read()
 
     assert 0 == process.returncode
+
+
+def test_a_script_hears_that_the_broker_is_away():
+    """``--once`` ends with 1 then, and promises no further look."""
+    env = {**os.environ, **environment_of("redis://127.0.0.1:1/0")}
+    done = subprocess.run(
+        [*COMMAND, "--once", "--interval", "0.1"],
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+    assert 1 == done.returncode
+    assert "The broker does not answer" in done.stdout
+    assert "asked again" not in done.stdout
