@@ -212,6 +212,8 @@ class Worker:
         version: Its celery_batch, where it says.
         lanes: By the name of the task.
         has_told: Whether it has said which these are, if it knows any.
+        queues: What it consumes; None where nobody asked, or it did not say.
+        knows: The names of all tasks of its app, likewise.
     """
 
     name: str
@@ -223,6 +225,8 @@ class Worker:
     version: str = ""
     lanes: Mapping[str, Lane] = field(default_factory=dict)
     has_told: bool = True
+    queues: frozenset[str] | None = None
+    knows: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ def gather(app: Any) -> Facts:
         broker=broker,
         results=results_of(app),
         machine=this_machine(wants_gpu=any(name.startswith("cuda") for name in conf.devices or ())),
-        workers=None if broker.error else workers_of(app),
+        workers=None if broker.error else workers_of(app, {task.name for task in tasks}),
         depths={} if broker.error else depths_of(app, {task.queue for task in tasks}),
         version=version("celery-batch"),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from celery_batch.doctor.facts import Lane, Worker
@@ -16,12 +17,13 @@ __all__ = ["workers_of"]
 _LISTEN = 2.0
 
 
-def workers_of(app: Any) -> tuple[Worker, ...] | None:
+def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...] | None:
     """
     Ask all workers of an app.
 
     Args:
         app: The Celery app.
+        tasks: The names of its batch tasks.
 
     Returns:
         Those that have answered; None if the broker could not be reached.
@@ -33,14 +35,38 @@ def workers_of(app: Any) -> tuple[Worker, ...] | None:
         asks = any(map(_knows_batches, stats.values()))
         began = bus.ask("batch_stats", _LISTEN) if asks else {}
         told = bus.ask("batch_stats", _LISTEN) if asks else {}
+        does_all = all(_served(told.get(name, {})) >= set(tasks) for name in stats)
+        # Who serves all of them discards none.
+        queues = {} if does_all else bus.ask("active_queues", _LISTEN)
+        known = {} if does_all else bus.ask("registered", _LISTEN)
     except Exception:  # noqa: BLE001 (whatever a transport raises)
         return None
     finally:
         bus.close()
     return tuple(
-        _worker(name, stats[name], (began.get(name, {}), told.get(name, {})))
+        replace(
+            _worker(name, stats[name], (began.get(name, {}), told.get(name, {}))),
+            queues=_queues(queues.get(name)),
+            knows=_names(known.get(name)),
+        )
         for name in sorted(stats)
     )
+
+
+def _served(answer: Mapping[str, Any]) -> set[str]:
+    return {task for task, report in reports_of(answer).items() if report["served"]}
+
+
+def _queues(answer: Any) -> frozenset[str] | None:
+    """Return the names among what Celery says of queues, or None where it is no such answer."""
+    return frozenset(each["name"] for each in answer) if isinstance(answer, list) else None
+
+
+def _names(answer: Any) -> frozenset[str] | None:
+    """Return tasks' names without what Celery says of each, as in ``shop.toy [rate_limit=1/s]``."""
+    if not isinstance(answer, list):
+        return None
+    return frozenset(each.partition(" [")[0] for each in answer)
 
 
 def _knows_batches(stats: Any) -> bool:

@@ -49,6 +49,19 @@ def serving(facts: Facts) -> Iterator[Finding]:
                 f" it{depth}.",
                 f"Start one that consumes it: celery -A APP worker -Q {task.queue}",
             )
+        yield from _discarding(task, facts.workers)
+
+
+def _discarding(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:
+    """Name who takes a task's messages and cannot run them: Celery throws such away."""
+    for worker in workers:
+        if task.queue in (worker.queues or ()) and task.name not in (worker.knows or {task.name}):
+            yield problem(
+                f"{worker.name} consumes queue {task.queue} and does not know {task.name}: it"
+                f" discards each message of it that it gets.",
+                f"Restart it with an app that has the task, or give {task.name} a queue of its"
+                f" own (task_routes).",
+            )
 
 
 def pools(facts: Facts) -> Iterator[Finding]:

@@ -239,6 +239,12 @@ WRONG = [
         "problem",
         "queue celery for it, where 3 messages wait",
     ),
+    (
+        of_workers.serving,
+        worker(lanes={}, queues=frozenset({"celery"}), knows=frozenset({"u"})),
+        "problem",
+        "w consumes queue celery and does not know t: it discards",
+    ),
     (of_workers.pools, worker(pool="celery.concurrency.gevent"), "problem", "gevent pool"),
     (of_workers.pools, worker(max_tasks_per_child=5), "warning", "after 5 batches"),
     (
@@ -347,6 +353,9 @@ QUIET = [
     (of_workers.filling, worker(waiting=100, lane={"batches": 50, "rows": 200})),
     (of_workers.serving, replace(GOOD, workers=None)),
     (of_workers.serving, worker(lanes={}, has_told=False)),
+    (of_workers.serving, worker(queues=frozenset({"celery"}), knows=frozenset({"t"}))),
+    (of_workers.serving, worker(queues=frozenset({"other"}), knows=frozenset({"u"}))),
+    (of_workers.serving, worker(queues=frozenset({"celery"}))),
     (of_workers.health, worker(lane={"safe_size": 8})),
     (of_workers.slowness, replace(worker(lane={"model": 0.9}), tasks=task(time_limit=2).tasks)),
     (of_workers.slowness, worker(lane={"model": 0.9})),
