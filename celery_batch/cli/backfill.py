@@ -18,8 +18,8 @@ from celery_batch.backfill.limit import ErrorLimit
 from celery_batch.backfill.progress import Progress
 from celery_batch.backfill.remote import Remote
 from celery_batch.cli.progress import shown
+from celery_batch.cli.task_name import batch_task
 from celery_batch.errors import BackfillError, BackfillStopped, BatchError
-from celery_batch.task import BatchTask
 
 __all__ = ["backfill"]
 
@@ -77,7 +77,7 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
 
 
 def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]) -> Progress:
-    task = _batch_task(app, name)
+    task = batch_task(app, name)
     found = Input(source, options["kind"] or "")
     field = options["field"] or ("file" if found.kind == "files" else None)
     limit = ErrorLimit.parse(options["max_errors"]) if options["max_errors"] else None
@@ -108,16 +108,6 @@ def _calls(app: Any, options: dict[str, Any]) -> dict[str, Any]:
     priority = lowest_priority(app) if options["priority"] is None else options["priority"]
     queue = {"queue": options["queue"]} if options["queue"] else {}
     return {"priority": priority, **queue}
-
-
-def _batch_task(app: Any, name: str) -> Any:
-    app.loader.import_default_modules()
-    app.finalize()
-    task = app.tasks.get(name)
-    if isinstance(task, BatchTask):
-        return task
-    known = ", ".join(sorted(n for n, each in app.tasks.items() if isinstance(each, BatchTask)))
-    raise BackfillError(f"{name}: is no batch task of this app; there are: {known or 'none'}")
 
 
 def _interrupt(_number: int, _frame: object) -> None:

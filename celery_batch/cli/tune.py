@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +14,8 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_batch.cli.tune_model import Probe, batch_task, rows_for
+from celery_batch.cli.task_name import batch_task
+from celery_batch.cli.tune_model import Probe, rows_for
 from celery_batch.cli.tune_plot import Plot
 from celery_batch.cli.tune_table import as_data, show
 from celery_batch.config import LARGEST_BATCH
@@ -25,6 +27,9 @@ from celery_batch.tuning.propose import Goal, propose
 from celery_batch.worker.loading import load_models
 
 __all__ = ["tune"]
+
+#: Seconds between two lines of progress in a log or a pipe.
+_QUIET = 5.0
 
 #: Powers of two up to the largest batch that may be set.
 _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LARGEST_BATCH)
@@ -77,8 +82,9 @@ def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) ->
     goal = Goal(options["latency"], options["rate"])
     try:
         picture = Plot(plot) if plot is not None else None  # refused before the work, not after
-        device, curve = _measured(ctx.obj.app, task, goal, options)
-        proposal = propose(curve, goal)
+        with _progress() as tell:
+            device, curve = _measured(ctx.obj.app, task, goal, options, tell)
+            proposal = propose(curve, goal, tell)
         if options["is_json"]:
             click.echo(json.dumps(as_data(task, device, curve, proposal), indent=2))
         else:
@@ -89,7 +95,9 @@ def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) ->
         raise click.ClickException(str(error)) from error
 
 
-def _measured(app: Any, name: str, goal: Goal, options: dict[str, Any]) -> tuple[str, Curve]:
+def _measured(
+    app: Any, name: str, goal: Goal, options: dict[str, Any], tell: Callable[[str], None]
+) -> tuple[str, Curve]:
     task = batch_task(app, name)
     plan = Plan(
         _sizes(options["sizes"]),
@@ -99,7 +107,7 @@ def _measured(app: Any, name: str, goal: Goal, options: dict[str, Any]) -> tuple
     )
     if options["device"]:
         app.conf.batch_devices = options["device"]
-    with _progress() as tell, _without_advice():
+    with _without_advice():
         tell("loading")
         try:
             device = load_models(app, [name])
@@ -135,11 +143,28 @@ def _without_advice() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Say on a terminal what is done just now; nothing elsewhere."""
+    """Say on standard error what is done just now: beside a spinner, else in a line at times."""
     try:
         from rich.console import Console  # noqa: PLC0415 (an extra)
+
+        console = Console(stderr=True)
     except ImportError:
-        yield lambda _: None
+        console = None
+    if console is None or not console.is_terminal:
+        yield _Lines().tell
         return
-    with Console(stderr=True).status("") as status:
+    with console.status("") as status:
         yield lambda words: status.update(f"{words} ...")
+
+
+class _Lines:
+    """Says what is done just now where no spinner can turn."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+
+    def tell(self, words: str) -> None:
+        """Print a line, if the last one was some time ago."""
+        if time.monotonic() - self._told >= _QUIET:
+            self._told = time.monotonic()
+            click.echo(f"{words} ...", err=True)

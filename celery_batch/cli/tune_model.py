@@ -10,43 +10,19 @@ from typing import Any
 
 from celery_batch.backfill.arguments import Arguments
 from celery_batch.backfill.inputs import Input
-from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.seat import seat
 from celery_batch.serving.residents import resident
 from celery_batch.task import BatchTask
 from celery_batch.tuning.measure import Seen
 
-__all__ = ["MOST_ROWS", "Probe", "batch_task", "rows_for"]
+__all__ = ["MOST_ROWS", "Probe", "rows_for"]
 
 #: Rows of an input that are kept to measure with.
 MOST_ROWS = 10_000
 
 #: What is called with each run.
 Row = tuple[Any, ...]
-
-
-def batch_task(app: Any, name: str) -> BatchTask:
-    """
-    Find a batch task of an app.
-
-    Args:
-        app: The Celery app; its task modules are imported.
-        name: The task's name.
-
-    Raises:
-        ConfigurationError: There is no such task, or it is none of ours.
-    """
-    app.loader.import_default_modules()
-    app.finalize()
-    known = sorted(each for each, task in app.tasks.items() if isinstance(task, BatchTask))
-    if name in known:
-        return app.tasks[name]  # type: ignore[no-any-return]
-    what = "is no batch task" if name in app.tasks else "there is no such task"
-    near = did_you_mean(name, known)
-    raise ConfigurationError(
-        f"{name}: {what}{near}; batch tasks of this app: {', '.join(known) or 'none'}"
-    )
 
 
 def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> list[Row]:

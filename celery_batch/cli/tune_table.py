@@ -9,6 +9,7 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.tuning.curve import MIDDLE, SLOW, Curve
 from celery_batch.tuning.propose import Proposal, Trial
 from celery_batch.tuning.words import (
+    about_carrying,
     about_scatter,
     about_size,
     about_target,
@@ -62,6 +63,8 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
     console.print(about_target(curve, proposal), "", markup=False)
     console.print(f"  {settings(proposal)}", "", style="bold", markup=False)
     console.print(f"max_batch_size: {about_size(curve, proposal)}", markup=False)
+    if limit := about_carrying(proposal):
+        console.print(limit, markup=False)
     console.print(f"max_wait, linger: {about_wait(curve, proposal)}", markup=False)
 
 
@@ -103,6 +106,7 @@ def as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[st
         "cap": curve.cap,
         "meets": proposal.chosen.meets,
         "bears": proposal.chosen.bears,
+        "doubt": about_carrying(proposal),
         "settings": {name: getattr(proposal.chosen.policy, name) for name in _SETTINGS},
         "forecast": asdict(proposal.chosen.forecast),
     }

@@ -33,6 +33,9 @@ _MOST_IN_A_ROUND = 8
 #: Rounds, whatever time there is.
 _FEWEST_ROUNDS = 5
 
+#: Rounds beyond which a percentile of a quick model gets no truer, only what calls it takes time.
+_MOST_ROUNDS = 250
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -125,7 +128,8 @@ def _grow(
 
 def _rounds(found: dict[int, list[Seen]], plan: Plan) -> int:
     one = sum(_usual(runs) * _times(runs, found) for runs in found.values())
-    return max(int(plan.seconds * len(found) / max(one, 1e-6)), _FEWEST_ROUNDS)
+    rounds = int(plan.seconds * len(found) / max(one, 1e-6))
+    return min(max(rounds, _FEWEST_ROUNDS), _MOST_ROUNDS)
 
 
 def _times(runs: list[Seen], found: dict[int, list[Seen]]) -> int:

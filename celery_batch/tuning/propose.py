@@ -14,14 +14,14 @@ Rule 4: where nothing meets it, the nearest is proposed, and it is said.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.simulate import Forecast, Load, simulate
 
-__all__ = ["Goal", "Proposal", "Trial", "candidates", "most_borne", "propose"]
+__all__ = ["CARRIED", "Goal", "Proposal", "Trial", "candidates", "most_borne", "propose"]
 
 #: The default of the option, in seconds.
 _MAX_WAIT = 0.01
@@ -40,6 +40,10 @@ _NEAR = 1.1
 
 #: The share of what can be borne that is expected where nothing is said.
 _EXPECTED = 0.7
+
+#: Messages a second that no worker reads, stores and acknowledges more of, whatever its model;
+#: most carry fewer.
+CARRIED = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +99,27 @@ class Proposal:
         return self.goal.rate or 0.0
 
 
-def propose(curve: Curve, goal: Goal) -> Proposal:
+def propose(
+    curve: Curve, goal: Goal, tell: Callable[[str], None] = lambda _words: None
+) -> Proposal:
     """
     Choose settings for a model.
 
     Args:
         curve: What its batches take.
         goal: What is wanted.
+        tell: Is told how far it is.
     """
-    policies = [BatchPolicy(size, min(_MAX_WAIT, goal.latency)) for size in curve.sizes]
-    bears = {policy: most_borne(policy, curve, goal.latency) for policy in policies}
+    bears = {}
+    for size in curve.sizes:
+        tell(f"simulating requests with batches of up to {size}")
+        policy = BatchPolicy(size, min(_MAX_WAIT, goal.latency))
+        bears[policy] = most_borne(policy, curve, goal.latency)
     most = max(bears.values()) or curve.capacity(curve.sizes[-1])
-    rate = goal.rate or _EXPECTED * most
+    rate = goal.rate or min(_EXPECTED * most, CARRIED)
     goal = Goal(goal.latency, rate)
-    sizes = tuple(_trial(policy, curve, goal, bears[policy]) for policy in policies)
+    sizes = tuple(_trial(policy, curve, goal, borne) for policy, borne in bears.items())
+    tell("simulating waits")
     able = [trial for trial in sizes if rate < curve.capacity(_size(trial))]
     for trial in _best_first(able, curve, goal.latency):
         chosen = _best_wait(trial, curve, goal)

@@ -5,9 +5,17 @@ from __future__ import annotations
 from math import ceil
 
 from celery_batch.tuning.curve import Curve
-from celery_batch.tuning.propose import Proposal, Trial
+from celery_batch.tuning.propose import CARRIED, Proposal, Trial
 
-__all__ = ["about_scatter", "about_size", "about_target", "about_wait", "figure", "number"]
+__all__ = [
+    "about_carrying",
+    "about_scatter",
+    "about_size",
+    "about_target",
+    "about_wait",
+    "figure",
+    "number",
+]
 
 #: The share of runs that a target is about.
 _NEARLY_ALL = 0.99
@@ -54,6 +62,17 @@ def about_size(curve: Curve, proposal: Proposal) -> str:
     elif curve.cap:
         words.append(f"It was not measured further: {curve.cap}.")
     return " ".join(words)
+
+
+def about_carrying(proposal: Proposal) -> str:
+    """Say that the model is faster than any worker's messages, if it is."""
+    if proposal.chosen.bears <= CARRIED:
+        return ""
+    return (
+        f"That is the model alone: a worker reads, stores and acknowledges some thousands of"
+        f" messages a second, {number(CARRIED)} at the very most. Chunks have many rows in a"
+        f" message."
+    )
 
 
 def _against(larger: list[Trial], chosen: Trial) -> str:

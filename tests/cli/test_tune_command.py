@@ -11,8 +11,9 @@ from celery import Celery
 from click.testing import CliRunner
 
 from celery_batch import BatchTask, Model
+from celery_batch.cli.task_name import batch_task
 from celery_batch.cli.tune import tune
-from celery_batch.cli.tune_model import Probe, batch_task, rows_for
+from celery_batch.cli.tune_model import Probe, rows_for
 from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.serving import residents
 from celery_batch.testing import HungryModel
@@ -97,7 +98,8 @@ def run(app):
             catch_exceptions=False,
         )
         assert code == done.exit_code, done.output
-        return done.output
+        # On a slow machine progress is told, too, before an error.
+        return done.stdout if code == 0 else done.stderr[done.stderr.index("Error: ") :]
 
     return run
 
@@ -123,6 +125,18 @@ def test_everything_is_there_as_data(run):
     assert [1, 2] == [each["size"] for each in found["sizes"]]
     assert {"max_batch_size", "max_wait", "linger"} == found["settings"].keys()
     assert {"p50", "p99", "rate", "batch_size", "busy"} == found["forecast"].keys()
+
+
+def test_progress_is_told_where_no_spinner_turns(app, monkeypatch):
+    """In a log or a pipe there are lines on standard error, and data alone on the other."""
+    monkeypatch.setattr("celery_batch.cli.tune._QUIET", 0.0)
+    words = ["hungry", "--json", "--sizes", "1,2", "--seconds", "0.01", "--device", "cpu"]
+    done = CliRunner().invoke(tune, words, obj=SimpleNamespace(app=app), catch_exceptions=False)
+    told = done.stderr.splitlines()
+
+    assert ["loading ...", "batches of 1 ...", "batches of 2 ..."] == told[:3]
+    assert "simulating requests with batches of up to 2 ..." in told
+    assert [1, 2] == [each["size"] for each in json.loads(done.stdout)["sizes"]]
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
@@ -165,8 +179,8 @@ def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["hungri"], "hungri: there is no such task; did you mean hungry?; batch tasks"),
-        (["plain"], "plain: is no batch task; batch tasks of this app: add, bare, broken, hungry"),
+        (["hungri"], "hungry, naughty, shy; did you mean hungry?"),
+        (["plain"], "plain: is no batch task of this app; there are: add, bare, broken, hungry"),
         (["bare"], "bare: its model has no examples(), so there is nothing to measure with;"),
         (["broken"], "Broken on cpu: FileNotFoundError: no weights for cpu at /nowhere"),
         (["add"], "add: it is a function, so there is nothing to measure with; give --input"),

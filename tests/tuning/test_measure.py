@@ -137,3 +137,11 @@ def test_quick_sizes_are_run_more_often(seconds, least):
 
     assert least <= points[64]
     assert points[64] < points[1] <= 8 * points[64]
+
+
+def test_a_quick_model_is_not_run_for_ever():
+    """What a call takes beside the model is not counted, so calls are bounded."""
+    lab = Lab(fixed=1e-6, each=0.0)
+    measured(lab, seconds=100.0)
+
+    assert len(lab.runs) < 30_000

@@ -7,6 +7,7 @@ import pytest
 from celery_batch.tuning.curve import Curve, Point
 from celery_batch.tuning.propose import Goal, propose
 from celery_batch.tuning.words import (
+    about_carrying,
     about_scatter,
     about_size,
     about_target,
@@ -104,3 +105,15 @@ def test_times_that_scatter_are_told():
     """A busy machine is no place to measure on."""
     assert "" == about_scatter(curve())
     assert "takes 3.7 times as long" in about_scatter(curve(scatter=4.0))
+
+
+def test_a_model_faster_than_any_worker_is_told():
+    """The rate that is expected is one that messages can have; a slower model has no such note."""
+    quick = curve(fixed=1e-5, each=1e-7)
+    proposal = propose(quick, Goal(0.2))
+
+    assert 10_000 == proposal.rate
+    assert "some thousands of messages a second, 10,000 at the very most" in about_carrying(
+        proposal
+    )
+    assert "" == about_carrying(propose(curve(), Goal(0.2)))
