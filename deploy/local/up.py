@@ -36,6 +36,11 @@ def _serve(console: Console) -> None:
 
 def _how_to(servers: Servers) -> str:
     return f"""
+In another shell, to ask from Python or to look with `celery -A workers ...`:
+
+  export CELERY_BROKER_URL='{servers.redis.url}'
+  export CELERY_RESULT_BACKEND='{servers.redis.url}'
+
 Page:    {servers.web_url}/
 Ask:     curl {servers.web_url}/stream --data-urlencode 's=twinkle twinkle [MASK] star.'
 Picture: curl {servers.web_url}/pictures -F 'picture=@photo.jpg;type=image/jpeg'
