@@ -76,6 +76,8 @@ def test_what_has_not_gone_wrong_is_nought(url: str):
     assert 0 == found['celery_batch_requests_total{outcome="failed",task="shop.odd"}']
     assert 0 == found['celery_batch_batch_ends_total{end="lost",task="shop.double"}']
     assert 0 == found['celery_batch_out_of_memory_total{task="shop.clerk"}']
+    assert 0 == found['celery_batch_paused{task="shop.double"}']
+    assert 0 == found['celery_batch_drained{task="shop.double"}']
 
 
 def test_second_worker_takes_the_next_port_of_a_range(shop: Shop):

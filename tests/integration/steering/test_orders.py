@@ -186,9 +186,11 @@ def test_queue_that_brings_other_tasks_too(helm: Helm, worker: Worker):
     rights = [helm.shop.right.delay(n).get(timeout=LONG) for n in range(3)]
     helm.until(worker, "an end in time", lambda: expiring.state == "REVOKED")
     status = worker.status()[left]
+    age = worker.ask("batch_stats")["tasks"][left]["oldest_age"]
     helm.done(worker, "batch_resume", task=left)
 
     assert [0, 1, 2] == rights
+    assert 0 < age
     assert [True, 2, 0] == [status[name] for name in ("paused", "waiting", "requests")]
     assert [1, 2] == [result.get(timeout=LONG) for result in lefts]
 

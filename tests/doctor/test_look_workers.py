@@ -1,0 +1,56 @@
+"""What is asked of workers, and what is made of their answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_batch.doctor import look_workers
+from celery_batch.doctor.look_workers import workers_of
+
+POOL = {"implementation": "celery.concurrency.prefork:TaskPool", "max-concurrency": 1}
+TOLD = {"served": True, "max_batch_size": 8, "max_wait": 0.01, "batches": 0}
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What a control bus without a broker answers, by the question."""
+    answers: dict[str, Any] = {
+        "stats": {"ours": {"pool": POOL, "batches": {}}},
+        "batch_stats": {"ours": {"tasks": {"shop.toy": TOLD}}},
+    }
+
+    class Bus:
+        def __init__(self, app: Any) -> None:
+            assert app is not None
+
+        def ask(self, command: str, _seconds: float) -> dict[str, Any]:
+            return answers[command]
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(look_workers, "Bus", Bus)
+    return answers
+
+
+def test_workers_that_serve_all_are_asked_no_more(answers: dict[str, Any]):
+    """Whoever serves every batch task discards none; the bus is slow to listen to."""
+    assert "registered" not in answers
+    (ours,) = workers_of(object(), {"shop.toy"}) or ()
+
+    assert ["shop.toy"] == list(ours.lanes)
+    assert (None, None) == (ours.queues, ours.knows)
+
+
+def test_others_say_what_they_consume_and_know(answers: dict[str, Any]):
+    """A plain worker's words are read without what Celery adds to them; silence is no answer."""
+    answers["stats"].update(plain={"pool": POOL}, silent={"pool": POOL})
+    answers["active_queues"] = {"plain": [{"name": "celery"}, {"name": "images"}]}
+    answers["registered"] = {"plain": ["shop.mail [rate_limit=1/s]", "shop.other"]}
+    ours, plain, silent = workers_of(object(), {"shop.toy"}) or ()
+
+    assert {"celery", "images"} == plain.queues
+    assert {"shop.mail", "shop.other"} == plain.knows
+    assert [(None, None)] * 2 == [(each.queues, each.knows) for each in (ours, silent)]
