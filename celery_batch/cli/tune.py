@@ -6,8 +6,9 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -144,12 +145,9 @@ def _without_advice() -> Iterator[None]:
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """Say on standard error what is done just now: beside a spinner, else in a line at times."""
-    try:
-        from rich.console import Console  # noqa: PLC0415 (an extra)
-
-        console = Console(stderr=True)
-    except ImportError:
-        console = None
+    console: Any = None
+    with suppress(ImportError):  # an extra
+        console = import_module("rich.console").Console(stderr=True)
     if console is None or not console.is_terminal:
         yield _Lines().tell
         return

@@ -22,14 +22,17 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
 
     class Bus:
+        """Has its answers ready."""
+
         def __init__(self, app: Any) -> None:
             assert app is not None
 
         def ask(self, command: str, _seconds: float) -> dict[str, Any]:
+            """Answer at once."""
             return answers[command]
 
         def close(self) -> None:
-            pass
+            """Do nothing."""
 
     monkeypatch.setattr(look_workers, "Bus", Bus)
     return answers
