@@ -55,7 +55,9 @@ def serving(facts: Facts) -> Iterator[Finding]:
 def _discarding(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:
     """Name who takes a task's messages and cannot run them: Celery throws such away."""
     for worker in workers:
-        if task.queue in (worker.queues or ()) and task.name not in (worker.knows or {task.name}):
+        if worker.queues is None or worker.knows is None:
+            continue
+        if task.queue in worker.queues and task.name not in worker.knows:
             yield problem(
                 f"{worker.name} consumes queue {task.queue} and does not know {task.name}: it"
                 f" discards each message of it that it gets.",

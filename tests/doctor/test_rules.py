@@ -239,12 +239,6 @@ WRONG = [
         "problem",
         "queue celery for it, where 3 messages wait",
     ),
-    (
-        of_workers.serving,
-        worker(lanes={}, queues=frozenset({"celery"}), knows=frozenset({"u"})),
-        "problem",
-        "w consumes queue celery and does not know t: it discards",
-    ),
     (of_workers.pools, worker(pool="celery.concurrency.gevent"), "problem", "gevent pool"),
     (of_workers.pools, worker(max_tasks_per_child=5), "warning", "after 5 batches"),
     (
@@ -353,9 +347,6 @@ QUIET = [
     (of_workers.filling, worker(waiting=100, lane={"batches": 50, "rows": 200})),
     (of_workers.serving, replace(GOOD, workers=None)),
     (of_workers.serving, worker(lanes={}, has_told=False)),
-    (of_workers.serving, worker(queues=frozenset({"celery"}), knows=frozenset({"t"}))),
-    (of_workers.serving, worker(queues=frozenset({"other"}), knows=frozenset({"u"}))),
-    (of_workers.serving, worker(queues=frozenset({"celery"}))),
     (of_workers.health, worker(lane={"safe_size": 8})),
     (of_workers.slowness, replace(worker(lane={"model": 0.9}), tasks=task(time_limit=2).tasks)),
     (of_workers.slowness, worker(lane={"model": 0.9})),
@@ -398,3 +389,25 @@ def test_worst_of_findings():
     assert Level.PROBLEM == worst(Finding(level, "") for level in levels)
     assert Level.WARNING == worst(Finding(level, "") for level in levels if level != "problem")
     assert Level.OK == worst([])
+
+
+@pytest.mark.parametrize(
+    ("queues", "knows", "discards"),
+    [
+        ({"celery"}, {"u"}, True),
+        ({"celery"}, set(), True),
+        ({"celery"}, {"t", "u"}, False),
+        ({"other"}, {"u"}, False),
+        ({"celery"}, None, False),
+        (None, {"u"}, False),
+    ],
+)
+def test_who_discards_messages_is_named(queues, knows, discards):
+    """A worker that consumes a task's queue without knowing it is a problem beside any other."""
+    beside = Worker(name="plain", queues=queues, knows=knows)
+    found = of_workers.serving(replace(GOOD, workers=(*GOOD.workers, beside)))
+    problems = [each.says for each in found if each.level is Level.PROBLEM]
+    said = "plain consumes queue celery and does not know t: it discards each message"
+
+    assert discards == bool(problems)
+    assert all(each.startswith(said) for each in problems)

@@ -13,6 +13,8 @@ from celery import chord, group
 
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.redis_server import RedisServer
+from celery_batch.errors import ConfigurationError
+from tests.conftest import need
 from tests.services.shop import CELERY, ROOT, Shop, emptied, open_shop
 
 RULES = re.search(
@@ -31,6 +33,7 @@ def rules() -> dict[str, list[str]]:
 def guarded(redis_server: RedisServer) -> Iterator[redis.Redis]:
     """A Redis with the documented users; its administrator's connection."""
     emptied(redis_server)
+    need(lambda: _recent(redis_server))
     with redis.Redis(unix_socket_path=str(redis_server.directory / "redis.sock")) as admin:
         for name in ("caller", "worker"):
             admin.execute_command("ACL", "SETUSER", name, "reset", *rules()[name])
@@ -39,6 +42,18 @@ def guarded(redis_server: RedisServer) -> Iterator[redis.Redis]:
         admin.acl_log_reset()
         yield admin
         admin.acl_deluser("caller", "worker")
+
+
+def _recent(server: RedisServer) -> str:
+    """Return the server's version; refuse one that knows no rules of this kind."""
+    with redis.Redis(unix_socket_path=str(server.directory / "redis.sock")) as client:
+        version = str(client.info("server")["redis_version"])
+    if int(version.partition(".")[0]) < 7:
+        raise ConfigurationError(
+            f"the documented rules are for Redis 7 or later, and this one is {version};"
+            f" name another by REDIS_SERVER"
+        )
+    return version
 
 
 def url_for(server: RedisServer, name: str) -> str:
