@@ -48,7 +48,7 @@ def test_start_looks_as_celery_s_own(place: Place):
     """What is stored for a call that asks is what is stored for a task that always does."""
     seen = []
     for task, options in ((place.hold_for, TRACKED), (place.hold_many, {})):
-        gate = place.close_gate()
+        gate = place.unique("alike")
         result = task.apply_async((gate, 1), **options)
         assert "STARTED" == next(result.states(SOON))
         meta = place.app.backend.get_task_meta(result.id)
