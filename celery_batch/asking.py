@@ -147,6 +147,9 @@ class Asking(Task):  # type: ignore[misc]
 
         Returns:
             An iterator of `Answered`: ``row``, ``output`` and ``error``, "" if there is none.
+
+        Raises:
+            TypeError: There is no such option.
         """
         backfill = import_module("celery_batch.backfill.backfill")
         return backfill.answers(self, items, options, window=window, in_order=in_order)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 __all__ = [
+    "BackfillComplete",
     "BackfillError",
     "BackfillStopped",
     "BatchError",
@@ -62,6 +63,10 @@ class MessageTooLarge(MessageRefused):
 
 class BackfillError(BatchError):
     """The backfill cannot begin, or cannot go on."""
+
+
+class BackfillComplete(BackfillError):
+    """The output is there already, and this very backfill has made it."""
 
 
 class BackfillStopped(BackfillError):

@@ -12,6 +12,16 @@ from celery_batch import BatchTask, WrongResultCount
 from celery_batch.config import policy_of
 from tests.making import double, join, make, refusal
 
+#: What a batch task brings along.
+WORKER_STEPS = {
+    "celery_batch.worker.steps:BatchWorker",
+    "celery_batch.worker.exporter:BatchMetrics",
+}
+CONSUMER_STEPS = {
+    "celery_batch.worker.steps:BatchConsumer",
+    "celery_batch.worker.pulse_step:PulseStep",
+}
+
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
@@ -232,7 +242,7 @@ class TestBinding:
         assert 42 == task(21)
         assert 5 == policy_of(task).max_batch_size
         for each in (app, other):
-            assert {"celery_batch.worker.steps:BatchWorker"} == each.steps["worker"]
+            assert WORKER_STEPS == each.steps["worker"]
 
     def test_shared(self, app: Celery):
         """A shared task joins every app, each with its own settings."""
@@ -258,5 +268,5 @@ class TestBinding:
 
         make(app)
 
-        assert {"celery_batch.worker.steps:BatchWorker"} == app.steps["worker"]
-        assert {"celery_batch.worker.steps:BatchConsumer"} == app.steps["consumer"]
+        assert WORKER_STEPS == app.steps["worker"]
+        assert CONSUMER_STEPS == app.steps["consumer"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -42,52 +43,72 @@ class Arguments:
         self._key = key
         self._field = field
 
-    def rows(self, records: Iterable[Any], start: int = 0) -> Iterator[Row]:
+    def options(self) -> dict[str, str | None]:
+        """Return the options that say how records become rows."""
+        return {"key": self._key, "field": self._field}
+
+    @staticmethod
+    def hint(row: Row) -> str:
+        """Return what may be wrong with a row that failed, in words; "" if nothing strikes."""
+        fields = [str(name) for name in row.values[0]] if row.is_whole else []
+        if not fields:
+            return ""
+        one = next((name for name in fields if name not in _KEYS), fields[0])
+        return (
+            f"The record has the fields {', '.join(fields)}, and the model got all of it;"
+            f" --field {one} gives it one of them."
+        )
+
+    def rows(self, records: Iterable[Any], line: Callable[[], int] = lambda: 0) -> Iterator[Row]:
         """
         Yield a row for each record, in order; one that does not fit has a flaw.
 
         Args:
             records: As the input has them.
-            start: The first one's position.
+            line: Tells where the last one begins, if that is in lines.
         """
-        for position, record in enumerate(records, start):
-            yield self._row(record, position)
+        for position, record in enumerate(records):
+            yield self._row(record, Row(position, str(position + 1), (), line=line()))
 
-    def _row(self, record: Any, position: int) -> Row:
+    def _row(self, record: Any, row: Row) -> Row:
         if isinstance(record, Unreadable):
-            key = record.key or str(position + 1)
-            return Row(position, key, (), _flaw(InvalidRow(record.why)))
-        key = str(position + 1)
+            flaw = _flaw(InvalidRow(record.why))
+            return replace(row, key=record.key or row.key, flaw=flaw)
         try:
-            key = self._key_of(record, position)
-            return Row(position, key, self._values(record, position))
+            key = self._key_of(record, row)
         except InvalidRow as error:
-            return Row(position, key, (), _flaw(error))
+            return replace(row, flaw=_flaw(error))
+        try:
+            values = self._values(record, row)
+            is_whole = values[0] is record and isinstance(record, Mapping)
+            return Row(row.position, key, values, line=row.line, is_whole=is_whole)
+        except InvalidRow as error:
+            return replace(row, key=key, flaw=_flaw(error))
 
-    def _key_of(self, record: Any, position: int) -> str:
+    def _key_of(self, record: Any, row: Row) -> str:
         if not isinstance(record, Mapping):
-            return str(position + 1)
+            return row.key
         if self._key is not None:
             if self._key not in record:
-                raise InvalidRow(f"row {position + 1} has no field {self._key!r} to be named by")
+                raise InvalidRow(f"{row.place} has no field {self._key!r} to be named by")
             return str(record[self._key])
-        return next((str(record[name]) for name in _KEYS if name in record), str(position + 1))
+        return next((str(record[name]) for name in _KEYS if name in record), row.key)
 
-    def _values(self, record: Any, position: int) -> tuple[Any, ...]:
+    def _values(self, record: Any, row: Row) -> tuple[Any, ...]:
         if self._field is not None:
             if not isinstance(record, Mapping) or self._field not in record:
-                raise InvalidRow(f"row {position + 1} has no field {self._field!r}")
+                raise InvalidRow(f"{row.place} has no field {self._field!r}")
             record = record[self._field]
         elif isinstance(record, Mapping) and self._names & record.keys() >= self._needed:
             return tuple(record.get(one.name, one.default) for one in self._parameters)
         if len(self._needed) > 1:
-            raise InvalidRow(self._misfit(record, position))
+            raise InvalidRow(self._misfit(record, row))
         return (record, *(one.default for one in self._parameters[1:]))
 
-    def _misfit(self, record: Any, position: int) -> str:
+    def _misfit(self, record: Any, row: Row) -> str:
         wanted = ", ".join(sorted(self._needed))
         found = sorted(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
-        return f"row {position + 1} must have the fields {wanted}, it has {found}"
+        return f"{row.place} must have the fields {wanted}, it has {found}"
 
 
 def _flaw(error: InvalidRow) -> str:

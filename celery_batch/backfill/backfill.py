@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from celery_batch.backfill.arguments import Arguments
 from celery_batch.backfill.flight import WINDOW_BYTES, Flight
+from celery_batch.backfill.options import check_options
 from celery_batch.backfill.rows import Answered, Row
 from celery_batch.backfill.sender import Sender
 from celery_batch.config import most_queued, policy_of
@@ -87,7 +88,11 @@ def answers(
         options: Celery's, for each call.
         window: Most rows on their way.
         in_order: Answers come in the items' order.
+
+    Raises:
+        TypeError: There is no such option.
     """
+    check_options(task.app, options)
     rows = Arguments(task.batch_signature).rows(items)
     pace = Pace.of(task, window=window, in_order=in_order)
     return iter(Backfill(task, rows, pace, {"priority": lowest_priority(task.app), **options}))
@@ -175,6 +180,8 @@ class Backfill:
         departures = list(self._flight.departures()) if sends else []
         for parcel in self._sender.send(departures):
             self._flight.lost(parcel)
+        if not self._sender.has_begun:
+            self._answered = time.monotonic()  # nobody was asked yet
         due = self._flight.due()  # rows that need no worker are not to wait for one
         for parcel, answers in self._sender.arrivals(0.0 if due else timeout):
             self._heard = self._answered = time.monotonic()

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from celery_batch.backfill.readers import (
+    GZIP,
     Source,
     files,
     json_lines,
     listing,
+    need_arrow,
     opened_parquet,
     parquet_records,
     tables,
@@ -43,17 +45,26 @@ class Input:
         format: A name in `FORMATS`; by the path's suffix unless given.
 
     Raises:
-        BackfillError: There is no such file, or its format is not known.
+        BackfillError: There is no such file, or its format is not known or cannot be read here.
     """
 
     path: str
     format: str = ""
     #: What was read of standard input to know it again.
     _begun: list[bytes] = field(default_factory=list, repr=False, compare=False)
+    #: Where it is read.
+    _at: list[int] = field(default_factory=lambda: [0], repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.path != STDIN and not Path(self.path).exists():
             raise BackfillError(f"{self.path}: there is no such file or folder")
+        if _is_gzip(self.path):
+            raise BackfillError(
+                f"{self.path}: is compressed with gzip; unpack it first, or give it with"
+                f" gzip -dc {self.path} | celery ... --input -"
+            )
+        if self.kind == "parquet":
+            need_arrow(self.path)
         if self.kind not in FORMATS:
             known = ", ".join(FORMATS)
             raise BackfillError(f"{self.path}: its format is not known; name it: {known}")
@@ -116,10 +127,21 @@ class Input:
         except (UnicodeError, OSError) as error:
             raise BackfillError(f"{self.path}: cannot be read: {error}") from None
 
+    def line(self) -> int:
+        """Return the line where the last record begins; 0 where there are none."""
+        return self._at[0]
+
     def _source(self) -> Source:
         if self.path == STDIN:
-            return Source(self.path, chain(self._begun, sys.stdin.buffer))
-        return Source(self.path)
+            return Source(self.path, chain(self._begun, sys.stdin.buffer), at=self._at)
+        return Source(self.path, at=self._at)
+
+
+def _is_gzip(path: str) -> bool:
+    if path == STDIN or not Path(path).is_file():
+        return False
+    with Path(path).open("rb") as file:
+        return file.read(len(GZIP)) == GZIP
 
 
 def _lines(path: Path) -> int | None:

@@ -20,6 +20,7 @@ from typing import IO, Any, Self
 
 from kombu.utils.json import dumps
 
+from celery_batch.backfill.changes import changes
 from celery_batch.backfill.rows import Answered
 from celery_batch.backfill.spans import Spans
 from celery_batch.errors import BackfillError
@@ -38,7 +39,8 @@ class Ledger:
 
     Args:
         output: The path that the whole output will have.
-        about: What has to be the same for the work to go on: the task and its input.
+        about: What has to be the same for the work to go on: the task, its input, and how
+            rows are made of it.
 
     Raises:
         BackfillError: Another process is at it, or what is there is of another backfill.
@@ -162,10 +164,11 @@ class Ledger:
             state = json.loads(self._journal.read_text(encoding="utf-8"))
         except FileNotFoundError:
             state = {"version": _VERSION, "about": self._about, "bytes": 0, "done": [], "failed": 0}
-        if state["version"] != _VERSION or state["about"] != self._about:
+        if state["version"] != _VERSION:
+            raise BackfillError(f"{self._journal}: is of another release; use --restart")
+        if changed := changes(state["about"], self._about):
             raise BackfillError(
-                f"{self._journal}: was begun for {_said(state['about'])}, and this is"
-                f" {_said(self._about)}; use --restart to begin anew, or name another output"
+                f"{self._journal}: {changed}; use --restart to begin anew, or name another output"
             )
         if self.partial.stat().st_size < state["bytes"]:
             raise BackfillError(
@@ -236,7 +239,3 @@ def _line(answer: Answered) -> str:
     row = {"position": answer.row.position, "key": answer.row.key}
     end = {"error": answer.error} if answer.error else {"output": answer.output}
     return str(dumps(row | end)) + "\n"
-
-
-def _said(about: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value!r}" for name, value in about.items())

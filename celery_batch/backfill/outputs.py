@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from celery_batch.backfill.ledger import sync_folder, writing
+from celery_batch.backfill.readers import need_arrow
 from celery_batch.errors import BackfillError
 
 __all__ = ["FORMATS", "format_of", "write_output"]
@@ -29,12 +30,14 @@ def format_of(output: Path, given: str = "") -> str:
         given: The format, where it is not the suffix's.
 
     Raises:
-        BackfillError: It is not known.
+        BackfillError: It is not known, or there is nothing to write it with.
     """
     found = given or _SUFFIXES.get(output.suffix.lower(), "")
     if found not in FORMATS:
         known = ", ".join(FORMATS)
         raise BackfillError(f"{output}: its format is not known; name one of {known}")
+    if found == "parquet":
+        need_arrow(str(output))
     return found
 
 
@@ -79,11 +82,9 @@ def _csv(path: Path, records: Records) -> None:
 
 
 def _parquet(path: Path, records: Records) -> None:
-    try:
-        import pyarrow as pa  # noqa: PLC0415 (who writes none needs no Arrow)
-        from pyarrow import parquet  # noqa: PLC0415 (likewise)
-    except ImportError:
-        raise BackfillError(f"{path}: Parquet needs pyarrow; pip install pyarrow") from None
+    import pyarrow as pa  # noqa: PLC0415 (who writes none needs no Arrow)
+    from pyarrow import parquet  # noqa: PLC0415 (likewise)
+
     schema = pa.schema([(name, pa.string()) for name in ("key", "output", "error")])
     with parquet.ParquetWriter(path, schema) as writer:
         rows: list[dict[str, Any]] = []

@@ -34,6 +34,7 @@ class Progress:
         workers: How many workers have answered lately.
         seconds: Since this run began.
         silent: Seconds since the last answer.
+        paused: Those of this run's seconds for which it was paused.
         state: ``running``, ``paused``, or ``writing`` the output.
     """
 
@@ -47,6 +48,7 @@ class Progress:
     workers: int = 0
     seconds: float = 0.0
     silent: float = 0.0
+    paused: float = 0.0
     state: str = "running"
 
     @property
@@ -58,8 +60,9 @@ class Progress:
 
     @property
     def average(self) -> float:
-        """Rows a second of this run, pauses and all."""
-        return (self.done - self.resumed) / self.seconds if self.seconds else 0.0
+        """Rows a second of this run while it was not paused."""
+        seconds = self.seconds - self.paused
+        return (self.done - self.resumed) / seconds if seconds > 0 else 0.0
 
     def told(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -81,10 +84,13 @@ class Clock:
     _before: int = 0
     _since: float = field(default_factory=time.monotonic)
     _looks: deque[tuple[float, int]] = field(default_factory=deque)
+    _told: float = 0.0
+    _paused: float = 0.0
 
     def __post_init__(self) -> None:
         self._before = len(self.ledger.done)
         self._looks.append((self._since, self._before))
+        self._told = self._since
 
     def progress(self, **facts: Any) -> Progress:
         """
@@ -94,6 +100,10 @@ class Clock:
             facts: What the ledger does not know.
         """
         now, done = time.monotonic(), len(self.ledger.done)
+        if facts.get("state") == "paused":
+            self._paused += now - self._told
+            self._looks = deque([(now, done)])  # what was not sent tells nothing of the rate
+        self._told = now
         return Progress(
             done=done,
             failed=self.ledger.failed,
@@ -101,6 +111,7 @@ class Clock:
             total=self.total,
             rate=self._rate(now, done),
             seconds=now - self._since,
+            paused=self._paused,
             **facts,
         )
 

@@ -12,8 +12,9 @@ import csv
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from celery_batch.backfill.rows import Unreadable
 from celery_batch.errors import BackfillError
 
 __all__ = [
+    "GZIP",
     "Source",
     "files",
     "json_lines",
     "listing",
+    "need_arrow",
     "opened_parquet",
     "parquet_records",
     "tables",
@@ -36,6 +39,9 @@ _PARQUET_BYTES = 8 << 20
 
 #: Characters of a field of CSV, in place of the 131,072 that the library allows.
 _LARGEST_FIELD = 2**31 - 1
+
+#: How files begin that gzip has made.
+GZIP = b"\x1f\x8b"
 
 #: How files begin that spreadsheets and some shells write.
 _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -49,10 +55,12 @@ class Source:
     Args:
         path: A file or folder; a name for what has none.
         lines: The lines of what has no path.
+        at: The line where the last record begins, told by who reads it.
     """
 
     path: str
     lines: Iterable[bytes] | None = None
+    at: list[int] = field(default_factory=lambda: [0])
 
     @contextmanager
     def opened(self) -> Iterator[Iterable[bytes]]:
@@ -68,6 +76,7 @@ def json_lines(source: Source) -> Iterator[Any]:
     """Yield the value of each line that is not blank."""
     with source.opened() as lines:
         for number, line in enumerate(lines, start=1):
+            source.at[0] = number
             text = _begun(source, line) if number == 1 else line
             if text.isspace() or not text:
                 continue
@@ -106,7 +115,7 @@ def _names(source: Source, reader: Any) -> list[str]:
 
 def _records(source: Source, reader: Any, names: list[str]) -> Iterator[Any]:
     while True:
-        first = reader.line_num + 1
+        source.at[0] = first = reader.line_num + 1
         try:
             fields = next(reader)
         except StopIteration:
@@ -177,18 +186,30 @@ def opened_parquet(path: str) -> Any:
     Raises:
         BackfillError: It is none, or there is nothing to read it with.
     """
-    arrow = _arrow(path)
+    need_arrow(path)
+    arrow = _arrow()
     try:
         return arrow.parquet.ParquetFile(path)
     except (arrow.ArrowException, OSError) as error:
         raise BackfillError(f"{path}: {error}") from None
 
 
-def _arrow(path: str = "") -> Any:
-    try:
-        import_module("pyarrow.parquet")  # who reads none needs no Arrow
-    except ImportError:
-        raise BackfillError(f"{path}: Parquet needs pyarrow; pip install pyarrow") from None
+def need_arrow(path: str) -> None:
+    """
+    Do nothing if Parquet can be read and written here.
+
+    Args:
+        path: What is to be read or written.
+
+    Raises:
+        BackfillError: It cannot.
+    """
+    if find_spec("pyarrow") is None:
+        raise BackfillError(f"{path}: Parquet needs pyarrow: pip install 'celery-batch[backfill]'")
+
+
+def _arrow() -> Any:
+    import_module("pyarrow.parquet")  # who reads none needs no Arrow
     return import_module("pyarrow")
 
 
@@ -210,6 +231,8 @@ def listing(folder: Path) -> list[tuple[str, int]]:
 
 def _begun(source: Source, line: bytes) -> bytes:
     """Return the first line without the mark that some programs put before it."""
+    if line.startswith(GZIP):
+        raise BackfillError(f"{source.path}: is compressed with gzip; unpack it first")
     if line.startswith(_OTHER_ENCODINGS):
         raise BackfillError(f"{source.path}: is UTF-16; convert it to UTF-8")
     return line.removeprefix(codecs.BOM_UTF8)

@@ -107,9 +107,10 @@ class Remote:
 
     def report(self) -> dict[str, Any]:
         """Return what others are told."""
-        progress = self._progress
-        if self._reins.is_paused and progress.state == "running":
-            progress = replace(progress, state="paused")
+        progress, reins = self._progress, self._reins
+        if progress.state in ("running", "paused"):  # as of the last turn, which may lie back
+            state = "stopping" if reins.is_stopped else "paused" if reins.is_paused else "running"
+            progress = replace(progress, state=state)
         return self._about | progress.told()
 
     def _handlers(self) -> dict[str, Callable[[Any], dict[str, Any]]]:

@@ -18,12 +18,21 @@ class Row:
         key: What the input calls it; its line number if it has no name.
         values: One for each parameter of the batch function.
         flaw: Why it cannot be asked at all, as ``"Type: message"``; "" if it can.
+        line: Where it begins in a file that has lines, counted from 1; else 0.
+        is_whole: A record with fields of other names is the first value, as a whole.
     """
 
     position: int
     key: str
     values: tuple[Any, ...]
     flaw: str = ""
+    line: int = 0
+    is_whole: bool = False
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        return f"line {self.line}" if self.line else f"row {self.position + 1}"
 
 
 @dataclass(frozen=True, slots=True)

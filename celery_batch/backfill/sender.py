@@ -13,6 +13,7 @@ from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch.backfill.flight import Parcel
+from celery_batch.backfill.roll_call import queue_of, reach
 from celery_batch.backfill.rows import Answered
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
 
@@ -53,6 +54,8 @@ class Sender:
         self._ended: SimpleQueue[Any] = SimpleQueue()
         self._flying: dict[Any, tuple[Parcel, Any]] = {}
         self._is_cut_off = False
+        #: Whether anything was sent: until then a lost connection is not found out soon.
+        self.has_begun = False
         self._refused: list[Arrival] = []
         self._workers: dict[str, float] = {}
 
@@ -68,6 +71,8 @@ class Sender:
         Args:
             parcels: Of one row or many.
         """
+        if parcels and not (self.has_begun or self._is_reachable()):
+            return list(parcels)
         singles = [parcel for parcel in parcels if parcel.is_single]
         together = [singles, *([parcel] for parcel in parcels if not parcel.is_single)]
         for n, some in enumerate(together):
@@ -78,6 +83,14 @@ class Sender:
                 taken = {parcel for parcel, _ in (*self._flying.values(), *self._refused)}
                 return [parcel for rest in together[n:] for parcel in rest if parcel not in taken]
         return []
+
+    def _is_reachable(self) -> bool:
+        try:
+            reach(self._task)
+        except Exception as error:  # noqa: BLE001 (whatever a transport raises)
+            self._unreachable(error)
+            return False
+        return True
 
     def _send(self, parcels: Sequence[Parcel]) -> None:
         """Send one parcel, or many of one row each; what cannot be written has ended."""
@@ -160,13 +173,11 @@ class Sender:
 
     def _waiting(self) -> int:
         """Return how many messages wait in the broker's queue."""
-        app = self._task.app
-        options = {**self._task._get_exec_options(), **self._options}  # noqa: SLF001
-        route = app.amqp.router.route(options, self._task.name)
-        with app.connection_for_read() as connection:
+        queue = queue_of(self._task, self._options)
+        with self._task.app.connection_for_read() as connection:
             channel = connection.channel()
             try:
-                return int(channel.queue_declare(route["queue"].name, passive=True).message_count)
+                return int(channel.queue_declare(queue, passive=True).message_count)
             except connection.channel_errors:
                 return 0  # there is no such queue any more
 
@@ -189,7 +200,7 @@ class Sender:
             self._workers[facts.worker] = time.monotonic()
 
     def _expect(self, parcel: Parcel, result: Any) -> None:
-        self._is_cut_off = False
+        self._is_cut_off, self.has_begun = False, True
         self._flying[result.id] = (parcel, result)
         result.future().add_done_callback(lambda _: self._ended.put(result.id))
 

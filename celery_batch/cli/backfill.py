@@ -17,9 +17,9 @@ from celery_batch.backfill.job import Job
 from celery_batch.backfill.limit import ErrorLimit
 from celery_batch.backfill.progress import Progress
 from celery_batch.backfill.remote import Remote
-from celery_batch.cli.progress import shown
+from celery_batch.cli.progress import say, shown
 from celery_batch.cli.task_name import batch_task
-from celery_batch.errors import BackfillError, BackfillStopped, BatchError
+from celery_batch.errors import BackfillComplete, BackfillError, BackfillStopped, BatchError
 
 __all__ = ["backfill"]
 
@@ -61,7 +61,7 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     Answer every row of INPUT with TASK, and write OUTPUT.
 
     Interrupted by whatever it may be, the same command goes on from there.
-    Exit code: 0 if every row has an output, 1 if some have failed.
+    Exit code: 0 if every row has an output or all is done already, 1 if some have failed.
     """
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -71,6 +71,9 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
         same = "the same command without --restart" if options["restart"] else "the same command"
         click.echo(f"{ended}; {same} goes on from here.", err=True)
         ctx.exit(_INTERRUPTED)
+    except BackfillComplete as error:
+        click.echo(str(error), err=True)
+        ctx.exit(0)
     except BatchError as error:
         raise click.ClickException(str(error)) from error
     ctx.exit(1 if progress.failed else 0)
@@ -83,6 +86,7 @@ def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]
     limit = ErrorLimit.parse(options["max_errors"]) if options["max_errors"] else None
     arguments = Arguments(task.batch_signature, key=options["key"], field=field)
     job = Job(task, found, output, arguments, limit=limit)
+    job.say = say
     pace = Pace.of(
         task,
         window=options["window"],

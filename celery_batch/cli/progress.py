@@ -15,7 +15,7 @@ import click
 from celery_batch.backfill.progress import Progress
 from celery_batch.cli.duration import duration
 
-__all__ = ["line", "shown", "summary"]
+__all__ = ["line", "say", "shown", "summary"]
 
 #: Seconds between two lines where there is no terminal.
 _EVERY = 10.0
@@ -46,6 +46,11 @@ def shown(output: Path) -> Iterator[Callable[[Progress], None]]:
         click.echo(f"{output}: {summary(last[0])}{named}", err=True)
 
 
+def say(text: str) -> None:
+    """Show a line that stays, above the bar if there is one."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 (the bar takes this, and not click's)
+
+
 def line(progress: Progress) -> str:
     """Return how far a job is, in one line."""
     total = f" of {progress.total:,}" if progress.total is not None else ""
@@ -67,6 +72,7 @@ def summary(progress: Progress) -> str:
         f"{progress.done:,} rows, {progress.failed:,} failed",
         *([f"{progress.resumed:,} answered before"] if progress.resumed else []),
         f"{done:,} in {duration(progress.seconds)}, {progress.average:,.0f} a second",
+        *([f"paused for {duration(progress.paused)}"] if progress.paused >= 1 else []),
     ]
     return "; ".join(words)
 

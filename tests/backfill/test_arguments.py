@@ -76,6 +76,13 @@ def test_a_record_that_does_not_fit_is_named(function, record, options, words):
     assert ["1"] == [row.key for row in rows]
 
 
+def test_a_record_that_does_not_fit_is_named_by_its_line():
+    """Where there are lines: that is what an editor goes to."""
+    (row,) = Arguments(signature(one), field="body").rows([{"text": "x"}], lambda: 7)
+
+    assert ("InvalidRow: line 7 has no field 'body'", "line 7") == (row.flaw, row.place)
+
+
 def test_a_record_that_cannot_be_read_keeps_its_place():
     """Its flaw says why; it has its own name, or its number."""
     records = ["a", Unreadable("line 2 is not JSON"), Unreadable("gone", key="b.png")]

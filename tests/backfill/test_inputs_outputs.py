@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import gzip
 import io
 import json
 import os
+import sys
 
 import pyarrow as pa
 import pytest
@@ -37,6 +39,37 @@ def test_what_is_written_can_be_read(tmp_path, kind):
     first = found[0]["output"]
     assert {"x": [1]} == (first if kind == "jsonl" else json.loads(first))
     assert [out] == list(tmp_path.iterdir())
+
+
+def test_compressed_standard_input_is_named(monkeypatch):
+    """It is read as it comes, and says so."""
+    zipped = gzip.compress(b'"a"\n')
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(zipped)))
+
+    with pytest.raises(BackfillError, match="-: is compressed with gzip"):
+        list(Input("-").records())
+
+
+@pytest.mark.parametrize("kind", ["input", "output"])
+def test_parquet_without_its_library_is_refused_at_once(tmp_path, monkeypatch, kind):
+    """Before anything is read or asked, with what to install."""
+    path = tmp_path / "file.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(BackfillError, match=r"pip install 'celery-batch\[backfill\]'"):
+        Input(str(path)) if kind == "input" else format_of(path)
+
+
+def test_a_record_says_its_line(tmp_path):
+    """Where there are blank lines and headers, too; a folder's files have none."""
+    (tmp_path / "in.jsonl").write_text('\n"a"\n\n"b"\n')
+    (tmp_path / "in.csv").write_text('n\n"1\n2"\n3\n')
+    for name, lines in (("in.jsonl", [2, 4]), ("in.csv", [2, 4])):
+        source = Input(str(tmp_path / name))
+        assert lines == [source.line() for _ in source.records()]
+    folder = Input(str(tmp_path))
+    assert [0, 0] == [folder.line() for _ in folder.records()]
 
 
 def test_standard_input_is_read_line_by_line(monkeypatch):
@@ -95,8 +128,10 @@ def test_a_record_that_cannot_be_read_costs_one_record(tmp_path, name, text, fou
         ("in.parquet", b"nothing", "Parquet"),
         ("in.jsonl", '{"a": 1}'.encode("utf-16"), "is UTF-16"),
         ("in.csv", "a,b".encode("utf-16"), "is UTF-16"),
+        ("in.jsonl", gzip.compress(b"{}"), "is compressed with gzip; unpack it first"),
+        ("in.jsonl.gz", gzip.compress(b"{}"), r"in.jsonl.gz \| celery ... --input -"),
     ],
-    ids=["quote", "names", "parquet", "wide json", "wide csv"],
+    ids=["quote", "names", "parquet", "wide json", "wide csv", "gzip", "gzip by name"],
 )
 def test_what_cannot_be_read_at_all_is_named(tmp_path, name, content, words):
     """The error says which file and what is wrong; nothing is guessed."""

@@ -52,7 +52,7 @@ def test_another_input_is_refused(tmp_path):
     """A journal of another input or task is not gone on with."""
     Ledger(tmp_path / "out.jsonl", ABOUT).close()
 
-    with pytest.raises(BackfillError, match=r"was begun for .*double.*--restart"):
+    with pytest.raises(BackfillError, match=r"journal: the input has changed since; use --restart"):
         Ledger(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from celery_batch.backfill.progress import Progress
+from celery_batch.backfill.ledger import Ledger
+from celery_batch.backfill.progress import Clock, Progress
+from celery_batch.backfill.spans import Spans
 from celery_batch.cli import progress as shown_progress
 from celery_batch.cli.duration import duration
 from celery_batch.cli.progress import line, shown, summary
@@ -68,6 +70,25 @@ def test_the_end_sums_up():
     assert "5,000 rows, 3 failed; 200 answered before; 4,800 in 1 min 4 s, 75 a second" == summary(
         DONE
     )
+
+
+def test_a_pause_does_not_make_it_slow(monkeypatch, tmp_path):
+    """Seconds for which nothing was to be sent count neither for the rate nor for the average."""
+    now = [100.0]
+    monkeypatch.setattr("celery_batch.backfill.progress.time.monotonic", lambda: now[0])
+    with Ledger(tmp_path / "out.jsonl", {}) as ledger:
+        clock, told = Clock(ledger, None, _since=100.0), []
+        for seconds, done, state in (
+            *((10, 100, "running"), (60, 100, "paused"), (110, 100, "paused")),
+            *((111, 110, "running"), (112, 120, "running")),
+        ):
+            now[0] = 100.0 + seconds
+            ledger.done = Spans([(0, done)])
+            told.append(clock.progress(state=state))
+
+    assert [10.0, 0.0, 0.0, 10.0, 10.0] == [each.rate for each in told]
+    assert (100.0, 10.0) == (told[-1].paused, told[-1].average)
+    assert summary(told[-1]).endswith("10 a second; paused for 1 min 40 s")
 
 
 def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):

@@ -27,11 +27,17 @@ def app_with(**settings):
     return app
 
 
+def task_of(app):
+    """Return what is known of its batch task; shared ones of other tests may be there, too."""
+    return {task.name: task for task in tasks_of(app)}["t"]
+
+
 def test_batch_tasks_with_their_options():
     """Options and settings are merged, and plain tasks are left out."""
     app = app_with(batch_max_wait=0.5, task_time_limit=9, task_routes={"t": "gpu"})
-    (task,) = tasks_of(app)
+    task = task_of(app)
 
+    assert "plain" not in {each.name for each in tasks_of(app)}
     assert () == trouble_of(app)
     assert ("t", "gpu", 8, 0.5) == (task.name, task.queue, task.max_batch_size, task.max_wait)
     assert (9, 3, "10/s") == (task.time_limit, task.soft_time_limit, task.rate_limit)
@@ -43,17 +49,17 @@ def test_priorities_of_a_queue():
     """A queue has priorities by the app's setting, or by its own declaration."""
     own = Queue("celery", queue_arguments={"x-max-priority": 10})
 
-    assert tasks_of(app_with(task_queue_max_priority=10))[0].priorities
-    assert tasks_of(app_with(task_queues=[own]))[0].priorities
-    assert tasks_of(app_with(task_queues=[Queue("celery", max_priority=5)]))[0].priorities
+    assert task_of(app_with(task_queue_max_priority=10)).priorities
+    assert task_of(app_with(task_queues=[own])).priorities
+    assert task_of(app_with(task_queues=[Queue("celery", max_priority=5)])).priorities
 
 
 def test_quorum_queues_and_pools_by_their_classes_are_known():
     """A queue's kind is read from its declaration, and a pool may be named by its class."""
     own = Queue("celery", queue_arguments={"x-queue-type": "quorum"})
 
-    assert tasks_of(app_with(task_queues=[own]))[0].is_quorum
-    assert not tasks_of(app_with())[0].is_quorum
+    assert task_of(app_with(task_queues=[own])).is_quorum
+    assert not task_of(app_with()).is_quorum
     assert "prefork" == conf_of(app_with(worker_pool="celery.concurrency.prefork:TaskPool")).pool
 
 

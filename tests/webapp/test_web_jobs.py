@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,13 @@ def test_a_job_is_seen_and_steered_over_http(door, job):
 
     eventually(pause)
     assert job.reins.is_paused
+    job.tell(replace(SOON, state="paused"))
+
+    def resume():
+        resumed = door.post(f"/jobs/{job.id}", {"do": "resume"})
+        assert (200, "running") == (resumed.status, resumed.body["state"])
+
+    eventually(resume)
     for document in ({"do": "dance"}, {}, {"do": "stop", "also": 1}, ["stop"]):
         assert 400 == door.post(f"/jobs/{job.id}", document).status
     assert 404 == door.post("/jobs/nobody", {"do": "stop"}).status

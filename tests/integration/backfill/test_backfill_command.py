@@ -40,7 +40,7 @@ def test_every_row_has_its_answer_in_order(place):
 
     assert (1, expected(500)) == (done.returncode, place.answers())
     assert "500 rows, 5 failed" in done.stderr
-    assert ["in.jsonl", "out.jsonl", "out.jsonl.errors"] == sorted(
+    assert ["in.jsonl", "out.jsonl", "out.jsonl.about", "out.jsonl.errors"] == sorted(
         each.name for each in place.folder.iterdir()
     )
 
@@ -139,7 +139,7 @@ def test_a_folder_of_files_is_an_input(place):
         (("backfill_tasks.double", "--output", "out.txt"), "its format is not known"),
         (("backfill_tasks.double", "--max-errors", "some"), "--max-errors: must be a number"),
         (("backfill_tasks.double", "--restart", "--retry-errors"), "give one of them"),
-        (("backfill_tasks.join",), "row 1 must have the fields left, right"),
+        (("backfill_tasks.join",), "line 1 must have the fields left, right"),
         (("backfill_tasks.double", "--output", "no/out.jsonl"), "No such file or directory"),
         (("backfill_tasks.double", "--field", "text"), "has no field 'text'; so it is with"),
     ],
@@ -299,7 +299,7 @@ def test_a_bad_line_costs_one_row(place):
     done = place.run("backfill_tasks.join")
 
     wanted = [{"key": f"r{n}", "output": f"{n}-{-n}"} for n in range(40)]
-    misfit = "InvalidRow: row {} must have the fields left, right, it has {}"
+    misfit = "InvalidRow: line {} must have the fields left, right, it has {}"
     unread = "InvalidRow: line 4 is not JSON: Unterminated string starting at column 14"
     failed = {
         3: {"key": "4", "error": unread},
@@ -359,7 +359,7 @@ def test_other_rows_are_not_taken_for_those_that_failed(place):
     done = place.run("backfill_tasks.double", "--retry-errors")
 
     assert (1, before) == (done.returncode, place.answers())
-    assert "row 14 is 'r6' now, and the one that failed was 'r13'" in done.stderr
+    assert "line 14 is 'r6' now, and the one that failed was 'r13'" in done.stderr
 
 
 def test_a_value_that_no_message_has_costs_one_row(app):

@@ -59,8 +59,9 @@ def test_a_job_is_seen_and_steered(broker):
         assert {"task": "double", "done": 5, "left": 2.0, "state": "running"}.items() <= job.items()
         assert "paused" == steer(broker, "pause", job["id"])["state"]
         assert reins.is_paused
+        remote.tell(Progress(done=5, total=10, state="paused"))
         assert "running" == steer(broker, "resume", job["id"][:2])["state"]
-        steer(broker, "stop", job["id"])
+        assert "stopping" == steer(broker, "stop", job["id"])["state"]
         with pytest.raises(BackfillStopped):
             reins.check()
 

@@ -46,19 +46,17 @@ def test_one_call_can_ask_for_its_start(place: Place):
 
 def test_start_looks_as_celery_s_own(place: Place):
     """What is stored for a call that asks is what is stored for a task that always does."""
-    gate = place.unique("alike")
-    asked = place.hold_for.apply_async((gate, 1), **TRACKED)
-    always = place.hold_many.delay(gate, 1)
     seen = []
-    for result in (asked, always):
+    for task, options in ((place.hold_for, TRACKED), (place.hold_many, {})):
+        gate = place.unique("alike")
+        result = task.apply_async((gate, 1), **options)
         assert "STARTED" == next(result.states(SOON))
-        seen.append(place.app.backend.get_task_meta(result.id))
+        meta = place.app.backend.get_task_meta(result.id)
         place.open_gate(gate)
-    place.get([asked, always])
-    for meta in seen:
-        meta["result"] = sorted(meta["result"])
-        assert meta.pop("task_id")
-        assert meta.pop("name")
+        assert 1 == result.get(SOON)
+        assert (result.id, task.name) == (meta.pop("task_id"), meta.pop("name"))
+        assert [gate, 1] == list(meta.pop("args"))
+        seen.append({**meta, "result": sorted(meta["result"])})
 
     assert seen[0] == seen[1]
 

@@ -1,0 +1,58 @@
+"""In what a backfill differs from the one that was begun is said in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_batch.backfill.about import About
+from celery_batch.backfill.changes import changes
+from celery_batch.backfill.ledger import Ledger
+from celery_batch.errors import BackfillError
+
+ABOUT = {"task": "double", "input": "12 abc", "format": "jsonl", "key": None, "field": "text"}
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        ({}, ""),
+        ({"field": "body"}, "--field was text then, and is body now"),
+        ({"field": None}, "--field was text then, and is not given now"),
+        ({"key": "name"}, "--key was not given then, and is name now"),
+        ({"format": "csv"}, "--format was jsonl then, and is csv now"),
+        ({"task": "triple"}, "TASK was double then, and is triple now"),
+        ({"input": "13 abd"}, "the input has changed since"),
+        ({"input": "1", "key": "a"}, "the input has changed since, and --key was not given then"),
+    ],
+)
+def test_a_change_is_named_with_both_values(now, words):
+    """The option, what it was, and what it is; nobody is shown a hash."""
+    said = changes(ABOUT, ABOUT | now)
+
+    assert (said == "") == (words == "")
+    assert said.startswith(words)
+
+
+def test_what_was_not_written_down_is_not_compared():
+    """A journal of an earlier release knows task and input only."""
+    assert "" == changes({"task": "double", "input": "12 abc"}, ABOUT)
+
+
+def test_another_field_is_refused(tmp_path):
+    """What an output was begun with is what it goes on with."""
+    Ledger(tmp_path / "out.jsonl", ABOUT).close()
+
+    with pytest.raises(BackfillError, match=r"--field was text then.*use --restart to begin"):
+        Ledger(tmp_path / "out.jsonl", ABOUT | {"field": "body"})
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", '{"task": "dou'])
+def test_what_cannot_be_read_is_not_known(tmp_path, text):
+    """An output without that file, or with half of it, is like any other file."""
+    about = About(tmp_path / "out.jsonl")
+    if text is not None:
+        about.path.write_text(text)
+
+    assert {} == about.read()
+    about.write(ABOUT)
+    assert ABOUT == about.read()

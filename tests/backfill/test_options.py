@@ -1,0 +1,39 @@
+"""A misspelt option of a backfill is an error, not an option of nobody's."""
+
+from __future__ import annotations
+
+import pytest
+from celery import Celery
+
+from celery_batch import BatchTask
+from celery_batch.backfill.options import check_options
+
+
+@pytest.fixture
+def app():
+    """An app on no broker."""
+    return Celery("options", set_as_current=False, broker="memory://", backend="cache+memory://")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"windw": 3}, "takes no option 'windw'; did you mean 'window'"),
+        ({"priorty": 3}, "takes no option 'priorty'; did you mean 'priority'"),
+        ({"xyzzy": 3}, "takes no option 'xyzzy'$"),
+    ],
+)
+def test_a_misspelt_option_is_refused_at_once(app, options, words):
+    """With the name that was meant, before anything is read or sent."""
+
+    @app.task(base=BatchTask)
+    def double(number):
+        return [2 * n for n in number]
+
+    with pytest.raises(TypeError, match=words):
+        double.backfill(iter([]), **options)
+
+
+def test_celerys_options_are_taken(app):
+    """Those of a call, and those of a message."""
+    check_options(app, ["queue", "priority", "expires", "headers", "time_limit", "serializer"])

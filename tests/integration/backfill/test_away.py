@@ -1,0 +1,38 @@
+"""A broker that is away when a backfill begins."""
+
+from __future__ import annotations
+
+import redis
+from celery import Celery
+
+from celery_batch import BatchTask
+from celery_batch.backfill.backfill import Backfill, Pace
+from celery_batch.backfill.rows import Row
+from celery_batch.cli.child import wait_until
+from celery_batch.cli.redis_server import RedisServer
+
+
+def test_a_broker_that_is_away_at_first_is_tried_again(tmp_path_factory, caplog):
+    """One line says so, no turn takes long, and what was to be sent leaves once it is back."""
+    with RedisServer(tmp_path_factory.mktemp("r")) as server:
+        app = Celery("away", broker=server.url, backend=server.url, set_as_current=False)
+
+        @app.task(base=BatchTask, max_batch_size=2)
+        def double(number):
+            return [2 * n for n in number]
+
+        server.stop()
+        source = [Row(n, str(n), (n,)) for n in range(4)]
+        with Backfill(double, source, Pace(window=4, parcel=2)) as backfill:
+            for _ in range(3):
+                assert [] == backfill.turn(timeout=0.01)
+            said = [each.message for each in caplog.records if "tried again" in each.message]
+            assert [True] == [each.startswith("The broker cannot be reached") for each in said]
+            server.start()
+            client = redis.Redis(unix_socket_path=str(server.directory / "redis.sock"))
+
+            def why():
+                backfill.turn(timeout=0.1)
+                return "" if client.llen("celery") == 2 else "nothing is sent"
+
+            wait_until(why, [], what="messages", timeout=60)

@@ -1,0 +1,98 @@
+"""What ``celery batch backfill`` says to who uses it for the first time, or again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import redis
+
+from celery_batch.backfill.roll_call import unserved
+from celery_batch.cli.child import wait_until
+
+
+def rows(number):
+    """Return records with a name and a number each."""
+    return [{"id": f"r{n}", "number": n} for n in range(number)]
+
+
+def test_who_is_not_there_is_told(app):
+    """Where no worker reads the queue it is said how to start one; else nothing is."""
+    words = unserved(app.double, {"queue": "nobody"})
+
+    wanted = "No worker answers for backfill_tasks.double: none reads its queue 'nobody'"
+    assert words.startswith(wanted)
+    assert words.endswith("; start one with celery -A backfill_tasks worker -Q nobody")
+    wait_until(lambda: unserved(app.double, {}), [], what="worker", timeout=60)
+
+
+def test_a_command_that_nobody_answers_says_so(place):
+    """Once, and soon; the rest goes on waiting."""
+    place.write(rows(3))
+    errors = place.folder / "errors"
+    with errors.open("w") as file:
+        command = place.command("backfill_tasks.double", "--queue", "nobody")
+        process = subprocess.Popen(command, env=place.env, stderr=file)
+    try:
+        why = lambda: "" if "No worker answers for" in errors.read_text() else "silent"  # noqa: E731
+        wait_until(why, [], what="command", timeout=60)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    client.delete("nobody")
+
+
+def test_a_backfill_goes_on_as_it_was_begun(place):
+    """Another field, key or format would mix what rows mean: refused with both values."""
+    records = [{"id": f"r{n}", "number": 13, "other": n} for n in range(200)]
+    place.write(records)
+    begun = ("backfill_tasks.double", "--field", "number")
+    assert "more than --max-errors" in place.run(*begun, "--max-errors", "3").stderr
+    other = place.run("backfill_tasks.double", "--field", "other")
+    unnamed = place.run(*begun, "--key", "other")
+
+    assert (1, 1) == (other.returncode, unnamed.returncode)
+    assert "--field was number then, and is other now; use --restart" in other.stderr
+    assert "--key was not given then, and is other now" in unnamed.stderr
+    assert 1 == place.run(*begun).returncode
+    retried = place.run("backfill_tasks.double", "--retry-errors")
+    assert "--field was number then, and is not given now; give the same" in retried.stderr
+    assert 200 == len(place.answers())
+
+
+def test_what_is_complete_is_no_failure(place):
+    """The same command again has nothing to do; another one is refused as ever."""
+    place.write(rows(20))
+    assert 1 == place.run("backfill_tasks.double").returncode
+    before = place.answers()
+    again = place.run("backfill_tasks.double")
+
+    words = f"{place.out}: is complete already; --retry-errors runs its failed rows again\n"
+    assert (0, True) == (again.returncode, again.stderr.endswith(words)), again.stderr
+    for options in (("backfill_tasks.echo",), ("backfill_tasks.double", "--field", "number")):
+        other = place.run(*options)
+        assert (1, before) == (other.returncode, place.answers())
+        assert "is there already" in other.stderr
+
+
+def test_a_model_that_fails_is_seen_at_once(place):
+    """The first error is on the terminal, with the line of the file and what helps."""
+    (place.folder / "in.jsonl").write_text('\n{"id": "r0", "n": 1}\n{"id": "r1", "n": 2}\n')
+    done = place.run("backfill_tasks.double")
+
+    assert 1 == done.returncode
+    assert "Line 2 (r0) failed: TypeError: " in done.stderr
+    assert "The record has the fields id, n, and the model got all of it; --field n" in done.stderr
+
+
+def test_parquet_without_its_library_is_refused_at_once(place):
+    """Before anything is asked, with what to install."""
+    place.write(rows(3))
+    (place.folder / "sitecustomize.py").write_text("import sys\nsys.modules['pyarrow'] = None\n")
+    place.env = {**place.env, "PYTHONPATH": f"{place.folder}:{place.env['PYTHONPATH']}"}
+    done = place.run("backfill_tasks.double", "--output", str(place.folder / "out.parquet"))
+
+    assert 1 == done.returncode
+    assert "needs pyarrow: pip install 'celery-batch[backfill]'" in done.stderr
+    assert not list(place.folder.glob("out.*"))
