@@ -108,7 +108,7 @@ def _snapshots(client: Any) -> bool | None:
 
 def _may_run_scripts(client: Any) -> bool:
     try:
-        client.eval("return 1", 0)
+        client.execute_command("EVAL", "return 1", 0)
     except NoPermissionError:
         return False
     return True

@@ -236,7 +236,9 @@ def test_a_forked_copy_does_not_stop_the_server(start):
 
 def test_dead_server_is_reported_with_its_log(start):
     """Waiting for a server that has died raises at once and shows what it said last."""
-    child = start("import sys; print('first'); sys.exit('no model here')", name="worker")
+    child = start(
+        "import sys; print('first', flush=True); sys.exit('no model here')", name="worker"
+    )
     began = time.monotonic()
     with pytest.raises(ServerFailed) as failure:
         wait_until(lambda: "silent", [child], what="worker", timeout=60)

@@ -52,7 +52,7 @@ def test_a_broker_that_hangs_is_given_up(silent, scheme):
         jobs.all()
 
     assert "tim" in broker_of(app).error.lower()
-    assert workers_of(app) is None
+    assert workers_of(app, set()) is None
 
 
 def test_a_broker_of_which_nobody_has_heard():

@@ -51,6 +51,8 @@ class Serving:
             env=self._env,
         )
         self._clients = ThreadPoolExecutor(64)
+        #: What `status` said when it was ready.
+        self.first_status: list[str] = []
 
     @property
     def said(self) -> str:
@@ -60,6 +62,7 @@ class Serving:
     def ready(self) -> Serving:
         """Return when it has said that it is."""
         self.until(lambda: "" if " is ready on " in self.said else "has not said it")
+        self.first_status = self.status()
         return self
 
     def until(self, ready: Callable[[], str], what: str = "serve") -> None:

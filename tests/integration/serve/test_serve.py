@@ -20,8 +20,8 @@ def _held(serving: Serving, name: str) -> str:
 
 
 def test_status_says_what_the_ready_line_says(serving):
-    """Once it is ready, every process runs; this test comes before those that kill some."""
-    _title, _heads, *lines = serving.status()
+    """Once it has said that it is ready, every process runs."""
+    _title, _heads, *lines = serving.first_status
 
     assert {"running"} == {line.split()[2] for line in lines}
 
