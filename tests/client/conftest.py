@@ -13,6 +13,7 @@ from kombu import pools
 
 from celery_batch import BatchTask
 from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client import listener
 from celery_batch.client.listener import close_listener
 from tests.services.shop import emptied
 from tests.services.teller import Teller
@@ -82,5 +83,7 @@ def sender(broker: str) -> Iterator[Callable[..., Sender]]:
 def teller(redis_server: RedisServer) -> Iterator[Teller]:
     """A client on an empty Redis, whose results are told to it by the tests."""
     emptied(redis_server)
+    for app in list(listener._listeners):  # apps of other tests in this process, which still live
+        close_listener(app)
     with Teller(redis_server) as teller:
         yield teller

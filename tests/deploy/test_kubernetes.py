@@ -48,7 +48,9 @@ def container(overlay: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_objects_are_what_kubernetes_asks_for(overlay, release):
     """Each object is valid by Kubernetes' own schema, without unknown fields."""
-    for each in objects(overlay).values():
+    found = objects(overlay)
+    assert {"Deployment", "Service"} <= {kind for kind, _ in found}
+    for each in found.values():
         kubernetes_validate.validate(each, release, strict=True)
 
 
