@@ -152,12 +152,11 @@ def test_old_weights_answer_while_new_ones_load(helm: Helm):
 
 
 @pytest.mark.parametrize(
-    ("weights", "error"), [("bad", "ValueError: cannot read bad"), ("exit", "SystemExit: no licence")]
+    ("weights", "error"),
+    [("bad", "ValueError: cannot read bad"), ("exit", "SystemExit: no licence")],
 )
 @pytest.mark.parametrize("pool", [("-c", "1"), ("-P", "solo")], ids="".join)
-def test_in_place_there_is_no_way_back(
-    helm: Helm, pool: tuple[str, ...], weights: str, error: str
-):
+def test_in_place_there_is_no_way_back(helm: Helm, pool: tuple[str, ...], weights: str, error: str):
     """Without old weights a worker that cannot load the new ones stops, and its messages stay."""
     with helm.at_work("old", *pool) as worker:
         helm.weights.write_text(weights)
