@@ -89,9 +89,10 @@ def one_batch() -> Iterator[None]:
         yield
     finally:
         _here.pinned = before
-        with _left:
-            _users.subtract(id(instance) for instance in pinned.values())
-            _left.notify_all()
+        if pinned:
+            with _left:
+                _users.subtract(id(instance) for instance in pinned.values())
+                _left.notify_all()
 
 
 def _found(model: type[Model]) -> Model:
