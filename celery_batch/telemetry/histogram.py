@@ -28,6 +28,11 @@ class Histogram:
     def __repr__(self) -> str:
         return f"<Histogram of {self.count} up to {self.bounds[-1]}>"
 
+    def __copy__(self) -> Histogram:
+        other = Histogram(self.bounds)
+        other.counts[:], other.sum = self.counts, self.sum
+        return other
+
     @property
     def count(self) -> int:
         """How many numbers there were."""

@@ -116,6 +116,19 @@ def test_batches_of_a_task_are_added_up():
     assert summary == json.loads(json.dumps(summary))
 
 
+def test_what_was_counted_so_far_stays_as_it_was():
+    """Who writes it down takes his time, while batches are added."""
+    meter = Meter(0.0, [7])
+    meter.add(report())
+    so_far = meter.so_far()
+    before = meter.summary("double")
+    meter.add(report(outcomes={Outcome.FAILED: 2}, waits=[5.0, 6.0]))
+
+    assert before == so_far["double"].summary()
+    assert before != meter.summary("double")
+    assert 2 == meter.so_far()["double"].ends.total()
+
+
 def test_summary_of_a_task_that_has_had_no_batch():
     """All is nought, and what nobody can know is None."""
     summary = Meter(0.0, [7]).summary("double")
