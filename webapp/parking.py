@@ -153,7 +153,7 @@ class ParkingWorker(ThreadWorker):  # type: ignore[misc]  # it has no types
         """Do the second half of a request that was parked."""
         try:
             return self._keepalive_after(conn, turn.end(made))
-        except (OSError, StopIteration, asyncio.CancelledError) as error:
+        except (OSError, StopIteration) as error:
             self.log.debug("Closing connection. %s", error)
         except Exception as error:  # noqa: BLE001 (gunicorn logs it, and answers 500)
             self.handle_error(turn.req, conn.sock, conn.client, error)

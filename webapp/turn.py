@@ -17,7 +17,12 @@ from webapp.parked import OFFER, Parked
 
 __all__ = ["Turn"]
 
-_STATUS = {each.value: f"{each.value} {each.phrase}" for each in HTTPStatus}
+#: The last is nginx's, for a client that has closed its half of the connection: it may read.
+_GONE = 499
+_STATUS = {
+    **{each.value: f"{each.value} {each.phrase}" for each in HTTPStatus},
+    _GONE: f"{_GONE} Client Closed Request",
+}
 
 
 class Turn:
@@ -67,10 +72,7 @@ class Turn:
         Send the answer of a request that was parked; return and raise as `begin`.
 
         Args:
-            made: What has come of it.
-
-        Raises:
-            CancelledError: Its client has gone.
+            made: What has come of it; cancelled where its client has gone.
         """
         return self._minding(lambda: self._answer(made))
 
@@ -83,12 +85,12 @@ class Turn:
 
     def _answer(self, made: asyncio.Task[Answer]) -> bool:
         try:
-            answer = made.result()
-            self._resp.start_response(_STATUS[answer.status], [*answer.headers.items()])
+            status, headers, content = _parts(made)
+            self._resp.start_response(_STATUS[status], headers)
         except BaseException:
             self._let_go(self.parked)
             raise
-        return self._send([answer.body], self.parked)
+        return self._send([content], self.parked)
 
     def _send(self, chunks: Any, body: Any) -> bool:
         try:
@@ -131,3 +133,11 @@ class Turn:
             self._worker.cfg.post_request(self._worker, self.req, self._environ, self._resp)
         except Exception:
             self._worker.log.exception("Exception in post_request hook")
+
+
+def _parts(made: asyncio.Task[Answer]) -> tuple[int, list[tuple[str, str]], bytes]:
+    """Return status, headers and body of what has come of a request."""
+    if made.cancelled():
+        return _GONE, [("Content-Length", "0")], b""
+    answer = made.result()
+    return answer.status, [*answer.headers.items()], answer.body
