@@ -35,7 +35,7 @@ class Attendant:
 
     def take(self, parked: Parked, connection: int, ended: Ended) -> None:
         """
-        Have an answer made; it is cancelled when its client goes.
+        Have an answer made, after the next `begin`; it is cancelled when its client goes.
 
         Args:
             parked: The answer.
@@ -43,7 +43,10 @@ class Attendant:
             ended: Called once.
         """
         self._arrivals.append((parked, connection, ended))
-        if not self._is_called:
+
+    def begin(self) -> None:
+        """Have all begun that have been taken; in any thread."""
+        if self._arrivals and not self._is_called:
             # Of two threads here both may call, which costs a wake-up.
             self._is_called = True
             self._loop.call_soon_threadsafe(self._begin)

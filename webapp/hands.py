@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 #: Seconds in which a hand that is not held up has taken its next job.
 _PATIENCE = 0.002
 
+#: Jobs after which those before them have waited long enough.
+_MOST_OWED = 32
+
 Job = Callable[[], object]
 
 
@@ -27,12 +30,18 @@ class Hands:
     wait for it.  So one hand works off the line as long as it gets on; as soon as it does
     not, because its job waits for something, others come and help, twice as many each time.
 
+    What jobs leave behind for others is passed on when a hand has nothing more to do, so that
+    those wake up for many at once.
+
     Args:
         most: Threads there are at most.
+        rest: Passes that on; called in any thread, after every job sooner or later: where the
+            line does not end, after some of them.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, rest: Callable[[], object]) -> None:
         self._most = most
+        self._rest = rest
         self._line: deque[Job] = deque()
         self._guard = threading.Lock()
         #: What wakes threads that have nothing to do.
@@ -40,8 +49,9 @@ class Hands:
         self._count = 0
         #: Threads that are at a job or about to look for one.
         self._busy = 0
-        #: Jobs taken since the beginning.
+        #: Jobs taken since the beginning, and since the last rest.
         self._taken = 0
+        self._owed = 0
         self._behind = threading.Event()
         self._is_open = True
 
@@ -99,12 +109,21 @@ class Hands:
             self._calls.get()
 
     def _next(self) -> Job | None:
+        if not self._line or self._owed >= _MOST_OWED:
+            self._pass_on()
         with self._guard:
             if not self._line:
                 self._busy -= 1
                 return None
+            if self._owed and not self._behind.is_set():
+                self._behind.set()  # this job may be held up
             self._taken += 1
+            self._owed += 1
             return self._line.popleft()
+
+    def _pass_on(self) -> None:
+        self._owed = 0
+        self._rest()
 
     def _watch(self) -> None:
         """Call more hands where nobody gets on."""
@@ -112,10 +131,12 @@ class Hands:
             taken = self._taken
             time.sleep(_PATIENCE)
             with self._guard:
-                if not self._line:
+                if not (self._line or self._owed):
                     self._behind.clear()
                     continue
                 is_stuck = taken == self._taken
                 more = min(self._busy, self._most - self._busy, len(self._line)) if is_stuck else 0
                 self._busy += more
             self._call(more)
+            if is_stuck and self._owed:
+                self._pass_on()

@@ -45,7 +45,7 @@ class ParkingWorker(ThreadWorker):  # type: ignore[misc]  # it has no types
 
     def get_thread_pool(self) -> Hands:
         """Return what carries requests."""
-        return Hands(self.cfg.threads)
+        return Hands(self.cfg.threads, self._pass_on)
 
     def run(self) -> None:
         """Serve until told to stop; see gunicorn."""
@@ -137,7 +137,11 @@ class ParkingWorker(ThreadWorker):  # type: ignore[misc]  # it has no types
             self._attendant.take(keeps.parked, conn.sock.fileno(), resume)
             return
         self._ended.append((conn, _Said(keeps)))
-        if not self._is_told:
+
+    def _pass_on(self) -> None:
+        """Tell the loop and the thread that polls what threads have left for them."""
+        self._attendant.begin()
+        if self._ended and not self._is_told:
             self._is_told = True
             self.method_queue.defer(self._take_back)
 

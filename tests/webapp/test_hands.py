@@ -13,10 +13,37 @@ from webapp.hands import Hands
 MOST = 8
 
 
+class Left:
+    """What jobs leave behind, and what of it has been passed on."""
+
+    def __init__(self) -> None:
+        self.here: list[int] = []
+        self.there: list[int] = []
+        self.passed = threading.Condition()
+
+    def rest(self) -> None:
+        """Pass it on."""
+        with self.passed:
+            self.there += self.here
+            self.here.clear()
+            self.passed.notify_all()
+
+    def await_there(self, number: int) -> bool:
+        """Wait until so much has been passed on."""
+        with self.passed:
+            return self.passed.wait_for(lambda: len(self.there) >= number, 60)
+
+
 @pytest.fixture
-def hands() -> Iterator[Hands]:
+def left() -> Left:
+    """What is left behind."""
+    return Left()
+
+
+@pytest.fixture
+def hands(left: Left) -> Iterator[Hands]:
     """Some, and none of them blocked for good."""
-    hands = Hands(MOST)
+    hands = Hands(MOST, left.rest)
     yield hands
     hands.shutdown()
 
@@ -89,10 +116,46 @@ def test_a_job_that_fails_is_told_of_and_costs_no_thread(
     assert len(caplog.records) == 2 * MOST
 
 
+def test_what_a_job_has_left_behind_does_not_wait_for_one_that_is_held_up(
+    hands: Hands, left: Left
+) -> None:
+    """Though the same thread has begun another job that blocks, it is passed on."""
+    first, held = threading.Event(), threading.Event()
+
+    def leave() -> None:
+        first.wait()  # until the next job stands behind this one
+        left.here.append(1)
+
+    try:
+        hands.give(leave)
+        hands.give(held.wait)
+        first.set()
+
+        assert left.await_there(1)
+    finally:
+        held.set()
+
+
+def test_a_line_without_end_keeps_nothing_back(hands: Hands, left: Left) -> None:
+    """Where jobs follow each other without a pause, what they leave is passed on meanwhile."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        left.here.append(1)
+        if not over.is_set():
+            hands.give(go_on)
+
+    hands.give(go_on)
+    passed_on = left.await_there(100)
+    over.set()
+
+    assert passed_on
+
+
 def test_threads_end_when_it_is_over() -> None:
     """After a shutdown none waits for jobs any more."""
     before = set(threading.enumerate())
-    hands = Hands(MOST)
+    hands = Hands(MOST, lambda: None)
     end = threading.Event()
     hands.give(end.set)
     end.wait(60)
