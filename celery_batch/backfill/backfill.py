@@ -7,14 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from celery_batch.backfill.arguments import Arguments
-from celery_batch.backfill.flight import WINDOW_BYTES, Flight
-from celery_batch.backfill.options import check_options
+from celery_batch.backfill.flight import WINDOW_BYTES, Flight, Parcel
 from celery_batch.backfill.rows import Answered, Row
 from celery_batch.backfill.sender import Sender
 from celery_batch.config import most_queued, policy_of
 
-__all__ = ["PATIENCE", "Backfill", "Pace", "answers", "lowest_priority"]
+__all__ = ["PATIENCE", "Backfill", "Pace", "lowest_priority"]
 
 #: Seconds to wait for an answer before looking around.
 _LOOK = 0.5
@@ -69,33 +67,6 @@ class Pace:
         window = window or _BATCHES * size
         window = window if most is None else min(window, most)
         return cls(window=window, parcel=min(size, window), for_each=for_each, **more)
-
-
-def answers(
-    task: Any,
-    items: Iterable[Any],
-    options: dict[str, Any],
-    *,
-    window: int | None,
-    in_order: bool,
-) -> Iterator[Answered]:
-    """
-    Yield an answer for each item; see `Asking.backfill`.
-
-    Args:
-        task: The batch task.
-        items: Records, or values of the only parameter.
-        options: Celery's, for each call.
-        window: Most rows on their way.
-        in_order: Answers come in the items' order.
-
-    Raises:
-        TypeError: There is no such option.
-    """
-    check_options(task.app, options)
-    rows = Arguments(task.batch_signature).rows(items)
-    pace = Pace.of(task, window=window, in_order=in_order)
-    return iter(Backfill(task, rows, pace, {"priority": lowest_priority(task.app), **options}))
 
 
 def lowest_priority(app: Any) -> int:
@@ -177,9 +148,8 @@ class Backfill:
         """
         workers = self._sender.workers()
         self._flight.window = max(self._pace.window, workers * self._pace.for_each)
-        departures = list(self._flight.departures()) if sends else []
-        for parcel in self._sender.send(departures):
-            self._flight.lost(parcel)
+        if sends:
+            self._send()
         if not self._sender.has_begun:
             self._answered = time.monotonic()  # nobody was asked yet
         due = self._flight.due()  # rows that need no worker are not to wait for one
@@ -192,6 +162,15 @@ class Backfill:
         self._look_for_lost()
         return due + self._flight.due()
 
+    def _send(self) -> None:
+        """Send what may leave, each as soon as it is read: workers need not wait for the rest."""
+        for parcels in _together(self._flight.departures()):
+            refused = self._sender.send(parcels)
+            for parcel in refused:
+                self._flight.lost(parcel)
+            if refused:
+                return
+
     def _look_for_lost(self) -> None:
         """Have sent again what no broker and no worker has any more: nobody waits for ever."""
         if time.monotonic() - self._heard < self._patience:
@@ -202,3 +181,15 @@ class Backfill:
         if lost:
             self._patience *= 2  # a worker may be too busy to be asked, and slower than this
         self._heard = time.monotonic()
+
+
+def _together(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
+    """Yield parcels in the order of departure; those of one row with what comes behind them."""
+    together: list[Parcel] = []
+    for parcel in parcels:
+        together.append(parcel)
+        if not parcel.is_single:
+            yield together
+            together = []
+    if together:
+        yield together

@@ -9,10 +9,13 @@ from typing import NoReturn
 
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
+from celery.bin.beat import beat
+from celery.bin.worker import worker
 
 from celery_batch.cli.backfill import backfill
 from celery_batch.cli.check import check
 from celery_batch.cli.jobs import jobs
+from celery_batch.cli.plainly import told_plainly
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.cli.serve import serve, status
 from celery_batch.cli.top import top
@@ -41,6 +44,9 @@ batch.add_command(serve)
 batch.add_command(status)
 batch.add_command(top)
 batch.add_command(tune)
+
+for command in (worker, beat, top):  # the others that bind tasks say it by themselves
+    told_plainly(command)
 
 
 @batch.command(name="redis", cls=CeleryCommand)

@@ -3,6 +3,8 @@ The models that live in this process, each loaded once, and anew when somebody a
 
 Rule 1: a batch has one instance of a model from its beginning to its end.
 Rule 2: an instance is unloaded when no batch has it any more.
+Rule 3: a model that exits has failed like one that raises.  Nobody would hear of it
+        otherwise: a thread that loads ends silently, and a process as if it were told to.
 """
 
 from __future__ import annotations
@@ -87,9 +89,10 @@ def one_batch() -> Iterator[None]:
         yield
     finally:
         _here.pinned = before
-        with _left:
-            _users.subtract(id(instance) for instance in pinned.values())
-            _left.notify_all()
+        if pinned:
+            with _left:
+                _users.subtract(id(instance) for instance in pinned.values())
+                _left.notify_all()
 
 
 def _found(model: type[Model]) -> Model:
@@ -136,7 +139,7 @@ def warm(make: Callable[[], Model], name: str, device: str) -> Model:
         _warm_up(instance)
     except BatchError as error:
         raise LoadFailed(f"{name} on {device}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise LoadFailed(f"{name} on {device}: {type(error).__name__}: {error}") from error
     logger.info("%s is warm on %s after %.1f s", name, device, time.monotonic() - started)
     return instance
@@ -192,7 +195,7 @@ def _unload_when_left(model: type[Model], follower: Model | None) -> None:
 def _unload(model: type[Model], instance: Model) -> None:
     try:
         instance.unload()
-    except Exception:
+    except (Exception, SystemExit):
         logger.exception("%s.unload failed", model.__qualname__)
 
 

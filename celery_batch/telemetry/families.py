@@ -20,7 +20,6 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 
 from celery_batch.telemetry.histogram import Histogram
-from celery_batch.telemetry.meter import Meter
 from celery_batch.telemetry.report import End, Outcome
 from celery_batch.telemetry.tally import Tally
 
@@ -100,9 +99,15 @@ class Surroundings:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def families(meter: Meter, around: Surroundings) -> Iterator[Metric]:
-    """Write down what a worker has counted, and what surrounds it."""
-    tallies = {name: meter.tallies.get(name) or Tally() for name in around.tasks}
+def families(counted: Mapping[str, Tally], around: Surroundings) -> Iterator[Metric]:
+    """
+    Write down what a worker has counted, by task, and what surrounds it.
+
+    Args:
+        counted: What nobody adds to meanwhile.
+        around: All else, and the tasks that are told of.
+    """
+    tallies = {name: counted.get(name) or Tally() for name in around.tasks}
     for name, (text, of) in _HISTOGRAMS.items():
         yield _histogram(name, text, {task: of(tally) for task, tally in tallies.items()})
     for name, (text, number) in _COUNTERS.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from copy import copy
 from typing import Any
 
 from celery_batch.telemetry.idle import DeviceIdle
@@ -59,6 +60,10 @@ class Meter:
             alive: Which processes there are.
         """
         return self._idle.seconds(now, busy, alive)
+
+    def so_far(self) -> dict[str, Tally]:
+        """Return by task what its batches came to; what is added later is not in it."""
+        return {task: copy(tally) for task, tally in self.tallies.items()}
 
     def summary(self, task: str) -> dict[str, Any]:
         """Return what a task's batches came to, as plain data."""

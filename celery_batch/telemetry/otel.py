@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 __all__ = ["BatchSpan"]
@@ -19,7 +19,7 @@ __all__ = ["BatchSpan"]
 
 class BatchSpan:
     """
-    The span of one batch; nothing at all in a process that has not imported OpenTelemetry.
+    The span of one batch; nothing at all in a process where nobody has set up tracing.
 
     Args:
         task_name: The batch task.
@@ -27,15 +27,14 @@ class BatchSpan:
 
     def __init__(self, task_name: str) -> None:
         self._task_name = task_name
-        # Whoever has set up tracing has imported it; nobody else pays for the import.
-        self._trace: Any = sys.modules.get("opentelemetry.trace")
+        self._trace = _tracing()
         self._items: list[Any] = []
         self._about: dict[str, Any] = {}
         self._oldest: float | None = None
 
     @property
     def is_on(self) -> bool:
-        """Whether this process has imported OpenTelemetry."""
+        """Whether this process traces."""
         return self._trace is not None
 
     def join(self) -> None:
@@ -57,17 +56,17 @@ class BatchSpan:
         self._about = {"celery_batch.reason": reason, "celery.hostname": worker}
         self._oldest = min(arrived, default=None)
 
-    @contextmanager
-    def around_model(self, size: int) -> Iterator[None]:
+    def around_model(self, size: int) -> AbstractContextManager[None]:
         """
         Be the current span, and the parent of whatever the model's libraries trace.
 
         Args:
             size: Items in the batch.
         """
-        if self._trace is None:
-            yield
-            return
+        return nullcontext() if self._trace is None else self._current(size)
+
+    @contextmanager
+    def _current(self, size: int) -> Iterator[None]:
         span = self._trace.get_tracer("celery_batch").start_span(
             f"batch/{self._task_name}",
             context=self._trace.set_span_in_context(self._trace.INVALID_SPAN),  # in no item's trace
@@ -88,3 +87,17 @@ class BatchSpan:
         if self._oldest is not None:
             about["celery_batch.wait"] = max(time.monotonic() - self._oldest, 0.0)
         return about
+
+
+def _tracing() -> Any:
+    """
+    Return OpenTelemetry's interface where somebody has set up tracing, else None.
+
+    Who has done so has imported it, and nobody else pays for the import.  But a library
+    may have imported it for ends of its own: redis-py does where it is installed.
+    """
+    trace = sys.modules.get("opentelemetry.trace")
+    unset = getattr(trace, "ProxyTracerProvider", ())
+    if trace is None or isinstance(trace.get_tracer_provider(), unset):
+        return None
+    return trace

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import copy
 from typing import Any
 
 from celery_batch.telemetry.histogram import Histogram
@@ -34,6 +35,11 @@ class Tally:
     def __repr__(self) -> str:
         return f"<Tally of {self.ends.total()} batches>"
 
+    def __copy__(self) -> Tally:
+        other = Tally()
+        vars(other).update({name: copy(value) for name, value in vars(self).items()})
+        return other
+
     def add(self, report: BatchReport) -> None:
         """Add one batch."""
         work = report.work
@@ -59,7 +65,7 @@ class Tally:
         return {
             "ended": self.ends.total(),
             "fill": _rounded(self.fill.mean),
-            "wait": _spread(self.wait),
+            "wait": {**_spread(self.wait), "buckets": self.wait.buckets()},
             "model": {**_spread(self.model), "seconds": round(self.model.sum, 6)},
             "outcomes": {str(each): count for each, count in self.outcomes.items()},
             "trouble": {

@@ -24,6 +24,7 @@ from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 
 from celery_batch.errors import ConfigurationError
+from celery_batch.telemetry.meter import Meter
 from celery_batch.worker.capacity import queue_of, served_tasks
 from celery_batch.worker.depths import Depths
 from celery_batch.worker.metrics_address import MetricsAddress, address_of
@@ -128,11 +129,9 @@ class _Exporter:
     def collect(self) -> Iterator[Any]:
         """Write down all numbers; called on the thread of whoever scrapes."""
         families = import_module("celery_batch.telemetry.families")
-        consumer = self._worker.consumer
         around = families.Surroundings(**_around(self._worker), depths=self._depths.look())
-        yield from consumer.batch_lanes.watch.ask(
-            lambda meter: list(families.families(meter, around))
-        )
+        counted = self._worker.consumer.batch_lanes.watch.ask(Meter.so_far)
+        yield from families.families(counted, around)
         if self._gpus is not None:
             yield from self._gpus.families()
 

@@ -23,6 +23,7 @@ from celery.utils.dispatch import Signal
 from celery.utils.log import current_process_index
 
 from celery_batch.config import Settings
+from celery_batch.errors import ConfigurationError
 from celery_batch.serving import devices, residents
 from celery_batch.worker.clerks import employ
 from celery_batch.worker.garbage import keep_what_is_there
@@ -118,8 +119,9 @@ def load_in_pool_process() -> None:
         load_models(
             current_app, plan.tasks, index=current_process_index(base=0), processes=plan.processes
         )
-    except Exception:  # noqa: BLE001 (whatever it was, the parent must hear of it)
-        _report(plan, error=traceback.format_exc())
+    except Exception as error:  # noqa: BLE001 (whatever it was, the parent must hear of it)
+        is_plain = isinstance(error, ConfigurationError)
+        _report(plan, error=str(error) if is_plain else traceback.format_exc())
         # At once: an exit by exception would be caught and logged on the way, and
         # a process that lives on would be given tasks.
         os._exit(_EX_CONFIG)

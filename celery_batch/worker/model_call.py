@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from operator import sub
 
 from billiard.exceptions import SoftTimeLimitExceeded
@@ -59,10 +58,15 @@ class ModelCall:
         self.most: int | None = None
         #: When the model was called, and for which rows.
         self.timings: list[Timing] = []
-        #: What all calls were to the model.
-        self.work = Work()
+        #: By how much the run has raised what its runner counts.
+        self._counted: tuple[int, ...] = ()
         #: What keeps items from having an answer, where there is none.
         self.fate = Fate.BROKE_OFF
+
+    @property
+    def work(self) -> Work:
+        """What all calls were to the model; reckoned beside the next batch, not before it."""
+        return _work(self.timings, *self._counted) if self._counted else Work()
 
     def __call__(self, limit: SoftLimit) -> Sequence[Outcome]:
         """
@@ -89,33 +93,31 @@ class ModelCall:
 
     def _answer(self, limit: SoftLimit) -> Sequence[Outcome]:
         try:
-            with (
-                self._observed(),
-                self._span.around_model(self._rows),
-                limit.in_model(),
-                seat.running_batch(),
-                residents.one_batch(),
-            ):
-                return answer_all(self.task, self._asked, self._columns, self.timings)
+            return self._observed(limit)
         except SoftTimeLimitExceeded as error:  # it struck before the model was called
             again = self.task.acks_late and len(self._asked) > 1
             return [Outcome(again=True) if again else Outcome(error=error)] * len(self._asked)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
             return [Outcome(error=error, origin=error.__traceback__)] * len(self._asked)
 
-    @contextmanager
-    def _observed(self) -> Iterator[None]:
-        """Note what the model's runner has learnt."""
+    def _observed(self, limit: SoftLimit) -> Sequence[Outcome]:
+        """Run the model, and note what its runner has learnt."""
         global _broken  # noqa: PLW0603 (one device a process)
         runner = self.task.runner()
         if self.most is not None:
             runner.limit(self.most)
         before = runner.calls, runner.isolated, runner.out_of_memory
         try:
-            yield
+            with (
+                self._span.around_model(self._rows),
+                limit.in_model(),
+                seat.running_batch(),
+                residents.one_batch(),
+            ):
+                return answer_all(self.task, self._asked, self._columns, self.timings)
         finally:
             after = runner.calls, runner.isolated, runner.out_of_memory
-            self.work = _work(self.timings, *map(sub, after, before))
+            self._counted = tuple(map(sub, after, before))
             _broken = runner.broken
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+
 import pytest
 
 from tests.conftest import Shop
+from tests.services.shop import CELERY
 
 
 def test_prefetch_is_sized_for_the_batches(shop: Shop):
@@ -55,9 +60,27 @@ def test_settings_of_doubtful_use_are_told(shop: Shop, conf: dict[str, int], war
     ids=["misspelt", "device", "size"],
 )
 def test_wrong_settings_are_a_failed_start(shop: Shop, conf: dict[str, object], message: str):
-    """The worker ends with an error that names the setting."""
+    """The worker ends with an error that names the setting, and without a trace of calls."""
     worker = shop.launch("-c", "1", conf=conf)
 
     assert worker.child.wait(60)
-    assert 0 != worker.child.exit_code
+    assert 1 == worker.child.exit_code
     assert message in worker.log
+    assert "Traceback" not in worker.log
+
+
+@pytest.mark.parametrize("command", [["worker"], ["beat"], ["batch", "top", "--once"]])
+def test_a_misspelt_setting_is_one_line(shop: Shop, command: list[str]):
+    """Whichever command binds the tasks first, it says no more than what is wrong."""
+    conf = json.dumps({"batch_max_wiat": 0.1})
+    done = subprocess.run(
+        [CELERY, "-A", shop.module.__name__, *command],
+        env={**os.environ, **shop.environment, "SHOP_CONF": conf},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert 1 == done.returncode
+    assert "Error: batch_max_wiat: no such setting; did you mean batch_max_wait?\n" == done.stderr

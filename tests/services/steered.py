@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -83,12 +84,14 @@ class Weighed(Model):
     """Answers with the weights that it was loaded with."""
 
     def load(self, _device):
-        """Read the weights; those that begin with "bad" cannot be loaded."""
+        """Read the weights; "bad" ones cannot be loaded, and "exit" ends whoever loads them."""
         path = Path(os.environ.get("STEERED_WEIGHTS", "/nonexistent"))
         self.weights = path.read_text() if path.exists() else "none"
         remember("load", weights=self.weights)
         if self.weights.startswith("bad"):
             raise ValueError(f"cannot read {self.weights}")
+        if self.weights == "exit":
+            sys.exit("no licence")
         if self.weights == "slow":
             wait_for(path.with_name("go"))
 

@@ -126,15 +126,29 @@ def test_threads_that_ask_at_once_share_one_load(diary: list[Any], monkeypatch: 
     assert [resident(Slow)] * 3 == found
 
 
+def leave_the_process(*_: Any) -> Any:
+    """Do as a script does that finds something wrong."""
+    raise SystemExit("no licence")
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        (explode, OSError, "OSError: no such file: weights.bin"),
+        (leave_the_process, SystemExit, "SystemExit: no licence"),
+    ],
+)
 @pytest.mark.parametrize("hook", ["__init__", "load", "examples", "predict"])
-def test_whatever_fails_before_the_first_task_is_a_failed_load(hook: str):
+def test_whatever_fails_before_the_first_task_is_a_failed_load(
+    hook: str, how: Callable[..., Any], kind: type[BaseException], words: str
+):
     """The error names model, device and what went wrong, and keeps the original."""
-    model = failing(**{"examples": lambda _: ["example"], hook: explode})
+    model = failing(**{"examples": lambda _: ["example"], hook: how})
     with pytest.raises(LoadFailed) as failure:
         resident(model)
 
-    assert "Failing on cpu: OSError: no such file: weights.bin" == str(failure.value)
-    assert isinstance(failure.value.__cause__, OSError)
+    assert f"Failing on cpu: {words}" == str(failure.value)
+    assert isinstance(failure.value.__cause__, kind)
 
 
 def test_example_that_fails_alone_is_a_failed_load():
@@ -199,17 +213,25 @@ def test_moving_out_unloads_everybody_once(keeper: type[Model], diary: list[Any]
     assert first is not resident(keeper)
 
 
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [(explode, "no such file: weights.bin"), (leave_the_process, "SystemExit: no licence")],
+)
 def test_unload_that_fails_stops_nobody_else(
-    keeper: type[Model], diary: list[Any], caplog: pytest.LogCaptureFixture
+    keeper: type[Model],
+    diary: list[Any],
+    caplog: pytest.LogCaptureFixture,
+    how: Callable[..., Any],
+    words: str,
 ):
     """Its error is logged by name, and the others are unloaded all the same."""
-    for model in (keeper, failing(unload=explode), type("Last", (keeper,), {})):
+    for model in (keeper, failing(unload=how), type("Last", (keeper,), {})):
         resident(model)
     move_out()
 
     assert 2 == diary.count(("unload",))
     assert ["Failing.unload failed"] == [record.getMessage() for record in caplog.records]
-    assert "no such file: weights.bin" in caplog.text
+    assert words in caplog.text
 
 
 def test_warm_model_is_announced(keeper: type[Model], caplog: pytest.LogCaptureFixture):

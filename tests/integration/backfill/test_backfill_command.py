@@ -224,6 +224,23 @@ def test_an_iterable_is_read_no_further_than_needed(app):
     assert len(read) <= 40 + 2 * 64
 
 
+def test_the_first_rows_leave_before_more_is_read(app, place):
+    """Workers begin while the input is still being read, however long that takes."""
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    waiting = []
+
+    def source():
+        for n in range(4):
+            waiting.append(client.llen("unread"))
+            yield Row(n, str(n), (n,))
+
+    with Backfill(app.double, source(), Pace(window=4, parcel=2), {"queue": "unread"}) as backfill:
+        backfill.turn(timeout=0.0)
+    client.delete("unread")
+
+    assert [0, 0, 1, 1] == waiting
+
+
 def test_what_nobody_has_any_more_is_sent_again(app, place):
     """A broker that has come back empty has lost messages: nobody waits for them for ever."""
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))

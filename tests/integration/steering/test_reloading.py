@@ -25,6 +25,12 @@ WRONG = [
     ([WEIGHED, "wait=soon"], "wait: must be seconds"),
     (["steered.sizes"], "steered.sizes: has no Model to load anew"),
 ]
+ORDERS: list[tuple[str, dict[str, Any]]] = [
+    ("new", {}),
+    ("bad", {}),
+    ("exit", {}),
+    ("newest", {"in_place": True}),
+]
 POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
 
 pytestmark = pytest.mark.parametrize("helm", ["redis"], indirect=True, scope="module")
@@ -102,7 +108,7 @@ def test_every_request_is_answered_and_after_the_reply_by_the_new(
     replied, replies = [], []
     with helm.at_work("old", *pool) as worker, crowd(helm, worker) as requests:
         then = [helm.shop.weighed.delay(-1).get(timeout=LONG)[1]]
-        for weights, how in [("new", {}), ("bad", {}), ("newest", {"in_place": True})]:
+        for weights, how in ORDERS:
             helm.weights.write_text(weights)
             replies.append(helm.order(worker, "batch_reload", task=WEIGHED, wait=LONG, **how))
             replied.append(time.monotonic())
@@ -110,14 +116,15 @@ def test_every_request_is_answered_and_after_the_reply_by_the_new(
             requests.has_grown(worker)
         answers = requests.answers()
         status = worker.status()[WEIGHED]
-    beside, bad, in_place = replies
+    beside, bad, exits, in_place = replies
 
     assert ["done", "done"] == [beside["ok"]["state"], in_place["ok"]["state"]]
     assert "ValueError: cannot read bad; the old weights go on answering" in bad["error"]
-    assert ["old", "new", "new", "newest"] == then
+    assert "SystemExit: no licence; the old weights go on answering" in exits["error"]
+    assert ["old", "new", "new", "new", "newest"] == then
     assert {"old", "new", "newest"} >= since(answers, 0.0)
     assert {"new", "newest"} >= since(answers, replied[0])
-    assert {"newest"} == since(answers, replied[2])
+    assert {"newest"} == since(answers, replied[3])
     assert len(answers) + len(then) == status["rows"], "some were answered twice"
     assert in_place["ok"] == status["reload"]
     assert not status["paused"]
@@ -144,15 +151,20 @@ def test_old_weights_answer_while_new_ones_load(helm: Helm):
     assert [2, "slow"] == after
 
 
-def test_in_place_there_is_no_way_back(helm: Helm):
+@pytest.mark.parametrize(
+    ("weights", "error"),
+    [("bad", "ValueError: cannot read bad"), ("exit", "SystemExit: no licence")],
+)
+@pytest.mark.parametrize("pool", [("-c", "1"), ("-P", "solo")], ids="".join)
+def test_in_place_there_is_no_way_back(helm: Helm, pool: tuple[str, ...], weights: str, error: str):
     """Without old weights a worker that cannot load the new ones stops, and its messages stay."""
-    with helm.at_work("old", "-c", "1") as worker:
-        helm.weights.write_text("bad")
+    with helm.at_work("old", *pool) as worker:
+        helm.weights.write_text(weights)
         reply = helm.order(worker, "batch_reload", words=[WEIGHED, "in_place", f"wait={LONG}"])
         ended = worker.child.wait(LONG)
         waiting = helm.shop.weighed.delay(1)
 
-    assert "ValueError: cannot read bad; the worker stops" in reply["error"]
+    assert f"{error}; the worker stops" in reply["error"]
     assert ended
     assert 0 != worker.child.exit_code
     with helm.at_work("good", "-P", "solo") as other:
