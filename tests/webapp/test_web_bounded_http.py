@@ -31,6 +31,7 @@ def exchanged(app, raw):
     transport.is_closing.return_value = False
 
     async def run():
+        """Have the app answer on one connection."""
         config = Config(app, log_config=None, lifespan="off", access_log=False)
         config.load()
         state = ServerState()
@@ -47,6 +48,7 @@ def answering(*messages):
     """Return an app that sends these messages of ASGI."""
 
     async def app(_scope, _receive, send):
+        """Send them all."""
         for message in messages:
             await send(message)
 
@@ -122,6 +124,7 @@ def test_an_app_that_fails_before_its_body_is_answered_for():
     """Its head is not out yet, so the client learns of it."""
 
     async def app(_scope, _receive, send):
+        """Begin an answer, and fail."""
         await send(start(TWO))
         raise ValueError("no body")
 
