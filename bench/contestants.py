@@ -36,8 +36,11 @@ _THREADS = "144"
 _QUIET = ("--log-level", "warning", "--no-access-log")
 #: As the documents have it.
 _SAFE = ("--no-proxy-headers", "--http", "webapp.uvicorn_http:BoundedHttp")
-_GTHREAD = ("-m", "gunicorn", "-k", "gthread", "-w", _PROCESSES, "--threads", _THREADS)
-_GEVENT = ("-m", "gunicorn", "-k", "gevent", "-w", _PROCESSES)
+_WORKERS = ("-w", _PROCESSES)
+_GTHREAD = ("-m", "gunicorn", "-k", "gthread", *_WORKERS, "--threads", _THREADS)
+#: A thread for what works, and none for what waits.
+_PARKING = (*("-m", "gunicorn", "-k", "webapp.parking.ParkingWorker"), *_WORKERS, "--threads", "16")
+_GEVENT = ("-m", "gunicorn", "-k", "gevent", *_WORKERS)
 _GUNICORN = ("--no-control-socket", "--log-level", "warning", "-b", "127.0.0.1:{port}")
 _UVICORN = ("-m", "uvicorn", "--workers", _PROCESSES, *_QUIET, *_SAFE, "--port", "{port}")
 
@@ -91,8 +94,12 @@ CONTESTANTS = (
     _peer("LitServe", "litserve_server", "/predict", "number.lua", "peers-http"),
     _peer("mosec", "mosec_server", "/inference", "number.lua", "peers-http"),
     _ours("Flask, gunicorn gthread", *_GTHREAD, *_GUNICORN, "webapp.flask_app:app"),
+    _ours("Flask, gthread that parks", *_PARKING, *_GUNICORN, "webapp.flask_app:app"),
     _ours("Flask, gunicorn gevent", *_GEVENT, *_GUNICORN, "webapp.flask_app:app"),
     _ours("Django, gunicorn gthread", *_GTHREAD, *_GUNICORN, "webapp.django_app.wsgi:application"),
+    _ours(
+        "Django, gthread that parks", *_PARKING, *_GUNICORN, "webapp.django_app.wsgi:application"
+    ),
     _ours("FastAPI, uvicorn", *_UVICORN, "webapp.asgi_app:app"),
 )
 

@@ -147,12 +147,13 @@ class Asking(Task):  # type: ignore[misc]
 
         Returns:
             An iterator of `Answered`: ``row``, ``output`` and ``error``, "" if there is none.
+            It raises `BackfillStopped` when an operator has stopped it.
 
         Raises:
             TypeError: There is no such option.
         """
-        backfill = import_module("celery_batch.backfill.backfill")
-        return backfill.answers(self, items, options, window=window, in_order=in_order)
+        in_python = import_module("celery_batch.backfill.in_python")
+        return in_python.answers(self, items, options, window=window, in_order=in_order)
 
 
 @cache

@@ -128,7 +128,7 @@ class Board:
         return {
             "id": str(job["id"]),
             "task": job["task"],
-            "name": PurePath(str(job.get("output", ""))).name,
+            "name": PurePath(str(job.get("output") or job.get("program") or "")).name,
             "state": str(job.get("state", "")),
             **dict.fromkeys(_OPTIONAL),
             **numbers,

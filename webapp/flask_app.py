@@ -1,17 +1,20 @@
 """
-The Flask door: ``gunicorn webapp.flask_app:app``.
+The Flask door: ``gunicorn -k webapp.parking.ParkingWorker webapp.flask_app:app``.
 
 It translates HTTP and nothing else; what is answered is `webapp.contract`'s business.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from flask import Flask, Response, request
 from werkzeug.exceptions import HTTPException, InternalServerError
 
 from webapp.contract import Contract
+from webapp.parked import Parked
 from webapp.service import service_contract
-from webapp.wsgi import ask_of, head_of
+from webapp.wsgi import answer_to, head_of
 
 __all__ = ["app", "create_app"]
 
@@ -20,6 +23,17 @@ class _Response(Response):
     """What the contract says and no more: who asks for the head alone hears of no length 0."""
 
     automatically_set_content_length = False
+
+
+class _Later(_Response):
+    """What Flask takes for an answer, and the server for its absence."""
+
+    def __init__(self, parked: Parked) -> None:
+        super().__init__()
+        self._parked = parked
+
+    def __call__(self, _environ: Any, _start_response: Any) -> Any:
+        return self._parked
 
 
 def create_app(contract: Contract) -> Flask:
@@ -33,7 +47,9 @@ def create_app(contract: Contract) -> Flask:
     flask.url_map.merge_slashes = False
 
     def view(**_parameters: str) -> Response:
-        answer = contract.answer(ask_of(request.environ, contract.routes))
+        answer = answer_to(request.environ, contract)
+        if isinstance(answer, Parked):
+            return _Later(answer)
         body = [answer.body] if isinstance(answer.body, bytes) else iter(answer.body)
         return _Response(body, answer.status, dict(answer.headers))
 

@@ -44,7 +44,8 @@ class Pictures:
 
     def routes(self) -> list[Route]:
         """Return this route."""
-        return [Route("POST", "/pictures", self.answer, largest_upload(self._settings))]
+        limit = largest_upload(self._settings)
+        return [Route("POST", "/pictures", self.answer, limit, waits=True)]
 
     async def answer(self, visit: Visit) -> Answer:
         """Answer a form of pictures, or ``{"pictures": [...]}``, as `predict` does inputs."""

@@ -55,9 +55,9 @@ class Predictions:
         """Return these routes."""
         most = self._settings.max_body_bytes
         return [
-            Route("POST", "/predict", self.predict, most),
-            Route("POST", "/stream", self.stream, most),
-            Route("POST", "/naive", self.naive, most),
+            Route("POST", "/predict", self.predict, most, waits=True),
+            Route("POST", "/stream", self.stream, most, waits=True),
+            Route("POST", "/naive", self.naive, most, waits=True),
         ]
 
     async def predict(self, visit: Visit) -> Answer:

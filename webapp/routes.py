@@ -44,6 +44,7 @@ class Route:
             ``/tasks/{id}``.
         view: Answers; awaited, see `webapp.ways`.
         limit: Most bytes in the body.
+        waits: Whether it waits for tasks, and has an answer of one piece then.
         operation: What the OpenAPI document says of it; None for nothing.
     """
 
@@ -51,6 +52,7 @@ class Route:
     path: str
     view: Callable[[Visit], Awaitable[Answer]]
     limit: int = 0
+    waits: bool = False
     operation: Mapping[str, Any] | None = None
 
 
@@ -135,3 +137,14 @@ class Routes:
             return self.find(method, path)[0].limit
         except (NotFound, MethodNotAllowed):
             return 0
+
+    def waits(self, method: str, path: str) -> bool:
+        """
+        Say whether a request will wait for tasks.
+
+        Args:
+            method: In capitals.
+            path: Without the query.
+        """
+        route = self._by_path.get(path, {}).get(method)
+        return route is not None and route.waits

@@ -1,24 +1,41 @@
-"""What WSGI apps share: from an environ to an `Ask`."""
+"""What WSGI apps share: from an environ to an `Ask`, and to its answer."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from webapp.bodies import DRAINS, MOST_DRAINED, too_large
+from webapp.contract import Contract
 from webapp.errors import InvalidInput, Refused
-from webapp.messages import Ask
+from webapp.messages import Answer, Ask
+from webapp.parked import Parked, parks
 from webapp.routes import Routes
 
-__all__ = ["ask_of", "head_of"]
+__all__ = ["answer_to", "ask_of", "head_of"]
 
 #: More than the length of any body has.
 _DIGITS = 18
 
 #: Bytes of a refused body that are read away at once.
 _PIECE = 65_536
+
+
+def answer_to(environ: dict[str, Any], contract: Contract) -> Answer | Parked:
+    """
+    Return the answer to a request; parked, if it will wait and its server has a place for that.
+
+    Args:
+        environ: WSGI's.
+        contract: What is answered.
+    """
+    ask = ask_of(environ, contract.routes)
+    if parks(environ) and contract.routes.waits(ask.method, ask.path):
+        return Parked(partial(contract.aanswer, ask))
+    return contract.answer(ask)
 
 
 def ask_of(environ: dict[str, Any], routes: Routes) -> Ask:

@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any
 
 from bench.contestants import CONTESTANTS, Contestant, Site, site
+from bench.model import BATCH
 from bench.sheet import Case, Effort, Goal, Sheet
 from bench.stage import stage
 from bench.wrk import find_wrk, run_wrk
@@ -15,10 +16,13 @@ __all__ = ["CASE"]
 #: Who ask at the same time: a batch is in the model, and the next one fills.
 _CLIENTS = 128
 
+#: Seconds of a full batch of the "cost" model.
+_BATCH_SECONDS = 0.010 + 0.0001 * BATCH
+
 #: Of one measurement.
 _SECONDS = 8
 
-_FLASK, _ASGI = "ours: Flask, gunicorn gthread", "ours: FastAPI, uvicorn"
+_FLASK, _ASGI = "ours: Flask, gthread that parks", "ours: FastAPI, uvicorn"
 _SERVICE_STREAMER, _LITSERVE = "service-streamer, Flask", "LitServe"
 
 
@@ -64,6 +68,7 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
         for row in data["rows"]
     ]
     notes = [f'{_CLIENTS} clients in a closed loop, one input a request, the model "cost".']
+    notes += [f"The model itself answers {BATCH / _BATCH_SECONDS:,.0f} a second, in full batches."]
     notes += ["CPU is of all processes but wrk and Redis, for each request."]
     notes += [f"{row['name']}: {row['errors']}." for row in data["rows"] if row["errors"]]
     return [Sheet("Over HTTP with wrk", headings, rows, tuple(notes))]
@@ -77,7 +82,7 @@ def _goals(data: dict[str, Any]) -> list[Goal]:
             return None
         return float(rows[ours][key] / rows[theirs][key])
 
-    flask = "Flask and gthread over service-streamer's Flask"
+    flask = "Flask and gthread that parks over service-streamer's Flask"
     asgi = "FastAPI and uvicorn over LitServe"
     return [
         Goal(f"{flask}: requests/s", ratio(_FLASK, _SERVICE_STREAMER), 2, unit=" times"),

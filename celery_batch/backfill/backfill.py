@@ -7,14 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-from celery_batch.backfill.arguments import Arguments
 from celery_batch.backfill.flight import WINDOW_BYTES, Flight, Parcel
-from celery_batch.backfill.options import check_options
 from celery_batch.backfill.rows import Answered, Row
 from celery_batch.backfill.sender import Sender
 from celery_batch.config import most_queued, policy_of
 
-__all__ = ["PATIENCE", "Backfill", "Pace", "answers", "lowest_priority"]
+__all__ = ["PATIENCE", "Backfill", "Pace", "lowest_priority"]
 
 #: Seconds to wait for an answer before looking around.
 _LOOK = 0.5
@@ -69,33 +67,6 @@ class Pace:
         window = window or _BATCHES * size
         window = window if most is None else min(window, most)
         return cls(window=window, parcel=min(size, window), for_each=for_each, **more)
-
-
-def answers(
-    task: Any,
-    items: Iterable[Any],
-    options: dict[str, Any],
-    *,
-    window: int | None,
-    in_order: bool,
-) -> Iterator[Answered]:
-    """
-    Yield an answer for each item; see `Asking.backfill`.
-
-    Args:
-        task: The batch task.
-        items: Records, or values of the only parameter.
-        options: Celery's, for each call.
-        window: Most rows on their way.
-        in_order: Answers come in the items' order.
-
-    Raises:
-        TypeError: There is no such option.
-    """
-    check_options(task.app, options)
-    rows = Arguments(task.batch_signature).rows(items)
-    pace = Pace.of(task, window=window, in_order=in_order)
-    return iter(Backfill(task, rows, pace, {"priority": lowest_priority(task.app), **options}))
 
 
 def lowest_priority(app: Any) -> int:

@@ -56,6 +56,14 @@ class Failures:
         """
         return {each["position"]: each["key"] for each in self._read()}
 
+    def count(self) -> int:
+        """Return how many of an output's rows have failed."""
+        try:
+            with self.path.open("rb") as file:
+                return sum(1 for _ in file)
+        except FileNotFoundError:
+            return 0
+
     def _read(self) -> list[dict[str, Any]]:
         if not self._output.exists():
             raise BackfillError(f"{self._output}: is not there; run without --retry-errors first")

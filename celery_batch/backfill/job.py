@@ -93,7 +93,7 @@ class Job:
             clock = Clock(ledger, self._source.count())
             progress = self._answer(clock, self._unanswered(ledger), pace, options, tell)
             self._failures.write(ledger.records())  # first: the output says that all is done
-            self._made.write(about)
+            self._made.write({**about, "rows": len(ledger.done)})
             write_output(self._output, ledger.records(), self._kind)
             ledger.remove()
         return progress
@@ -133,7 +133,7 @@ class Job:
             merged = self._failures.merged
             write_output(self._output, merged(ledger.records()), self._kind)
             self._failures.write(merged(ledger.records()))
-            self._made.write(about)
+            self._made.write({**made, **about})
             ledger.remove()
         return progress
 

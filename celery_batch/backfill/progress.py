@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from celery_batch.backfill.ledger import Ledger
+from celery_batch.backfill.rows import Answered
 
-__all__ = ["Clock", "Progress"]
+__all__ = ["Clock", "Counts", "Progress"]
 
 #: Seconds over which a rate is measured: a pause is soon forgotten, and a batch no jump.
 _SPAN = 30.0
@@ -69,17 +70,30 @@ class Progress:
         return {**asdict(self), "left": self.left}
 
 
+class Counts(Protocol):
+    """What has come to its end, in all runs together."""
+
+    #: As many as there are rows.
+    done: Any
+
+    #: How many of them have failed.
+    failed: int
+
+    def add(self, answers: Iterable[Answered]) -> None:
+        """Take answers in."""
+
+
 @dataclass(slots=True)
 class Clock:
     """
     What this run has done, and in what time.
 
     Args:
-        ledger: What was answered.
+        ledger: What was answered, as it grows.
         total: Rows of the input; None if that is not known.
     """
 
-    ledger: Ledger
+    ledger: Counts
     total: int | None
     _before: int = 0
     _since: float = field(default_factory=time.monotonic)

@@ -5,6 +5,7 @@ Rule 1: nothing is stored.  Who is there answers, so a job that was killed is no
         and leaves nothing behind.
 Rule 2: a job never waits for who asks: a thread answers, with what it was told last.
 Rule 3: a broker that is away is tried again until the job has ended.
+Rule 4: a job that ends in a moment asks nothing of the broker: nobody could have seen it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import hashlib
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,8 +36,11 @@ log = logging.getLogger(__name__)
 #: Seconds until a broker that was away is tried again.
 _AGAIN = 1.0
 
-#: Seconds until the thread looks whether the job has ended.
-_LOOK = 0.5
+#: Seconds until the thread looks whether the job has ended, which waits for it.
+_LOOK = 0.1
+
+#: Seconds from the beginning of a job until it can be seen.
+_SOON = 0.5
 
 #: Seconds for the thread to say goodbye to the broker.
 _LEAVE = 5.0
@@ -68,23 +73,24 @@ class Remote:
     Args:
         app: The Celery app of the task.
         task: Its name.
-        files: The input, and the output, by which the job is known on this host.
+        files: The input, and the output, by which the job is known on this host; None for one
+            that is begun in Python.
         reins: What others want.
     """
 
-    def __init__(self, app: Any, task: str, files: tuple[str, Path], reins: Reins) -> None:
+    def __init__(self, app: Any, task: str, files: tuple[str, Path] | None, reins: Reins) -> None:
         self._app = app
         self._reins = reins
-        source, output = files
+        source, output = (files[0], str(files[1].resolve())) if files else (None, None)
         host = socket.gethostname()
-        where = str(output.resolve())
         #: Short, and the same when the same command goes on.
-        self.id = hashlib.sha256(f"{host}:{where}".encode()).hexdigest()[:6]
+        self.id = hashlib.sha256(f"{host}:{output or uuid()}".encode()).hexdigest()[:6]
         self._about = {
             "id": self.id,
             "task": task,
             "input": source,
-            "output": where,
+            "output": output,
+            "program": sys.argv[0],
             "host": host,
             "pid": os.getpid(),
             "started": time.time(),
@@ -126,6 +132,7 @@ class Remote:
         return {"report": steered(lambda: None)} | {name: steered(by) for name, by in verbs.items()}
 
     def _run(self) -> None:
+        self._has_ended.wait(_SOON)
         while not self._has_ended.is_set():
             try:
                 with self._app.connection_for_write() as connection:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 from kombu.exceptions import OperationalError
 
+from celery_batch.backfill.endings import ending
 from celery_batch.backfill.jobs import Jobs
 from celery_batch.cli.duration import duration
 from celery_batch.errors import BatchError
@@ -28,7 +30,7 @@ _COLUMNS = (
 _VERBS = {
     "pause": "is paused; its {flying:,} rows on their way are still collected",
     "resume": "goes on",
-    "stop": "stops; the same command goes on from there",
+    "stop": "stops; {end}",
 }
 
 
@@ -46,7 +48,8 @@ def jobs(ctx: click.Context, *, as_json: bool, timeout: float) -> None:
     """
     List the running backfills, on whatever machine, or steer one.
 
-    What is stopped, interrupted or killed is not listed; the same command goes on with it.
+    What has ended is not listed; show says of a file how far its backfill has come, and where
+    it was stopped, interrupted or killed, the same command goes on with it.
     """
     running = ctx.obj = ctx.with_resource(Jobs(ctx.obj.app, timeout))
     if ctx.invoked_subcommand is not None:
@@ -65,8 +68,8 @@ def _steers(verb: str, text: str) -> click.Command:
     def steer(ctx: click.Context, /, names: Sequence[str]) -> None:
         for name in names:
             told = _or_refuse(lambda name=name: ctx.obj.steer(verb, name))
-            words = _VERBS[verb].format(flying=int(told["flying"]))
-            click.echo(f"{told['id']} ({told['output']}) {words}.")
+            words = _VERBS[verb].format(flying=int(told["flying"]), end=_end(told))
+            click.echo(f"{told['id']} ({_where(told)}) {words}.")
 
     argument = click.Argument(["names"], nargs=-1, required=True, metavar="ID...")
     return click.Command(verb, callback=steer, params=[argument], help=text, short_help=text)
@@ -75,6 +78,28 @@ def _steers(verb: str, text: str) -> click.Command:
 jobs.add_command(_steers("pause", "Send nothing more, and collect what is on its way."))
 jobs.add_command(_steers("resume", "Go on with paused backfills."))
 jobs.add_command(_steers("stop", "End backfills as Ctrl-C does; what was answered is kept."))
+
+
+@jobs.command(name="show", short_help="Say how far backfills have come that do not run.")
+@click.argument("outputs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
+def show(outputs: Sequence[Path], *, as_json: bool) -> None:
+    """Say how far the backfills into OUTPUTS have come, by what lies beside these on disk."""
+    found = [_or_refuse(lambda output=output: ending(output)) for output in outputs]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        for each in found:
+            click.echo(_ended(each))
+
+
+def _ended(found: Mapping[str, Any]) -> str:
+    at = time.strftime("%d %b %H:%M:%S", time.localtime(found["at"]))
+    rows = "" if found["rows"] is None else f"{found['rows']:,} "
+    words = f"{rows}rows of {found['task']}, {found['failed']:,} failed"
+    if found["complete"]:
+        return f"{found['output']}: complete since {at}: {words}"
+    return f"{found['output']}: not complete, as of {at}: {words}; the same command goes on"
 
 
 def _or_refuse(ask: Any) -> Any:
@@ -109,8 +134,18 @@ def _row(job: Mapping[str, Any]) -> tuple[str, ...]:
         f"{job['workers']:,}",
         f"{job['host']}:{job['pid']}",
         time.strftime("%d %b %H:%M", time.localtime(job["started"])),
-        str(job["output"]),
+        _where(job),
     )
+
+
+def _where(job: Mapping[str, Any]) -> str:
+    """Return where its answers go: into a file, or to the program that has asked for them."""
+    return str(job["output"]) if job["output"] else f"to {Path(job['program']).name}"
+
+
+def _end(job: Mapping[str, Any]) -> str:
+    again = "the same command goes on from there"
+    return again if job["output"] else "its loop ends with BackfillStopped"
 
 
 def _state(job: Mapping[str, Any]) -> str:

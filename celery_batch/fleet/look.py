@@ -38,6 +38,7 @@ class Growth:
         ended: Batches that have ended.
         model: Seconds that these were in the model.
         sizes: Batches by the largest size of their kind.
+        waits: Requests by the most seconds that those of their kind have waited.
     """
 
     batches: int = 0
@@ -45,6 +46,7 @@ class Growth:
     ended: int = 0
     model: float = 0.0
     sizes: dict[int, int] = field(default_factory=dict)
+    waits: dict[str, int] = field(default_factory=dict)
 
     def add(self, other: Growth) -> None:
         """Add what another worker has done."""
@@ -54,6 +56,8 @@ class Growth:
         self.model += other.model
         for size, count in other.sizes.items():
             self.sizes[size] = self.sizes.get(size, 0) + count
+        for upto, count in other.waits.items():
+            self.waits[upto] = self.waits.get(upto, 0) + count
 
 
 def grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Growth:
@@ -74,6 +78,7 @@ def grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Growth:
         ended=last.ended - first.ended,
         model=last.model - first.model,
         sizes={size: count for size, count in sorted(sizes.items()) if count > 0},
+        waits={upto: count - first.waits.get(upto, 0) for upto, count in last.waits.items()},
     )
 
 
@@ -84,4 +89,5 @@ def _counts(report: Mapping[str, Any]) -> Growth:
         ended=report.get("ended", 0),
         model=(report.get("model") or {}).get("seconds") or 0.0,
         sizes={int(size): counts[0] for size, counts in report.get("sizes", {}).items()},
+        waits=dict((report.get("wait") or {}).get("buckets") or {}),
     )

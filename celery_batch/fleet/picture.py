@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_batch.fleet.look import Growth, Look, grown
+from celery_batch.telemetry.histogram import Histogram
 
 __all__ = ["Picture", "TaskView", "WorkerView"]
 
@@ -68,8 +69,7 @@ class TaskView:
         batches: Batches a second.
         size: Rows of a batch, on average.
         model: Seconds of a batch in the model, on average.
-        wait: Seconds that the 50th and the 95th of 100 requests wait for their batch,
-            in the slowest worker since it was started.
+        wait: Seconds that the 50th and the 95th of 100 requests have waited for their batch.
         sizes: Batches by the largest size of their kind.
         halted: ``paused`` or ``drained`` where some worker does not run it; else empty.
     """
@@ -156,7 +156,7 @@ class Picture:
         total = Growth()
         for _, growth, _ in spans:
             total.add(growth)
-        queue = self._queues.get(task, "")
+        queue, waits = self._queues.get(task, ""), Histogram.of(total.waits)
         return TaskView(
             name=task,
             queue=queue,
@@ -172,7 +172,7 @@ class Picture:
             else None,
             size=total.rows / total.batches if total.batches else None,
             model=total.model / total.ended if total.ended else None,
-            wait=(_slowest(reports, "p50"), _slowest(reports, "p95")),
+            wait=(waits.quantile(0.5), waits.quantile(0.95)),
             sizes=total.sizes,
             halted=_halted(reports),
         )
@@ -227,8 +227,3 @@ def reports_of(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 def _halted(reports: list[Mapping[str, Any]]) -> str:
     said = (word for word in ("paused", "drained") if any(report.get(word) for report in reports))
     return next(said, "")
-
-
-def _slowest(reports: list[Mapping[str, Any]], quantile: str) -> float | None:
-    waits = [(report.get("wait") or {}).get(quantile) for report in reports]
-    return max((wait for wait in waits if wait is not None), default=None)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 __all__ = ["Histogram"]
+
+#: The name of the bucket that has no bound.
+_BEYOND = "inf"
 
 
 class Histogram:
@@ -79,6 +82,28 @@ class Histogram:
             wanted -= count
             lower = bound
         return lower if any(counts) else None
+
+    def buckets(self) -> dict[str, int]:
+        """Return how many numbers fell where, by bound, from below the first to the last one."""
+        filled = [place for place, count in enumerate(self.counts) if count]
+        if not filled:
+            return {}
+        names = [*(f"{bound:g}" for bound in self.bounds), _BEYOND]
+        told = slice(max(filled[0] - 1, 0), filled[-1] + 1)
+        return dict(zip(names[told], self.counts[told], strict=True))
+
+    @classmethod
+    def of(cls, buckets: Mapping[str, int]) -> Histogram:
+        """
+        Return what can be known of numbers by what `buckets` said of them.
+
+        Args:
+            buckets: Of one histogram; or the sums, or differences, of those of several.
+        """
+        found = cls(sorted(float(name) for name in buckets if name != _BEYOND))
+        named = {float(name): count for name, count in buckets.items()}
+        found.counts = [named.get(bound, 0) for bound in (*found.bounds, float(_BEYOND))]
+        return found
 
     def cumulative(self) -> list[int]:
         """Return for each bucket how many numbers were in it or below, and last how many at all."""

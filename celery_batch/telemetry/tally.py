@@ -65,7 +65,7 @@ class Tally:
         return {
             "ended": self.ends.total(),
             "fill": _rounded(self.fill.mean),
-            "wait": _spread(self.wait),
+            "wait": {**_spread(self.wait), "buckets": self.wait.buckets()},
             "model": {**_spread(self.model), "seconds": round(self.model.sum, 6)},
             "outcomes": {str(each): count for each, count in self.outcomes.items()},
             "trouble": {

@@ -31,8 +31,8 @@ STOP_GRACE = 10.0
 #: call each for a crowd of clients takes long on a slow machine, and is to be measured.
 WEB_TIMEOUT = "60"
 
-#: Requests the web server answers at once: the clients of the demo, and some to spare.
-WEB_THREADS = 144
+#: Requests the web server works on at once, beside those that wait for the model.
+WEB_THREADS = 64
 
 #: Seconds between the first sign of a server's end, a lost connection, and the end.
 _LAST_MOMENT = 0.3
@@ -156,7 +156,7 @@ class Servers:
             self.web_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             options = [
                 f"--bind=fd://{listener.fileno()}",
-                "--worker-class=gthread",
+                "--worker-class=webapp.parking.ParkingWorker",
                 "--workers=1",
                 f"--threads={WEB_THREADS}",
                 "--no-control-socket",  # it would lie in the home folder

@@ -38,7 +38,7 @@ def look(time, batches, **sizes):
         "rows": 10 * batches,
         "ended": batches,
         "model": {"seconds": 0.02 * batches},
-        "wait": {"p50": 0.004, "p95": 1.25},
+        "wait": {"buckets": {"0.003": 0, "0.005": 18 * batches, "1": 0, "1.5": 2 * batches}},
         "sizes": {size.removeprefix("upto"): [count, 0] for size, count in sizes.items()},
     }
     about = {"processes": 2, "seconds": time, "device_idle_seconds": time, "devices": ["cuda:0"]}
@@ -60,7 +60,7 @@ def test_a_loaded_worker(drawn):
     assert "messages in the broker: celery 1,234" in lines
     assert task.split() == [
         *("tasks.infill", "1", "5", "0.125", "s", "0", "200", "20.0", "10.0", "of", "48"),
-        *("0.02", "s", "0.004", "s", "1.25", "s"),
+        *("0.02", "s", "0.00411", "s", "1.25", "s"),
     ]
     assert ["w1@host", "ready", "2", "1", "5", "0", "200", "50%", "cuda:0"] == worker.split()
     assert [["1", "4", "10%"], ["9", "to", "16", "32", "80%"], ["33", "to", "48", "4", "10%"]] == [

@@ -55,14 +55,13 @@ def test_two_looks_are_a_rate(picture):
     before = report(batches=10, rows=100, ended=10, model={"seconds": 1.0}, sizes={"16": [10, 0]})
     after = report(batches=14, rows=200, ended=14, model={"seconds": 2.0}, running=1, waiting=5)
     after["sizes"] = {"16": [11, 0], "32": [3, 0]}
-    slow, quick = ({**after, "wait": {"p50": 0.01, "p95": p95}} for p95 in (0.5, 0.1))
     began = answer(before, seconds=5.0, device_idle_seconds=2.0)
     ended = {"seconds": 7.0, "device_idle_seconds": 2.5}
     picture.add(Look(time=0.0, answers={"v": began, "w": began}))
     picture.add(
         Look(
             time=2.0,
-            answers={"v": answer(slow, **ended), "w": answer(quick, **ended)},
+            answers={"v": answer(after, **ended), "w": answer(after, **ended)},
             depths={"celery": 7},
         )
     )
@@ -70,10 +69,35 @@ def test_two_looks_are_a_rate(picture):
 
     assert (100.0, 4.0, 25.0) == (task.rate, task.batches, task.size)
     assert ({16: 2, 32: 6}, 0.25) == (task.sizes, task.model)
-    assert (10, 2, 7, (0.01, 0.5)) == (task.waiting, task.running, task.depth, task.wait)
+    assert (10, 2, 7) == (task.waiting, task.running, task.depth)
     assert 2 * [("busy", 50.0, 0.75)] == [
         (each.state, each.rate, each.busy) for each in picture.workers()
     ]
+
+
+def waited(**buckets):
+    """Return what a worker says of requests that waited up to so many seconds."""
+    return answer(report(wait={"p95": 9.0, "buckets": buckets}))
+
+
+def test_waits_are_those_between_the_looks(picture):
+    """Of all workers' requests together; what was before hides nothing, however much it was."""
+    long_ago = waited(**{"0.005": 0, "0.01": 10_000})
+    now = waited(**{"0.005": 0, "0.01": 10_010, "0.015": 0, "0.5": 0, "0.75": 10})
+    other = waited(**{"0.02": 0, "0.03": 20})
+    picture.add(Look(time=0.0, answers={"v": long_ago, "w": answer(report())}))
+    picture.add(Look(time=1.0, answers={"v": now, "w": other}))
+    task, _ = picture.tasks()
+
+    assert (0.025, 0.7) == pytest.approx(task.wait)
+
+
+def test_who_waited_before_says_nothing_of_now(picture):
+    """Without a request in between there is no wait to be shown."""
+    for second in range(2):
+        picture.add(Look(time=float(second), answers={"w": waited(**{"0.005": 0, "0.01": 99})}))
+
+    assert (None, None) == picture.tasks()[0].wait
 
 
 def test_old_looks_say_nothing(picture):

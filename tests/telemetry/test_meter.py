@@ -68,6 +68,21 @@ def test_quantile_is_in_the_bucket_of_the_true_one(numbers: list[float], percent
     assert lower - 1.0 <= estimate <= upper + 1.0
 
 
+@given(st.lists(SECONDS), st.lists(SECONDS), st.integers(min_value=1, max_value=99))
+def test_buckets_say_what_was_between_two_looks(before: list[float], since: list[float], n: int):
+    """Their difference has the quantiles that the numbers in between have by themselves."""
+    bounds = (0.5, 1.0, 5.0, 10.0)
+    all_of_them, those_since = Histogram(bounds), Histogram(bounds)
+    all_of_them.add_all(before)
+    first = all_of_them.buckets()
+    all_of_them.add_all(since)
+    those_since.add_all(since)
+    last = json.loads(json.dumps(all_of_them.buckets()))
+    grown = {name: count - first.get(name, 0) for name, count in last.items()}
+
+    assert those_since.quantile(n / 100) == Histogram.of(grown).quantile(n / 100)
+
+
 def test_quantiles_of_nothing_and_of_what_is_beyond_all_bounds():
     """Nobody knows a quantile of nothing; of what is too large the last bound is known."""
     histogram = Histogram((1.0, 2.0))
@@ -113,6 +128,7 @@ def test_batches_of_a_task_are_added_up():
     assert {"lost": 1, "isolated": 1, "out_of_memory": 2, "poison": 1} == summary["trouble"]
     assert 1.5 == summary["model"]["seconds"]
     assert 0.07 / 6 == pytest.approx(summary["wait"]["mean"], abs=1e-6)
+    assert {"0.0075": 0, "0.01": 5, "0.015": 0, "0.02": 1} == summary["wait"]["buckets"]
     assert summary == json.loads(json.dumps(summary))
 
 
@@ -134,7 +150,8 @@ def test_summary_of_a_task_that_has_had_no_batch():
     summary = Meter(0.0, [7]).summary("double")
 
     assert 0 == summary["ended"]
-    assert {"mean": None, "p50": None, "p95": None, "p99": None} == summary["wait"]
+    unknown = dict.fromkeys(("mean", "p50", "p95", "p99"))
+    assert {**unknown, "buckets": {}} == summary["wait"]
 
 
 @pytest.mark.parametrize(("rows", "fill"), [(8, 1.0), (4, 0.5), (20, 20 / 24), (0, 0.0)])

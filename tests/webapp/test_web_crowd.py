@@ -15,7 +15,7 @@ from celery_batch.cli.child import wait_until
 NOTES = "standin-notes"
 
 
-@pytest.fixture(scope="module", params=["flask", "django-asgi", "fastapi"])
+@pytest.fixture(scope="module", params=["flask", "flask-parking", "django-asgi", "fastapi"])
 def narrow(request, servers, doors):
     """A door that lets a client have one request in hand, with the others' worker behind it."""
     doors(request.param)

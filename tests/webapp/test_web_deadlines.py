@@ -64,7 +64,7 @@ def test_nobody_gets_more_time_than_is_set(servers, doors):
     assert max(took for _, took in replies) < 5
 
 
-@pytest.mark.parametrize("kind", ["flask", "fastapi"])
+@pytest.mark.parametrize("kind", ["flask", "flask-parking", "fastapi"])
 def test_a_client_in_a_hurry_hears_of_its_own_deadline(servers, kind):
     """Too little time to send, or to learn who is there, says nothing about the servers."""
     with servers.door(kind, STANDIN_QUEUE="nobody") as door:
@@ -81,7 +81,7 @@ def test_a_deadline_that_is_none_is_refused(doors, text):
     assert (400, "InvalidInput") == (reply.status, reply.error)
 
 
-@pytest.mark.parametrize("kind", ["flask", "fastapi"])
+@pytest.mark.parametrize("kind", ["flask", "flask-parking", "fastapi"])
 def test_no_worker_is_service_unavailable(own_servers, kind):
     """Without a worker both the probe and the client hear so, each in its time."""
     with own_servers.door(kind, WEBAPP_TIMEOUT="1.5") as door:
@@ -96,7 +96,7 @@ def test_no_worker_is_service_unavailable(own_servers, kind):
         assert 200 == door.ask("GET", "/healthz").status
 
 
-@pytest.mark.parametrize("kind", ["flask", "fastapi"])
+@pytest.mark.parametrize("kind", ["flask", "flask-parking", "fastapi"])
 def test_probes_keep_no_requests_from_being_sent(servers, doors, kind):
     """However many ask for workers that are not there, others are answered meanwhile."""
     doors(kind)  # for its worker
@@ -124,7 +124,7 @@ def ask_until(over, ask, answers):
         answers.append(ask())
 
 
-@pytest.mark.parametrize("kind", ["flask", "fastapi"])
+@pytest.mark.parametrize("kind", ["flask", "flask-parking", "fastapi"])
 def test_what_nobody_waits_for_never_reaches_the_model(own_servers, kind):
     """A worker that comes late discards the inputs of requests that were given up."""
     redis = own_servers.client()
@@ -165,7 +165,7 @@ def test_a_cold_worker_is_not_ready(own_servers):
     assert "standin.answer and standin.answer_one" in reply.body["error"]["message"]
 
 
-@pytest.mark.parametrize("kind", ["flask", "fastapi"])
+@pytest.mark.parametrize("kind", ["flask", "flask-parking", "fastapi"])
 def test_a_broker_that_is_down_is_told_at_once(own_servers, kind):
     """Without Redis nobody waits for the deadline; with Redis back, all is well again."""
     with own_servers.worker(), own_servers.door(kind, ready="/readyz") as door:
@@ -205,7 +205,7 @@ def test_only_the_broker_is_down(own_servers, servers):
     assert max(took, ready_took) < 10
 
 
-@pytest.mark.parametrize("kind", ["flask", "fastapi"])
+@pytest.mark.parametrize("kind", ["flask", "flask-parking", "fastapi"])
 def test_a_broker_that_hangs_does_not_hang_the_clients(own_servers, kind):
     """A Redis that takes connections and never answers costs seconds, not minutes."""
     with own_servers.worker(), own_servers.door(kind, ready="/readyz", WEBAPP_TIMEOUT="3") as door:
@@ -238,7 +238,7 @@ def test_a_broker_that_hangs_does_not_hang_the_clients(own_servers, kind):
         )
 
 
-@pytest.mark.parametrize("kind", ["flask", "fastapi"])
+@pytest.mark.parametrize("kind", ["flask", "flask-parking", "fastapi"])
 def test_an_answer_survives_a_restart_of_redis(own_servers, kind):
     """A message that is lost with the connection is made up for by looking."""
     with (
@@ -254,7 +254,7 @@ def test_an_answer_survives_a_restart_of_redis(own_servers, kind):
         assert (200, {"outputs": ["2"]}) == (reply.result().status, reply.result().body)
 
 
-@pytest.mark.parametrize("kind", ["flask", "fastapi"])
+@pytest.mark.parametrize("kind", ["flask", "flask-parking", "fastapi"])
 def test_a_request_in_flight_is_finished_before_the_door_stops(own_servers, kind):
     """On SIGTERM gunicorn lets the request that waits have its answer."""
     with (

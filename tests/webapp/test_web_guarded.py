@@ -12,7 +12,7 @@ SITE = "https://friend.example"
 BROWSER = {"Origin": SITE, "Sec-Fetch-Site": "cross-site"}
 
 
-@pytest.fixture(scope="module", params=["flask", "django-asgi", "fastapi"])
+@pytest.fixture(scope="module", params=["flask", "flask-parking", "django-asgi", "fastapi"])
 def guarded(request, servers, tmp_path_factory):
     """A door with all of that; no worker is needed."""
     file = tmp_path_factory.mktemp("keys") / "keys"

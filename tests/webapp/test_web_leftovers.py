@@ -40,7 +40,7 @@ def settled(redis):
     return f"{busy} {replies} {waiting}" if busy or replies or waiting else ""
 
 
-@pytest.mark.parametrize("kind", ["flask", "fastapi"])
+@pytest.mark.parametrize("kind", ["flask", "flask-parking", "fastapi"])
 def test_requests_leave_nothing_in_redis_but_expiring_results(own_servers, kind):
     """After hundreds of requests of all kinds, every new key is a result with an expiry."""
     redis = own_servers.client()

@@ -192,7 +192,8 @@ def test_listeners_leave_threads_to_others(servers, doors, kind, seats):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [("flask", ()), ("flask", PRELOADED), ("fastapi", ())]
+    ("kind", "options"),
+    [("flask", ()), ("flask", PRELOADED), ("flask-parking", PRELOADED), ("fastapi", ())],
 )
 def test_who_listens_keeps_no_server_from_stopping(servers, kind, options):
     """Told to stop, a server ends the streams of tasks that may wait for long, and cleanly."""

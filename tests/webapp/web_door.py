@@ -16,16 +16,22 @@ JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 #: Every app on the servers that it is for, synchronous and asynchronous.
-KINDS = ("flask", "flask-gevent", "django", "django-asgi", "fastapi")
+KINDS = (
+    "flask", "flask-parking", "flask-gevent", "django", "django-parking", "django-asgi", "fastapi",
+)  # fmt: skip
 
 _GUNICORN = ("-m", "gunicorn", "--no-control-socket", "--graceful-timeout=3")
+#: Fewer threads than many a test has requests that wait.
+_PARKING = (*_GUNICORN, "-k", "webapp.parking.ParkingWorker", "--threads=4")
 _UVICORN = ("-m", "uvicorn", "--log-level=warning", "--timeout-graceful-shutdown=3")
 
 #: Their command lines, but for the socket.
 COMMANDS = {
     "flask": [*_GUNICORN, "--threads=16", "webapp.flask_app:app"],
+    "flask-parking": [*_PARKING, "webapp.flask_app:app"],
     "flask-gevent": [*_GUNICORN, "-kgevent", "webapp.flask_app:app"],
     "django": [*_GUNICORN, "--threads=16", "webapp.django_app.wsgi"],
+    "django-parking": [*_PARKING, "webapp.django_app.wsgi"],
     "django-asgi": [*_UVICORN, "--lifespan=off", "webapp.django_app.asgi:application"],
     "fastapi": [*_UVICORN, "webapp.asgi_app:app"],
 }

@@ -13,15 +13,30 @@ from django.urls import URLPattern, path, re_path
 
 from webapp import asgi, wsgi
 from webapp.messages import Answer
+from webapp.parked import Parked
 from webapp.service import service_contract
 
-__all__ = ["aview", "failed", "refused", "urls", "view"]
+__all__ = ["Later", "aview", "failed", "refused", "urls", "view"]
+
+
+class Later(HttpResponse):
+    """
+    What Django takes for an answer; its status and headers mean nothing.
+
+    Args:
+        parked: What the server is to have in its place.
+    """
+
+    def __init__(self, parked: Parked) -> None:
+        super().__init__()
+        #: It ends when that does: so Django's own signal of a request's end comes then.
+        self.parked = Parked(parked.answering, self.close)
 
 
 def view(request: WSGIRequest, **_parameters: str) -> HttpResponseBase:
-    """Answer in this thread."""
-    ask = wsgi.ask_of(request.environ, service_contract().routes)
-    return _response(service_contract().answer(ask), iter)
+    """Answer in this thread, or leave it to the server to have that done."""
+    answer = wsgi.answer_to(request.environ, service_contract())
+    return Later(answer) if isinstance(answer, Parked) else _response(answer, iter)
 
 
 async def aview(request: ASGIRequest, **_parameters: str) -> HttpResponseBase:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
+import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +19,7 @@ from click.testing import CliRunner
 from celery_batch.backfill.jobs import Jobs
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.jobs import jobs as command_of_jobs
-from celery_batch.errors import BackfillError
+from celery_batch.errors import BackfillError, BackfillStopped
 from tests.services.eventually import eventually
 from tests.services.shop import CELERY
 
@@ -88,6 +92,20 @@ def settles(jobs):
     return job["done"]
 
 
+def goes_on(jobs):
+    """Return when the only job has more rows than at first."""
+    before = told_by(jobs)["done"]
+    why = lambda: "" if told_by(jobs)["done"] > before else "it stands"  # noqa: E731
+    wait_until(why, [], what="backfill", timeout=60)
+
+
+def said(app, *options):
+    """Return what `celery batch jobs` says, which must be something."""
+    done = here(app, *options)
+    assert done.stdout, done.stderr
+    return done.stdout
+
+
 def test_a_job_is_listed_paused_and_resumed(app, place, running, jobs):
     """From another terminal: nothing more is sent, what is on its way is collected, it goes on."""
     process, job = running
@@ -110,9 +128,7 @@ def test_a_job_is_listed_paused_and_resumed(app, place, running, jobs):
     assert done == told_by(jobs)["done"]
 
     eventually(lambda: jobs.tell("resume", job["id"]))
-    wait_until(
-        lambda: "" if told_by(jobs)["done"] > done else "it stands", [], what="backfill", timeout=60
-    )
+    goes_on(jobs)
 
 
 def test_a_stopped_job_goes_on_later(place, running, jobs):
@@ -125,6 +141,35 @@ def test_a_stopped_job_goes_on_later(place, running, jobs):
     assert sum(end - first for first, end in state["done"]) >= job["done"]
 
 
+def test_a_backfill_in_python_is_listed_paused_and_stopped(app, jobs):
+    """Who began it in a program of his own finds it where all others are, and its loop ends."""
+    ended, answers = [], app.leisurely.backfill(range(MANY), window=32)
+
+    def loop():
+        try:
+            ended.extend(answer.output for answer in answers)
+        except BackfillStopped as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    job = told_by(jobs)
+    assert (os.getpid(), "backfill_tasks.leisurely") == (job["pid"], job["task"])
+    assert (MANY, None) == (job["total"], job["output"])
+    assert f"to {Path(sys.argv[0]).name}" in eventually(lambda: said(app))
+    eventually(lambda: jobs.steer("pause", job["id"]))
+    settles(jobs)
+    eventually(lambda: jobs.tell("resume", job["id"]))
+    goes_on(jobs)
+    stopped = eventually(lambda: said(app, "stop", job["id"]))
+    thread.join(60)
+
+    assert "stops; its loop ends with BackfillStopped." in stopped
+    assert isinstance(ended[-1], BackfillStopped)
+    assert [2 * n for n in range(len(ended) - 1)] == ended[:-1]
+    assert [] == jobs.all()
+
+
 def test_a_killed_job_is_not_listed(app, running):
     """Who is not there does not answer, and nothing is left that says otherwise."""
     process, _ = running
@@ -133,6 +178,37 @@ def test_a_killed_job_is_not_listed(app, running):
 
     listed = here(app, "--json")
     assert (0, []) == (listed.exit_code, json.loads(listed.stdout))
+
+
+def test_what_has_ended_is_told_by_its_files(app, place):
+    """Whether it is complete, with how many rows and failures; else how far it has come."""
+    place.write([{"number": n} for n in range(300)])
+    assert 1 == place.run("backfill_tasks.double", "--max-errors", "1").returncode
+    (stopped,) = json.loads(said(app, "show", "--json", str(place.out)))
+    in_words = said(app, "show", str(place.out))
+    assert 1 == place.run("backfill_tasks.double").returncode
+    complete = said(app, "show", str(place.out))
+    assert 1 == place.run("backfill_tasks.double", "--retry-errors").returncode
+
+    assert (str(place.out), "backfill_tasks.double") == (stopped["output"], stopped["task"])
+    assert stopped["failed"] > 1
+    assert 113 < stopped["rows"] <= 300
+    assert (
+        f"{stopped['rows']} rows of backfill_tasks.double, {stopped['failed']} failed; the same"
+        in in_words
+    )
+    assert f"{place.out}: complete since " in complete
+    assert complete.endswith(": 300 rows of backfill_tasks.double, 3 failed\n")
+    assert complete.split(": ")[2] == said(app, "show", str(place.out)).split(": ")[2]
+
+
+def test_where_no_backfill_has_written(app, tmp_path):
+    """It is said which file is meant, and the command fails."""
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    refused = here(app, "show", str(tmp_path / "mine.jsonl"))
+
+    assert 1 == refused.exit_code
+    assert f"Error: {tmp_path}/mine.jsonl: no backfill has written there\n" == refused.stderr
 
 
 def left_in(place):

@@ -17,7 +17,7 @@ KINDS = tuple(COMMANDS)
 
 
 @pytest.mark.parametrize(
-    "kind", ["gthread", "uvicorn", pytest.param("gevent", marks=pytest.mark.thorough)]
+    "kind", ["gthread", "parking", "uvicorn", pytest.param("gevent", marks=pytest.mark.thorough)]
 )
 def test_too_many_requests_are_refused_and_cost_no_work(pressed, kind):
     """Of many more requests than may wait, the excess is refused and the rest is answered."""
@@ -81,9 +81,10 @@ def test_who_hangs_up_is_called_back(pressed, kind):
     assert "unwanted" not in pressed.seen()
 
 
-def test_who_pipelines_has_not_hung_up(pressed):
+@pytest.mark.parametrize("kind", ["gthread", "parking"])
+def test_who_pipelines_has_not_hung_up(pressed, kind):
     """A client that sends its next request ahead gets both answers."""
-    door = pressed.door("gthread")
+    door = pressed.door(kind)
 
     async def ask():
         """Ask once."""
@@ -96,9 +97,10 @@ def test_who_pipelines_has_not_hung_up(pressed):
     assert [200, 200] == asyncio.run(ask())
 
 
-def test_a_half_closed_connection_counts_as_gone(pressed):
+@pytest.mark.parametrize("kind", ["gthread", "parking"])
+def test_a_half_closed_connection_counts_as_gone(pressed, kind):
     """A client that closes its half is told so, if it still reads."""
-    door = pressed.door("gthread")
+    door = pressed.door(kind)
     with socket.create_connection(("127.0.0.1", door.port)) as client:
         client.sendall(request("hold 1"))
         client.shutdown(socket.SHUT_WR)
@@ -111,8 +113,8 @@ def test_a_half_closed_connection_counts_as_gone(pressed):
 
 def test_a_killed_worker_costs_time_and_no_answer(own_pressed):
     """What a worker held that was killed is answered by the next one."""
-    doors = [own_pressed.door(kind) for kind in ("gthread", "uvicorn")]
-    with ThreadPoolExecutor(2) as clients:
+    doors = [own_pressed.door(kind) for kind in ("gthread", "parking", "uvicorn")]
+    with ThreadPoolExecutor(3) as clients:
         waiting = [clients.submit(door.predict, f"hold 1.{door.port}") for door in doors]
         for door in doors:
             own_pressed.until_seen(f"hold 1.{door.port}")
@@ -121,12 +123,12 @@ def test_a_killed_worker_costs_time_and_no_answer(own_pressed):
             process.kill()
         own_pressed.worker = own_pressed.start_worker()
 
-        assert [200, 200] == [each.result().status for each in waiting]
+        assert [200] * 3 == [each.result().status for each in waiting]
 
 
 def test_a_restart_of_redis_under_load(own_pressed):
     """While Redis is away requests are refused and none is an internal error; then all is well."""
-    doors = [own_pressed.door(kind) for kind in ("gthread", "uvicorn")]
+    doors = [own_pressed.door(kind) for kind in ("gthread", "parking", "uvicorn")]
     redis = own_pressed.servers.redis
 
     def restart():

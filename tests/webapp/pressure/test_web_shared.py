@@ -9,7 +9,7 @@ from web_pressed_service import open_door
 from web_pressed_tasks import SEEN
 
 
-@pytest.mark.parametrize("kind", ["gthread", "uvicorn"])
+@pytest.mark.parametrize("kind", ["gthread", "parking", "uvicorn"])
 def test_what_all_ask_is_computed_once(pressed, kind):
     """Many clients that ask the same have one answer; so have those who come later."""
     pressed.redis.delete(SEEN)
@@ -28,7 +28,7 @@ def test_what_all_ask_is_computed_once(pressed, kind):
     assert ["0", "1", "another", "hold 0.5"] == sorted(pressed.seen())
 
 
-@pytest.mark.parametrize("kind", ["gthread", "uvicorn"])
+@pytest.mark.parametrize("kind", ["gthread", "parking", "uvicorn"])
 def test_a_failure_to_send_is_told_to_all(pressed, kind):
     """Where nobody has the time to send, all who ask the same hear why."""
     with (

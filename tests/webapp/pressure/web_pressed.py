@@ -22,6 +22,11 @@ COMMANDS = {
         *("gunicorn", "--worker-class=gthread", "--threads=64", "--no-control-socket"),
         *("--bind=fd://{bind}", "--graceful-timeout=3", "webapp.flask_app:app"),
     ),
+    "parking": (
+        *("gunicorn", "--worker-class=webapp.parking.ParkingWorker", "--threads=8"),
+        *("--bind=fd://{bind}", "--graceful-timeout=3", "--no-control-socket"),
+        "webapp.flask_app:app",
+    ),
     "gevent": (
         *("gunicorn", "--worker-class=gevent", "--no-control-socket"),
         *("--bind=fd://{bind}", "--graceful-timeout=3", "webapp.flask_app:app"),

@@ -1,0 +1,73 @@
+"""A backfill that is begun in Python: its answers, while others see and steer it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from celery_batch.backfill.arguments import Arguments
+from celery_batch.backfill.backfill import Backfill, Pace, lowest_priority
+from celery_batch.backfill.options import check_options
+from celery_batch.backfill.progress import Clock
+from celery_batch.backfill.reins import Reins
+from celery_batch.backfill.remote import Remote
+from celery_batch.backfill.rows import Answered
+
+__all__ = ["answers"]
+
+
+def answers(
+    task: Any,
+    items: Iterable[Any],
+    options: dict[str, Any],
+    *,
+    window: int | None,
+    in_order: bool,
+) -> Iterator[Answered]:
+    """
+    Yield an answer for each item; see `Asking.backfill`.
+
+    Args:
+        task: The batch task.
+        items: Records, or values of the only parameter.
+        options: Celery's, for each call.
+        window: Most rows on their way.
+        in_order: Answers come in the items' order.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+    check_options(task.app, options)
+    rows = Arguments(task.batch_signature).rows(items)
+    pace = Pace.of(task, window=window, in_order=in_order)
+    options = {"priority": lowest_priority(task.app), **options}
+    # Only of what surely has them in hand: others may read all there is to count it.
+    total = len(items) if isinstance(items, (Sequence, Mapping)) else None
+    return _answers(task, Backfill(task, rows, pace, options), total)
+
+
+def _answers(task: Any, backfill: Backfill, total: int | None) -> Iterator[Answered]:
+    reins, clock = Reins(), Clock(_Counted(), total)
+    with backfill, Remote(task.app, task.name, None, reins) as remote:
+        while not backfill.is_over:
+            reins.check()
+            is_paused = reins.is_paused
+            found = backfill.turn(sends=not is_paused)
+            clock.ledger.add(found)
+            state = "paused" if is_paused else "running"
+            remote.tell(clock.progress(**backfill.facts(), state=state))
+            yield from found
+
+
+class _Counted:
+    """Counts answers, and keeps none."""
+
+    def __init__(self) -> None:
+        self.done = range(0)
+        self.failed = 0
+
+    def add(self, answers: Iterable[Answered]) -> None:
+        """Count some more."""
+        errors = [bool(answer.error) for answer in answers]
+        self.done = range(len(self.done) + len(errors))
+        self.failed += sum(errors)

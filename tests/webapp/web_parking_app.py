@@ -1,0 +1,50 @@
+"""A bare WSGI app that parks what it is asked to, and hooks that note what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+
+from webapp.messages import Answer
+from webapp.parked import Parked
+
+#: Bytes that no socket's buffers hold.
+LARGE = 32 * 2**20
+
+#: What was noted, a line each.
+NOTES = Path(os.environ.get("PARKING_NOTES", os.devnull))
+
+
+def note(line):
+    """Append a line to the notes."""
+    with NOTES.open("a") as notes:
+        notes.write(f"{line}\n")
+
+
+def post_request(_worker, req, _environ, resp):
+    """Note, as gunicorn's hook, what a request was answered with."""
+    note(f"hook {req.path} {resp.status}")
+
+
+async def answered(path):
+    """Answer as the path says."""
+    if path == "/fail":
+        raise LookupError("as asked for")
+    if path == "/exit":
+        raise SystemExit(3)
+    if path == "/wait":
+        await asyncio.sleep(3600)
+    body = bytes(LARGE) if path == "/large" else threading.current_thread().name.encode()
+    return Answer(body=body, headers={"Content-Length": str(len(body))})
+
+
+def app(environ, start_response):
+    """Park a request, but for those that want the thread's name at once."""
+    path = environ["PATH_INFO"]
+    if path != "/now":
+        return Parked(lambda: answered(path), lambda: note(f"closed {path}"))
+    name = threading.current_thread().name.encode()
+    start_response("200 OK", [("Content-Length", str(len(name)))])
+    return [name]

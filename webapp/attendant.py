@@ -1,0 +1,99 @@
+"""An event loop in a thread of its own, where requests wait that have no thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from webapp.hangups import hangups
+from webapp.messages import Answer
+from webapp.parked import Parked
+
+__all__ = ["Attendant", "Ended"]
+
+#: Seconds after which a client is watched; most answers come before it is worth anything.
+_WATCH_AFTER = 0.25
+
+#: Told on the loop how a request has ended, so briefly: cancelled where its client has gone.
+Ended = Callable[[asyncio.Task[Answer]], object]
+
+
+class Attendant:
+    """Has answers made, and says when each of them is there."""
+
+    def __init__(self) -> None:
+        self._loop = _new_loop()
+        self._arrivals: deque[tuple[Parked, int, Ended]] = deque()
+        self._is_called = False
+        self._waits: dict[asyncio.Task[Answer], ExitStack] = {}
+        self._thread = threading.Thread(target=self._run, name="webapp-attendant", daemon=True)
+        self._thread.start()
+
+    def take(self, parked: Parked, connection: int, ended: Ended) -> None:
+        """
+        Have an answer made; it is cancelled when its client goes.
+
+        Args:
+            parked: The answer.
+            connection: The descriptor of the client's connection, open until it has ended.
+            ended: Called once.
+        """
+        self._arrivals.append((parked, connection, ended))
+        if not self._is_called:
+            # Of two threads here both may call, which costs a wake-up.
+            self._is_called = True
+            self._loop.call_soon_threadsafe(self._begin)
+
+    def close(self) -> None:
+        """Cancel what still waits, and end the thread."""
+        self._loop.call_soon_threadsafe(self._stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _begin(self) -> None:
+        self._is_called = False
+        while self._arrivals:
+            parked, connection, ended = self._arrivals.popleft()
+            task = self._loop.create_task(_answered(parked))
+            watching = self._waits[task] = ExitStack()
+            timer = self._loop.call_later(_WATCH_AFTER, self._watch, task, connection)
+            watching.callback(timer.cancel)
+            task.add_done_callback(self._end)
+            task.add_done_callback(ended)
+
+    def _watch(self, task: asyncio.Task[Answer], connection: int) -> None:
+        cancel = partial(self._loop.call_soon_threadsafe, task.cancel)
+        self._waits[task].enter_context(hangups().watch(connection, cancel))
+
+    def _end(self, task: asyncio.Task[Answer]) -> None:
+        self._waits.pop(task).close()
+
+    def _stop(self) -> None:
+        for task in self._waits:
+            task.cancel()
+        # Behind what the cancelled ones do about it.
+        self._loop.call_soon(self._loop.call_soon, self._loop.stop)
+
+
+async def _answered(parked: Parked) -> Answer:
+    try:
+        return await parked.answering()
+    except (SystemExit, KeyboardInterrupt) as error:  # either would end everybody's loop
+        raise RuntimeError("an answer has tried to end the server") from error
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # noqa: PLC0415 (there is none for Windows)
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop

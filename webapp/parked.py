@@ -1,0 +1,61 @@
+"""
+What a WSGI server and a door agree on, so that a request may wait without a thread.
+
+WSGI knows one way to wait: not to return.  A server that offers more says so in the
+environ; a door may then return a `Parked` for a body, and its server has the answer made on
+an event loop, while the thread goes on with other requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+from webapp.messages import Answer
+
+__all__ = ["OFFER", "Parked", "parks"]
+
+#: Where a server's offer is in a request's environ.
+OFFER = "webapp.parks"
+
+
+class Parked:
+    """
+    The body of an answer that nobody knows yet; its status and headers come with it.
+
+    Args:
+        answering: Makes the answer; called and awaited on an event loop.
+        close: Called in a thread when the request has ended, as of any WSGI body.
+    """
+
+    __slots__ = ("answering", "close")
+
+    def __init__(
+        self,
+        answering: Callable[[], Awaitable[Answer]],
+        close: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.answering = answering
+        self.close = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        """
+        Refuse to be sent as if it were known.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            "a parked answer has no body yet: what stands between the app and its server must"
+            f" hand it on as it is, or take {OFFER!r} out of the environ"
+        )
+
+
+def parks(environ: Mapping[str, Any]) -> bool:
+    """
+    Say whether a request's server takes a `Parked`.
+
+    Args:
+        environ: WSGI's.
+    """
+    return bool(environ.get(OFFER))
