@@ -21,7 +21,7 @@ from celery_batch.chunks import Chunk
 from celery_batch.errors import ChunkFailed
 from celery_batch.serving.runner import Outcome, Timing
 
-__all__ = ["Asked", "answer_all", "columns_of", "rows_in"]
+__all__ = ["Asked", "answer_all", "ask_all", "columns_of", "fold_all", "rows_in"]
 
 #: What one request asks the model: a row of values, or many as columns.
 Asked = tuple[Any, ...] | Chunk
@@ -66,11 +66,45 @@ def answer_all(
     Returns:
         One outcome per request, in order.
     """
-    runner = task.runner()
+    return fold_all(task, asked, ask_all(task, asked, columns, timings))
+
+
+def ask_all(
+    task: Any,
+    asked: Sequence[Asked],
+    columns: list[list[Any]],
+    timings: list[Timing] | None = None,
+) -> list[Any]:
+    """
+    Ask a task's model, and do no more: a device may be waiting for the next batch.
+
+    Args:
+        task: The batch task.
+        asked: What each request asks, at least one.
+        columns: The same, as `columns_of` lays it out.
+        timings: Is given those of all calls of the model, in their order.
+
+    Returns:
+        For each row what the model returned, or an outcome in its place.
+    """
+    answers: list[Any] = task.runner().answers(*columns, alone=len(asked) == 1, timings=timings)
+    return answers
+
+
+def fold_all(task: Any, asked: Sequence[Asked], answers: list[Any]) -> list[Outcome]:
+    """
+    Make each request's outcome of its rows' answers.
+
+    Args:
+        task: The batch task.
+        asked: What each request asks.
+        answers: As `ask_all` returned them.
+
+    Returns:
+        One outcome per request, in order.
+    """
     if not any(isinstance(each, Chunk) for each in asked):
-        outcomes: list[Outcome] = runner.run(*columns, timings=timings)
-        return outcomes
-    answers = runner.answers(*columns, alone=len(asked) == 1, timings=timings)
+        return [_outcome(answer) for answer in answers]
     outcomes, start = [], 0
     for each in asked:
         rows = each.rows if isinstance(each, Chunk) else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from webapp.bodies import DRAINS, MOST_DRAINED
@@ -205,11 +206,14 @@ class _Watch:
             self._task.cancel()
 
 
+@lru_cache(maxsize=512)
+def _encoded(name: str, value: str) -> tuple[bytes, bytes]:
+    """Return a header as ASGI has it; most are the same in all answers."""
+    return name.lower().encode("latin-1"), value.encode("latin-1")
+
+
 async def _tell(answer: Answer, send: Send) -> None:
-    headers = [
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
-        for name, value in answer.headers.items()
-    ]
+    headers = [_encoded(name, value) for name, value in answer.headers.items()]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     if isinstance(answer.body, bytes):
         await send({"type": "http.response.body", "body": answer.body})

@@ -15,11 +15,15 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from celery_batch.client.alike import Alike
 from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.client.publisher import Publisher
 from celery_batch.client.room import admitted, items_of
 
 __all__ = ["apply_async"]
+
+#: Calls in one write from which on it pays to look up what they have in common.
+_SEVERAL = 4
 
 
 async def apply_async(
@@ -52,8 +56,8 @@ async def apply_async(
         if task.app.conf.task_inherit_parent_priority and request.delivery_info:
             options.setdefault("priority", request.delivery_info.get("priority"))
     future = loop.create_future()
-    apply = partial(task.apply_async, args, kwargs, **options)
-    _outgoing(loop).add(loop, _Call(task, apply, _let_in(task, options), future, on_abandoned))
+    call = _Call(task, args, kwargs, options, _let_in(task, options), future, on_abandoned)
+    _outgoing(loop).add(loop, call)
     result = await future
     if parent and options.get("add_to_parent", True):
         parent.add_trail(result)
@@ -72,10 +76,20 @@ def _let_in(task: Any, options: dict[str, Any]) -> Context:
 
 class _Call(NamedTuple):
     task: Any
-    apply: Callable[[], Any]
+    args: Any
+    kwargs: Any
+    options: dict[str, Any]
     context: Context
     future: asyncio.Future[Any]
     on_abandoned: Callable[[Any], object] | None
+
+    def send(self, gathering: Gathering, alike: Alike | None) -> Any:
+        """Make the call, and return its result."""
+        result = alike and alike.send(self.task, self.args, self.kwargs, self.options)
+        if result is None:
+            apply = partial(self.task.apply_async, self.args, self.kwargs, **self.options)
+            result = gathered_by(gathering, self.task, apply)
+        return result
 
 
 class _Outgoing:
@@ -132,9 +146,10 @@ def _outgoing(loop: asyncio.AbstractEventLoop) -> _Outgoing:
 def _send(calls: list[_Call]) -> list[Any]:
     """Send calls in one write, each in its own context; return results and errors."""
     gathering, outcomes = Gathering(), []
+    alike = Alike(gathering) if len(calls) >= _SEVERAL else None
     for call in calls:
         try:
-            outcomes.append(call.context.run(gathered_by, gathering, call.task, call.apply))
+            outcomes.append(call.context.run(call.send, gathering, alike))
         except Exception as error:  # noqa: BLE001 (it is raised where the call was made)
             outcomes.append(error)
     with closing(gathering), suppress(Exception):  # the same

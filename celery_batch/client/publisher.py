@@ -8,7 +8,7 @@ same message.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -111,13 +111,17 @@ class Publisher:
         call.leave_trail(result)
         return result
 
-    def series(self, task: Any, options: dict[str, Any]) -> Series | None:
+    def series(
+        self, task: Any, options: dict[str, Any], own: Collection[str] = ()
+    ) -> Series | None:
         """
         Return a way to make many calls on the short road; None if there is none, or none yet.
 
         Args:
             task: The task that is called.
             options: As `apply_async` takes them, the same for all.
+            own: Those of ``expires`` and ``headers`` that each call has of its own, all of
+                them or none.
         """
         app, terms = self._app, self._settled()
         call = self._call(task, (), {}, options)
@@ -125,7 +129,9 @@ class Publisher:
             return None
         listener = self._listener(task, options, None, None)
         template = self._kinds.template(task, call, reply=listener is not None)
-        settled = template and template.settle(call.constants(self._told(listener)))
+        constants = call.constants(self._told(listener))
+        same = {name: value for name, value in constants.items() if name not in own}
+        settled = template and template.settle(same)
         if settled is None:
             return None
         router = app.amqp.router

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from celery_batch.client.answers import expected
@@ -18,6 +19,8 @@ from celery_batch.client.template import Fields
 from celery_batch.client.terms import Terms
 
 __all__ = ["Series"]
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Series(NamedTuple):
@@ -48,7 +51,9 @@ class Series(NamedTuple):
         """Return whether another call can be made: settings and listeners may change any time."""
         return self.pid == os.getpid() and self.still_holds()
 
-    def send(self, args: Any, kwargs: Any, gathering: Gathering) -> Any:
+    def send(
+        self, args: Any, kwargs: Any, gathering: Gathering, own: Mapping[str, Any] = _NOTHING
+    ) -> Any:
         """
         Make a call, and return its result; None if it has to go Celery's own road.
 
@@ -56,6 +61,7 @@ class Series(NamedTuple):
             args: Positional arguments, or None.
             kwargs: Keyword arguments, or None.
             gathering: Keeps the message until it is written.
+            own: The options that this series has left to its calls, all of them.
 
         Raises:
             TypeError: The arguments do not fit the task.
@@ -63,7 +69,7 @@ class Series(NamedTuple):
         task, terms = self.task, self.terms
         call = self.call._replace(args=args, kwargs=kwargs)
         call.check(task)
-        expiry = expiry_of(task.app, terms, call.expires)
+        expiry = expiry_of(task.app, terms, own.get("expires", call.expires))
         if expiry is None:
             return None
         args, kwargs = args or (), kwargs or {}
@@ -75,8 +81,11 @@ class Series(NamedTuple):
             "kwargsrepr": described(kwargs, terms.kwargs_limit, terms.repr_levels),
             **expiry,
         }
-        # There is one: its short texts are the id and a number.
-        letter: Any = self.template.letter((args, kwargs, self.template.embed), values)
+        if "headers" in own:
+            values["headers"] = own["headers"]
+        letter = self.template.letter((args, kwargs, self.template.embed), values)
+        if letter is None:
+            return None
         if self.listener is None:
             result = expected(task, task_id, None)
             result.ignored = call.options.get("ignore_result", task.ignore_result)

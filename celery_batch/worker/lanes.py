@@ -78,7 +78,7 @@ class Lanes:
 
     def has_room(self) -> bool:
         """Say whether there is room for anybody's message, whosever it is."""
-        return self.room.left(self._lanes, LEAST_URGENT) > 0
+        return any(self.room.left(self._lanes, [LEAST_URGENT]))
 
     def open(self) -> None:
         """Let batches leave; called for each new connection."""

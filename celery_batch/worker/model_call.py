@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from operator import sub
+from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from celery_batch.folding import Asked, answer_all, columns_of, rows_in
+from celery_batch.folding import Asked, ask_all, columns_of, fold_all, rows_in
 from celery_batch.seat import seat
 from celery_batch.serving import residents
 from celery_batch.serving.runner import Outcome, Timing
@@ -58,6 +59,9 @@ class ModelCall:
         self.most: int | None = None
         #: When the model was called, and for which rows.
         self.timings: list[Timing] = []
+        #: The model's answers to `_asked`, or what is everybody's outcome.
+        self._answers: list[Any] = []
+        self._whole: Outcome | None = None
         #: By how much the run has raised what its runner counts.
         self._counted: tuple[int, ...] = ()
         #: What keeps items from having an answer, where there is none.
@@ -68,39 +72,49 @@ class ModelCall:
         """What all calls were to the model; reckoned beside the next batch, not before it."""
         return _work(self.timings, *self._counted) if self._counted else Work()
 
-    def __call__(self, limit: SoftLimit) -> Sequence[Outcome]:
+    def __call__(self, limit: SoftLimit) -> None:
         """
-        Run the model; its errors are outcomes.
+        Run the model; its errors are outcomes, which it leaves for `outcomes`.
 
         Args:
             limit: The soft time limit of this batch.
         """
         if _broken is not None:  # since this batch was made ready
-            self.fate = Fate.REFUSED
-            return [Outcome(again=True)] * len(self._asked)
+            self.fate, self._whole = Fate.REFUSED, Outcome(again=True)
+            return
         # While another batch ran, behind which this one lay.
-        late = self.left_out = self._expiries.passed()
+        self.left_out = self._expiries.passed()
+        if self.left_out:
+            self._leave_out(self.left_out)
+        if self._asked:
+            self._ask(limit)
+
+    def outcomes(self) -> Sequence[Outcome]:
+        """Return what became of each request; reckoned beside the next batch, not before it."""
+        if self._whole is not None:
+            found = [self._whole] * len(self._asked)
+        else:
+            found = fold_all(self.task, self._asked, self._answers)
+        late = self.left_out
         if not late:
-            return self._answer(limit)
-        count = len(self._asked)
-        self._leave_out(late)
-        answers = iter(self._answer(limit) if self._asked else ())
+            return found
+        answers, count = iter(found), len(found) + len(late)
         return [Outcome(again=True) if n in late else next(answers) for n in range(count)]
 
     def _leave_out(self, places: Collection[int]) -> None:
         self._asked = [each for n, each in enumerate(self._asked) if n not in places]
         self._columns, self._rows = columns_of(self._asked), rows_in(self._asked)
 
-    def _answer(self, limit: SoftLimit) -> Sequence[Outcome]:
+    def _ask(self, limit: SoftLimit) -> None:
         try:
-            return self._observed(limit)
+            self._answers = self._observed(limit)
         except SoftTimeLimitExceeded as error:  # it struck before the model was called
             again = self.task.acks_late and len(self._asked) > 1
-            return [Outcome(again=True) if again else Outcome(error=error)] * len(self._asked)
+            self._whole = Outcome(again=True) if again else Outcome(error=error)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
-            return [Outcome(error=error, origin=error.__traceback__)] * len(self._asked)
+            self._whole = Outcome(error=error, origin=error.__traceback__)
 
-    def _observed(self, limit: SoftLimit) -> Sequence[Outcome]:
+    def _observed(self, limit: SoftLimit) -> list[Any]:
         """Run the model, and note what its runner has learnt."""
         global _broken  # noqa: PLW0603 (one device a process)
         runner = self.task.runner()
@@ -114,7 +128,7 @@ class ModelCall:
                 seat.running_batch(),
                 residents.one_batch(),
             ):
-                return answer_all(self.task, self._asked, self._columns, self.timings)
+                return ask_all(self.task, self._asked, self._columns, self.timings)
         finally:
             after = runner.calls, runner.isolated, runner.out_of_memory
             self._counted = tuple(map(sub, after, before))

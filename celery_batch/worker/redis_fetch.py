@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
@@ -24,6 +23,7 @@ from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.redis_bells import Bells
 from celery_batch.worker.redis_lease import Lease
+from celery_batch.worker.redis_lists import Lists
 from celery_batch.worker.redis_pop import POP
 from celery_batch.worker.redis_restore import Terms
 from celery_batch.worker.redis_scripts import KEEP
@@ -71,8 +71,7 @@ class BulkFetch:
         self._asked_at = 0.0
         #: The lists in which nothing was found, until a bell rings.
         self._quiet: frozenset[str] = frozenset()
-        #: The tasks whose messages have been seen in each queue.
-        self._seen: defaultdict[str, set[str]] = defaultdict(set)
+        self._lists = Lists(channel, lanes)
         self._is_asked = False
         self._is_single = False
         self._is_refused = False
@@ -111,9 +110,12 @@ class BulkFetch:
             # handed out is held by this connection's owner, and comes back with its end.
             raise RedisConnectionError("an answer of Redis has been lost")
         now = time.monotonic()
-        lists, wanted, reserved = self._lists()
-        is_quiet = self._quiet.issuperset(lists) and now - self._asked_at < _LOOK_EVERY
-        if is_quiet or not lists:
+        has_just_asked = now - self._asked_at < _LOOK_EVERY
+        if has_just_asked and self._quiet and self._quiet.issuperset(self._lists.all()):
+            return
+        credit = self._credit()
+        lists, self._places, wanted, reserved = self._lists.wanted(credit, _SLICE)
+        if not lists or (has_just_asked and self._quiet.issuperset(lists)):
             return
         channel, keys, lease = self._channel, self._lease.keys, self._lease
         self._quiet, self._asked, self._asked_at = frozenset(), lists, now
@@ -127,57 +129,12 @@ class BulkFetch:
             *(wanted, keys.owner, lease.description, lease.milliseconds, reserved),
         )
 
-    def _lists(self) -> tuple[list[str], int, str]:
-        """
-        Return the lists to look into, how many messages could be put to use, and of the first.
-
-        Those are of the less urgent, for whom a few places are kept while others wait.
-        """
-        channel = self._channel
-        queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
-        places = [(queue, step) for step in channel.priority_steps for queue in queues]
-        credit = self._credit()
-        rooms = [self._room(queue, step, credit) for queue, step in places]
-        owed = self._owed(queues, credit) if any(rooms) else {}
-        reserved = [(place, owed[place]) for place in places if owed.get(place)]
-        places = [place for place, room in zip(places, rooms, strict=True) if room > 0]
-        places = [place for place, _ in reserved] + places
-        self._places = [queue for queue, _ in places]
-        prefix, key = channel.global_keyprefix, channel._q_for_pri  # noqa: SLF001
-        most = min([_SLICE, *(room for room in rooms if room > 0)])
-        numbers = " ".join(str(each) for _, each in reserved)
-        return [prefix + key(queue, step) for queue, step in places], most, numbers
-
     def _credit(self) -> int:
         """Return how many more messages the prefetch lets us hold."""
         if not self._is_within_prefetch():
             return 0
         credit = self._qos.can_consume_max_estimate()
         return _SLICE if credit is None else max(credit, 1)
-
-    def _room(self, queue: str, step: int, credit: int) -> int:
-        """
-        Return how many messages of a list are of use now, by what its queue has brought.
-
-        Args:
-            queue: Which.
-            step: The smaller, the more urgent; whom they overtake does not keep them out.
-            credit: What is left of the prefetch.
-        """
-        tasks = self._seen.get(queue)
-        room = self._lanes.room.left(tasks, step)
-        if room > credit and tasks:
-            credit += self._lanes.room.behind(tasks, step)
-        return min(room, credit)
-
-    def _owed(self, queues: Iterable[str], credit: int) -> dict[tuple[str, int], int]:
-        """Return how many messages of each list are to be read before more urgent ones."""
-        steps, owed = self._channel.priority_steps, {}
-        for queue in queues:
-            tasks = self._seen.get(queue)
-            for step, most in zip(steps, self._lanes.room.owed(tasks, steps), strict=True):
-                owed[queue, step] = most if tasks else min(most, credit)
-        return owed
 
     def _may_ask(self) -> bool:
         """Say for kombu whether we may read; in bulk we say so of each list by itself."""
@@ -276,7 +233,7 @@ class BulkFetch:
     def _note(self, queue: str, headers: Any) -> None:
         task = (headers or {}).get("task")
         if isinstance(task, str) and task in self._lanes:
-            self._seen[queue].add(task)
+            self._lists.seen[queue].add(task)
 
     def _forget(self, tag: str) -> None:
         """Cross out what was written down and refused."""

@@ -21,12 +21,14 @@ __all__ = ["POP"]
 #: has each of them several times in its memory.
 _FULL = 4 << 20
 
-#: The end of a message of kombu's.  Quotes in texts are escaped, so that the words stand
-#: for names here; as the message ends with it, the object is the outermost one's last part.
-_END = (
-    r'^, "properties": {[^{}]*"delivery_info": {"exchange": "([^"\\%c]*)", '
-    r'"routing_key": "([^"\\%c]*)"}[^{}]*, "delivery_tag": "([^"\\]*)"}}$'
-)
+#: Where the delivery information of a message of kombu's begins, and what it is.  Quotes in
+#: texts are escaped, so that the words stand for names here.
+_INFO = '"delivery_info": {"exchange": "'
+_KEYS = r'^([^"\\%c]*)", "routing_key": "([^"\\%c]*)"}()'
+
+#: Where its tag begins, with which it ends: the object is the outermost one's last part.
+_TAG = ', "delivery_tag": "'
+_END = r'^([^"\\]*)"}}$'
 
 #: Pop messages and write down who has them.
 #: KEYS: index, unacked, owner of, held, owners, alive, then the queues' lists in order.
@@ -36,14 +38,25 @@ _END = (
 #: of itself), and then all tags and messages in one: a reply of two parts is soon read.
 POP = (
     NOW
-    + f"local ending, FULL = [==[{_END}]==], {_FULL}\n"
+    + f"local INFO, KEYS_OF, TAG, END = [==[{_INFO}]==], [==[{_KEYS}]==], [==[{_TAG}]==], "
+    + f"[==[{_END}]==]\nlocal FULL = {_FULL}\n"
     + """
 local found, about, wanted, size = {}, {}, tonumber(ARGV[1]), 0
 local index, entries, owners, flags = {}, {}, {}, {}
 local function quick(message)
-  local at = string.find(message, ', "properties": {', 1, true)
+  local _, at = string.find(message, ', "properties": {', 1, true)
   if not at or string.find(message, 'batch_rows', 1, true) then return nil end
-  local exchange, key, tag = string.match(message, ending, at)
+  local _, info = string.find(message, INFO, at, true)
+  if not info then return nil end
+  local exchange, key, behind = string.match(message, KEYS_OF, info + 1)
+  if not behind then return nil end
+  -- No other object is among the properties.
+  if string.find(message, '{', at + 1, true) ~= info - 13 then return nil end
+  if string.find(message, '{', behind, true) then return nil end
+  if string.find(message, '}', at + 1, true) ~= behind - 1 then return nil end
+  if string.find(message, '}', behind, true) ~= #message - 1 then return nil end
+  local _, name = string.find(message, TAG, behind, true)
+  local tag = name and string.match(message, END, name + 1)
   if not tag then return nil end
   return tag, '"' .. exchange .. '"', '"' .. key .. '"', 1
 end

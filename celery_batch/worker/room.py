@@ -36,22 +36,29 @@ class Room:
         self._jobs = jobs
         self._slots = slots
 
-    def left(self, tasks: Collection[str] | None, urgency: int) -> int:
+    def left(self, tasks: Collection[str] | None, urgencies: Sequence[int]) -> list[int]:
         """
-        Return how many more requests could soon be put to use: run, made ready or gathered.
+        Return how many more requests of each urgency could soon be put to use.
 
-        Nobody knows whose message comes next, so the fullest lane counts: what it
-        cannot use is left in the broker for other workers.
+        That is to be run, made ready or gathered.  Nobody knows whose message comes next, so
+        the fullest lane counts: what it cannot use is left in the broker for other workers.
 
         Args:
             tasks: Whose messages may come; None if anybody's may, who has room at all.
-            urgency: Of the messages; what they would overtake leaves them their room.
+            urgencies: Of the messages; what they would overtake leaves them their room.
         """
+        lanes = [lane for name, lane in list(self._lanes.items()) if tasks is None or name in tasks]
+        most_urgent = min(urgencies)
+        if any(lane.behind(most_urgent) for lane in lanes):
+            return [self._left(lanes, tasks, urgency) for urgency in urgencies]
+        # They would overtake nobody.
+        return [self._left(lanes, tasks, most_urgent)] * len(urgencies)
+
+    def _left(self, lanes: Collection[Lane], tasks: Collection[str] | None, urgency: int) -> int:
         batches, jobs = self._slots.capacity + self._slots.processes, list(self._jobs)
         rooms = [
             lane.room(batches, [job for job in jobs if job.task is lane.task], urgency)
-            for name, lane in list(self._lanes.items())
-            if tasks is None or name in tasks
+            for lane in lanes
         ]
         if tasks is None:
             rooms = [room for room in rooms if room > 0]

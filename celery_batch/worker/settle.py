@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 #: Stack frames one item may need: tracer, autoretry, instrumentation and our own.
 _FRAMES_PER_ITEM = 16
 
-#: Has a model called, and returns the items' outcomes and the seconds it had to wait.
-Perform = Callable[[ModelCall], tuple[Sequence[Outcome], float]]
+#: Has a model called, and returns the seconds it had to wait.
+Perform = Callable[[ModelCall], float]
 
 
 def run_batch(
@@ -76,7 +76,12 @@ def run_batch(
         What became of each request, or the error that kept us from finding out.
     """
     with limit or SoftLimit() as aimed:
-        return settle(task_name, deliveries, lambda call: (call(aimed), 0.0))
+
+        def perform(call: ModelCall) -> float:
+            call(aimed)
+            return 0.0
+
+        return settle(task_name, deliveries, perform)
 
 
 def run_lone_batch(*arguments: Any) -> BatchEnd | ExceptionInfo:
@@ -257,7 +262,8 @@ class _Run:
             self._call = ModelCall(self._task, asked, self._span, expiries)
             self._call.most = getattr(self._deliveries, "most", None)
             self._describe(called)
-            outcomes, self._waited = self._perform(self._call)
+            self._waited = self._perform(self._call)
+            outcomes = self._call.outcomes()
             self._explain(self._call, asked, called)
         except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(asked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
@@ -13,15 +13,11 @@ from typing import Any
 
 from celery._state import _task_stack
 
-from celery_batch.serving.runner import Outcome
 from celery_batch.worker.model_call import ModelCall
 from celery_batch.worker.softlimit import SoftLimit
 
 __all__ = ["Turn"]
 
-
-#: Outcomes, and the seconds that the model call had to wait.
-_Answer = tuple[Sequence[Outcome], float]
 
 #: Seconds that a batch's tracers have to hear of what ends the process, in its model.  The
 #: second of clerks is for other batches, and comes after this if the process is to terminate.
@@ -71,8 +67,9 @@ class Turn:
         self._taken = threading.Event()
         self._settled = threading.Event()
         self._offers: SimpleQueue[_Offer | None] = SimpleQueue()
-        self._answers: SimpleQueue[_Answer | BaseException] = SimpleQueue()
-        self._kept: _Answer | None = None
+        #: The seconds for which each call of a model had to wait, or what ended it.
+        self._ends: SimpleQueue[float | BaseException] = SimpleQueue()
+        self._kept: float | None = None
 
     def run(self, last: Turn | None) -> Turn:
         """
@@ -93,20 +90,20 @@ class Turn:
             if offer is not None:
                 waited = time.monotonic() - offer.since
                 with offer.current():
-                    outcomes = offer.context.run(offer.call, self.limit)
-                self._kept = outcomes, waited
+                    offer.context.run(offer.call, self.limit)
+                self._kept = waited
         except BaseException as error:
             self.has_raised = True
-            self._answers.put(error)
+            self._ends.put(error)
             self._settled.wait(_LAST_MOMENT)
             raise
         return self
 
     def tell(self) -> None:
-        """Tell the clerk what the model has said, if it has not heard."""
+        """Tell the clerk that the model has answered, if it has not heard."""
         kept, self._kept = self._kept, None
         if kept is not None:
-            self._answers.put(kept)
+            self._ends.put(kept)
 
     def _next_offer(self, last: Turn | None) -> _Offer | None:
         with suppress(Empty):
@@ -115,19 +112,19 @@ class Turn:
             last.tell()
         return self._offers.get()
 
-    def perform(self, call: ModelCall) -> _Answer:
+    def perform(self, call: ModelCall) -> float:
         """
-        Have the main thread call the model, and wait for what it says.
+        Have the main thread call the model, and return when it has; see `Perform`.
 
         Raises:
             BaseException: What ended the call there.
         """
         request = call.task.request_stack.top
         self._offers.put(_Offer(call, copy_context(), request, time.monotonic()))
-        answer = self._answers.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        end = self._ends.get()
+        if isinstance(end, BaseException):
+            raise end
+        return end
 
     def await_start(self) -> None:
         """Return when the main thread has taken the batch up."""

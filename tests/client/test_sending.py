@@ -178,6 +178,52 @@ def test_coroutines_of_one_pass_share_a_write(sender: Callable[..., Sender]) -> 
     assert [each.id for each in results] == [message["headers"]["id"] for message in messages]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"headers": {"request_id": "a"}},
+        {"headers": {"request_id": "%(id)s"}, "expires": 60.0},
+        {"headers": {}},
+        {"headers": {"task": "other"}},
+        {"expires": 60, "priority": 3},
+        {"task_id": "one"},
+    ],
+    ids=str,
+)
+def test_calls_of_one_write_are_as_they_would_be_alone(
+    sender: Callable[..., Sender], options: dict[str, Any]
+) -> None:
+    """Whatever calls in a crowd have of their own is in their messages, and in no neighbour's."""
+    here = warmed(sender())
+    others = {"headers": {"request_id": "b"}, "expires": 3600.0}
+    for each in (options, others):
+        here.task.apply_async(("x",), **each)  # the first of their kinds
+    here.taken()
+    here.task.apply_async(("x",), **options)
+    ((alone,),) = here.taken().values()
+
+    async def ask() -> list[Any]:
+        """Make many calls in one pass, with one of interest among others."""
+        calls = [here.task.aapply_async(("o",), **others) for _ in range(5)]
+        return await asyncio.gather(*calls, here.task.aapply_async(("x",), **options))
+
+    results = asyncio.run(ask())
+    sent = [message for each in here.taken().values() for message in each]
+    own = {message["headers"]["id"]: message["headers"] for message in sent}
+    among = own[results[-1].id]
+
+    assert len(own) == len(results)
+    assert all("b" == own[each.id]["request_id"] for each in results[:-1])
+    assert _told(among) == _told(alone["headers"])
+
+
+def _told(headers: dict[str, Any]) -> dict[str, Any]:
+    """Return what a message's headers say, but for what differs from call to call."""
+    same = {name: value for name, value in headers.items() if name not in ("id", "root_id")}
+    return same | {"expires": bool(headers["expires"])}
+
+
 def test_coroutines_hear_of_their_own_errors_only(sender: Callable[..., Sender]) -> None:
     """A wrong call among others fails alone; a failed write fails all that were in it."""
     here = warmed(sender(task_publish_retry=False))

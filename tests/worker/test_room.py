@@ -10,7 +10,7 @@ from tests.worker.doubles import Call, Pool, Worker
 
 def room(worker: Worker, tasks: set[str] | None) -> int:
     """Return the room for messages that overtake nobody."""
-    return worker.lanes.room.left(tasks, LEAST_URGENT)
+    return worker.lanes.room.left(tasks, [LEAST_URGENT])[0]
 
 
 def test_a_lane_has_room_for_three_batches(worker: Worker, pool: Pool):
@@ -63,7 +63,14 @@ def test_who_would_be_overtaken_leaves_room(worker: Worker):
         lane.add(Call(task_id, worker.heard), urgency=6)
 
     assert [4, 4, 0, 0] == [worker.lanes.room.behind({"pairs"}, step) for step in (0, 3, 6, 9)]
-    assert [2, 2, 0, 0] == [worker.lanes.room.left({"pairs"}, urgency) for urgency in (0, 3, 6, 9)]
+    assert [2, 2, 0, 0] == worker.lanes.room.left({"pairs"}, (0, 3, 6, 9))
+
+
+def test_who_overtakes_nobody_finds_the_same_room(worker: Worker):
+    """Where all who wait are of the first urgency, there is one room for messages of any."""
+    worker.send("pairs", *"abcde")
+
+    assert [1, 1, 1, 1] == worker.lanes.room.left({"pairs"}, (0, 3, 6, 9))
 
 
 def test_some_who_are_overtaken_are_read_all_the_same(worker: Worker):

@@ -165,10 +165,10 @@ def test_paused_lane_keeps_newcomers_and_lets_second_tries_run(worker: Worker, p
 def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Worker):
     """A paused lane reads no more than it would, and forgets what it keeps at the end."""
     lane = worker.lanes.lane(worker.app.tasks["pairs"])
-    before = worker.lanes.room.left(["pairs"], 0)
+    before = worker.lanes.room.left(["pairs"], [0])[0]
     lane.pause(OPERATOR)
     calls = worker.send("pairs", "a", "b", "c")
-    after = worker.lanes.room.left(["pairs"], 0)
+    after = worker.lanes.room.left(["pairs"], [0])[0]
     worker.lanes.close(restarting=True)
 
     assert 3 == before - after
