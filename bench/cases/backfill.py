@@ -29,7 +29,7 @@ from bench.stack import Stack, broker, running
 
 __all__ = ["CASE"]
 
-_COST_ROWS = 20_000
+_COST_ROWS = 100_000
 _NOOP_ROWS = 1_000_000
 
 #: Requests in a second, at random moments, and for how many seconds.
