@@ -2,8 +2,9 @@
 Which rows leave next, and which answers are due.
 
 Rule 1: this file knows no broker, no clock and no file; facts come in, decisions go out.
-Rule 2: at most ``window`` rows are on their way, or wait for one that left before them;
-        so neither the broker nor this process ever holds more.
+Rule 2: at most ``window`` rows are on their way, so the broker never holds more; and at most
+        `AHEAD` times as many are held here, with answers that wait for a row before them:
+        a slow worker's rows must not keep fast ones idle, nor memory grow without end.
 Rule 3: nothing more leaves while what is held weighs ``window_bytes`` or more.
 Rule 4: the input is read no further than that, and in one go no longer than its reader has
         time for: what has been read leaves, though a parcel might have more rows.
@@ -21,7 +22,10 @@ from dataclasses import dataclass
 from celery_batch.backfill.rows import Answered, Row
 from celery_batch.backfill.weight import weight
 
-__all__ = ["WINDOW_BYTES", "Flight", "Parcel"]
+__all__ = ["AHEAD", "WINDOW_BYTES", "Flight", "Parcel"]
+
+#: Windows of rows that may be held, most of them answered ahead of one that is not.
+AHEAD = 8
 
 #: Bytes that may be held, unless another number is given.
 WINDOW_BYTES = 64 << 20
@@ -100,7 +104,8 @@ class Flight:
     def has_room(self) -> bool:
         """Whether another parcel may leave."""
         most = max(self.window, self._parcel)
-        return self.held + self._parcel <= most and self.bytes < self.window_bytes
+        are_few = self.flying + self._parcel <= most and self.held + self._parcel <= AHEAD * most
+        return are_few and self.bytes < self.window_bytes
 
     @property
     def could_read(self) -> bool:
