@@ -7,6 +7,7 @@ import json
 import random
 import signal
 import time
+from contextlib import closing
 
 import pytest
 import redis
@@ -194,6 +195,22 @@ def test_a_killed_backfill_goes_on(place, seed):
     assert expected(MANY) == place.answers()
 
 
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_is_told_to_end_calls_its_rows_back(place, kill):
+    """Whichever signal ends a backfill, what it has on its way does not run in vain."""
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    place.write(rows(MANY))
+    process = place.begin("backfill_tasks.slow")
+    journal = place.folder / "out.jsonl.journal"
+    why = lambda: "" if journal.exists() else "nothing is answered"  # noqa: E731
+    wait_until(why, [], what="journal", timeout=60)
+    process.send_signal(kill)
+
+    assert 130 == process.wait(30)
+    why = lambda: "" if not client.llen("celery") else "messages wait"  # noqa: E731
+    wait_until(why, [], what="queue", timeout=5)
+
+
 def test_nothing_is_left_in_the_broker(place):
     """Neither results nor messages of a backfill stay behind."""
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
@@ -239,6 +256,23 @@ def test_the_first_rows_leave_before_more_is_read(app, place):
     client.delete("unread")
 
     assert [0, 0, 1, 1] == waiting
+
+
+def test_answers_come_while_a_slow_input_is_read(app):
+    """Where rows come one by one, the first answer waits for no whole window of them."""
+    read = []
+
+    def numbers():
+        for n in range(1024):
+            time.sleep(0.03)
+            read.append(n)
+            yield n
+
+    with closing(app.double.backfill(numbers())) as answers:
+        first = next(answers)
+
+    assert 0 == first.output
+    assert len(read) < 256
 
 
 def test_what_nobody_has_any_more_is_sent_again(app, place):
