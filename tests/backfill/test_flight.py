@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.backfill.flight import Flight
+from celery_batch.backfill.flight import AHEAD, Flight
 from celery_batch.backfill.rows import Answered, Row
 
 
@@ -38,6 +38,16 @@ def test_no_more_leaves_than_the_window_allows():
     assert (16, 16) == (len(read), flight.flying)
 
 
+def test_what_was_read_leaves_when_time_is_over():
+    """A slow input holds up no row that is there: the rest is read another time."""
+    flight = Flight(rows(100), window=20, parcel=8)
+
+    assert [1] == [len(parcel) for parcel in flight.departures(lambda: True)]
+    assert flight.could_read
+    assert [8, 8] == [len(parcel) for parcel in flight.departures()]
+    assert not flight.could_read
+
+
 def test_answers_come_in_the_inputs_order():
     """Who is answered early waits for those before it."""
     flight = Flight(rows(4), window=4, parcel=2)
@@ -49,13 +59,29 @@ def test_answers_come_in_the_inputs_order():
     assert flight.is_over
 
 
-def test_answers_that_wait_for_their_turn_take_up_the_window():
-    """A slow parcel holds the input up: what is answered behind it is kept in memory."""
+def test_a_slow_parcel_holds_up_no_others():
+    """What is answered behind it is kept, and the others' places are free for more."""
     flight = Flight(rows(100), window=4, parcel=2)
     _, second = flight.departures()
     flight.arrived(answers(second))
 
-    assert [] == list(flight.departures())
+    assert [[4, 5]] == [[row.position for row in each.rows] for each in flight.departures()]
+    assert (4, 6) == (flight.flying, flight.held)
+
+
+def test_no_more_is_kept_behind_a_slow_parcel_than_memory_allows():
+    """Answers that wait for it are bounded in number, and the input waits, too."""
+    flight = Flight(rows(1000), window=4, parcel=2)
+    slow, *flying = flight.departures()
+    most = 0
+    while flying:
+        assert [] == come(flight, flying.pop())
+        flying += flight.departures()
+        most = max(most, flight.held)
+    assert (AHEAD * 4, 2) == (most, flight.flying)
+
+    assert list(range(AHEAD * 4)) == come(flight, slow)
+    assert [2, 2] == [len(each) for each in flight.departures()]
 
 
 def test_answers_come_as_they_are_known_if_that_is_wanted():
@@ -108,7 +134,8 @@ def test_every_row_is_answered_once(in_order, sizes, fates, choose):
     flying, given_out, fate = [], [], iter(fates)
     while not flight.is_over:
         flying += flight.departures()
-        assert flight.held <= max(window, parcel)
+        assert flight.flying <= max(window, parcel)
+        assert flight.held <= AHEAD * max(window, parcel)
         given_out += [each.row.position for each in flight.due()]
         if not flying:
             continue
@@ -164,11 +191,11 @@ def test_answers_that_wait_are_weighed(in_order):
 
 
 def test_rows_with_a_flaw_stay_where_they_are():
-    """They are answered in their turn, without leaving, and take up the window meanwhile."""
+    """They are answered in their turn, without leaving, and no more are read than may be held."""
     source = [Row(n, str(n), (), flaw="bad" if n != 2 else "") for n in range(100)]
     flight = Flight(source, window=10, parcel=4)
     (parcel,) = flight.departures()
 
     assert (2,) == tuple(row.position for row in parcel.rows)
     assert [(0, "bad"), (1, "bad")] == [(e.row.position, e.error) for e in flight.due()]
-    assert flight.held <= 10
+    assert flight.held <= AHEAD * 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 from celery import Celery
 
@@ -65,6 +66,14 @@ def counted(number):
     time.sleep(0.01)
     with open(os.environ["COMPUTED"], "a", encoding="ascii") as file:  # noqa: PTH123 (appends at once)
         file.write("".join(f"{n}\n" for n in number))
+    return [2 * n for n in number]
+
+
+@app.task(base=BatchTask, max_batch_size=4, max_wait=0)
+def held_up(number):
+    """Wait with the first number until there is a file."""
+    while 0 in number and not Path(os.environ["RELEASED"]).exists():
+        time.sleep(0.01)
     return [2 * n for n in number]
 
 
