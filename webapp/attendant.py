@@ -91,6 +91,12 @@ async def _answered(parked: Parked) -> Answer:
         return await parked.answering()
     except (SystemExit, KeyboardInterrupt) as error:  # either would end everybody's loop
         raise RuntimeError("an answer has tried to end the server") from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        # By something of its own: its client has not gone, and is to hear of it.
+        raise RuntimeError("an answer has been cancelled from inside") from error
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

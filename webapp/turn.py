@@ -9,7 +9,6 @@ from datetime import timedelta
 from http import HTTPStatus
 from typing import Any
 
-from gunicorn import util
 from gunicorn.http import wsgi
 
 from webapp.messages import Answer
@@ -42,7 +41,6 @@ class Turn:
     def __init__(self, worker: Any, req: Any, conn: Any, *, is_last: bool) -> None:
         self._worker = worker
         self.req = req
-        self._sock = conn.sock
         self._since = time.monotonic()
         self._resp, self._environ = wsgi.create(
             req, conn.sock, conn.client, conn.server, worker.cfg
@@ -84,6 +82,8 @@ class Turn:
         return self._send(body, body)
 
     def _answer(self, made: asyncio.Task[Answer]) -> bool:
+        if not self._worker.alive:
+            self._resp.force_close()  # its process has been told to stop meanwhile
         try:
             status, headers, content = _parts(made)
             self._resp.start_response(_STATUS[status], headers)
@@ -121,7 +121,6 @@ class Turn:
                 raise
             # An error's page would look like more of this answer.
             self._worker.log.exception("Error handling request")
-            util.close_graceful(self._sock)
             raise StopIteration from None
         finally:
             if keeps is not None:

@@ -40,6 +40,14 @@ def test_what_lies_behind_the_journal_is_cut_off(tmp_path):
         assert [0, 1] == [record["position"] for record in ledger.records()]
 
 
+def test_a_journal_that_is_none_is_refused(tmp_path):
+    """Somebody has written over it: the error names it, and the way out."""
+    (tmp_path / "out.jsonl.journal").write_text("mine")
+
+    with pytest.raises(BackfillError, match=r"out\.jsonl\.journal: cannot be read: .*--restart"):
+        Ledger(tmp_path / "out.jsonl", ABOUT)
+
+
 def test_lines_without_a_journal_do_not_count(tmp_path):
     """What no journal speaks of was never synced."""
     (tmp_path / "out.jsonl.partial").write_text("{}\n")

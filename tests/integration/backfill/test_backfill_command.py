@@ -83,6 +83,19 @@ def test_failed_rows_are_run_again(place):
     )
 
 
+def test_an_input_may_be_mended_more_than_once(place):
+    """A second try that was stopped begins anew where its input is another one by then."""
+    place.write([{"number": 13}] * 40)
+    place.run("backfill_tasks.double")
+    stopped = place.run("backfill_tasks.double", "--retry-errors", "--max-errors", "1")
+    assert "more than --max-errors allows" in stopped.stderr
+    place.write([{"number": 14}] * 40)
+    done = place.run("backfill_tasks.double", "--retry-errors")
+
+    assert 0 == done.returncode, done.stderr
+    assert [28] * 40 == [each["output"] for each in place.answers()]
+
+
 def test_a_hopeless_job_stops(place):
     """With more failures than allowed it ends early, and keeps what it has."""
     place.write([{"number": 13}] * 2000)
