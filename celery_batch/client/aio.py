@@ -56,20 +56,21 @@ async def apply_async(
         if task.app.conf.task_inherit_parent_priority and request.delivery_info:
             options.setdefault("priority", request.delivery_info.get("priority"))
     future = loop.create_future()
-    call = _Call(task, args, kwargs, options, _let_in(task, options), future, on_abandoned)
-    _outgoing(loop).add(loop, call)
-    result = await future
+    room = Publisher.of(task.app).room()
+    with room.passage(task, options, items_of(options)):
+        context = _context(task, is_admitted=room.limit(task) is not None)
+        call = _Call(task, args, kwargs, options, context, future, on_abandoned)
+        _outgoing(loop).add(loop, call)
+        result = await future
     if parent and options.get("add_to_parent", True):
         parent.add_trail(result)
     return result
 
 
-def _let_in(task: Any, options: dict[str, Any]) -> Context:
+def _context(task: Any, *, is_admitted: bool) -> Context:
     """Return the context for a call that may pass."""
-    room = Publisher.of(task.app).room()
-    if room.limit(task) is None:
+    if not is_admitted:
         return copy_context()
-    room.check(task, options, items_of(options))
     with admitted((task.name,)):
         return copy_context()
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from itertools import islice
-from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery._state import task_join_will_block
 from celery.app.routes import MapRoute
 from celery.exceptions import QueueNotFound
 
 from celery_batch.chunks import ROWS
+from celery_batch.client.depth import Depth
 from celery_batch.client.depth_watch import DepthWatch
 from celery_batch.client.terms import Terms
 from celery_batch.errors import QueueFull
@@ -26,6 +26,31 @@ _WHERE = ("queue", "exchange", "routing_key")
 
 #: Names of the tasks whose calls have been let in already, all together.
 _admitted: ContextVar[frozenset[str]] = ContextVar("celery_batch_admitted", default=frozenset())
+
+
+#: Of calls that are not counted.
+_ANYHOW = nullcontext()
+
+
+class _Passage(NamedTuple):
+    """
+    What was let in, until it is sent or has failed.
+
+    Args:
+        depth: Of the queue.
+        items: How many there are.
+        messages: In how many messages they go.
+    """
+
+    depth: Depth
+    items: int
+    messages: int
+
+    def __enter__(self) -> None:
+        """Begin to send."""
+
+    def __exit__(self, *_: object) -> None:
+        self.depth.land(self.items, self.messages)
 
 
 class Room:
@@ -56,9 +81,11 @@ class Room:
         own: int | None = task.max_queue
         return self._terms.most_queued if own is None else own
 
-    def check(self, task: Any, options: dict[str, Any], items: int, messages: int = 1) -> None:
+    def passage(
+        self, task: Any, options: dict[str, Any], items: int, messages: int = 1
+    ) -> AbstractContextManager[None]:
         """
-        Count items in, or refuse them.
+        Count items in, or refuse them; return a context in which they are sent.
 
         Args:
             task: The task that is called.
@@ -71,30 +98,37 @@ class Room:
         """
         most = self.limit(task)
         if most is None or task.name in _admitted.get() or self._is_exempt(options):
-            return
+            return _ANYHOW
         queue = self._queue(task, options)
         if queue is None:
-            return
-        now = time.monotonic()
-        depth = DepthWatch.of(self._app).depth(queue, now)
+            return _ANYHOW
         if items > most:
             raise QueueFull(
                 f"{task.name}: {items} items in one call never fit into max_queue={most};"
                 f" send fewer at a time"
             )
-        waiting = depth.at(now)
-        if waiting is not None and waiting + items > most:
-            seconds = depth.seconds_until(waiting + items - most, now)
-            raise QueueFull(
-                f"{task.name}: {ceil(waiting)} items wait in queue {queue!r} and {items} more are"
-                f" too many for max_queue={most}; try again in {seconds:.2g} s",
-                retry_after=seconds,
-            )
-        depth.add(items, messages)
+        now = time.monotonic()
+        watch = DepthWatch.of(self._app)
+        depth = watch.depth(queue, now)
+        waiting = depth.let_in(items, most, now)
+        if waiting is None:
+            if 2 * (depth.at(now) or 0) >= most:
+                watch.hurry()  # before there is no room as far as we know
+            return _Passage(depth, items, messages)
+        watch.hurry()
+        seconds = depth.seconds_until(waiting + items - most)
+        raise QueueFull(
+            f"{task.name}: {waiting} items wait in queue {queue!r} and {items} more are"
+            f" too many for max_queue={most}; try again in {seconds:.2g} s",
+            retry_after=seconds,
+        )
 
-    def check_rows(self, task: Any, options: dict[str, Any], rows: Iterable[Any]) -> Iterable[Any]:
+    @contextmanager
+    def passing(
+        self, task: Any, options: dict[str, Any], rows: Iterable[Any]
+    ) -> Iterator[Iterable[Any]]:
         """
-        Count the items of many calls in, or refuse all of them; return the rows.
+        Count the items of many calls in, or refuse all of them; yield the rows, to be sent.
 
         Args:
             task: The task that is called.
@@ -106,12 +140,14 @@ class Room:
         """
         most = self.limit(task)
         if most is None:
-            return rows
+            yield rows
+            return
         rows = iter(rows)
         first = list(islice(rows, most + 1))
-        self.check(task, options, len(first) * items_of(options), len(first))
-        # A call from inside a task is not refused, however many they are.
-        return [*first, *rows]
+        items = len(first) * items_of(options)
+        with self.passage(task, options, items, len(first)), admitted((task.name,)):
+            # A call from inside a task is not refused, however many they are.
+            yield [*first, *rows]
 
     def _is_exempt(self, options: dict[str, Any]) -> bool:
         is_worker = self._app.current_worker_task or task_join_will_block()
