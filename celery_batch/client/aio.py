@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from celery_batch.client.alike import Alike
 from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.client.publisher import Publisher
-from celery_batch.client.room import admitted, items_of
+from celery_batch.client.room import Passage, admitted, items_of
 
 __all__ = ["apply_async"]
 
@@ -57,9 +57,9 @@ async def apply_async(
             options.setdefault("priority", request.delivery_info.get("priority"))
     future = loop.create_future()
     room = Publisher.of(task.app).room()
-    with room.passage(task, options, items_of(options)):
+    with room.passage(task, options, items_of(options)) as passage:
         context = _context(task, is_admitted=room.limit(task) is not None)
-        call = _Call(task, args, kwargs, options, context, future, on_abandoned)
+        call = _Call(task, args, kwargs, options, context, passage, future, on_abandoned)
         _outgoing(loop).add(loop, call)
         result = await future
     if parent and options.get("add_to_parent", True):
@@ -81,6 +81,7 @@ class _Call(NamedTuple):
     kwargs: Any
     options: dict[str, Any]
     context: Context
+    passage: Passage
     future: asyncio.Future[Any]
     on_abandoned: Callable[[Any], object] | None
 
@@ -155,6 +156,8 @@ def _send(calls: list[_Call]) -> list[Any]:
             outcomes.append(error)
     with closing(gathering), suppress(Exception):  # the same
         gathering.flush()
+    for call in calls:  # at once: the loop may be long in coming round to them
+        call.passage.close()
     unsent = {result.id for result in gathering.unsent}
     return [gathering.failure if getattr(each, "id", None) in unsent else each for each in outcomes]
 

@@ -109,13 +109,14 @@ class DepthWatch:
         try:
             pause = INTERVAL
             while True:
-                began = time.monotonic()
+                began, worked = time.monotonic(), time.thread_time()
                 wanted = self._wanted(began)
                 if not wanted:
                     if not self._sleep():
                         return
                 elif self._refresh(wanted):
-                    took = time.monotonic() - began
+                    # Not the time that other threads had the interpreter meanwhile.
+                    took = time.thread_time() - worked
                     pause = _pause(began - max(depth.asked for _, depth in wanted))
                     soon = min(max(took / _SHARE, _SOON), INTERVAL)
                     time.sleep(soon)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ from celery_batch.client.listener import listener_for
 from celery_batch.client.outbox import Outbox
 from celery_batch.client.own_road import OwnRoad
 from celery_batch.client.result import BatchResult
-from celery_batch.client.room import Room, items_of
+from celery_batch.client.room import Passage, Room, items_of
 from celery_batch.client.series import Series
 from celery_batch.client.short_road import ShortRoad
 from celery_batch.client.template import Fields
@@ -183,7 +182,7 @@ class Publisher:
         channel = None if listener is None else listener.channel
         return {"reply_to": self._app.thread_oid, "reply": channel}
 
-    def passage(self, task: Any, options: dict[str, Any]) -> AbstractContextManager[None]:
+    def passage(self, task: Any, options: dict[str, Any]) -> Passage:
         """
         Return the context in which one call is sent, whichever road it goes.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 from celery._state import task_join_will_block
 from celery.app.routes import MapRoute
@@ -19,7 +19,7 @@ from celery_batch.client.depth_watch import DepthWatch
 from celery_batch.client.terms import Terms
 from celery_batch.errors import QueueFull
 
-__all__ = ["Room", "admitted", "items_of"]
+__all__ = ["Passage", "Room", "admitted", "items_of"]
 
 #: Options that say where a message goes.
 _WHERE = ("queue", "exchange", "routing_key")
@@ -28,29 +28,37 @@ _WHERE = ("queue", "exchange", "routing_key")
 _admitted: ContextVar[frozenset[str]] = ContextVar("celery_batch_admitted", default=frozenset())
 
 
-#: Of calls that are not counted.
-_ANYHOW = nullcontext()
-
-
-class _Passage(NamedTuple):
+class Passage:
     """
     What was let in, until it is sent or has failed.
 
     Args:
-        depth: Of the queue.
+        depth: Of the queue; None if it was not counted.
         items: How many there are.
         messages: In how many messages they go.
     """
 
-    depth: Depth
-    items: int
-    messages: int
+    __slots__ = ("_counted",)
 
-    def __enter__(self) -> None:
-        """Begin to send."""
+    def __init__(self, depth: Depth | None = None, items: int = 0, messages: int = 0) -> None:
+        #: A list, of which one thread alone can take it.
+        self._counted = [] if depth is None else [(depth, items, messages)]
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self.depth.land(self.items, self.messages)
+        self.close()
+
+    def close(self) -> None:
+        """Take down that it is on its way no more; again, and nothing happens."""
+        with suppress(IndexError):
+            depth, items, messages = self._counted.pop()
+            depth.land(items, messages)
+
+
+#: Of calls that are not counted.
+_ANYHOW = Passage()
 
 
 class Room:
@@ -81,9 +89,7 @@ class Room:
         own: int | None = task.max_queue
         return self._terms.most_queued if own is None else own
 
-    def passage(
-        self, task: Any, options: dict[str, Any], items: int, messages: int = 1
-    ) -> AbstractContextManager[None]:
+    def passage(self, task: Any, options: dict[str, Any], items: int, messages: int = 1) -> Passage:
         """
         Count items in, or refuse them; return a context in which they are sent.
 
@@ -114,7 +120,7 @@ class Room:
         if waiting is None:
             if 2 * (depth.at(now) or 0) >= most:
                 watch.hurry()  # before there is no room as far as we know
-            return _Passage(depth, items, messages)
+            return Passage(depth, items, messages)
         watch.hurry()
         seconds = depth.seconds_until(waiting + items - most)
         raise QueueFull(
