@@ -175,6 +175,7 @@ def test_what_cannot_begin_says_why(place, options, words):
 
     assert 1 == done.returncode
     assert words in done.stderr
+    assert ["in.jsonl"] == [each.name for each in place.folder.iterdir()]
 
 
 def strike(place, chance, blow):
