@@ -255,6 +255,17 @@ def test_an_iterable_is_read_no_further_than_needed(app):
     assert len(read) <= 40 + 2 * 64
 
 
+def test_an_answer_has_the_item_that_was_given(app):
+    """As it was, in whatever order and however it was spread; only mappings are spread."""
+    items = [{"id": "a", "left": "x", "right": "y"}, {"right": "y"}, ("x", "y")]
+    found = {each.row.position: each for each in app.join.backfill(items, in_order=False)}
+
+    assert all(found[n].item is item for n, item in enumerate(items))
+    assert ("x-y", "a") == (found[0].output, found[0].row.key)
+    assert "InvalidRow: row 2 has no field 'left'" == found[1].error
+    assert "row 3 must have the fields left, right, it has tuple" in found[2].error
+
+
 def test_the_first_rows_leave_before_more_is_read(app, place):
     """Workers begin while the input is still being read, however long that takes."""
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
