@@ -379,7 +379,7 @@ def test_a_bad_line_costs_one_row(place):
     unread = "InvalidRow: line 4 is not JSON: Unterminated string starting at column 14"
     failed = {
         3: {"key": "4", "error": unread},
-        20: {"key": "r20", "error": misfit.format(21, "['id', 'left']")},
+        20: {"key": "r20", "error": "InvalidRow: line 21 has no field 'right'"},
         30: {"key": "31", "error": misfit.format(31, "list")},
     }
     assert 1 == done.returncode, done.stderr
