@@ -17,6 +17,9 @@ __all__ = ["Attendant", "Ended", "Making"]
 #: Seconds after which a client is watched; most answers come before it is worth anything.
 _WATCH_AFTER = 0.25
 
+#: Seconds that cancelled requests have at the end.
+_LAST_WORDS = 1.0
+
 #: Makes an answer, or a part of one; called and awaited on the loop.
 Making = Callable[[], Awaitable[Any]]
 
@@ -55,7 +58,7 @@ class Attendant:
 
     def close(self) -> None:
         """Cancel what still waits, and end the thread."""
-        self._loop.call_soon_threadsafe(self._stop)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
         self._thread.join()
         self._loop.close()
 
@@ -81,11 +84,13 @@ class Attendant:
     def _end(self, task: asyncio.Task[Any]) -> None:
         self._waits.pop(task).close()
 
-    def _stop(self) -> None:
-        for task in self._waits:
+    async def _stop(self) -> None:
+        waiting = [*self._waits]
+        for task in waiting:
             task.cancel()
-        # Behind what the cancelled ones do about it.
-        self._loop.call_soon(self._loop.call_soon, self._loop.stop)
+        if waiting:  # for what they do about it
+            await asyncio.wait(waiting, timeout=_LAST_WORDS)
+        self._loop.call_soon(self._loop.stop)
 
 
 async def _made(making: Making) -> Any:

@@ -107,7 +107,7 @@ class ParkingWorker(PollingWorker):
         keeps = turn.begin()
         return turn if keeps is None else keeps
 
-    async def by_hand(self, job: Callable[[], T]) -> T:
+    def by_hand(self, job: Callable[[], T]) -> Future[T]:
         """
         Have something done by a thread.
 
@@ -116,7 +116,7 @@ class ParkingWorker(PollingWorker):
         """
         done: Future[T] = Future()
         self.tpool.give(partial(_do, job, done))
-        return await asyncio.wrap_future(done)
+        return done
 
     def _is_last(self) -> bool:
         """Count a request; say whether its connection ends with it."""
@@ -187,10 +187,13 @@ def _refuse_greenlets() -> None:
 
 
 def _do(job: Callable[[], T], done: Future[T]) -> None:
+    done.set_running_or_notify_cancel()
     try:
         done.set_result(job())
     except Exception as error:  # noqa: BLE001 (it is for who waits)
         done.set_exception(error)
+    finally:
+        del job, done  # else the error would hold them, and they the error
 
 
 class _Said:

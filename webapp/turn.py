@@ -115,24 +115,21 @@ class Turn:
                 await chunks.aclose()
 
     async def _written(self, chunk: bytes) -> None:
-        writing = asyncio.ensure_future(self._worker.by_hand(partial(self._resp.write, chunk)))
+        writing = asyncio.wrap_future(self._worker.by_hand(partial(self._resp.write, chunk)))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
             # The connection is not to be closed, and its number used again, below who writes.
             with suppress(OSError):
                 socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
-            await asyncio.gather(writing, return_exceptions=True)
+            await asyncio.wait([writing])
+            writing.exception()  # which nobody else asks for now
             raise
+        finally:
+            del writing  # it may hold an error, which holds this frame
 
     def _end_stream(self, made: asyncio.Task[None]) -> bool:
-        def rest() -> Iterator[bytes]:
-            if made.cancelled():
-                raise BrokenPipeError("the client has gone")
-            made.result()
-            yield from ()
-
-        return self._send(rest(), self._parked)
+        return self._send(_nothing_more(made), self._parked)
 
     def _send(self, chunks: Any, body: Any) -> bool:
         try:
@@ -182,3 +179,12 @@ def _parts(made: asyncio.Task[Answer]) -> tuple[int, list[tuple[str, str]], Any]
         return _GONE, [("Content-Length", "0")], b""
     answer = made.result()
     return answer.status, [*answer.headers.items()], answer.body
+
+
+def _nothing_more(made: asyncio.Task[None]) -> Iterator[bytes]:
+    """Yield what is left of an answer whose pieces have been written; raise if not all were."""
+    # An error of its own: that of the piece would hold what holds it, and the piece as well.
+    if made.cancelled() or isinstance(made.exception(), OSError):
+        raise BrokenPipeError("the client has gone")
+    made.result()
+    yield from ()
