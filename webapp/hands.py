@@ -16,6 +16,11 @@ log = logging.getLogger(__name__)
 #: Seconds in which a hand that is not held up has taken its next job.
 _PATIENCE = 0.002
 
+#: Seconds after which it is asked what those who get on have done meanwhile, and which part of
+#: them, at least, the processor has to have worked: else they waited for most of their jobs.
+_STRETCH = 0.01
+_LEAST_WORK = 0.4
+
 #: Jobs after which those before them have waited long enough.
 _MOST_OWED = 32
 
@@ -29,6 +34,7 @@ class Hands:
     Of threads that could all go on only one has the interpreter, and the others wake up to
     wait for it.  So one hand works off the line as long as it gets on; as soon as it does
     not, because its job waits for something, others come and help, twice as many each time.
+    So it is where each job waits a little, and the processor with it.
 
     What jobs leave behind for others is passed on when a hand has nothing more to do, so that
     those wake up for many at once.
@@ -126,8 +132,12 @@ class Hands:
         self._rest()
 
     def _watch(self) -> None:
-        """Call more hands where nobody gets on."""
-        while self._behind.wait() and self._is_open:
+        """Call more hands where nobody gets on, or all wait more than they work."""
+        stretch = _Stretch()
+        while self._is_open:
+            if not self._behind.is_set():
+                self._behind.wait()
+                stretch = _Stretch()
             taken = self._taken
             time.sleep(_PATIENCE)
             with self._guard:
@@ -135,8 +145,28 @@ class Hands:
                     self._behind.clear()
                     continue
                 is_stuck = taken == self._taken
-                more = min(self._busy, self._most - self._busy, len(self._line)) if is_stuck else 0
+                is_short = is_stuck or stretch.was_idle()
+                more = min(self._busy, self._most - self._busy, len(self._line)) if is_short else 0
                 self._busy += more
             self._call(more)
             if is_stuck and self._owed:
                 self._pass_on()
+
+
+class _Stretch:
+    """Some time, and what this process has worked in it."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._since, self._worked = time.monotonic(), time.process_time()
+
+    def was_idle(self) -> bool:
+        """Say it at the end of each stretch; until then it was not."""
+        seconds = time.monotonic() - self._since
+        if seconds < _STRETCH:
+            return False
+        share = (time.process_time() - self._worked) / seconds
+        self._begin()
+        return share < _LEAST_WORK

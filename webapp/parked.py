@@ -24,7 +24,8 @@ class Parked:
     The body of an answer that nobody knows yet; its status and headers come with it.
 
     Args:
-        answering: Makes the answer; called and awaited on an event loop.
+        answering: Makes the answer; called and awaited on an event loop, and so is its body
+            iterated over where that comes bit by bit.
         close: Called in a thread when the request has ended, as of any WSGI body.
     """
 

@@ -11,37 +11,65 @@ interpreter and cost more than all the rest.
 from __future__ import annotations
 
 import asyncio
-import time
+import sys
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from gunicorn.workers.gthread import ThreadWorker
+import gunicorn
 
 from webapp.attendant import Attendant
+from webapp.connections import PollingWorker
 from webapp.hands import Hands
 from webapp.messages import Answer
 from webapp.turn import Turn
 
 __all__ = ["ParkingWorker"]
 
-#: Seconds for which a process that has accepted a connection leaves the next to others: who
-#: comes first to a listener that all share would have a crowd's connections to itself.
-_REST = 0.001
+T = TypeVar("T")
+
+#: The major version whose threaded worker this one knows from the inside.
+_MADE_FOR = 27
 
 
-class ParkingWorker(ThreadWorker):  # type: ignore[misc]  # it has no types
+class ParkingWorker(PollingWorker):
     """Serves a WSGI app whose doors may park requests."""
+
+    @classmethod
+    def check_config(cls, cfg: Any, log: Any) -> None:
+        """
+        Refuse to serve where that could not go well.
+
+        Args:
+            cfg: gunicorn's settings.
+            log: Its log.
+
+        Raises:
+            RuntimeError: What is to be done about it; gunicorn shows it and ends.
+        """
+        if gunicorn.version_info[0] != _MADE_FOR:
+            raise RuntimeError(
+                f"ParkingWorker is made for gunicorn {_MADE_FOR}, of which it takes the inside"
+                f" apart, and this is {gunicorn.__version__}: install"
+                f" 'gunicorn>={_MADE_FOR},<{_MADE_FOR + 1}', or serve with -k gthread"
+            )
+        _refuse_greenlets()
+        super().check_config(cfg, log)
 
     def init_process(self) -> None:
         """Begin, in the process that serves."""
-        self._attendant = Attendant()
-        self._rests_until = 0.0
         #: Connections whose requests have ended, for the thread that polls them.
-        self._ended: deque[tuple[Any, _Said]] = deque()
+        self._ended: deque[tuple[Any, Any]] = deque()
         self._is_told = False
         super().init_process()
+
+    def load_wsgi(self) -> None:
+        """Load the app; what else serves begins behind it, since it may refuse to be served so."""
+        super().load_wsgi()
+        _refuse_greenlets()
+        self._attendant = Attendant()
 
     def get_thread_pool(self) -> Hands:
         """Return what carries requests."""
@@ -54,7 +82,7 @@ class ParkingWorker(ThreadWorker):  # type: ignore[misc]  # it has no types
         finally:
             self._attendant.close()
 
-    def enqueue_req(self, conn: Any) -> None:
+    def serve(self, conn: Any) -> None:
         """
         Have the next request of a connection answered.
 
@@ -79,37 +107,16 @@ class ParkingWorker(ThreadWorker):  # type: ignore[misc]  # it has no types
         keeps = turn.begin()
         return turn if keeps is None else keeps
 
-    def accept(self, listener: Any) -> None:
+    def by_hand(self, job: Callable[[], T]) -> Future[T]:
         """
-        Accept one connection, and leave the next to other processes for a moment.
+        Have something done by a thread.
 
         Args:
-            listener: Theirs, too.
+            job: It may block.
         """
-        super().accept(listener)
-        if self.cfg.workers > 1:
-            self._rests_until = time.monotonic() + _REST
-            self.set_accept_enabled(False)
-
-    def set_accept_enabled(self, enabled: bool) -> None:  # noqa: FBT001 (as gunicorn calls it)
-        """
-        Begin or cease to accept connections.
-
-        Args:
-            enabled: Whether to; not in a rest.
-        """
-        if not (enabled and time.monotonic() < self._rests_until):
-            super().set_accept_enabled(enabled)
-
-    def wait_for_and_dispatch_events(self, timeout: float) -> None:
-        """
-        Do what connections and threads ask for.
-
-        Args:
-            timeout: Seconds; less where the end of a rest comes first.
-        """
-        rest = self._rests_until - time.monotonic()
-        super().wait_for_and_dispatch_events(min(timeout, rest) if rest > 0 else timeout)
+        done: Future[T] = Future()
+        self.tpool.give(partial(_do, job, done))
+        return done
 
     def _is_last(self) -> bool:
         """Count a request; say whether its connection ends with it."""
@@ -132,11 +139,11 @@ class ParkingWorker(ThreadWorker):  # type: ignore[misc]  # it has no types
         except BaseException:  # whatever it is, the client is not to wait for ever
             self.log.exception("Error handling a connection")
             keeps = False
-        if isinstance(keeps, Turn) and keeps.parked is not None:
+        if isinstance(keeps, Turn) and keeps.making is not None:
             resume = partial(self._resume, conn, keeps)
-            self._attendant.take(keeps.parked, conn.sock.fileno(), resume)
+            self._attendant.take(keeps.making, conn.sock.fileno(), resume)
             return
-        self._ended.append((conn, _Said(keeps)))
+        self._ended.append((conn, keeps))
 
     def _pass_on(self) -> None:
         """Tell the loop and the thread that polls what threads have left for them."""
@@ -148,20 +155,45 @@ class ParkingWorker(ThreadWorker):  # type: ignore[misc]  # it has no types
     def _take_back(self) -> None:
         self._is_told = False  # first, so that what ends meanwhile is told of again
         while self._ended:
-            self.finish_request(*self._ended.popleft())
+            conn, keeps = self._ended.popleft()
+            if keeps:
+                self.finish_request(conn, _Said(keeps))
+            else:
+                self.part(conn)
 
     def _resume(self, conn: Any, turn: Turn, made: asyncio.Task[Answer]) -> None:
         self.tpool.give(partial(self._carry, conn, partial(self._end, turn, made)))
 
     def _end(self, turn: Turn, made: asyncio.Task[Answer], conn: Any) -> Any:
-        """Do the second half of a request that was parked."""
+        """Do the next part of a request that was parked."""
         try:
-            return self._keepalive_after(conn, turn.end(made))
+            keeps = turn.end(made)
+            return turn if keeps is None else self._keepalive_after(conn, keeps)
         except (OSError, StopIteration) as error:
             self.log.debug("Closing connection. %s", error)
         except Exception as error:  # noqa: BLE001 (gunicorn logs it, and answers 500)
             self.handle_error(turn.req, conn.sock, conn.client, error)
         return False
+
+
+def _refuse_greenlets() -> None:
+    """Say so where gevent has replaced threads: the first that waits for all would hold up all."""
+    monkey = sys.modules.get("gevent.monkey")
+    if monkey is not None and monkey.is_module_patched("threading"):
+        raise RuntimeError(
+            "ParkingWorker needs threads, and gevent has put greenlets in their place: leave out"
+            " gevent.monkey.patch_all(), or serve with -k gevent"
+        )
+
+
+def _do(job: Callable[[], T], done: Future[T]) -> None:
+    done.set_running_or_notify_cancel()
+    try:
+        done.set_result(job())
+    except Exception as error:  # noqa: BLE001 (it is for who waits)
+        done.set_exception(error)
+    finally:
+        del job, done  # else the error would hold them, and they the error
 
 
 class _Said:

@@ -29,7 +29,7 @@ from bench.stack import Stack, broker, running
 
 __all__ = ["CASE"]
 
-_COST_ROWS = 20_000
+_COST_ROWS = 100_000
 _NOOP_ROWS = 1_000_000
 
 #: Requests in a second, at random moments, and for how many seconds.
@@ -42,8 +42,11 @@ _LOOK = 0.25
 #: Seconds of a full batch of the "cost" model.
 _BATCH_SECONDS = 0.010 + 0.0001 * BATCH
 
-#: See `_as_installed`.
-_COMPILED = "Modules are compiled beforehand, as pip does when it installs them."
+#: See `_as_installed`, and `bench.filler`.
+_COMPILED = (
+    "Begun in a process that has asked before;"
+    " modules are compiled, as pip does when it installs them."
+)
 
 #: As Redis counts: behind everything else.
 _LAST = 9

@@ -14,8 +14,11 @@ from celery_batch.config import most_queued, policy_of
 
 __all__ = ["PATIENCE", "Backfill", "Pace", "lowest_priority"]
 
-#: Seconds to wait for an answer before looking around.
+#: Seconds to read, and then to wait for an answer, before looking around.
 _LOOK = 0.5
+
+#: Seconds to wait for an answer where the input could not be read as fast as it might leave.
+_GLANCE = 0.05
 
 #: Batches on their way: those in workers and those that wait for them.
 _BATCHES = 32
@@ -128,7 +131,7 @@ class Backfill:
     def facts(self) -> dict[str, Any]:
         """Return what there is to tell of the moment; see `Progress`."""
         return {
-            "flying": self._flight.flying,
+            "flying": self._flight.away,
             "window": self._flight.window,
             "workers": self._sender.workers(),
             "silent": time.monotonic() - self._answered,
@@ -143,13 +146,13 @@ class Backfill:
         Send what may leave, and return what has come.
 
         Args:
-            timeout: Seconds to wait for something to come.
+            timeout: Most seconds to wait for something to come.
             sends: Whether anything may leave.
         """
         workers = self._sender.workers()
         self._flight.window = max(self._pace.window, workers * self._pace.for_each)
-        if sends:
-            self._send()
+        if sends and self._send():
+            timeout = min(timeout, _GLANCE)
         if not self._sender.has_begun:
             self._answered = time.monotonic()  # nobody was asked yet
         due = self._flight.due()  # rows that need no worker are not to wait for one
@@ -162,14 +165,21 @@ class Backfill:
         self._look_for_lost()
         return due + self._flight.due()
 
-    def _send(self) -> None:
-        """Send what may leave, each as soon as it is read: workers need not wait for the rest."""
-        for parcels in _together(self._flight.departures()):
+    def _send(self) -> bool:
+        """
+        Send what may leave, each as soon as it is read: workers need not wait for the rest.
+
+        Returns:
+            Whether time was over before all that might leave was read.
+        """
+        until = time.monotonic() + _LOOK
+        for parcels in _together(self._flight.departures(lambda: time.monotonic() > until)):
             refused = self._sender.send(parcels)
             for parcel in refused:
                 self._flight.lost(parcel)
             if refused:
-                return
+                return False
+        return self._flight.could_read
 
     def _look_for_lost(self) -> None:
         """Have sent again what no broker and no worker has any more: nobody waits for ever."""

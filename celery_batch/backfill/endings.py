@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,14 @@ def ending(output: Path) -> dict[str, Any]:
         it), ``failed``, and ``at``: of what time that is, as seconds of the epoch.
 
     Raises:
-        BackfillError: None has written there.
+        BackfillError: None has written there, or what it wrote cannot be read.
     """
     journal = Ledger.paths(output)[1]
     made = About(output).read()
     if output.exists() and made:
         at, rows, failed = output, made.get("rows"), Failures(output).count()
     else:
-        at, state = journal, _state(journal)
+        at, state = journal, Ledger.state(output)
         if state is None:
             raise BackfillError(f"{output}: no backfill has written there")
         made, failed = state["about"], state["failed"]
@@ -46,10 +45,3 @@ def ending(output: Path) -> dict[str, Any]:
         "failed": failed,
         "at": at.stat().st_mtime,
     }
-
-
-def _state(journal: Path) -> Any:
-    try:
-        return json.loads(journal.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None

@@ -6,7 +6,8 @@ Rule 2: at most ``window`` rows are on their way, so the broker never holds more
         `AHEAD` times as many are held here, with answers that wait for a row before them:
         a slow worker's rows must not keep fast ones idle, nor memory grow without end.
 Rule 3: nothing more leaves while what is held weighs ``window_bytes`` or more.
-Rule 4: the input is read no further than that.
+Rule 4: the input is read no further than that, and in one go no longer than its reader has
+        time for: what has been read leaves, though a parcel might have more rows.
 Rule 5: a parcel has no more rows once it is heavy, as brokers take no message of any size.
 Rule 6: a row with a flaw does not leave; it has come to its end where it stands.
 Rule 7: a chunk that fails as a whole is sent again row by row; a row that fails has failed.
@@ -15,7 +16,7 @@ Rule 7: a chunk that fails as a whole is sent again row by row; a row that fails
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from celery_batch.backfill.rows import Answered, Row
@@ -90,6 +91,11 @@ class Flight:
         return f"<Flight: {self.flying} rows on their way of {self.window}>"
 
     @property
+    def away(self) -> int:
+        """Rows at which somebody may be: those of `flying` that do not have to leave again."""
+        return self.flying - sum(map(len, self._again))
+
+    @property
     def held(self) -> int:
         """Rows that are on their way, or wait for one that left before them."""
         return self.flying + len(self._known)
@@ -106,17 +112,29 @@ class Flight:
         are_few = self.flying + self._parcel <= most and self.held + self._parcel <= AHEAD * most
         return are_few and self.bytes < self.window_bytes
 
-    def departures(self) -> Iterator[Parcel]:
-        """Yield what may leave now; who asks sends it before asking for the next."""
+    @property
+    def could_read(self) -> bool:
+        """Whether there is room for more of the input, and there may be more."""
+        return self._unread and self.has_room
+
+    def departures(self, is_late: Callable[[], bool] = lambda: False) -> Iterator[Parcel]:
+        """
+        Yield what may leave now; who asks sends it before asking for the next.
+
+        Args:
+            is_late: Says whether to leave the rest of the input for another time.
+        """
         while self._again:
             yield self._again.popleft()
-        while self._unread and self.has_room:
-            rows = self._next_rows()
+        while self.could_read:
+            rows = self._next_rows(is_late)
             self.flying += len(rows)
             if rows:
                 yield Parcel(rows, is_single=len(rows) == 1)
+            if is_late():
+                return
 
-    def _next_rows(self) -> tuple[Row, ...]:
+    def _next_rows(self, is_late: Callable[[], bool]) -> tuple[Row, ...]:
         rows, parcel_bytes, most = [], 0, self._parcel
         for row in self._rows:
             if self._in_order:
@@ -129,7 +147,7 @@ class Flight:
             else:
                 rows.append(row)
                 parcel_bytes += heavy
-            if len(rows) >= most or parcel_bytes >= _HEAVY:
+            if len(rows) >= most or parcel_bytes >= _HEAVY or is_late():
                 break
         else:
             self._unread = False

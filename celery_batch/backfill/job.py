@@ -127,6 +127,9 @@ class Job:
         made = {**self._made.read(), "input": about["input"]}  # that may have been mended
         if changed := changes(made, about):
             raise BackfillError(f"{self._output}: {changed}; give the same, or use --restart")
+        begun = Ledger.state(self._side)
+        if begun and changes(begun["about"], about):
+            Ledger.forget(self._side)  # the input was mended once more
         with Ledger(self._side, about) as ledger:
             clock = Clock(ledger, len(keys))
             progress = self._answer(clock, self._failed(ledger, keys), pace, options, tell)

@@ -47,6 +47,7 @@ class Ledger:
     """
 
     def __init__(self, output: Path, about: dict[str, Any]) -> None:
+        self._output = output
         self.partial, self._journal = self.paths(output)
         self._about = about
         self.done = Spans()
@@ -68,6 +69,28 @@ class Ledger:
             output.with_name(f"{output.name}.partial"),
             output.with_name(f"{output.name}.journal"),
         )
+
+    @classmethod
+    def state(cls, output: Path) -> dict[str, Any] | None:
+        """
+        Return what an output's journal says; None where there is none.
+
+        Args:
+            output: The path of the output.
+
+        Raises:
+            BackfillError: It cannot be read.
+        """
+        journal = cls.paths(output)[1]
+        try:
+            found: dict[str, Any] = json.loads(journal.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise BackfillError(
+                f"{journal}: cannot be read: {error}; --restart begins anew"
+            ) from None
+        return found
 
     def __enter__(self) -> Self:
         return self
@@ -160,9 +183,8 @@ class Ledger:
         journal.unlink(missing_ok=True)
 
     def _resume(self) -> None:
-        try:
-            state = json.loads(self._journal.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        state = self.state(self._output)
+        if state is None or state.get("done") == []:  # nothing is lost, whatever has changed
             state = {"version": _VERSION, "about": self._about, "bytes": 0, "done": [], "failed": 0}
         if state["version"] != _VERSION:
             raise BackfillError(f"{self._journal}: is of another release; use --restart")

@@ -41,4 +41,4 @@ class Reins:
             BackfillStopped: It is.
         """
         if self.is_stopped:
-            raise BackfillStopped
+            raise BackfillStopped("stopped with celery batch jobs")

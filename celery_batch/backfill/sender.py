@@ -16,6 +16,7 @@ from celery_batch.backfill.flight import Parcel
 from celery_batch.backfill.roll_call import queue_of, reach
 from celery_batch.backfill.rows import Answered
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
+from celery_batch.fleet.bus import Bus
 
 __all__ = ["Sender"]
 
@@ -178,10 +179,13 @@ class Sender:
     def _give_up(self, task_ids: list[Any]) -> list[Parcel]:
         parcels = [self._flying.pop(task_id)[0] for task_id in task_ids]
         if task_ids:
+            bus = Bus(self._task.app)  # Celery's `revoke` waits for a broker that hangs
             try:
-                self._task.app.control.revoke(task_ids)
+                bus.tell("revoke", task_id=task_ids)
             except Exception as error:  # noqa: BLE001 (it runs in vain)
                 log.debug("Could not revoke %d messages: %s", len(task_ids), error)
+            finally:
+                bus.close()
         return parcels
 
     def _waiting(self) -> int:

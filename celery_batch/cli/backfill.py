@@ -63,7 +63,7 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     Interrupted by whatever it may be, the same command goes on from there.
     Exit code: 0 if every row has an output or all is done already, 1 if some have failed.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    _heed_signals()
     try:
         progress = _run(ctx.obj.app, task, source, output, options)
     except (KeyboardInterrupt, BackfillStopped) as error:
@@ -112,6 +112,13 @@ def _calls(app: Any, options: dict[str, Any]) -> dict[str, Any]:
     priority = lowest_priority(app) if options["priority"] is None else options["priority"]
     queue = {"queue": options["queue"]} if options["queue"] else {}
     return {"priority": priority, **queue}
+
+
+def _heed_signals() -> None:
+    """End as after Ctrl-C where somebody ends us, or closes the terminal without nohup."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
 
 
 def _interrupt(_number: int, _frame: object) -> None:

@@ -85,9 +85,9 @@ jobs.add_command(_steers("stop", "End backfills as Ctrl-C does; what was answere
 @click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
 def show(outputs: Sequence[Path], *, as_json: bool) -> None:
     """Say how far the backfills into OUTPUTS have come, by what lies beside these on disk."""
-    found = [_or_refuse(lambda output=output: ending(output)) for output in outputs]
+    found = (_or_refuse(lambda output=output: ending(output)) for output in outputs)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(list(found), indent=2))
     else:
         for each in found:
             click.echo(_ended(each))
@@ -99,7 +99,8 @@ def _ended(found: Mapping[str, Any]) -> str:
     words = f"{rows}rows of {found['task']}, {found['failed']:,} failed"
     if found["complete"]:
         return f"{found['output']}: complete since {at}: {words}"
-    return f"{found['output']}: not complete, as of {at}: {words}; the same command goes on"
+    goes_on = "unless it is running, the same command goes on"
+    return f"{found['output']}: not complete, as of {at}: {words}; {goes_on}"
 
 
 def _or_refuse(ask: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Celery's control bus: asks all workers at once, and the broker what waits in it."""
+"""Celery's control bus: asks or tells all workers at once, and asks the broker what waits in it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def impatient_connection(app: Any) -> Any:
 
 class Bus:
     """
-    One connection to the broker, for questions.
+    One connection to the broker, for what soon has an answer, or needs none.
 
     Args:
         app: The Celery app.
@@ -64,6 +64,20 @@ class Bus:
         finally:
             self._mailbox.unclaimed.clear()
         return answers
+
+    def tell(self, command: str, **arguments: Any) -> None:
+        """
+        Tell the workers something, and wait for no answer.
+
+        Args:
+            command: Of the control bus.
+            arguments: The command's.
+
+        Raises:
+            Exception: Whatever a transport raises when the broker is away.
+        """
+        self._connect()
+        self._mailbox.abcast(command, arguments)
 
     def depths(self, queues: Iterable[str]) -> dict[str, int]:
         """

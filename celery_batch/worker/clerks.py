@@ -16,7 +16,6 @@ Rule 5: a lone batch is the main thread's from beginning to end, as in any pool:
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 from collections import deque
 from contextlib import suppress
@@ -29,6 +28,7 @@ from billiard.common import terminate_handler_fired
 from billiard.einfo import ExceptionInfo
 from billiard.pool import ACK, READY, TASK, MaybeEncodingError
 
+from celery_batch.worker import interpreter
 from celery_batch.worker.batch_end import error_info
 from celery_batch.worker.hand_over import HandOver
 from celery_batch.worker.overlap import may_overlap
@@ -47,10 +47,6 @@ _CLERKS = 3
 #: Bytes.  Tracers are nested, and a thread's stack does not grow by itself as the
 #: main thread's does; what is not used of it costs address space only.
 _STACK = 64 << 20
-
-#: Seconds after which a thread that computes lets the other one go on.  With Python's
-#: 5 ms a model would stand still for that long whenever it comes back to Python.
-_SWITCH = 0.0001
 
 #: Seconds that batches get to be settled in a process that was told to terminate.
 _LAST_MOMENT = 1.0
@@ -205,7 +201,7 @@ class _Clerks:
 
     def _start(self) -> None:
         self._started = True
-        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH))
+        interpreter.divide()
         before = threading.stack_size(_STACK)
         try:
             for n in range(1, _CLERKS + 1):

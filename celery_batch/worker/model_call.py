@@ -15,6 +15,7 @@ from celery_batch.serving.runner import Outcome, Timing
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import Work
+from celery_batch.worker import interpreter
 from celery_batch.worker.batch_end import Fate
 from celery_batch.worker.expiry import Expiries
 from celery_batch.worker.softlimit import SoftLimit
@@ -128,6 +129,7 @@ class ModelCall:
                 seat.running_batch(),
                 residents.one_batch(),
             ):
+                interpreter.share()
                 return ask_all(self.task, self._asked, self._columns, self.timings)
         finally:
             after = runner.calls, runner.isolated, runner.out_of_memory

@@ -13,6 +13,7 @@ from typing import Any
 
 from celery._state import _task_stack
 
+from celery_batch.worker import interpreter
 from celery_batch.worker.model_call import ModelCall
 from celery_batch.worker.softlimit import SoftLimit
 
@@ -86,6 +87,7 @@ class Turn:
         try:
             offer = self._next_offer(last)
             if last is not None:
+                interpreter.keep()
                 last.tell()
             if offer is not None:
                 waited = time.monotonic() - offer.since
@@ -97,6 +99,8 @@ class Turn:
             self._ends.put(error)
             self._settled.wait(_LAST_MOMENT)
             raise
+        finally:
+            interpreter.share()
         return self
 
     def tell(self) -> None:

@@ -38,6 +38,16 @@ def test_no_more_leaves_than_the_window_allows():
     assert (16, 16) == (len(read), flight.flying)
 
 
+def test_what_was_read_leaves_when_time_is_over():
+    """A slow input holds up no row that is there: the rest is read another time."""
+    flight = Flight(rows(100), window=20, parcel=8)
+
+    assert [1] == [len(parcel) for parcel in flight.departures(lambda: True)]
+    assert flight.could_read
+    assert [8, 8] == [len(parcel) for parcel in flight.departures()]
+    assert not flight.could_read
+
+
 def test_answers_come_in_the_inputs_order():
     """Who is answered early waits for those before it."""
     flight = Flight(rows(4), window=4, parcel=2)

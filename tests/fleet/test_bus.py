@@ -48,6 +48,9 @@ def test_a_broker_that_hangs_is_given_up(silent, scheme):
     with pytest.raises(Exception, match=r"(?i)time"):
         bus.ask("ping", 0.1)
     bus.close()
+    with pytest.raises(Exception, match=r"(?i)time"):
+        bus.tell("revoke", task_id=["none"])
+    bus.close()
     with Jobs(app) as jobs, pytest.raises(Exception, match=r"(?i)time"):
         jobs.all()
 

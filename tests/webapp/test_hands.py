@@ -73,6 +73,23 @@ def test_one_that_is_held_up_holds_up_nobody(hands: Hands) -> None:
         held.set()
 
 
+def test_many_that_wait_a_little_each_wait_together(hands: Hands) -> None:
+    """Though each job is done soon, more threads come where all but wait."""
+    names: set[str] = set()
+    end = threading.Event()
+
+    def nap() -> None:
+        names.add(threading.current_thread().name)
+        threading.Event().wait(0.001)
+
+    for _ in range(300):
+        hands.give(nap)
+    hands.give(end.set)
+
+    assert end.wait(60)
+    assert len(names) > 1
+
+
 def test_there_are_never_more_than_allowed(hands: Hands) -> None:
     """However many are held up, the next waits in line, and is done when one gets on."""
     held, end = threading.Event(), threading.Event()

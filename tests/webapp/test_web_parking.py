@@ -3,76 +3,25 @@
 from __future__ import annotations
 
 import http.client
-import os
 import re
 import socket
-import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
+from web_lot import ask, asked, noted, parking_lot
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.cli.child import wait_until
 from webapp.messages import Answer
 from webapp.parked import OFFER, Parked, parks
-
-HERE = Path(__file__).parent
-PARKING = ("-k", "webapp.parking.ParkingWorker", "--threads=2")
 
 
 @pytest.fixture(scope="module")
 def lot(tmp_path_factory):
     """The port of a server of the bare app with two threads, and the file of its notes."""
     folder = tmp_path_factory.mktemp("lot")
-    with _lot(folder) as (port, _):
+    with parking_lot(folder) as (port, _):
         yield port, folder / "notes"
-
-
-@contextmanager
-def _lot(folder, *options):
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1])])
-    env = {**os.environ, "PYTHONPATH": path, "PARKING_NOTES": str(folder / "notes")}
-    (folder / "notes").touch()
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
-        number, port = listener.fileno(), listener.getsockname()[1]
-        line = [sys.executable, "-m", "gunicorn", "--no-control-socket", *PARKING]
-        line += ["-c", "python:web_parking_app", f"--bind=fd://{number}", "web_parking_app:app"]
-        with Child([*line, *options], folder / "log", env=env, pass_fds=[number]) as child:
-            wait_until(lambda: _why_not(port), [child], what="the lot", timeout=60)
-            yield port, child
-
-
-def _why_not(port):
-    try:
-        return "" if ask(port, "/now")[0] == 200 else "no"
-    except OSError as error:
-        return repr(error)
-
-
-def ask(port, path):
-    """Return status and body of one request on a connection of its own."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
-
-
-@contextmanager
-def asked(port, path):
-    """Leave one request unread for as long as the block takes."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
-        yield client
-
-
-def noted(notes, line):
-    """Return why a line is not among the notes yet, "" when it is."""
-    return "" if line in notes.read_text().splitlines() else f"no {line!r}"
 
 
 def test_more_requests_wait_than_there_are_threads(lot):
@@ -122,7 +71,7 @@ def test_requests_sent_behind_one_that_waits_are_answered_in_order(lot):
     assert ["attendant", "hand", "attendant"] == re.findall(r"webapp-([a-z]+)", got.decode())
 
 
-@pytest.mark.parametrize("path", ["/fail", "/exit"])
+@pytest.mark.parametrize("path", ["/fail", "/exit", "/cancel"])
 def test_an_answer_that_cannot_be_made_is_an_error(lot, path):
     """Whatever breaks while a request is parked, its client hears of it, and others go on."""
     port, notes = lot
@@ -181,7 +130,7 @@ def _why_fewer(door, count):
 
 def test_a_process_is_renewed_after_so_many_requests(tmp_path):
     """The option --max-requests counts parked ones, too, and none of them is lost."""
-    with _lot(tmp_path, "--max-requests=10") as (port, _):
+    with parking_lot(tmp_path, "--max-requests=10") as (port, _):
         assert [200] * 50 == [ask(port, "/")[0] for _ in range(50)]
 
 

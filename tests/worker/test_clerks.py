@@ -277,6 +277,24 @@ def test_urgent_batch_goes_before_the_one_that_lies_ready(app: Celery, process: 
     assert [(1, True), (2, True), (3, True)] == sorted(process.said())
 
 
+def test_models_share_the_interpreter_with_clerks(app: Celery, process: Process):
+    """However a batch follows another, others have their turns by the time its model runs."""
+    found: list[float] = []
+
+    def run(numbers: list[int]) -> list[int]:
+        found.append(sys.getswitchinterval())
+        return numbers
+
+    task = declared(app, run)
+    for number in (1, 2, 3):
+        process.send(task, number)
+    for _ in range(3):
+        process.run_next()
+    process._ensure_messages_consumed(completed=3)
+
+    assert [pytest.approx(0.0001)] * 3 == found
+
+
 def test_lone_batch_is_the_main_threads(app: Celery, process: Process):
     """What has company is settled by clerks; what comes alone later, by the main thread."""
     settlers: list[str] = []

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from threading import Thread
+
 import redis
 from celery import Celery
 
@@ -28,6 +32,7 @@ def test_a_broker_that_is_away_at_first_is_tried_again(tmp_path_factory, caplog)
                 assert [] == backfill.turn(timeout=0.01)
             said = [each.message for each in caplog.records if "tried again" in each.message]
             assert [True] == [each.startswith("The broker cannot be reached") for each in said]
+            assert 0 == backfill.facts()["flying"]
             server.start()
             client = redis.Redis(unix_socket_path=str(server.directory / "redis.sock"))
 
@@ -36,3 +41,28 @@ def test_a_broker_that_is_away_at_first_is_tried_again(tmp_path_factory, caplog)
                 return "" if client.llen("celery") == 2 else "nothing is sent"
 
             wait_until(why, [], what="messages", timeout=60)
+
+
+def test_a_broker_that_hangs_keeps_nobody_from_ending(tmp_path_factory):
+    """Ctrl-C ends a backfill soon where the broker takes what is called back, and says nothing."""
+    with RedisServer(tmp_path_factory.mktemp("r")) as server:
+        app = Celery("hangs", broker=server.url, backend=server.url, set_as_current=False)
+
+        @app.task(base=BatchTask, max_batch_size=2)
+        def double(number):
+            return [2 * n for n in number]
+
+        pace = Pace(window=2, parcel=2)
+        backfill = Backfill(double, [Row(n, str(n), (n,)) for n in range(2)], pace)
+        backfill.turn(timeout=0.0)
+        client = redis.Redis(unix_socket_path=str(server.directory / "redis.sock"))
+        assert 1 == client.llen("celery")
+        process = client.info()["process_id"]
+        os.kill(process, signal.SIGSTOP)
+        ending = Thread(target=backfill.recall, daemon=True)
+        ending.start()
+        ending.join(30)
+        hangs = ending.is_alive()
+        os.kill(process, signal.SIGCONT)
+
+    assert not hangs

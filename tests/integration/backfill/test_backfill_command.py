@@ -7,6 +7,7 @@ import json
 import random
 import signal
 import time
+from contextlib import closing
 
 import pytest
 import redis
@@ -80,6 +81,19 @@ def test_failed_rows_are_run_again(place):
     assert (
         "none of its rows has failed" in place.run("backfill_tasks.double", "--retry-errors").stderr
     )
+
+
+def test_an_input_may_be_mended_more_than_once(place):
+    """A second try that was stopped begins anew where its input is another one by then."""
+    place.write([{"number": 13}] * 40)
+    place.run("backfill_tasks.double")
+    stopped = place.run("backfill_tasks.double", "--retry-errors", "--max-errors", "1")
+    assert "more than --max-errors allows" in stopped.stderr
+    place.write([{"number": 14}] * 40)
+    done = place.run("backfill_tasks.double", "--retry-errors")
+
+    assert 0 == done.returncode, done.stderr
+    assert [28] * 40 == [each["output"] for each in place.answers()]
 
 
 def test_a_hopeless_job_stops(place):
@@ -194,6 +208,22 @@ def test_a_killed_backfill_goes_on(place, seed):
     assert expected(MANY) == place.answers()
 
 
+@pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_who_is_told_to_end_calls_its_rows_back(place, kill):
+    """Whichever signal ends a backfill, what it has on its way does not run in vain."""
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    place.write(rows(MANY))
+    process = place.begin("backfill_tasks.slow")
+    journal = place.folder / "out.jsonl.journal"
+    why = lambda: "" if journal.exists() else "nothing is answered"  # noqa: E731
+    wait_until(why, [], what="journal", timeout=60)
+    process.send_signal(kill)
+
+    assert 130 == process.wait(30)
+    why = lambda: "" if not client.llen("celery") else "messages wait"  # noqa: E731
+    wait_until(why, [], what="queue", timeout=5)
+
+
 def test_nothing_is_left_in_the_broker(place):
     """Neither results nor messages of a backfill stay behind."""
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
@@ -239,6 +269,23 @@ def test_the_first_rows_leave_before_more_is_read(app, place):
     client.delete("unread")
 
     assert [0, 0, 1, 1] == waiting
+
+
+def test_answers_come_while_a_slow_input_is_read(app):
+    """Where rows come one by one, the first answer waits for no whole window of them."""
+    read = []
+
+    def numbers():
+        for n in range(1024):
+            time.sleep(0.03)
+            read.append(n)
+            yield n
+
+    with closing(app.double.backfill(numbers())) as answers:
+        first = next(answers)
+
+    assert 0 == first.output
+    assert len(read) < 256
 
 
 def test_what_nobody_has_any_more_is_sent_again(app, place):

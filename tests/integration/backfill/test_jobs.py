@@ -193,9 +193,9 @@ def test_what_has_ended_is_told_by_its_files(app, place):
     assert (str(place.out), "backfill_tasks.double") == (stopped["output"], stopped["task"])
     assert stopped["failed"] > 1
     assert 113 < stopped["rows"] <= 300
-    assert (
-        f"{stopped['rows']} rows of backfill_tasks.double, {stopped['failed']} failed; the same"
-        in in_words
+    assert in_words.endswith(
+        f": {stopped['rows']} rows of backfill_tasks.double, {stopped['failed']} failed;"
+        " unless it is running, the same command goes on\n"
     )
     assert f"{place.out}: complete since " in complete
     assert complete.endswith(": 300 rows of backfill_tasks.double, 3 failed\n")
@@ -209,6 +209,16 @@ def test_where_no_backfill_has_written(app, tmp_path):
 
     assert 1 == refused.exit_code
     assert f"Error: {tmp_path}/mine.jsonl: no backfill has written there\n" == refused.stderr
+
+
+def test_what_is_known_of_others_is_shown(app, place):
+    """A file that is no backfill's keeps nobody from hearing of those named before it."""
+    place.write([{"number": 1}])
+    place.run("backfill_tasks.double")
+    shown = here(app, "show", str(place.out), str(place.folder / "in.jsonl"))
+
+    assert 1 == shown.exit_code
+    assert f"{place.out}: complete since " in shown.stdout
 
 
 def left_in(place):
