@@ -184,7 +184,7 @@ class Ledger:
 
     def _resume(self) -> None:
         state = self.state(self._output)
-        if state is None:
+        if state is None or state.get("done") == []:  # nothing is lost, whatever has changed
             state = {"version": _VERSION, "about": self._about, "bytes": 0, "done": [], "failed": 0}
         if state["version"] != _VERSION:
             raise BackfillError(f"{self._journal}: is of another release; use --restart")

@@ -40,6 +40,16 @@ def test_what_lies_behind_the_journal_is_cut_off(tmp_path):
         assert [0, 1] == [record["position"] for record in ledger.records()]
 
 
+def test_where_nothing_was_answered_anything_may_change(tmp_path):
+    """A command that was wrong is mended and given again, with nothing to forget."""
+    with Ledger(tmp_path / "out.jsonl", ABOUT):
+        pass
+
+    with Ledger(tmp_path / "out.jsonl", {**ABOUT, "input": "13 def"}) as ledger:
+        ledger.add(answered(0))
+        assert 1 == len(list(ledger.records()))
+
+
 def test_a_journal_that_is_none_is_refused(tmp_path):
     """Somebody has written over it: the error names it, and the way out."""
     (tmp_path / "out.jsonl.journal").write_text("mine")
@@ -58,7 +68,8 @@ def test_lines_without_a_journal_do_not_count(tmp_path):
 
 def test_another_input_is_refused(tmp_path):
     """A journal of another input or task is not gone on with."""
-    Ledger(tmp_path / "out.jsonl", ABOUT).close()
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add(answered(0))
 
     with pytest.raises(BackfillError, match=r"journal: the input has changed since; use --restart"):
         Ledger(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
