@@ -151,6 +151,7 @@ class Asking(Task):  # type: ignore[misc]
 
         Raises:
             TypeError: There is no such option.
+            ValueError: The window has room for no row.
         """
         in_python = import_module("celery_batch.backfill.in_python")
         return in_python.answers(self, items, options, window=window, in_order=in_order)

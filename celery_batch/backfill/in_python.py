@@ -37,8 +37,11 @@ def answers(
 
     Raises:
         TypeError: There is no such option.
+        ValueError: The window has room for no row.
     """
     check_options(task.app, options)
+    if window is not None and window < 1:
+        raise ValueError(f"backfill(): window must be at least 1 row, got {window!r}")
     held: dict[int, Any] = {}
     rows = Arguments(task.batch_signature).rows(_held(items, held))
     pace = Pace.of(task, window=window, in_order=in_order)

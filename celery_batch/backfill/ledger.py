@@ -189,10 +189,10 @@ class Ledger:
 
     def _resume(self) -> None:
         state = self.state(self._output)
-        if state is not None and state["version"] != _VERSION:
+        if state is None or state.get("done") == []:  # nothing is lost, whatever has changed
+            state = {"version": _VERSION, "about": self._about, "bytes": 0, "done": [], "failed": 0}
+        if state["version"] != _VERSION:
             raise BackfillError(f"{self._journal}: is of another release; use --restart")
-        if state is None or not state["done"]:  # of nothing any backfill may begin
-            state = {"about": self._about, "bytes": 0, "done": [], "failed": 0}
         if changed := changes(state["about"], self._about):
             raise BackfillError(
                 f"{self._journal}: {changed}; use --restart to begin anew, or name another output"

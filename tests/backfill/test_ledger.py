@@ -72,7 +72,7 @@ def test_nothing_is_left_of_nothing(tmp_path):
     assert [] == list(tmp_path.iterdir())
 
 
-def test_nothing_is_gone_on_with_by_anybody(tmp_path):
+def test_where_nothing_was_answered_anything_may_change(tmp_path):
     """Where a process was killed before its first answer, any other command may begin."""
     with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
         ledger.sync()

@@ -318,6 +318,30 @@ def test_what_nobody_has_any_more_is_sent_again(app, place):
     client.delete("nobody")
 
 
+def test_what_is_lost_is_found_while_others_keep_the_queue_full(app, place):
+    """Where messages always wait, what one that was sent later has overtaken is lost."""
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    source = [Row(n, str(n), (n,)) for n in range(8)]
+    pace = Pace(window=8, parcel=2, patience=0.1)
+    with Backfill(app.double, source, pace, {"queue": "crowded"}) as backfill:
+        backfill.turn(timeout=0.2)
+        assert 4 == client.llen("crowded")
+        client.delete("crowded")
+        app.double.apply_async((1,), queue="crowded")
+        found = []
+
+        def why():
+            found.extend(backfill.turn(timeout=0.1))
+            while client.llen("crowded") > 1:  # theirs stays, ours are answered
+                client.lmove("crowded", "celery", "LEFT", "RIGHT")
+            return "" if backfill.is_over else "waits for what is lost"
+
+        wait_until(why, [], what="answers", timeout=60)
+    client.delete("crowded")
+
+    assert [2 * n for n in range(8)] == [each.output for each in found]
+
+
 def test_a_worker_may_be_slower_than_our_patience(app):
     """What a worker has is not lost, however long its model takes."""
     source = [Row(n, str(n), (n,)) for n in range(6)]
