@@ -20,10 +20,10 @@ from webapp.parked import OFFER, Parked
 __all__ = ["Turn"]
 
 #: The last is nginx's, for a client that has closed its half of the connection: it may read.
-_GONE = 499
+_GONE = Answer(status=499, body=b"", headers={"Content-Length": "0"})
 _STATUS = {
     **{each.value: f"{each.value} {each.phrase}" for each in HTTPStatus},
-    _GONE: f"{_GONE} Client Closed Request",
+    _GONE.status: f"{_GONE.status} Client Closed Request",
 }
 
 
@@ -93,16 +93,17 @@ class Turn:
         if not self._worker.alive:
             self._resp.force_close()  # its process has been told to stop meanwhile
         try:
-            status, headers, content = _parts(made)
-            self._resp.start_response(_STATUS[status], headers)
-            if not isinstance(content, bytes):
+            answer = _GONE if made.cancelled() else made.result()
+            headers = self._parked.headers_of(answer) if self._parked else []
+            self._resp.start_response(_STATUS[answer.status], headers)
+            if not isinstance(answer.body, bytes):
                 self._resp.send_headers()
-                self.making, self._is_streaming = partial(self._stream, content), True
+                self.making, self._is_streaming = partial(self._stream, answer.body), True
                 return None
         except BaseException:
             self._let_go(self._parked)
             raise
-        return self._send([content], self._parked)
+        return self._send([answer.body], self._parked)
 
     async def _stream(self, body: AsyncIterable[str]) -> None:
         """Have each piece written by a thread, as it comes."""
@@ -171,14 +172,6 @@ class Turn:
             self._worker.cfg.post_request(self._worker, self.req, self._environ, self._resp)
         except Exception:
             self._worker.log.exception("Exception in post_request hook")
-
-
-def _parts(made: asyncio.Task[Answer]) -> tuple[int, list[tuple[str, str]], Any]:
-    """Return status, headers and body of what has come of a request."""
-    if made.cancelled():
-        return _GONE, [("Content-Length", "0")], b""
-    answer = made.result()
-    return answer.status, [*answer.headers.items()], answer.body
 
 
 def _nothing_more(made: asyncio.Task[None]) -> Iterator[bytes]:

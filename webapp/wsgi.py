@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +17,8 @@ from webapp.parked import Parked, parks
 from webapp.routes import Routes
 
 __all__ = ["answer_to", "ask_of", "head_of"]
+
+log = logging.getLogger(__name__)
 
 #: More than the length of any body has.
 _DIGITS = 18
@@ -34,8 +37,17 @@ def answer_to(environ: dict[str, Any], contract: Contract) -> Answer | Parked:
     """
     ask = ask_of(environ, contract.routes)
     if parks(environ) and contract.routes.waits(ask.method, ask.path):
-        return Parked(partial(contract.aanswer, ask))
+        return Parked(partial(_answered, contract, ask))
     return contract.answer(ask)
+
+
+async def _answered(contract: Contract, ask: Ask) -> Answer:
+    """Answer where no framework is left to say that something has failed."""
+    try:
+        return await contract.aanswer(ask)
+    except Exception:
+        log.exception("answering %s %r", ask.method, ask.path)
+        return contract.failed(ask)
 
 
 def ask_of(environ: dict[str, Any], routes: Routes) -> Ask:

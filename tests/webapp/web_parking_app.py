@@ -88,7 +88,7 @@ def app(environ, start_response):
         start_response("200 OK", [("Content-Length", "1000")])
         return broken()
     if path != "/now":
-        return Parked(lambda: answered(path), lambda: note(f"closed {path}"))
+        return Parked(lambda: answered(path), lambda: note(f"closed {path}"), [("X-More", path)])
     name = threading.current_thread().name.encode()
     start_response("200 OK", [("Content-Length", str(len(name)))])
     return [name]
