@@ -76,7 +76,7 @@ class Tasks:
             Route("POST", "/tasks", self.send, self._settings.max_body_bytes),
             Route("GET", "/tasks/{id}", self.look),
             Route("DELETE", "/tasks/{id}", self.revoke),
-            Route("GET", "/events/{id}", self.listen),
+            Route("GET", "/events/{id}", self.listen, waits=True),
         ]
 
     async def send(self, visit: Visit) -> Answer:

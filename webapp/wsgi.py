@@ -39,8 +39,17 @@ def answer_to(environ: dict[str, Any], contract: Contract) -> Answer | Parked:
         _say_that_nothing_batches()
     ask = ask_of(environ, contract.routes)
     if parks(environ) and contract.routes.waits(ask.method, ask.path):
-        return Parked(partial(contract.aanswer, ask))
+        return Parked(partial(_answered, contract, ask))
     return contract.answer(ask)
+
+
+async def _answered(contract: Contract, ask: Ask) -> Answer:
+    """Answer where no framework is left to say that something has failed."""
+    try:
+        return await contract.aanswer(ask)
+    except Exception:
+        log.exception("answering %s %r", ask.method, ask.path)
+        return contract.failed(ask)
 
 
 def ask_of(environ: dict[str, Any], routes: Routes) -> Ask:

@@ -175,7 +175,7 @@ def test_an_early_answer_stays_an_answer(doors):
     assert (200, ["lamb"]) == (reply.status, reply.body["outputs"])
 
 
-@pytest.mark.parametrize(("kind", "seats"), [("flask", 2), ("fastapi", 4)])
+@pytest.mark.parametrize(("kind", "seats"), [("flask", 2), ("flask-parking", 4), ("fastapi", 4)])
 def test_listeners_leave_threads_to_others(servers, doors, kind, seats):
     """Where each holds a thread so many may listen; others hear how far it is, and come again."""
     doors(kind)  # for its worker

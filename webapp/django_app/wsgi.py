@@ -32,7 +32,8 @@ def application(environ: dict[str, Any], start_response: Callable[..., object]) 
     said: list[tuple[Any, ...]] = []
     response = _django(environ, lambda *head: said.append(head))
     if isinstance(response, Later):
-        return response.parked
+        _status, headers = said[0]
+        return response.told(headers)
     for head in said:
         start_response(*head)
     return response
