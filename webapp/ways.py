@@ -180,7 +180,7 @@ class ThreadWay:
 
     async def rest(self, seconds: float) -> None:
         """See `Way`."""
-        time.sleep(seconds)
+        time.sleep(seconds)  # noqa: ASYNC251 (it is the point of this way)
 
 
 #: What a thread is told while it waits: nothing with an answer, else why it waits in vain.

@@ -137,5 +137,7 @@ def test_a_line_with_words_before_it_is_told_so(tmp_path):
     """Whoever copies too much into the file is told what a line looks like."""
     file = tmp_path / "keys"
     file.write_text(f"for ann: ann=sha256:{DIGEST}\n")
-    with pytest.raises(ConfigurationError, match="line 1: must be name=sha256:DIGEST or .* before"):
+    with pytest.raises(
+        ConfigurationError, match=r"line 1: must be name=sha256:DIGEST or .* before"
+    ):
         Keyring.read("", str(file))
