@@ -140,18 +140,19 @@ class Asking(Task):  # type: ignore[misc]
         Answer any number of items, a bounded number at a time, behind everybody else.
 
         Args:
-            items: Read no further than there is room for; a record with a field for each
-                parameter is spread, anything else is the only argument.
+            items: Read no further than there is room for; a mapping with a key for each
+                parameter is spread, anything else, tuples too, is the only argument.
             window: Most items on their way; enough to keep the workers busy unless given.
             in_order: Answers come in the items' order; else as they are known.
             options: As for `apply_async`, the same for all; the lowest priority unless given.
 
         Returns:
-            An iterator of `Answered`: ``row``, ``output`` and ``error``, "" if there is none.
+            An iterator of `Answered`: ``item``, ``output`` and ``error``, "" if there is none.
             It raises `BackfillStopped` when an operator has stopped it.
 
         Raises:
             TypeError: There is no such option.
+            ValueError: The window has room for no row.
         """
         in_python = import_module("celery_batch.backfill.in_python")
         return in_python.answers(self, items, options, window=window, in_order=in_order)

@@ -70,7 +70,7 @@ class BackfillComplete(BackfillError):
 
 
 class BackfillStopped(BackfillError):
-    """The backfill was stopped; what was answered is kept."""
+    """An operator has stopped the backfill, with ``celery batch jobs stop`` or on the page."""
 
 
 class InvalidChunk(BatchError, ValueError):

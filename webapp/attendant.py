@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 from webapp.hangups import hangups
-from webapp.messages import Answer
-from webapp.parked import Parked
 
-__all__ = ["Attendant", "Ended"]
+__all__ = ["Attendant", "Ended", "Making"]
 
 #: Seconds after which a client is watched; most answers come before it is worth anything.
 _WATCH_AFTER = 0.25
 
+#: Seconds that cancelled requests have at the end.
+_LAST_WORDS = 1.0
+
+#: Makes an answer, or a part of one; called and awaited on the loop.
+Making = Callable[[], Awaitable[Any]]
+
 #: Told on the loop how a request has ended, so briefly: cancelled where its client has gone.
-Ended = Callable[[asyncio.Task[Answer]], object]
+Ended = Callable[[asyncio.Task[Any]], object]
 
 
 class Attendant:
@@ -27,22 +32,22 @@ class Attendant:
 
     def __init__(self) -> None:
         self._loop = _new_loop()
-        self._arrivals: deque[tuple[Parked, int, Ended]] = deque()
+        self._arrivals: deque[tuple[Making, int, Ended]] = deque()
         self._is_called = False
-        self._waits: dict[asyncio.Task[Answer], ExitStack] = {}
+        self._waits: dict[asyncio.Task[Any], ExitStack] = {}
         self._thread = threading.Thread(target=self._run, name="webapp-attendant", daemon=True)
         self._thread.start()
 
-    def take(self, parked: Parked, connection: int, ended: Ended) -> None:
+    def take(self, making: Making, connection: int, ended: Ended) -> None:
         """
         Have an answer made, after the next `begin`; it is cancelled when its client goes.
 
         Args:
-            parked: The answer.
+            making: Makes it.
             connection: The descriptor of the client's connection, open until it has ended.
             ended: Called once.
         """
-        self._arrivals.append((parked, connection, ended))
+        self._arrivals.append((making, connection, ended))
 
     def begin(self) -> None:
         """Have all begun that have been taken; in any thread."""
@@ -53,7 +58,7 @@ class Attendant:
 
     def close(self) -> None:
         """Cancel what still waits, and end the thread."""
-        self._loop.call_soon_threadsafe(self._stop)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop)
         self._thread.join()
         self._loop.close()
 
@@ -64,31 +69,33 @@ class Attendant:
     def _begin(self) -> None:
         self._is_called = False
         while self._arrivals:
-            parked, connection, ended = self._arrivals.popleft()
-            task = self._loop.create_task(_answered(parked))
+            making, connection, ended = self._arrivals.popleft()
+            task = self._loop.create_task(_made(making))
             watching = self._waits[task] = ExitStack()
             timer = self._loop.call_later(_WATCH_AFTER, self._watch, task, connection)
             watching.callback(timer.cancel)
             task.add_done_callback(self._end)
             task.add_done_callback(ended)
 
-    def _watch(self, task: asyncio.Task[Answer], connection: int) -> None:
+    def _watch(self, task: asyncio.Task[Any], connection: int) -> None:
         cancel = partial(self._loop.call_soon_threadsafe, task.cancel)
         self._waits[task].enter_context(hangups().watch(connection, cancel))
 
-    def _end(self, task: asyncio.Task[Answer]) -> None:
+    def _end(self, task: asyncio.Task[Any]) -> None:
         self._waits.pop(task).close()
 
-    def _stop(self) -> None:
-        for task in self._waits:
+    async def _stop(self) -> None:
+        waiting = [*self._waits]
+        for task in waiting:
             task.cancel()
-        # Behind what the cancelled ones do about it.
-        self._loop.call_soon(self._loop.call_soon, self._loop.stop)
+        if waiting:  # for what they do about it
+            await asyncio.wait(waiting, timeout=_LAST_WORDS)
+        self._loop.call_soon(self._loop.stop)
 
 
-async def _answered(parked: Parked) -> Answer:
+async def _made(making: Making) -> Any:
     try:
-        return await parked.answering()
+        return await making()
     except (SystemExit, KeyboardInterrupt) as error:  # either would end everybody's loop
         raise RuntimeError("an answer has tried to end the server") from error
     except asyncio.CancelledError as error:

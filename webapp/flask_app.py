@@ -13,7 +13,7 @@ from werkzeug.exceptions import HTTPException, InternalServerError
 
 from webapp.contract import Contract
 from webapp.parked import Parked
-from webapp.service import service_contract
+from webapp.service import served_contract
 from webapp.wsgi import answer_to, head_of
 
 __all__ = ["app", "create_app"]
@@ -26,14 +26,14 @@ class _Response(Response):
 
 
 class _Later(_Response):
-    """What Flask takes for an answer, and the server for its absence."""
+    """What Flask takes for an answer, and the server for its absence; its headers are kept."""
 
     def __init__(self, parked: Parked) -> None:
         super().__init__()
         self._parked = parked
 
     def __call__(self, _environ: Any, _start_response: Any) -> Any:
-        return self._parked
+        return Parked(self._parked.answering, self.close, [*self.headers.items()])
 
 
 def create_app(contract: Contract) -> Flask:
@@ -67,4 +67,4 @@ def create_app(contract: Contract) -> Flask:
     return flask
 
 
-app = create_app(service_contract())
+app = create_app(served_contract())

@@ -69,7 +69,7 @@ class Home:
         return [
             Route("GET", "/", self.page),
             Route("GET", "/page/{name}", self.file),
-            Route("GET", "/live", self.live),
+            Route("GET", "/live", self.live, waits=True),
         ]
 
     def observe(self, ask: Ask, status: int, seconds: float) -> None:

@@ -7,8 +7,8 @@ Rule 3: Every stream ends by itself after a while, and soon when the server is t
     server that waits for its open answers must not wait for these.  The client comes back.
     All that a stream says in its life fits into a socket's buffer, so that even a client
     that reads nothing holds nobody up.
-Rule 4: On a server with threads a viewer occupies one.  A few may; others get one look and
-    come again, so that the page never takes what requests need.
+Rule 4: On a server with a thread for each request a viewer occupies one.  A few may; others get
+    one look and come again, so that the page never takes what requests need.
 """
 
 from __future__ import annotations

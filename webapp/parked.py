@@ -8,7 +8,7 @@ an event loop, while the thread goes on with other requests.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from webapp.messages import Answer
@@ -18,25 +18,46 @@ __all__ = ["OFFER", "Parked", "parks"]
 #: Where a server's offer is in a request's environ.
 OFFER = "webapp.parks"
 
+#: Headers that a framework's own, empty response has, and that mean nothing here.
+_OF_THE_BODY = ("content-type", "content-length")
+
 
 class Parked:
     """
     The body of an answer that nobody knows yet; its status and headers come with it.
 
     Args:
-        answering: Makes the answer; called and awaited on an event loop.
+        answering: Makes the answer; called and awaited on an event loop, and so is its body
+            iterated over where that comes bit by bit.
         close: Called in a thread when the request has ended, as of any WSGI body.
+        headers: What the framework says besides, such as a cookie; what the answer says itself
+            comes before it.
     """
 
-    __slots__ = ("answering", "close")
+    __slots__ = ("answering", "close", "headers")
 
     def __init__(
         self,
         answering: Callable[[], Awaitable[Answer]],
         close: Callable[[], object] = lambda: None,
+        headers: Iterable[tuple[str, str]] = (),
     ) -> None:
         self.answering = answering
         self.close = close
+        self.headers = [each for each in headers if each[0].lower() not in _OF_THE_BODY]
+
+    def headers_of(self, answer: Answer) -> list[tuple[str, str]]:
+        """
+        Return all that an answer's head says.
+
+        Args:
+            answer: The answer.
+        """
+        own = [*answer.headers.items()]
+        if not self.headers:
+            return own
+        said = {name.lower() for name in answer.headers}
+        return own + [each for each in self.headers if each[0].lower() not in said]
 
     def __iter__(self) -> Iterator[bytes]:
         """

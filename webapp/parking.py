@@ -14,8 +14,9 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import gunicorn
 
@@ -26,6 +27,8 @@ from webapp.messages import Answer
 from webapp.turn import Turn
 
 __all__ = ["ParkingWorker"]
+
+T = TypeVar("T")
 
 #: The major version whose threaded worker this one knows from the inside.
 _MADE_FOR = 27
@@ -104,6 +107,17 @@ class ParkingWorker(PollingWorker):
         keeps = turn.begin()
         return turn if keeps is None else keeps
 
+    def by_hand(self, job: Callable[[], T]) -> Future[T]:
+        """
+        Have something done by a thread.
+
+        Args:
+            job: It may block.
+        """
+        done: Future[T] = Future()
+        self.tpool.give(partial(_do, job, done))
+        return done
+
     def _is_last(self) -> bool:
         """Count a request; say whether its connection ends with it."""
         self.nr += 1
@@ -125,9 +139,9 @@ class ParkingWorker(PollingWorker):
         except BaseException:  # whatever it is, the client is not to wait for ever
             self.log.exception("Error handling a connection")
             keeps = False
-        if isinstance(keeps, Turn) and keeps.parked is not None:
+        if isinstance(keeps, Turn) and keeps.making is not None:
             resume = partial(self._resume, conn, keeps)
-            self._attendant.take(keeps.parked, conn.sock.fileno(), resume)
+            self._attendant.take(keeps.making, conn.sock.fileno(), resume)
             return
         self._ended.append((conn, keeps))
 
@@ -151,9 +165,10 @@ class ParkingWorker(PollingWorker):
         self.tpool.give(partial(self._carry, conn, partial(self._end, turn, made)))
 
     def _end(self, turn: Turn, made: asyncio.Task[Answer], conn: Any) -> Any:
-        """Do the second half of a request that was parked."""
+        """Do the next part of a request that was parked."""
         try:
-            return self._keepalive_after(conn, turn.end(made))
+            keeps = turn.end(made)
+            return turn if keeps is None else self._keepalive_after(conn, keeps)
         except (OSError, StopIteration) as error:
             self.log.debug("Closing connection. %s", error)
         except Exception as error:  # noqa: BLE001 (gunicorn logs it, and answers 500)
@@ -169,6 +184,16 @@ def _refuse_greenlets() -> None:
             "ParkingWorker needs threads, and gevent has put greenlets in their place: leave out"
             " gevent.monkey.patch_all(), or serve with -k gevent"
         )
+
+
+def _do(job: Callable[[], T], done: Future[T]) -> None:
+    done.set_running_or_notify_cancel()
+    try:
+        done.set_result(job())
+    except Exception as error:  # noqa: BLE001 (it is for who waits)
+        done.set_exception(error)
+    finally:
+        del job, done  # else the error would hold them, and they the error
 
 
 class _Said:

@@ -44,7 +44,7 @@ class Route:
             ``/tasks/{id}``.
         view: Answers; awaited, see `webapp.ways`.
         limit: Most bytes in the body.
-        waits: Whether it waits for tasks, and has an answer of one piece then.
+        waits: Whether it waits for tasks, or for their news.
         operation: What the OpenAPI document says of it; None for nothing.
     """
 
@@ -140,11 +140,13 @@ class Routes:
 
     def waits(self, method: str, path: str) -> bool:
         """
-        Say whether a request will wait for tasks.
+        Say whether a request will wait for tasks, or for their news.
 
         Args:
             method: In capitals.
             path: Without the query.
         """
-        route = self._by_path.get(path, {}).get(method)
-        return route is not None and route.waits
+        try:
+            return self.find(method, path)[0].waits
+        except (NotFound, MethodNotAllowed):
+            return False

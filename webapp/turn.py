@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -17,19 +20,19 @@ from webapp.parked import OFFER, Parked
 __all__ = ["Turn"]
 
 #: The last is nginx's, for a client that has closed its half of the connection: it may read.
-_GONE = 499
+_GONE = Answer(status=499, body=b"", headers={"Content-Length": "0"})
 _STATUS = {
     **{each.value: f"{each.value} {each.phrase}" for each in HTTPStatus},
-    _GONE: f"{_GONE} Client Closed Request",
+    _GONE.status: f"{_GONE.status} Client Closed Request",
 }
 
 
 class Turn:
     """
-    What gunicorn's threaded worker does for a request, in two halves.
+    What gunicorn's threaded worker does for a request, in two halves, or three.
 
     A request that is parked has its second half later, in whichever thread; of all others
-    the first is the whole.
+    the first is the whole.  If its answer comes bit by bit, it is parked again meanwhile.
 
     Args:
         worker: gunicorn's.
@@ -47,10 +50,14 @@ class Turn:
         )
         self._environ["wsgi.multithread"] = True
         self._environ[OFFER] = True
+        self._sock = conn.sock
         if is_last:
             self._resp.force_close()
         #: What the app has returned, if it is that.
-        self.parked: Parked | None = None
+        self._parked: Parked | None = None
+        #: What is to be waited for next, on an event loop.
+        self.making: Callable[[], Awaitable[Any]] | None = None
+        self._is_streaming = False
 
     def begin(self) -> bool | None:
         """
@@ -65,32 +72,65 @@ class Turn:
         """
         return self._minding(self._ask)
 
-    def end(self, made: asyncio.Task[Answer]) -> bool | None:
+    def end(self, made: asyncio.Task[Any]) -> bool | None:
         """
         Send the answer of a request that was parked; return and raise as `begin`.
 
         Args:
             made: What has come of it; cancelled where its client has gone.
         """
-        return self._minding(lambda: self._answer(made))
+        half = self._end_stream if self._is_streaming else self._answer
+        return self._minding(partial(half, made))
 
     def _ask(self) -> bool | None:
         body = self._worker.wsgi(self._environ, self._resp.start_response)
         if isinstance(body, Parked):
-            self.parked = body
+            self._parked, self.making = body, body.answering
             return None
         return self._send(body, body)
 
-    def _answer(self, made: asyncio.Task[Answer]) -> bool:
+    def _answer(self, made: asyncio.Task[Answer]) -> bool | None:
         if not self._worker.alive:
             self._resp.force_close()  # its process has been told to stop meanwhile
         try:
-            status, headers, content = _parts(made)
-            self._resp.start_response(_STATUS[status], headers)
+            answer = _GONE if made.cancelled() else made.result()
+            headers = self._parked.headers_of(answer) if self._parked else []
+            self._resp.start_response(_STATUS[answer.status], headers)
+            if not isinstance(answer.body, bytes):
+                self._resp.send_headers()
+                self.making, self._is_streaming = partial(self._stream, answer.body), True
+                return None
         except BaseException:
-            self._let_go(self.parked)
+            self._let_go(self._parked)
             raise
-        return self._send([content], self.parked)
+        return self._send([answer.body], self._parked)
+
+    async def _stream(self, body: AsyncIterable[str]) -> None:
+        """Have each piece written by a thread, as it comes."""
+        chunks = aiter(body)
+        try:
+            async for chunk in chunks:
+                await self._written(chunk.encode())
+        finally:
+            if isinstance(chunks, AsyncGenerator):
+                await chunks.aclose()
+
+    async def _written(self, chunk: bytes) -> None:
+        writing = asyncio.wrap_future(self._worker.by_hand(partial(self._resp.write, chunk)))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            # The connection is not to be closed, and its number used again, below who writes.
+            with suppress(OSError):
+                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
+            await asyncio.wait([writing])
+            writing.exception()  # which nobody else asks for now
+            raise
+        finally:
+            del writing  # it may hold an error, which holds this frame
+
+    def _end_stream(self, made: asyncio.Task[None]) -> bool:
+        return self._send(_nothing_more(made), self._parked)
 
     def _send(self, chunks: Any, body: Any) -> bool:
         try:
@@ -134,9 +174,10 @@ class Turn:
             self._worker.log.exception("Exception in post_request hook")
 
 
-def _parts(made: asyncio.Task[Answer]) -> tuple[int, list[tuple[str, str]], bytes]:
-    """Return status, headers and body of what has come of a request."""
-    if made.cancelled():
-        return _GONE, [("Content-Length", "0")], b""
-    answer = made.result()
-    return answer.status, [*answer.headers.items()], answer.body
+def _nothing_more(made: asyncio.Task[None]) -> Iterator[bytes]:
+    """Yield what is left of an answer whose pieces have been written; raise if not all were."""
+    # An error of its own: that of the piece would hold what holds it, and the piece as well.
+    if made.cancelled() or isinstance(made.exception(), OSError):
+        raise BrokenPipeError("the client has gone")
+    made.result()
+    yield from ()

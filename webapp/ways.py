@@ -107,6 +107,14 @@ class Way(Protocol):
             TimeoutError: None has come in that time; ask again.
         """
 
+    async def rest(self, seconds: float) -> None:
+        """
+        Do nothing for a while.
+
+        Args:
+            seconds: For how long.
+        """
+
 
 class ThreadWay:
     """
@@ -169,6 +177,10 @@ class ThreadWay:
             return next(states, None)
         except CeleryTimeoutError:
             raise TimeoutError from None
+
+    async def rest(self, seconds: float) -> None:
+        """See `Way`."""
+        time.sleep(seconds)  # noqa: ASYNC251 (it is the point of this way)
 
 
 #: What a thread is told while it waits: nothing with an answer, else why it waits in vain.
@@ -251,6 +263,10 @@ class LoopWay:
             return await anext(states, None)
         except CeleryTimeoutError:
             raise TimeoutError from None
+
+    async def rest(self, seconds: float) -> None:
+        """See `Way`."""
+        await asyncio.sleep(seconds)
 
 
 def _revoke(result: Any) -> None:

@@ -24,8 +24,8 @@ class Arguments:
     """
     How records become rows.
 
-    A record with a field for each parameter gives those; any other record, and whatever
-    is not one, is the value of the only parameter.
+    A record with a field for each parameter gives those, and one that lacks some of them has
+    a flaw; a record without any, and whatever is not one, is the value of the only parameter.
 
     Args:
         signature: Of the batch function.
@@ -101,6 +101,9 @@ class Arguments:
             record = record[self._field]
         elif isinstance(record, Mapping) and self._names & record.keys() >= self._needed:
             return tuple(record.get(one.name, one.default) for one in self._parameters)
+        elif isinstance(record, Mapping) and self._names & record.keys():
+            lacking = ", ".join(map(repr, sorted(self._needed - record.keys())))
+            raise InvalidRow(f"{row.place} has no field {lacking}")
         if len(self._needed) > 1:
             raise InvalidRow(self._misfit(record, row))
         return (record, *(one.default for one in self._parameters[1:]))

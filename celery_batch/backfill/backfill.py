@@ -131,7 +131,7 @@ class Backfill:
     def facts(self) -> dict[str, Any]:
         """Return what there is to tell of the moment; see `Progress`."""
         return {
-            "flying": self._flight.flying,
+            "flying": self._flight.away,
             "window": self._flight.window,
             "workers": self._sender.workers(),
             "silent": time.monotonic() - self._answered,

@@ -19,6 +19,8 @@ class Failures:
     """
     The file beside an output that names its failed rows.
 
+    People read it, too: whatever it counts begins with 1, as their editors do.
+
     Args:
         output: The path of the output.
     """
@@ -38,15 +40,6 @@ class Failures:
                 self.path.unlink(missing_ok=True)
             sync_folder(self.path.parent)
 
-    def lines(self) -> dict[int, int]:
-        """
-        Return the failed rows' positions in the input, and their lines in the output.
-
-        Raises:
-            BackfillError: There is no such output, or nothing in it has failed.
-        """
-        return {each["position"]: each["line"] for each in self._read()}
-
     def keys(self) -> dict[int, str]:
         """
         Return the failed rows' positions in the input, and their names.
@@ -54,7 +47,7 @@ class Failures:
         Raises:
             BackfillError: There is no such output, or nothing in it has failed.
         """
-        return {each["position"]: each["key"] for each in self._read()}
+        return {each["input_row"] - 1: each["key"] for each in self._read()}
 
     def count(self) -> int:
         """Return how many of an output's rows have failed."""
@@ -80,24 +73,27 @@ class Failures:
         Args:
             answers: As the ledger has them.
         """
-        lines = self.lines()
-        positions = {line: position for position, line in lines.items()}
+        failed = {each["output_row"]: each for each in self._read()}
+        rows = {each["input_row"] - 1: row for row, each in failed.items()}
         # Those that were taken in by an earlier try may not be among the failed any more.
-        fresh = {lines[each["position"]]: each for each in answers if each["position"] in lines}
-        for line, record in enumerate(Input(str(self._output)).records()):
+        fresh = {rows[each["position"]]: each for each in answers if each["position"] in rows}
+        for row, record in enumerate(Input(str(self._output)).records(), start=1):
             if isinstance(record, Unreadable):
                 raise BackfillError(f"{self._output}: was changed: {record.why}")
             kept = {name: value for name, value in record.items() if value is not None}
-            yield fresh.get(line, kept | {"position": positions.get(line, -1)})
+            was = failed.get(row, {"input_row": 0})  # of those that have not failed nobody asks
+            place = {"position": was["input_row"] - 1, "line": was.get("line", 0)}
+            yield fresh.get(row, kept | place)
 
 
 def _write(path: Path, records: Iterable[dict[str, Any]]) -> int:
     """Write the records that have failed, and return how many they are."""
     count = 0
     with path.open("w", encoding="utf-8") as file:
-        for line, record in enumerate(records):
+        for row, record in enumerate(records, start=1):
             if error := record.get("error"):
                 count += 1
-                found = {"line": line, "position": record["position"], "key": record["key"]}
-                file.write(json.dumps(found | {"error": error}) + "\n")
+                line = {"line": record["line"]} if record["line"] else {}
+                place = {**line, "input_row": record["position"] + 1, "output_row": row}
+                file.write(json.dumps({"key": record["key"], "error": error, **place}) + "\n")
     return count

@@ -91,6 +91,11 @@ class Flight:
         return f"<Flight: {self.flying} rows on their way of {self.window}>"
 
     @property
+    def away(self) -> int:
+        """Rows at which somebody may be: those of `flying` that do not have to leave again."""
+        return self.flying - sum(map(len, self._again))
+
+    @property
     def held(self) -> int:
         """Rows that are on their way, or wait for one that left before them."""
         return self.flying + len(self._known)

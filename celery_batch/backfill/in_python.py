@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from celery_batch.backfill.arguments import Arguments
@@ -36,17 +37,30 @@ def answers(
 
     Raises:
         TypeError: There is no such option.
+        ValueError: The window has room for no row.
     """
     check_options(task.app, options)
-    rows = Arguments(task.batch_signature).rows(items)
+    if window is not None and window < 1:
+        raise ValueError(f"backfill(): window must be at least 1 row, got {window!r}")
+    held: dict[int, Any] = {}
+    rows = Arguments(task.batch_signature).rows(_held(items, held))
     pace = Pace.of(task, window=window, in_order=in_order)
     options = {"priority": lowest_priority(task.app), **options}
     # Only of what surely has them in hand: others may read all there is to count it.
     total = len(items) if isinstance(items, (Sequence, Mapping)) else None
-    return _answers(task, Backfill(task, rows, pace, options), total)
+    return _answers(task, Backfill(task, rows, pace, options), held, total)
 
 
-def _answers(task: Any, backfill: Backfill, total: int | None) -> Iterator[Answered]:
+def _held(items: Iterable[Any], held: dict[int, Any]) -> Iterator[Any]:
+    """Yield items, and hold each by its position until it has its answer."""
+    for position, item in enumerate(items):
+        held[position] = item
+        yield item
+
+
+def _answers(
+    task: Any, backfill: Backfill, held: dict[int, Any], total: int | None
+) -> Iterator[Answered]:
     reins, clock = Reins(), Clock(_Counted(), total)
     with backfill, Remote(task.app, task.name, None, reins) as remote:
         while not backfill.is_over:
@@ -56,7 +70,8 @@ def _answers(task: Any, backfill: Backfill, total: int | None) -> Iterator[Answe
             clock.ledger.add(found)
             state = "paused" if is_paused else "running"
             remote.tell(clock.progress(**backfill.facts(), state=state))
-            yield from found
+            for answer in found:
+                yield replace(answer, item=held.pop(answer.row.position))
 
 
 class _Counted:

@@ -58,6 +58,11 @@ class Input:
     def __post_init__(self) -> None:
         if self.path != STDIN and not Path(self.path).exists():
             raise BackfillError(f"{self.path}: there is no such file or folder")
+        if self.path != STDIN and not (Path(self.path).is_file() or Path(self.path).is_dir()):
+            raise BackfillError(
+                f"{self.path}: is no file, which can be read more than once; give it with"
+                f" celery ... --input - < {self.path}"
+            )
         if _is_gzip(self.path):
             raise BackfillError(
                 f"{self.path}: is compressed with gzip; unpack it first, or give it with"

@@ -99,15 +99,18 @@ class Job:
         return progress
 
     def _there_already(self) -> BackfillError:
-        made = self._made.read()
-        if made and not changes(made, self._about()):
-            some = "; --retry-errors runs its failed rows again"
-            failed = some if self._failures.path.exists() else ""
+        made, about = self._made.read(), self._about()
+        anew = "use --restart to begin anew, or name another output"
+        if not made:
+            nothing = "is there already, and nothing says what it was made of"
+            return BackfillError(f"{self._output}: {nothing}; {anew}")
+        # An input may have been mended since, but for the rest it is another backfill.
+        is_ours = not changes({**made, "input": about["input"]}, about)
+        some = "; --retry-errors runs its failed rows again"
+        failed = some if is_ours and self._failures.path.exists() else ""
+        if not (changed := changes(made, about)):
             return BackfillComplete(f"{self._output}: is complete already{failed}")
-        return BackfillError(
-            f"{self._output}: is there already; name another output, use --restart to"
-            " begin anew, or --retry-errors to run its failed rows again"
-        )
+        return BackfillError(f"{self._output}: is complete already, but {changed}; {anew}{failed}")
 
     def retry(self, pace: Pace, options: dict[str, Any], tell: Tell) -> Progress:
         """

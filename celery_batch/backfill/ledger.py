@@ -151,14 +151,15 @@ class Ledger:
 
     def remove(self) -> None:
         """Take both files away: the output is whole."""
-        self._journal.unlink(missing_ok=True)
-        self.partial.unlink(missing_ok=True)
+        self._unlink()
+        self._file.close()
 
     def close(self) -> None:
-        """Sync, and let others at it."""
+        """Sync, and let others at it; where nothing was answered, nothing is left to go on from."""
         try:
             if self._is_whole and not self._file.closed and self.partial.exists():
-                self.sync()
+                end = self.sync if len(self.done) else self._unlink
+                end()
         finally:
             # What could not be written before cannot now, and does not count.
             with nullcontext() if self._is_whole else suppress(OSError):
@@ -182,9 +183,13 @@ class Ledger:
                 partial.unlink(missing_ok=True)
         journal.unlink(missing_ok=True)
 
+    def _unlink(self) -> None:
+        self._journal.unlink(missing_ok=True)
+        self.partial.unlink(missing_ok=True)
+
     def _resume(self) -> None:
         state = self.state(self._output)
-        if state is None:
+        if state is None or state.get("done") == []:  # nothing is lost, whatever has changed
             state = {"version": _VERSION, "about": self._about, "bytes": 0, "done": [], "failed": 0}
         if state["version"] != _VERSION:
             raise BackfillError(f"{self._journal}: is of another release; use --restart")
@@ -258,6 +263,6 @@ def _writable(answer: Answered) -> Answered:
 
 
 def _line(answer: Answered) -> str:
-    row = {"position": answer.row.position, "key": answer.row.key}
+    row = {"position": answer.row.position, "key": answer.row.key, "line": answer.row.line}
     end = {"error": answer.error} if answer.error else {"output": answer.output}
     return str(dumps(row | end)) + "\n"

@@ -21,6 +21,9 @@ _PASSED_ON = (
     *("message_id", "correlation_id", "user_id", "app_id", "type", "timestamp"),
 )
 
+#: What `send_task` names that is not the same for all calls of a backfill.
+_OF_EACH = ("name", "args", "kwargs", "task_id", "result_cls")
+
 
 def check_options(app: Any, options: Iterable[str]) -> None:
     """
@@ -31,10 +34,12 @@ def check_options(app: Any, options: Iterable[str]) -> None:
         options: Their names.
 
     Raises:
-        TypeError: One is none; it says which was meant.
+        TypeError: One is none, with the one that was meant; or each call has its own.
     """
     known = {*_OWN, *_PASSED_ON, *signature(app.send_task).parameters}
     for name in options:
+        if name in _OF_EACH:
+            raise TypeError(f"backfill() takes no option {name!r}: each call has its own")
         if name not in known:
             near = get_close_matches(name, sorted(known), n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -30,7 +30,7 @@ class Reins:
         self.is_paused = False
 
     def stop(self) -> None:
-        """Have it end; what was answered is kept."""
+        """Have it end."""
         self.is_stopped = True
 
     def check(self) -> None:

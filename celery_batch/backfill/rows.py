@@ -44,11 +44,13 @@ class Answered:
         row: Which.
         output: The model's; None if it failed.
         error: Why it failed, as ``"Type: message"``; "" if it did not.
+        item: What a backfill in Python was given; None of a row that was read from a file.
     """
 
     row: Row
     output: Any = None
     error: str = ""
+    item: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,10 @@ class Sender:
         self._task = task
         self._options = {**options, "ignore_result": False}
         self._ended: SimpleQueue[Any] = SimpleQueue()
-        self._flying: dict[Any, tuple[Parcel, Any]] = {}
+        self._flying: dict[Any, tuple[Parcel, Any, int]] = {}
+        self._sent = 0
+        #: The number of the latest one sent that has been answered.
+        self._latest = 0
         self._is_cut_off = False
         #: Whether anything was sent: until then a lost connection is not found out soon.
         self.has_begun = False
@@ -81,7 +84,7 @@ class Sender:
                 self._send(some)
             except (OperationalError, QueueFull) as error:  # some may be there, answered in vain
                 self._unreachable(error)
-                taken = {parcel for parcel, _ in (*self._flying.values(), *self._refused)}
+                taken = {parcel for parcel, *_ in (*self._flying.values(), *self._refused)}
                 return [parcel for rest in together[n:] for parcel in rest if parcel not in taken]
         return []
 
@@ -131,7 +134,8 @@ class Sender:
             task_id = self._ended.get(timeout=0.0 if found else timeout)
             while True:
                 if task_id in self._flying:
-                    parcel, result = self._flying.pop(task_id)
+                    parcel, result, number = self._flying.pop(task_id)
+                    self._latest = max(self._latest, number)
                     found.append((parcel, _answers(parcel, result)))
                     self._note(result)
                     _forget(result)
@@ -147,21 +151,30 @@ class Sender:
         """
         Give up what neither the broker nor a worker has any more, and return it.
 
-        A worker that cannot be asked is taken to have nothing.
+        A worker that cannot be asked is taken to have nothing.  While messages wait in the
+        queue ours may be among them: then what one that was sent later has overtaken is
+        lost, and if there is none, the first is sent again, to overtake what is.
         """
         try:
-            if not self._flying or self._waiting():
-                return []
-            held = self._held()
-            gone = [
-                task_id
-                for task_id, (_, result) in self._flying.items()
-                if task_id not in held and not result.ready()
-            ]
+            gone = self._gone() if self._flying else []
         except Exception as error:  # noqa: BLE001 (whatever it is, we ask again later)
             self._unreachable(error)
             return []
         return self._give_up(gone)
+
+    def _gone(self) -> list[Any]:
+        are_waiting, held = self._waiting() > 0, self._held()
+        if are_waiting and held is None:
+            return []  # there is nobody who could have answered
+        gone = [
+            task_id
+            for task_id, (_, result, _) in self._flying.items()
+            if task_id not in (held or ()) and not result.ready()
+        ]
+        if are_waiting:
+            overtaken = [each for each in gone if self._flying[each][2] < self._latest]
+            return overtaken or gone[:1]
+        return gone
 
     def _give_up(self, task_ids: list[Any]) -> list[Parcel]:
         parcels = [self._flying.pop(task_id)[0] for task_id in task_ids]
@@ -185,10 +198,12 @@ class Sender:
             except connection.channel_errors:
                 return 0  # there is no such queue any more
 
-    def _held(self) -> set[Any]:
-        """Return the ids of those that workers say they have."""
+    def _held(self) -> set[Any] | None:
+        """Return the ids of those that workers say they have; None if no worker says anything."""
         inspect = self._task.app.control.inspect(timeout=_ROLL_CALL)
-        told = inspect.query_task(*self._flying) or {}
+        told = inspect.query_task(*self._flying)
+        if not told:
+            return None
         return {task_id for tasks in told.values() if isinstance(tasks, dict) for task_id in tasks}
 
     def _unreachable(self, error: Exception) -> None:
@@ -205,7 +220,8 @@ class Sender:
 
     def _expect(self, parcel: Parcel, result: Any) -> None:
         self._is_cut_off, self.has_begun = False, True
-        self._flying[result.id] = (parcel, result)
+        self._sent += 1
+        self._flying[result.id] = (parcel, result, self._sent)
         result.future().add_done_callback(lambda _: self._ended.put(result.id))
 
 

@@ -77,7 +77,7 @@ def _steers(verb: str, text: str) -> click.Command:
 
 jobs.add_command(_steers("pause", "Send nothing more, and collect what is on its way."))
 jobs.add_command(_steers("resume", "Go on with paused backfills."))
-jobs.add_command(_steers("stop", "End backfills as Ctrl-C does; what was answered is kept."))
+jobs.add_command(_steers("stop", "End backfills as Ctrl-C does; commands keep their answers."))
 
 
 @jobs.command(name="show", short_help="Say how far backfills have come that do not run.")

@@ -10,6 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from celery_batch.amounts import figure
 from celery_batch.fleet.picture import Picture, TaskView, WorkerView
 
 __all__ = ["frame"]
@@ -201,6 +202,4 @@ def _number(number: float | None, digits: int = 0) -> str:
 
 
 def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return _NOTHING
-    return f"{seconds:.3g} s"
+    return _NOTHING if seconds is None else figure(seconds)

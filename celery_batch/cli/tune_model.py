@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
-from celery_batch.backfill.arguments import Arguments
+from celery_batch.backfill.arguments import Arguments, some_fit
 from celery_batch.backfill.inputs import Input
 from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.seat import seat
@@ -35,13 +35,16 @@ def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> l
         field: The field that is the task's only argument.
 
     Raises:
+        BackfillError: The rows do not fit the task; those that do not are left out, if others do.
         ConfigurationError: There is nothing to measure with.
     """
     if source is not None:
         found = Input(source)
         field = field or ("file" if found.kind == "files" else None)
         records = islice(found.records(), MOST_ROWS)
-        rows = [row.values for row in Arguments(task.batch_signature, field=field).rows(records)]
+        arguments = Arguments(task.batch_signature, field=field)
+        found_rows = some_fit(arguments.rows(records, found.line))
+        rows = [row.values for row in found_rows if not row.flaw]
     else:
         examples = resident(task.model).examples() if task.model is not None else ()
         rows = [(item,) for item in examples]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from celery_batch.amounts import figure
 from celery_batch.errors import ConfigurationError
 from celery_batch.tuning.curve import MIDDLE, SLOW, Curve
 from celery_batch.tuning.propose import Proposal
-from celery_batch.tuning.words import figure
 
 __all__ = ["Plot"]
 
@@ -92,11 +92,11 @@ def _latency(place: Any, curve: Curve, proposal: Proposal) -> None:
     crowded = [2 * seconds for seconds in usual]
     place.plot(sizes, crowded, "s--", color=_OURS, label="just missed one, and then its own")
     place.axhline(target, color=_LIMIT, linestyle=":", label=f"target, {figure(target)}")
-    place.set_title("Seconds", fontsize=10)
+    place.set_title("How long it takes", fontsize=10)
     place.set_yscale("log")
-    # Room above for the legend, and seconds as people write them.
+    # Room above for the legend, and times as people write them.
     place.set_ylim(top=8 * max(target, *slow, *crowded))
-    place.yaxis.set_major_formatter(lambda seconds, _: f"{seconds:g}")
+    place.yaxis.set_major_formatter(lambda seconds, _: figure(seconds))
 
 
 def _dress(place: Any, curve: Curve, proposal: Proposal) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any
 
-from celery_batch.errors import ConfigurationError
-from celery_batch.tuning.curve import MIDDLE, SLOW, Curve
+import click
+
+from celery_batch.amounts import figure, number
+from celery_batch.tuning.curve import MIDDLE, SLOW, Curve, Point
 from celery_batch.tuning.propose import Proposal, Trial
 from celery_batch.tuning.words import (
     about_carrying,
@@ -14,8 +19,6 @@ from celery_batch.tuning.words import (
     about_size,
     about_target,
     about_wait,
-    figure,
-    number,
 )
 
 __all__ = ["as_data", "show"]
@@ -23,8 +26,17 @@ __all__ = ["as_data", "show"]
 #: What is proposed.
 _SETTINGS = ("max_batch_size", "max_wait", "linger")
 
-#: Characters of the longest bar.
-_LONGEST_BAR = 20
+#: The columns; one in which nothing is known is left out.
+_HEAD = ("batch", "p50", "p95", "items/s", "speed-up", "in time/s", "memory")
+
+#: Between two columns.
+_GAP = "  "
+
+#: Characters of a line, in a terminal that has so many.
+_WIDEST = 100
+
+#: Characters of the longest bar; where there is no room for a short one, there is none.
+_LONGEST_BAR, _SHORTEST_BAR = 20, 8
 
 #: Parts of a character's width.
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -41,31 +53,27 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
         device: Where its model was measured.
         curve: What was measured.
         proposal: What is proposed.
-
-    Raises:
-        ConfigurationError: rich is not installed.
     """
-    try:
-        from rich.console import Console  # noqa: PLC0415 (an extra)
-    except ImportError:
-        raise ConfigurationError(
-            "the table needs rich; pip install 'celery-batch[tune]', or ask for --json"
-        ) from None
-    console = Console(highlight=False)
-    console.print(_table(task, device, curve, proposal))
-    if curve.cap:
-        console.print(f"No larger ones: {curve.cap}.", markup=False)
-    if doubt := about_scatter(curve):
-        console.print(doubt, markup=False)
-    console.print()
+    width = min(get_terminal_size().columns, _WIDEST)
     wanted = f"99 of 100 requests within {figure(proposal.goal.latency)}"
-    console.print(f"Wanted: {wanted}, at {number(proposal.rate)} a second.", markup=False)
-    console.print(about_target(curve, proposal), "", markup=False)
-    console.print(f"  {settings(proposal)}", "", style="bold", markup=False)
-    console.print(f"max_batch_size: {about_size(curve, proposal)}", markup=False)
-    if limit := about_carrying(proposal):
-        console.print(limit, markup=False)
-    console.print(f"max_wait, linger: {about_wait(curve, proposal)}", markup=False)
+    above = [f"No larger ones: {curve.cap}." if curve.cap else "", about_scatter(curve)]
+    below = [
+        f"max_batch_size: {about_size(curve, proposal)}",
+        about_carrying(proposal),
+        f"max_wait, linger: {about_wait(curve, proposal)}",
+    ]
+    lines = [
+        f"{task} on {device}",
+        *_table(curve, proposal, width),
+        *(_wrapped(text, width) for text in above if text),
+        "",
+        f"Wanted: {wanted}, at {number(proposal.rate)} a second.",
+        _wrapped(about_target(curve, proposal), width),
+        click.style(f"  {settings(proposal)}", bold=True),
+        *(_wrapped(text, width) for text in below if text),
+    ]
+    for line in lines:
+        click.echo(line)
 
 
 def settings(proposal: Proposal) -> str:
@@ -112,29 +120,37 @@ def as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[st
     }
 
 
-def _table(task: str, device: str, curve: Curve, proposal: Proposal) -> Any:
-    from rich.table import Table  # noqa: PLC0415 (an extra)
+def _wrapped(text: str, width: int) -> str:
+    return fill(text, width, break_long_words=False, break_on_hyphens=False)
 
-    has_memory = any(point.memory is not None for point in curve.points)
-    table = Table(title=f"{task} on {device}", title_justify="left", box=None, padding=(0, 1))
-    names = ["batch", "p50 s", "p95 s", "items/s", "speed-up", "in time/s"]
-    for name in [*names, *(["memory"] if has_memory else [])]:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("items/s", no_wrap=True)
-    most = max(point.rate for point in curve.points)
-    for point, trial in zip(curve.points, proposal.sizes, strict=True):
-        cells = [
-            str(point.size),
-            number(point.quantile(MIDDLE)),
-            number(point.quantile(SLOW)),
-            number(point.rate),
-            f"{point.rate / curve.points[0].rate:.1f}",
-            number(trial.bears),
-            *([_memory(point.memory)] if has_memory else []),
-            _bar(point.rate / most),
-        ]
-        table.add_row(*cells, style="bold" if _is_chosen(trial, proposal) else "")
-    return table
+
+def _table(curve: Curve, proposal: Proposal, width: int) -> Iterator[str]:
+    """Yield lines: amounts in columns, and bars as long as there is room for."""
+    most, alone = max(point.rate for point in curve.points), curve.points[0].rate
+    found = list(zip(curve.points, proposal.sizes, strict=True))
+    rows = [_HEAD, *(_cells(point, trial, alone) for point, trial in found)]
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    room = width - sum(each + len(_GAP) for each in widths) - 1
+    longest = min(room, _LONGEST_BAR) if room >= _SHORTEST_BAR else 0
+    bars = ["items/s" if longest else "", *(_bar(each.rate / most, longest) for each, _ in found)]
+    chosen = [False, *(_is_chosen(trial, proposal) for _, trial in found)]
+    for cells, bar, is_chosen in zip(zip(*columns, strict=True), bars, chosen, strict=True):
+        amounts = (cell.rjust(each) for cell, each in zip(cells, widths, strict=True))
+        line = f" {_GAP.join([*amounts, bar])}".rstrip()
+        yield click.style(line, bold=True) if is_chosen else line
+
+
+def _cells(point: Point, trial: Trial, alone: float) -> Sequence[str]:
+    return (
+        str(point.size),
+        figure(point.quantile(MIDDLE)),
+        figure(point.quantile(SLOW)),
+        number(point.rate),
+        f"{point.rate / alone:.1f}",
+        number(trial.bears),
+        _memory(point.memory),
+    )
 
 
 def _is_chosen(trial: Trial, proposal: Proposal) -> bool:
@@ -145,6 +161,6 @@ def _memory(amount: int | None) -> str:
     return "" if amount is None else f"{amount / _GIB:.2f} GiB"
 
 
-def _bar(share: float) -> str:
-    eighths = round(share * _LONGEST_BAR * 8)
+def _bar(share: float, longest: int) -> str:
+    eighths = round(share * longest * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()

@@ -71,7 +71,7 @@ class TaskView:
         model: Seconds of a batch in the model, on average.
         wait: Seconds that the 50th and the 95th of 100 requests have waited for their batch.
         sizes: Batches by the largest size of their kind.
-        halted: ``paused`` or ``drained`` where some worker does not run it; else empty.
+        halted: ``paused``, ``drained`` or both where some worker does not run it; else empty.
     """
 
     name: str
@@ -225,5 +225,10 @@ def reports_of(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _halted(reports: list[Mapping[str, Any]]) -> str:
-    said = (word for word in ("paused", "drained") if any(report.get(word) for report in reports))
-    return next(said, "")
+    # A worker that is drained calls all its tasks paused, too.
+    said = ("drained" if each.get("drained") else "paused" for each in reports if _rests(each))
+    return ", ".join(sorted(set(said)))
+
+
+def _rests(report: Mapping[str, Any]) -> bool:
+    return bool(report.get("paused") or report.get("drained"))

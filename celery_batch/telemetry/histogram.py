@@ -29,7 +29,7 @@ class Histogram:
         self.sum = 0.0
 
     def __repr__(self) -> str:
-        return f"<Histogram of {self.count} up to {self.bounds[-1]}>"
+        return f"<Histogram of {self.count} up to {max(self.bounds, default=0)}>"
 
     def __copy__(self) -> Histogram:
         other = Histogram(self.bounds)

@@ -13,9 +13,28 @@ __all__ = ["Tally"]
 
 _SIZES = tuple(1 << n for n in range(11))
 _SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-#: Seconds; half a millisecond is a lone request, a minute a large model at its worst.
+#: Seconds; ten microseconds are a function that hardly computes, half a millisecond is a lone
+#: request, a minute a large model at its worst.
 _SECONDS = (
-    *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075),
+    *(
+        0.00001,
+        0.00002,
+        0.00005,
+        0.0001,
+        0.0002,
+        0.0005,
+        0.001,
+        0.002,
+        0.003,
+        0.005,
+        0.0075,
+        0.01,
+        0.015,
+        0.02,
+        0.03,
+        0.05,
+        0.075,
+    ),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0),
 )
 

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from celery_batch.amounts import figure
 from celery_batch.errors import OutOfMemory
 from celery_batch.tuning.curve import Curve, Point
 
@@ -117,7 +118,7 @@ def _grow(
         if plan.asked_for:
             continue
         if seconds > plan.longest:
-            return f"a batch of {size} takes {seconds:.3g} s already"
+            return f"a batch of {size} takes {figure(seconds)} already"
         down = down + 1 if rate < _WORTHWHILE * best else 0
         if down == _STEPS_DOWN:
             return f"batches of {size} answer fewer items a second than those of {best_size}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from celery_batch.amounts import figure, number
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.propose import CARRIED, Proposal, Trial
 
@@ -13,8 +14,6 @@ __all__ = [
     "about_size",
     "about_target",
     "about_wait",
-    "figure",
-    "number",
 ]
 
 #: The share of runs that a target is about.
@@ -22,17 +21,6 @@ _NEARLY_ALL = 0.99
 
 #: What slow runs may take of usual ones before somebody asks why.
 _STEADY = 1.5
-
-
-def number(amount: float) -> str:
-    """Return an amount to three digits, as in 1,230 and 0.123."""
-    digits = float(f"{amount:.3g}")
-    return f"{digits:,.0f}" if digits >= 100 else f"{digits:g}"  # noqa: PLR2004 (three digits)
-
-
-def figure(seconds: float) -> str:
-    """Return seconds to three digits."""
-    return f"{number(seconds)} s" if seconds >= 1e-4 else f"{seconds:.6f} s"  # noqa: PLR2004
 
 
 def about_scatter(curve: Curve) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from celery_batch.amounts import figure
+
 __all__ = ["in_words"]
 
 
@@ -41,4 +43,4 @@ def _spread(seconds: Mapping[str, float | None]) -> str:
     median, late = seconds["p50"], seconds["p95"]
     if median is None or late is None:
         return "unknown"
-    return f"{median:.3g} s, of 95 in 100 up to {late:.3g} s"
+    return f"{figure(median)}, of 95 in 100 up to {figure(late)}"

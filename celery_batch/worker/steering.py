@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from celery_batch.batching.policy import DEFAULT_LINGER
 from celery_batch.config import OPTIONS, did_you_mean, like_milliseconds, policy_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker import capacity
@@ -97,7 +98,9 @@ class Steering:
             lane.policy = policy
             self._hold_enough(notes)
             self._lanes.pump()
-        told = {"task": name, **_numbers(policy), "task_says": self.report(name)["task_says"]}
+        notes += _about_linger(policy)
+        now = {**_numbers(policy), "linger": policy.patience}  # as batch_status has it
+        told = {"task": name, **now, "task_says": self.report(name)["task_says"]}
         return {**told, "notes": notes} if notes else told
 
     def pause(self, names: Sequence[str]) -> dict[str, Any]:
@@ -196,6 +199,16 @@ class Steering:
 
 def _numbers(policy: Any) -> dict[str, Any]:
     return {option: getattr(policy, option) for option in OPTIONS}
+
+
+def _about_linger(policy: Any) -> list[str]:
+    """Say where `linger` is another number than was set, and why."""
+    if policy.linger is None:
+        usual = f"{DEFAULT_LINGER:g}, or max_wait where that is shorter, and 0 after a batch of one"
+        return [f"linger: none is set, so it is {usual}"]
+    if policy.linger > policy.max_wait:
+        return [f"linger: {policy.linger:g} is set, but nobody waits longer than max_wait"]
+    return []
 
 
 def _is_amqp(consumer: Any) -> bool:

@@ -19,6 +19,10 @@ def two(question, answer, lang="en"):
     """Take two parameters and an option."""
 
 
+def optional(text, lang="en"):
+    """Take one parameter and an option."""
+
+
 def values(function, *records, **options):
     """Return the values of each record's row."""
     rows = Arguments(signature(function), **options).rows(records)
@@ -61,12 +65,18 @@ def test_rows_are_named():
 @pytest.mark.parametrize(
     ("function", "record", "options", "words"),
     [
-        (two, {"question": "who?"}, {}, "row 1 must have the fields answer, question"),
+        (two, {"question": "who?"}, {}, "row 1 has no field 'answer'"),
+        (two, {"lang": "en"}, {}, "row 1 has no field 'answer', 'question'"),
+        (optional, {"lang": "en", "body": "x"}, {}, "row 1 has no field 'text'"),
+        (two, {"body": "x"}, {}, "row 1 must have the fields answer, question, it has ['body']"),
         (two, "who?", {}, "row 1 must have the fields answer, question, it has str"),
         (one, {"text": "x"}, {"field": "body"}, "row 1 has no field 'body'"),
         (one, {"text": "x"}, {"key": "name"}, "row 1 has no field 'name' to be named by"),
     ],
-    ids=["a field is missing", "no record", "no such field", "no such key"],
+    ids=[
+        *("one is missing", "two are", "the rest is optional", "others", "no record"),
+        *("no such field", "no such key"),
+    ],
 )
 def test_a_record_that_does_not_fit_is_named(function, record, options, words):
     """The flaw says which row, and what it should have; the others are as they are."""

@@ -7,6 +7,7 @@ import pytest
 from celery_batch.backfill.about import About
 from celery_batch.backfill.changes import changes
 from celery_batch.backfill.ledger import Ledger
+from celery_batch.backfill.rows import Answered, Row
 from celery_batch.errors import BackfillError
 
 ABOUT = {"task": "double", "input": "12 abc", "format": "jsonl", "key": None, "field": "text"}
@@ -40,7 +41,8 @@ def test_what_was_not_written_down_is_not_compared():
 
 def test_another_field_is_refused(tmp_path):
     """What an output was begun with is what it goes on with."""
-    Ledger(tmp_path / "out.jsonl", ABOUT).close()
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add([Answered(Row(0, "0", (0,)), 0)])
 
     with pytest.raises(BackfillError, match=r"--field was text then.*use --restart to begin"):
         Ledger(tmp_path / "out.jsonl", ABOUT | {"field": "body"})

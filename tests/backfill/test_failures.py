@@ -9,8 +9,8 @@ import pytest
 from celery_batch.backfill.failures import Failures
 from celery_batch.backfill.outputs import write_output
 
-FAILED = {"position": 1, "key": "b\u2028b", "error": "ValueError: \u2029\x85"}
-RECORDS = [{"position": 0, "key": "a", "output": None}, FAILED]
+FAILED = {"position": 1, "key": "b\u2028b", "line": 3, "error": "ValueError: \u2029\x85"}
+RECORDS = [{"position": 0, "key": "a", "line": 2, "output": None}, FAILED]
 
 
 def test_words_may_have_any_characters(tmp_path):
@@ -19,7 +19,32 @@ def test_words_may_have_any_characters(tmp_path):
     write_output(tmp_path / "out.jsonl", RECORDS, "jsonl")
     failures.write(RECORDS)
 
-    assert ({1: 1}, {1: "b\u2028b"}) == (failures.lines(), failures.keys())
+    assert {1: "b\u2028b"} == failures.keys()
+
+
+def test_rows_are_counted_as_people_count(tmp_path):
+    """From 1: the line in an editor, the row of the input, and that of the output."""
+    failures = Failures(tmp_path / "out.jsonl")
+    nameless = {"position": 3, "key": "4", "line": 0, "error": "KeyError: 'a'"}
+    failures.write([nameless, *RECORDS])
+    found = [json.loads(line) for line in failures.path.read_text().split("\n") if line]
+
+    first = {"key": "4", "error": "KeyError: 'a'", "input_row": 4, "output_row": 1}
+    second = {"line": 3, "input_row": 2, "output_row": 3}
+    assert [first, {"key": FAILED["key"], "error": FAILED["error"], **second}] == found
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_what_fails_again_keeps_its_place(tmp_path, kind):
+    """A second try that is of no use leaves the same words."""
+    out = tmp_path / f"out.{kind}"
+    failures = Failures(out)
+    write_output(out, RECORDS, kind)
+    failures.write(RECORDS)
+    before = failures.path.read_text()
+    failures.write(failures.merged([]))
+
+    assert before == failures.path.read_text()
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])

@@ -82,6 +82,14 @@ def test_standard_input_is_read_line_by_line(monkeypatch):
     assert identity == found.identity
 
 
+def test_a_pipe_with_a_name_is_refused(tmp_path):
+    """It can be read only once, and would be empty by the time that its rows are wanted."""
+    os.mkfifo(tmp_path / "pipe.jsonl")
+
+    with pytest.raises(BackfillError, match=r"--input - < .*pipe\.jsonl"):
+        Input(str(tmp_path / "pipe.jsonl"))
+
+
 def test_a_folder_is_read_in_order(tmp_path):
     """Files below it are records, hidden ones are none."""
     (tmp_path / "deep").mkdir()

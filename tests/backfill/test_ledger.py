@@ -58,10 +58,30 @@ def test_lines_without_a_journal_do_not_count(tmp_path):
 
 def test_another_input_is_refused(tmp_path):
     """A journal of another input or task is not gone on with."""
-    Ledger(tmp_path / "out.jsonl", ABOUT).close()
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add(answered(0))
 
     with pytest.raises(BackfillError, match=r"journal: the input has changed since; use --restart"):
         Ledger(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
+
+
+def test_nothing_is_left_of_nothing(tmp_path):
+    """A command that was wrong, or stopped before its first answer, stands in nobody's way."""
+    Ledger(tmp_path / "out.jsonl", ABOUT).close()
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_where_nothing_was_answered_anything_may_change(tmp_path):
+    """Where a process was killed before its first answer, any other command may begin."""
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.sync()
+        kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for path, content in kept.items():
+        path.write_bytes(content)
+
+    with Ledger(tmp_path / "out.jsonl", ABOUT | {"field": "text", "input": "13 abd"}) as ledger:
+        assert 0 == len(ledger.done)
 
 
 def test_two_at_once_are_refused(tmp_path):

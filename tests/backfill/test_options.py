@@ -21,6 +21,7 @@ def app():
         ({"windw": 3}, "takes no option 'windw'; did you mean 'window'"),
         ({"priorty": 3}, "takes no option 'priorty'; did you mean 'priority'"),
         ({"xyzzy": 3}, "takes no option 'xyzzy'$"),
+        ({"task_id": "one"}, "takes no option 'task_id': each call has its own"),
     ],
 )
 def test_a_misspelt_option_is_refused_at_once(app, options, words):
@@ -32,6 +33,18 @@ def test_a_misspelt_option_is_refused_at_once(app, options, words):
 
     with pytest.raises(TypeError, match=words):
         double.backfill(iter([]), **options)
+
+
+@pytest.mark.parametrize("window", [0, -3])
+def test_a_window_has_room_for_a_row(app, window):
+    """Nothing could ever leave through another one."""
+
+    @app.task(base=BatchTask)
+    def double(number):
+        return [2 * n for n in number]
+
+    with pytest.raises(ValueError, match=f"window must be at least 1 row, got {window}"):
+        double.backfill([1], window=window)
 
 
 def test_celerys_options_are_taken(app):

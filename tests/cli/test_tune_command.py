@@ -14,9 +14,12 @@ from celery_batch import BatchTask, Model
 from celery_batch.cli.task_name import batch_task
 from celery_batch.cli.tune import tune
 from celery_batch.cli.tune_model import Probe, rows_for
-from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
+from celery_batch.cli.tune_table import show
+from celery_batch.errors import BackfillError, ConfigurationError, ModelError, OutOfMemory
 from celery_batch.serving import residents
 from celery_batch.testing import HungryModel
+from celery_batch.tuning.curve import Curve, Point
+from celery_batch.tuning.propose import Goal, propose
 
 #: Models that were let go.
 unloaded = []
@@ -156,15 +159,29 @@ def test_a_plot_wants_matplotlib_before_it_measures(run, monkeypatch, tmp_path):
     assert "Error: --plot needs matplotlib; pip install 'celery-batch[tune]'" in said
 
 
-def test_a_table_wants_rich(run, monkeypatch):
-    """And says what does without."""
+def test_a_table_needs_nothing_that_may_be_missing(run, monkeypatch):
+    """What was measured for minutes is not thrown away for want of colours."""
     for name in ("rich", "rich.console"):
         monkeypatch.setitem(sys.modules, name, None)
-    said = run("hungry", "--latency", "30", "--rate", "1", "--sizes", "1", code=1)
+    said = run("hungry", "--latency", "30", "--rate", "1", "--sizes", "1")
 
-    assert (
-        "Error: the table needs rich; pip install 'celery-batch[tune]', or ask for --json" in said
-    )
+    assert said.startswith("hungry on cpu\n")
+    assert "max_batch_size=1" in said
+
+
+@pytest.mark.parametrize(
+    ("columns", "memory", "longest"),
+    [(80, None, 20), (70, None, 14), (60, None, 0), (80, 3 << 30, 14), (200, None, 20)],
+)
+def test_bars_are_as_long_as_there_is_room_for(capsys, monkeypatch, columns, memory, longest):
+    """Never cut, so that the best are told apart; without room there are none."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    curve = Curve(tuple(Point(n, (0.01 + n * 1e-6,), memory) for n in (1, 512, 1024)))
+    show("t", "cpu", curve, propose(curve, Goal(0.2, rate=50)))
+    table = capsys.readouterr().out.splitlines()[2:5]
+
+    assert [0, longest // 2, longest] == [line.count("█") for line in table]
+    assert max(map(len, table)) <= columns
 
 
 def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
@@ -199,6 +216,18 @@ def test_what_cannot_be_measured_is_said(run, words, told):
     assert said.startswith("Error: ")
     assert told in said
     assert "Traceback" not in said
+
+
+def test_rows_that_do_not_fit_are_left_out(app, tmp_path):
+    """A broken line is no reason not to measure with the others; if all are, it is said why."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"left": 1}\n{"left": 3, "right": 4}\n{"lef')
+
+    assert [(3, 4, 1)] == rows_for(batch_task(app, "add"), str(rows))
+
+    rows.write_text('{"left": 1}\n')
+    with pytest.raises(BackfillError, match="line 1 has no field 'right'"):
+        rows_for(batch_task(app, "add"), str(rows))
 
 
 def test_an_empty_file_is_refused(app, tmp_path):

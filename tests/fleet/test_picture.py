@@ -146,12 +146,21 @@ def test_who_does_not_answer_is_silent_for_a_while(picture):
     assert "refused" == picture.error
 
 
-def test_a_task_that_an_operator_has_halted(picture):
-    """One worker that was told not to run a task is enough to say so."""
-    answers = {"v": answer(report(paused=False)), "w": answer(report(drained=True))}
+@pytest.mark.parametrize(
+    ("orders", "halted"),
+    [
+        ([{"paused": False}, {"paused": True, "drained": False}], "paused"),
+        ([{"paused": False}, {"paused": True, "drained": True}], "drained"),
+        ([{"paused": True}, {"paused": True, "drained": True}], "drained, paused"),
+        ([{"paused": False}], ""),
+    ],
+)
+def test_a_task_that_an_operator_has_halted(picture, orders, halted):
+    """One worker that was told not to run a task is enough to say so, and by which order."""
+    answers = {str(n): answer(report(**order)) for n, order in enumerate(orders)}
     picture.add(Look(time=0.0, answers=answers))
 
-    assert ["drained", ""] == [task.halted for task in picture.tasks()]
+    assert [halted, ""] == [task.halted for task in picture.tasks()]
 
 
 def test_tasks_of_others_are_shown_too(picture):

@@ -39,6 +39,7 @@ class Teller:
         gc.collect()  # Celery's results unsubscribe when they go; Redis should be there then
         close_listener(self.app)
         self.app.backend.result_consumer.stop()
+        self.app.backend.client.connection_pool.disconnect()  # Celery leaves it to chance
         self.app.close()
         self.redis.close()
 

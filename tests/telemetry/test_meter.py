@@ -14,6 +14,7 @@ from celery_batch.telemetry.histogram import Histogram
 from celery_batch.telemetry.idle import DeviceIdle
 from celery_batch.telemetry.meter import Meter
 from celery_batch.telemetry.report import BatchReport, End, Outcome, Work
+from celery_batch.telemetry.tally import Tally
 
 SECONDS = st.floats(min_value=0, max_value=20, allow_nan=False)
 
@@ -92,6 +93,18 @@ def test_quantiles_of_nothing_and_of_what_is_beyond_all_bounds():
     histogram.add(50.0)
 
     assert (2.0, 50.0) == (histogram.quantile(0.5), histogram.mean)
+
+
+@pytest.mark.parametrize("seconds", [1.4e-5, 2.6e-5, 1.1e-4, 4e-4, 0.026])
+def test_quick_models_have_true_quantiles_too(seconds):
+    """A function that hardly computes takes no hundreds of microseconds in the middle."""
+    tally = Tally()
+    for _ in range(100):
+        tally.add(report(work=Work(began=0.0, seconds=seconds, calls=1)))
+    model = tally.summary()["model"]
+
+    assert 0.4 * seconds < model["p50"] < 2.5 * seconds
+    assert model["p95"] < 2.5 * seconds
 
 
 def test_quantiles_are_near_the_true_ones():

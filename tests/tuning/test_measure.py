@@ -107,7 +107,7 @@ def test_a_batch_that_takes_too_long_ends_it():
     curve = measured(Lab(), longest=0.02)
 
     assert [1, 2, 4, 8, 16] == curve.sizes
-    assert "a batch of 16 takes 0.026 s already" == curve.cap
+    assert "a batch of 16 takes 26 ms already" == curve.cap
 
 
 def test_batches_that_answer_fewer_items_end_it():

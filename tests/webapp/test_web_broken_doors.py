@@ -44,9 +44,19 @@ reply = client.post("/predict", headers={{"X-Request-ID": "r-1"}})
 print(json.dumps([reply.status_code, dict(reply.headers), json.loads(reply.content)]))
 """
 
+PARKED = """
+from webapp.parked import OFFER
+environ = {OFFER: True, "REQUEST_METHOD": "POST", "PATH_INFO": "/predict"}
+environ["HTTP_X_REQUEST_ID"] = "r-1"
+parked = wsgi.answer_to(environ, service.service_contract())
+answer = asyncio.run(parked.answering())
+print(json.dumps([answer.status, dict(answer.headers), json.loads(answer.body)]))
+"""
+
 DOORS = {
     "flask": FLASK,
     "fastapi": FASTAPI,
+    "parked": PARKED,
     "django": DJANGO.format(settings="settings"),
     "django-asgi": DJANGO.format(settings="asgi_settings"),
 }

@@ -46,7 +46,9 @@ def test_answers_are_made_on_one_loop_and_connections_go_on(lot):
     said = []
     for path in ("/", "/now", "/", "/"):
         connection.request("GET", path)
-        said.append(connection.getresponse().read())
+        response = connection.getresponse()
+        assert response.headers["X-More"] == (None if path == "/now" else path)
+        said.append(response.read())
         local = connection.sock.getsockname()
     connection.request("GET", "/")
     connection.getresponse().read()
@@ -148,3 +150,57 @@ def test_only_servers_that_offer_it_park():
     """A door knows by the environ."""
     assert parks({OFFER: True})
     assert not parks({})
+
+
+FRAMEWORKS = """
+import io
+from webapp.messages import Answer
+from webapp.parked import OFFER
+environ = {OFFER: True, "REQUEST_METHOD": "POST", "PATH_INFO": "/predict", "SERVER_NAME": "x"}
+environ |= {"SERVER_PORT": "80", "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO()}
+"""
+
+FLASK = """
+from webapp.flask_app import app
+
+@app.after_request
+def remember(response):
+    response.set_cookie("a", "b")
+    return response
+
+parked = app(environ, None)
+"""
+
+DJANGO = """
+from webapp.django_app.wsgi import _django, application
+
+def remembering(request, get_response=_django._middleware_chain):
+    response = get_response(request)
+    response.set_cookie("a", "b")
+    return response
+
+_django._middleware_chain = remembering
+parked = application(environ, None)
+"""
+
+
+@pytest.mark.parametrize("code", [FLASK, DJANGO], ids=["flask", "django"])
+def test_what_a_framework_says_besides_is_kept(in_python, code):
+    """A cookie goes with a parked answer, and the length of the empty one in its place does not."""
+    told = "print(parked.headers_of(Answer(body=b'', headers={'Content-Type': 'x/y'})))"
+    url = "redis://127.0.0.1:1"  # never connected to
+    out = in_python(
+        FRAMEWORKS + code + told, CELERY_BROKER_URL=url, CELERY_RESULT_BACKEND=url
+    ).splitlines()[-1]
+
+    assert out.startswith("[('Content-Type', 'x/y'), ('Set-Cookie', '")
+    assert "a=b; Path=/" in out
+    assert "ength" not in out
+
+
+def test_an_answer_says_what_it_says():
+    """What its framework said of the same name gives way to it, and the rest stands beside it."""
+    answer = Answer(body=b"", headers={"Cache-Control": "no-store"})
+    parked = Parked(lambda: None, headers=[("cache-control", "public"), ("X-More", "1")])
+
+    assert [("Cache-Control", "no-store"), ("X-More", "1")] == parked.headers_of(answer)

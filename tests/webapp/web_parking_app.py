@@ -7,7 +7,7 @@ import os
 import threading
 from pathlib import Path
 
-from webapp.messages import Answer
+from webapp.messages import Answer, Stream
 from webapp.parked import Parked
 
 #: Bytes that no socket's buffers hold.
@@ -53,8 +53,26 @@ async def answered(path):
         raise asyncio.CancelledError
     if path in SECONDS:
         await asyncio.sleep(SECONDS[path])
+    if path.startswith("/stream"):
+        return Answer(body=Stream(told(path)))
     body = bytes(LARGE) if path == "/large" else threading.current_thread().name.encode()
     return Answer(body=body, headers={"Content-Length": str(len(body))})
+
+
+async def told(path):
+    """Say something, and after that what the path asks for."""
+    try:
+        yield "first\n"
+        if path == "/stream":
+            yield "last\n"
+        elif path == "/stream/fails":
+            raise LookupError("as asked for")
+        elif path == "/stream/large":
+            yield "x" * LARGE
+        else:
+            await asyncio.sleep(3600)
+    finally:
+        note(f"ended {path}")
 
 
 def broken():
@@ -70,7 +88,7 @@ def app(environ, start_response):
         start_response("200 OK", [("Content-Length", "1000")])
         return broken()
     if path != "/now":
-        return Parked(lambda: answered(path), lambda: note(f"closed {path}"))
+        return Parked(lambda: answered(path), lambda: note(f"closed {path}"), [("X-More", path)])
     name = threading.current_thread().name.encode()
     start_response("200 OK", [("Content-Length", str(len(name)))])
     return [name]

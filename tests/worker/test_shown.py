@@ -25,8 +25,8 @@ def test_a_line_for_each_task():
     assert {
         "models on": "cuda:0, idle 25% of the time",
         "batches of a": (
-            "1,000, of 12.3 rows on average and up to 64; wait 0.0115 s, of 95 in 100 up to"
-            " 0.25 s; model 0.00612 s, of 95 in 100 up to 1.5 s;"
+            "1,000, of 12.3 rows on average and up to 64; wait 11.5 ms, of 95 in 100 up to"
+            " 250 ms; model 6.12 ms, of 95 in 100 up to 1.5 s;"
             " now 3 requests waiting, 1 batches on their way"
         ),
         "batches of b": "none yet, of up to 8 rows",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from django.core.handlers.asgi import ASGIRequest
@@ -14,23 +14,32 @@ from django.urls import URLPattern, path, re_path
 from webapp import asgi, wsgi
 from webapp.messages import Answer
 from webapp.parked import Parked
-from webapp.service import service_contract
+from webapp.service import served_contract, service_contract
 
 __all__ = ["Later", "aview", "failed", "refused", "urls", "view"]
 
 
 class Later(HttpResponse):
     """
-    What Django takes for an answer; its status and headers mean nothing.
+    What Django takes for an answer; of its head, what middleware has added counts.
 
     Args:
-        parked: What the server is to have in its place.
+        parked: What the server is to have in its place, but for those.
     """
 
     def __init__(self, parked: Parked) -> None:
         super().__init__()
-        #: It ends when that does: so Django's own signal of a request's end comes then.
-        self.parked = Parked(parked.answering, self.close)
+        self._parked = parked
+
+    def told(self, headers: Iterable[tuple[str, str]]) -> Parked:
+        """
+        Return what the server is to have in its place.
+
+        Args:
+            headers: Those that Django would have sent.
+        """
+        # It ends when that does: so Django's own signal of a request's end comes then.
+        return Parked(self._parked.answering, self.close, headers)
 
 
 def view(request: WSGIRequest, **_parameters: str) -> HttpResponseBase:
@@ -53,7 +62,7 @@ def urls(view: Callable[..., Any]) -> list[URLPattern]:
     Args:
         view: Where they lead.
     """
-    paths = service_contract().routes.paths()
+    paths = served_contract().routes.paths()
     return [
         *(
             path(each[1:].replace("{", "<str:").replace("}", ">"), view, name=each)

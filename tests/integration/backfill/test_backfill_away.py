@@ -32,6 +32,7 @@ def test_a_broker_that_is_away_at_first_is_tried_again(tmp_path_factory, caplog)
                 assert [] == backfill.turn(timeout=0.01)
             said = [each.message for each in caplog.records if "tried again" in each.message]
             assert [True] == [each.startswith("The broker cannot be reached") for each in said]
+            assert 0 == backfill.facts()["flying"]
             server.start()
             client = redis.Redis(unix_socket_path=str(server.directory / "redis.sock"))
 

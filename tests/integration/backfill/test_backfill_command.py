@@ -175,6 +175,7 @@ def test_what_cannot_begin_says_why(place, options, words):
 
     assert 1 == done.returncode
     assert words in done.stderr
+    assert ["in.jsonl"] == [each.name for each in place.folder.iterdir()]
 
 
 def strike(place, chance, blow):
@@ -254,6 +255,17 @@ def test_an_iterable_is_read_no_further_than_needed(app):
     assert len(read) <= 40 + 2 * 64
 
 
+def test_an_answer_has_the_item_that_was_given(app):
+    """As it was, in whatever order and however it was spread; only mappings are spread."""
+    items = [{"id": "a", "left": "x", "right": "y"}, {"right": "y"}, ("x", "y")]
+    found = {each.row.position: each for each in app.join.backfill(items, in_order=False)}
+
+    assert all(found[n].item is item for n, item in enumerate(items))
+    assert ("x-y", "a") == (found[0].output, found[0].row.key)
+    assert "InvalidRow: row 2 has no field 'left'" == found[1].error
+    assert "row 3 must have the fields left, right, it has tuple" in found[2].error
+
+
 def test_the_first_rows_leave_before_more_is_read(app, place):
     """Workers begin while the input is still being read, however long that takes."""
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
@@ -304,6 +316,30 @@ def test_what_nobody_has_any_more_is_sent_again(app, place):
 
         wait_until(why, [], what="messages", timeout=60)
     client.delete("nobody")
+
+
+def test_what_is_lost_is_found_while_others_keep_the_queue_full(app, place):
+    """Where messages always wait, what one that was sent later has overtaken is lost."""
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    source = [Row(n, str(n), (n,)) for n in range(8)]
+    pace = Pace(window=8, parcel=2, patience=0.1)
+    with Backfill(app.double, source, pace, {"queue": "crowded"}) as backfill:
+        backfill.turn(timeout=0.2)
+        assert 4 == client.llen("crowded")
+        client.delete("crowded")
+        app.double.apply_async((1,), queue="crowded")
+        found = []
+
+        def why():
+            found.extend(backfill.turn(timeout=0.1))
+            while client.llen("crowded") > 1:  # theirs stays, ours are answered
+                client.lmove("crowded", "celery", "LEFT", "RIGHT")
+            return "" if backfill.is_over else "waits for what is lost"
+
+        wait_until(why, [], what="answers", timeout=60)
+    client.delete("crowded")
+
+    assert [2 * n for n in range(8)] == [each.output for each in found]
 
 
 def test_a_worker_may_be_slower_than_our_patience(app):
@@ -367,7 +403,7 @@ def test_a_bad_line_costs_one_row(place):
     unread = "InvalidRow: line 4 is not JSON: Unterminated string starting at column 14"
     failed = {
         3: {"key": "4", "error": unread},
-        20: {"key": "r20", "error": misfit.format(21, "['id', 'left']")},
+        20: {"key": "r20", "error": "InvalidRow: line 21 has no field 'right'"},
         30: {"key": "31", "error": misfit.format(31, "list")},
     }
     assert 1 == done.returncode, done.stderr

@@ -62,7 +62,7 @@ def test_a_backfill_goes_on_as_it_was_begun(place):
 
 
 def test_what_is_complete_is_no_failure(place):
-    """The same command again has nothing to do; another one is refused as ever."""
+    """The same command again has nothing to do; another one is refused, with what differs."""
     place.write(rows(20))
     assert 1 == place.run("backfill_tasks.double").returncode
     before = place.answers()
@@ -70,10 +70,28 @@ def test_what_is_complete_is_no_failure(place):
 
     words = f"{place.out}: is complete already; --retry-errors runs its failed rows again\n"
     assert (0, True) == (again.returncode, again.stderr.endswith(words)), again.stderr
-    for options in (("backfill_tasks.echo",), ("backfill_tasks.double", "--field", "number")):
+    anew = "use --restart to begin anew, or name another output"
+    task = "TASK was backfill_tasks.double then, and is backfill_tasks.echo now"
+    field = "--field was not given then, and is number now"
+    for options, changed in (
+        (("backfill_tasks.echo",), task),
+        (("backfill_tasks.double", "--field", "number"), field),
+    ):
         other = place.run(*options)
         assert (1, before) == (other.returncode, place.answers())
-        assert "is there already" in other.stderr
+        assert other.stderr.endswith(f"is complete already, but {changed}; {anew}\n")
+
+
+def test_a_mended_input_of_what_is_complete_is_said(place):
+    """Its failed rows may run again: it is the same backfill but for the input."""
+    place.write(rows(20))
+    place.run("backfill_tasks.double")
+    place.write(rows(21))
+    other = place.run("backfill_tasks.double")
+
+    assert 1 == other.returncode
+    assert "is complete already, but the input has changed since; use --restart" in other.stderr
+    assert other.stderr.endswith("; --retry-errors runs its failed rows again\n")
 
 
 def test_a_model_that_fails_is_seen_at_once(place):

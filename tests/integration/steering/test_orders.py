@@ -68,6 +68,27 @@ def test_what_is_wrong_changes_nothing(helm: Helm, worker: Worker, words: list[s
     assert before == policies(worker)
 
 
+@pytest.mark.parametrize(
+    ("linger", "holds", "note"),
+    [
+        (None, 0.002, "linger: none is set, so it is 0.002, or max_wait where that is shorter"),
+        (0.3, 0.3, ""),
+        (0.6, 0.5, "linger: 0.6 is set, but nobody waits longer than max_wait"),
+    ],
+)
+def test_what_is_set_and_what_holds_is_told(
+    helm: Helm, worker: Worker, linger: float | None, holds: float, note: str
+):
+    """The number is the same wherever it is asked for; a note says where another one was set."""
+    reply = helm.done(worker, "batch_config", task=SIZES, max_wait=0.5, linger=linger)
+    status = worker.status()[SIZES]
+    helm.done(worker, "batch_config", words=[SIZES, "default"])
+
+    assert holds == reply["linger"] == status["linger"]
+    assert note in " ".join(reply.get("notes", []))
+    assert bool(note) == ("notes" in reply)
+
+
 def policies(worker: Worker) -> dict[str, list[Any]]:
     """Return when the batches of each task leave."""
     names = ("max_batch_size", "max_wait", "linger", "task_says")
@@ -94,7 +115,7 @@ def test_order_is_given_from_a_shell(helm: Helm, worker: Worker):
     assert 0 == done.returncode, done.stderr
     assert f"{worker.name}: OK" in done.stdout
     assert "if you mean milliseconds, write 0.02" in done.stdout
-    assert [20, None] == [shown["max_wait"], shown["linger"]]
+    assert [20, 0.002] == [shown["max_wait"], shown["linger"]]
     assert {"max_wait": 1.0, "linger": 0.2} == shown["task_says"]
     assert {} == helm.done(worker, "batch_config", task=SIZES)["task_says"]
 

@@ -50,6 +50,27 @@ found = {row.task_id: [row.status, row.as_dict()["result"]] for row in TaskResul
 print(json.dumps(found))
 """
 
+#: Views of a Django site that wait for answers which lie in its database.
+WAIT = """
+import asyncio, json, django
+from tests.services.django_tasks import app, count
+django.setup()
+from django.http import HttpResponse
+from django.test import AsyncRequestFactory, RequestFactory
+
+def view(request):
+    return HttpResponse(count.delay(1).get(timeout=30))
+
+async def async_view(request):
+    results = [await count.adelay(number) for number in range(2, 6)]
+    async with asyncio.timeout(30):
+        return HttpResponse(json.dumps(await asyncio.gather(*results)))
+
+plain = view(RequestFactory().get("/"))
+many = asyncio.run(async_view(AsyncRequestFactory().get("/")))
+print(json.dumps([int(plain.content), *json.loads(many.content)]))
+"""
+
 
 @pytest.fixture(scope="module")
 def flask(stage: Stage) -> Celery:
@@ -173,3 +194,18 @@ def test_django_closes_connections_and_keeps_results(stage: Stage, in_python: Ca
     assert [False, False] == was_open
     assert ["SUCCESS", "FAILURE", "SUCCESS", "SUCCESS"] == states
     assert ["42", "44", "45"] == [found[sent[n].id][1] for n in (0, 2, 3)]
+
+
+def test_django_waits_for_what_its_database_keeps(stage: Stage, in_python: Callable[..., str]):
+    """Nobody tells of results in django-db, and views that wait for some have them all the same."""
+    database = str(stage.folder / "waiting.sqlite")
+    in_python(MIGRATE, STAGE_DATABASE=database)
+    conf = {"task_default_queue": "django-waits", "result_backend": "django-db"}
+    stage.worker("tests.services.django_tasks", "-c", "1", conf=conf, STAGE_DATABASE=database)
+    surroundings = {
+        "CELERY_BROKER_URL": stage.broker,
+        "STAGE_CONF": json.dumps(conf),
+        "STAGE_DATABASE": database,
+    }
+
+    assert [43, 44, 45, 46, 47] == json.loads(in_python(WAIT, **surroundings))
