@@ -2,8 +2,9 @@
 What has been answered so far, on disk, so that the same command goes on from there.
 
 Rule 1: answers are appended to a partial file and synced before the journal says so.
-Rule 2: the journal is replaced as a whole, and says how much of the partial file counts;
-        what lies behind that was in flight, and is cut off.
+Rule 2: the journal is replaced as a whole, and says how much of the partial file counts, come
+        what may.  What lies behind that outlives this process, but not a power cut: it counts
+        as far as its lines are whole, and the rest is cut off.
 Rule 3: nobody reads a file that is being written: the output has its name once it is whole.
 """
 
@@ -27,7 +28,7 @@ from celery_batch.errors import BackfillError
 
 __all__ = ["Ledger", "sync_folder", "writing"]
 
-#: Seconds between two syncs: so much is asked again after a crash, besides what was in flight.
+#: Seconds between two syncs: so much is asked again after a power cut, besides what was in flight.
 _SYNC_EVERY = 1.0
 
 _VERSION = 1
@@ -52,7 +53,8 @@ class Ledger:
         self._about = about
         self.done = Spans()
         self.failed = 0
-        self._synced = time.monotonic()
+        #: When; None until there is a journal that says whose the lines are.
+        self._synced: float | None = None
         #: Whether the file says what `done` says; a signal may come in between.
         self._is_whole = True
         self._file = _locked(self.partial)
@@ -99,16 +101,19 @@ class Ledger:
         self.close()
 
     def add(self, answers: Iterable[Answered]) -> None:
-        """Take answers in; they are safe after the next sync."""
-        self._is_whole = False  # interrupted in here, they do not count
+        """Take answers in; they are safe from power cuts after the next sync."""
         answers = [_writable(answer) for answer in answers]
+        if self._synced is None and answers:
+            self.sync()
+        self._is_whole = False  # interrupted in here, only the file knows what counts
         with writing(self.partial):
             self._file.write("".join(map(_line, answers)).encode())
+            self._file.flush()
         for answer in answers:
             self.done.add(answer.row.position)
             self.failed += bool(answer.error)
         self._is_whole = True
-        if time.monotonic() - self._synced >= _SYNC_EVERY:
+        if self._synced is not None and time.monotonic() - self._synced >= _SYNC_EVERY:
             self.sync()
 
     def sync(self) -> None:
@@ -188,23 +193,45 @@ class Ledger:
         self.partial.unlink(missing_ok=True)
 
     def _resume(self) -> None:
-        state = self.state(self._output)
-        if state is None or state.get("done") == []:  # nothing is lost, whatever has changed
-            state = {"version": _VERSION, "about": self._about, "bytes": 0, "done": [], "failed": 0}
+        state = self.state(self._output) or {"version": _VERSION, "bytes": 0, "done": []}
         if state["version"] != _VERSION:
             raise BackfillError(f"{self._journal}: is of another release; use --restart")
-        if changed := changes(state["about"], self._about):
-            raise BackfillError(
-                f"{self._journal}: {changed}; use --restart to begin anew, or name another output"
-            )
         if self.partial.stat().st_size < state["bytes"]:
             raise BackfillError(
                 f"{self.partial}: is shorter than {self._journal.name} says; use --restart"
             )
-        self._file.truncate(state["bytes"])
-        self._file.seek(0, os.SEEK_END)
         self.done = Spans((first, end) for first, end in state["done"])
-        self.failed = state["failed"]
+        self.failed = state.get("failed", 0)
+        end = self._read_on(state["bytes"]) if "about" in state else 0
+        # Where nothing was answered nothing is lost, whatever has changed.
+        changed = changes(state["about"], self._about) if self.done else ""
+        if changed:
+            raise BackfillError(
+                f"{self._journal}: {changed}; use --restart to begin anew, or name another output"
+            )
+        self._file.truncate(end)
+        self._file.seek(0, os.SEEK_END)
+
+    def _read_on(self, start: int) -> int:
+        """Take in what was answered since the last sync; return where that ends."""
+        self._file.seek(start)
+        for line in self._file:
+            found = _position(line)
+            if found is None or found[0] in self.done:
+                break
+            self.done.add(found[0])
+            self.failed += found[1]
+            start += len(line)
+        return start
+
+
+def _position(line: bytes) -> tuple[int, bool] | None:
+    """Return a line's row and whether it failed; None if the line is not whole."""
+    try:
+        row = json.loads(line) if line.endswith(b"\n") else {}
+        return int(row["position"]), "error" in row
+    except (ValueError, TypeError, LookupError):
+        return None
 
 
 @contextmanager
