@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from webapp.asgi import App, ContractApp, Receive, Scope, Send, ask_of, path_of
 from webapp.contract import Contract
-from webapp.service import service_contract
+from webapp.service import served_contract
 
 __all__ = ["app", "create_app"]
 
@@ -56,4 +56,4 @@ class _Shortcut:
         await (self._answer if is_known else self._app)(scope, receive, send)
 
 
-app = create_app(service_contract())
+app = create_app(served_contract())

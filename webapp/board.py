@@ -31,8 +31,9 @@ log = logging.getLogger(__name__)
 #: Seconds without a further reply after which all jobs count as heard.
 _LISTEN = 0.4
 
-#: Seconds for which an answer is good.
-_FRESH = 2.0
+#: Seconds for which an answer is good: less than from one look of the page to the next, as many
+#: a job runs for a few seconds only.
+_FRESH = 0.9
 
 #: Seconds for which a job that does not answer is remembered.
 _SILENCE = 8.0
@@ -108,7 +109,7 @@ class Board:
         try:
             jobs = self._jobs.all()
         except Exception as error:  # noqa: BLE001 - whatever a transport raises
-            log.info("the broker does not answer: %r", error)
+            log.info("the broker does not answer: %s: %s", type(error).__name__, error)
             self._jobs.close()
             jobs = []
         self._asked = time.monotonic()

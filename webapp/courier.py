@@ -236,6 +236,7 @@ class Courier:
             self._unreachable_until = time.monotonic() + RETRY_AFTER
             raise BrokerUnreachable("the broker is too slow to take the inputs") from None
         except _UNREACHABLE as error:
-            log.warning("the broker or the result store cannot be reached: %r", error)
+            what = type(error).__name__  # Redis' own repr has no message
+            log.warning("the broker or the result store cannot be reached: %s: %s", what, error)
             self._unreachable_until = time.monotonic() + RETRY_AFTER
             raise BrokerUnreachable("the broker cannot be reached") from error

@@ -13,7 +13,7 @@ from werkzeug.exceptions import HTTPException, InternalServerError
 
 from webapp.contract import Contract
 from webapp.parked import Parked
-from webapp.service import service_contract
+from webapp.service import served_contract
 from webapp.wsgi import answer_to, head_of
 
 __all__ = ["app", "create_app"]
@@ -67,4 +67,4 @@ def create_app(contract: Contract) -> Flask:
     return flask
 
 
-app = create_app(service_contract())
+app = create_app(served_contract())

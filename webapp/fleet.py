@@ -69,7 +69,7 @@ class Fleet:
             depth = sum(self._bus.depths(self._queues()).values())
             answers = self._bus.ask("batch_status", _LISTEN)
         except Exception as error:  # noqa: BLE001 - whatever a transport raises
-            log.info("the broker does not answer: %r", error)
+            log.info("the broker does not answer: %s: %s", type(error).__name__, error)
             reached = False
             self.close()
         now = time.monotonic()

@@ -120,7 +120,8 @@ def _parsed(entry: str, where: str) -> tuple[str, bytes]:
     name, secret = name.strip(), secret.strip()
     if not separator or not _NAME(name):
         raise ConfigurationError(
-            f"{where}: must be name=secret, the name of letters, digits and '._-'"
+            f"{where}: must be name=sha256:DIGEST or name=secret and nothing before it, the name"
+            " of letters, digits and '._-'; python -m webapp.keys NAME prints such a line"
         )
     if secret.startswith(_HASHED):
         if not _DIGEST(digest := secret.removeprefix(_HASHED)):
@@ -134,14 +135,18 @@ def _parsed(entry: str, where: str) -> tuple[str, bytes]:
     return name, hashlib.sha256(secret.encode()).digest()
 
 
-def _make(name: str) -> str:
-    """Return a new key: what its holder gets, and the line for the server's file."""
+def _make(name: str) -> tuple[str, str]:
+    """Return a new key: its secret, and the line for the server's file."""
     secret = secrets.token_urlsafe(32)
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    return f"for {name}: {secret}\nfor WEBAPP_API_KEYS_FILE: {name}={_HASHED}{digest}"
+    return secret, f"{name}={_HASHED}{digest}"
 
 
 if __name__ == "__main__":
     if len(sys.argv) != 2 or not _NAME(sys.argv[1]):  # noqa: PLR2004 (one argument)
-        sys.exit("usage: python -m webapp.keys NAME")
-    print(_make(sys.argv[1]))  # noqa: T201 (a command that prints)
+        sys.exit("usage: python -m webapp.keys NAME >> FILE; the file is WEBAPP_API_KEYS_FILE")
+    secret, line = _make(sys.argv[1])
+    # Apart, so that what goes into the file is the line and nothing else.
+    sys.stderr.write(f"For {sys.argv[1]}, who sends it, and told this once: {secret}\n")
+    sys.stderr.write("For WEBAPP_API_KEYS_FILE, the next line; '>> FILE' appends it:\n")
+    print(line, flush=True)  # noqa: T201 (a command that prints)

@@ -148,7 +148,8 @@ class Rates:
             return store.incr(key, self._stretch)
         except (RedisError, OSError, ValueError) as error:
             self._resting_until = time.monotonic() + _REST
-            log.warning("the store of rates is away, each process counts alone: %r", error)
+            what = type(error).__name__
+            log.warning("the store of rates is away, each counts alone: %s: %s", what, error)
             return self._counts.incr(client, stretch)
 
     def _allowance(self, used: int, now: float) -> Allowance:

@@ -184,7 +184,7 @@ class Prober:
                 mailbox.multi_call("batch_status", timeout=LISTEN, callback=probe.hear)
                 reached = True
             except Exception as error:  # noqa: BLE001 - it must go on asking
-                log.warning("asking the workers: %r", error)
+                log.warning("asking the workers: %s: %s", type(error).__name__, error)
             finally:
                 connection.release()
                 mailbox.unclaimed.clear()

@@ -15,7 +15,7 @@ from celery import Task, states, uuid
 from webapp.closing import Closing
 from webapp.courier import Courier
 from webapp.deadlines import deadline_of
-from webapp.errors import Refused
+from webapp.errors import RETRY_AFTER, Refused
 from webapp.inputs import json_input
 from webapp.messages import Answer, Stream
 from webapp.routes import Route, Visit
@@ -40,6 +40,7 @@ _LOOKS = 1.0
 
 #: To a browser's `EventSource`: in milliseconds, when to ask again.
 _COME_AGAIN = "retry: 2000\n\n"
+_STILL_HERE = ": still here\n\n"
 
 
 class Tasks:
@@ -133,16 +134,17 @@ class Tasks:
                 except TimeoutError:
                     if time.monotonic() - said < self._settings.heartbeat:
                         continue
-                    yield ": still here\n\n"
+                    yield _STILL_HERE
                     state, said = None, time.monotonic()
                 if state == states.STARTED:
                     yield _event("started", {"id": news.ticket.text})
                     continue
                 try:
                     news = await self._news(way, news.ticket)
-                except Refused:  # nobody can be told so in the middle of an answer
-                    yield _COME_AGAIN
-                    return
+                except Refused:  # the store has gone, and comes back: a client would only ask again
+                    yield _STILL_HERE
+                    said = time.monotonic()
+                    await way.rest(RETRY_AFTER)
         yield _event("done", news.body())
 
     def _states(self, news: News) -> Any:

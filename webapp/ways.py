@@ -107,6 +107,14 @@ class Way(Protocol):
             TimeoutError: None has come in that time; ask again.
         """
 
+    async def rest(self, seconds: float) -> None:
+        """
+        Do nothing for a while.
+
+        Args:
+            seconds: For how long.
+        """
+
 
 class ThreadWay:
     """
@@ -170,6 +178,10 @@ class ThreadWay:
         except CeleryTimeoutError:
             raise TimeoutError from None
 
+    async def rest(self, seconds: float) -> None:
+        """See `Way`."""
+        time.sleep(seconds)  # noqa: ASYNC251 (it is the point of this way)
+
 
 #: What a thread is told while it waits: nothing with an answer, else why it waits in vain.
 _Told = queue.SimpleQueue[type[ClientGone] | None]
@@ -200,6 +212,8 @@ class LoopWay:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             if not is_listening(task.app):
                 await asyncio.to_thread(_listen, task.app)
+            if len(values) == 1 and not isinstance(values[0], bytes):
+                return await self._send(task, values, options)  # which asks for room at once
             # Here and not where they are written, which may have to wait for other writes.
             with room_for(task, options, len(values)):
                 return await self._send(task, values, options)
@@ -249,6 +263,10 @@ class LoopWay:
             return await anext(states, None)
         except CeleryTimeoutError:
             raise TimeoutError from None
+
+    async def rest(self, seconds: float) -> None:
+        """See `Way`."""
+        await asyncio.sleep(seconds)
 
 
 def _revoke(result: Any) -> None:

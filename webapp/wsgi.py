@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from webapp.bodies import DRAINS, MOST_DRAINED, too_large
@@ -35,6 +35,8 @@ def answer_to(environ: dict[str, Any], contract: Contract) -> Answer | Parked:
         environ: WSGI's.
         contract: What is answered.
     """
+    if not environ.get("wsgi.multithread") and "gunicorn.socket" in environ:
+        _say_that_nothing_batches()
     ask = ask_of(environ, contract.routes)
     if parks(environ) and contract.routes.waits(ask.method, ask.path):
         return Parked(partial(_answered, contract, ask))
@@ -92,6 +94,14 @@ def head_of(environ: Mapping[str, Any]) -> Ask:
         path=_utf8(environ.get("PATH_INFO", "")),
         headers={"x-request-id": environ.get("HTTP_X_REQUEST_ID", "")},
         client=environ.get("REMOTE_ADDR", ""),
+    )
+
+
+@cache
+def _say_that_nothing_batches() -> None:
+    log.warning(
+        "this process serves one request at a time, so models get batches of one: serve with"
+        " gunicorn -k webapp.parking.ParkingWorker --threads=64, or with --threads=64 alone"
     )
 
 

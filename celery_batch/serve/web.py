@@ -104,7 +104,7 @@ async def _sent(sending: Awaitable[Any]) -> Any:
     try:
         return await sending
     except (OperationalError, RedisError, OSError) as error:
-        logger.warning("the broker cannot be reached: %r", error)
+        logger.warning("the broker cannot be reached: %s: %s", type(error).__name__, error)
         raise Refusal(503, "the broker cannot be reached") from error
 
 

@@ -227,3 +227,13 @@ def test_the_urls_of_tasks_begin_where_the_app_is(servers, kind):
     assert f"/model/events/{sent.body['id']}" == sent.body["events"]
     assert (200, "queued") == (news.status, news.body["state"])
     assert f"/front/model/tasks/{behind.body['id']}" == behind.headers["Location"]
+
+
+@pytest.mark.parametrize(("threads", "times"), [(1, 1), (2, 0)])
+def test_a_server_that_takes_one_request_at_a_time_says_so_once(servers, threads, times):
+    """Nothing batches behind gunicorn's plain worker: its log has it, with what to start."""
+    with servers.door("flask", options=(f"--threads={threads}",)) as door:
+        door.ask("GET", "/healthz")
+        door.ask("GET", "/healthz")
+
+        assert times == door.child.log.read_text().count("--threads=64 alone")

@@ -99,11 +99,11 @@ def test_without_keys_nobody_is_asked():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (ANN, "WEBAPP_API_KEYS, key 1: must be name=secret"),
+        (ANN, "WEBAPP_API_KEYS, key 1: must be name=sha256:DIGEST or name=secret"),
         (f"ann={ANN} bob=short", "'bob' must have 16 to 512 characters"),
         (f"ann={ANN} bob={ANN}", "key 2: 'bob' has the secret of another key"),
         ("ann=sha256:123456789012", "needs 64 hexadecimal digits"),
-        (f"an/n={ANN}", "must be name=secret"),
+        (f"an/n={ANN}", "must be name=sha256:DIGEST or name=secret"),
     ],
     ids=["no-name", "short", "same", "digest", "name"],
 )
@@ -122,12 +122,22 @@ def test_a_missing_file_stops_the_start():
 
 
 def test_a_new_key_is_a_command_away(tmp_path):
-    """What the command prints for the server's file fits what it prints for the holder."""
+    """What it prints goes into the server's file as it is; the holder's part is told apart."""
+    file = tmp_path / "keys"
     command = [sys.executable, "-m", "webapp.keys", "ann"]
-    secret, line = (
-        line.partition(": ")[2] for line in subprocess.check_output(command, text=True).splitlines()
-    )
-    (tmp_path / "keys").write_text(line)
+    with file.open("w") as lines:
+        said = subprocess.run(command, stdout=lines, stderr=subprocess.PIPE, text=True, check=True)
+    secret = said.stderr.splitlines()[0].rpartition(": ")[2]
 
-    assert "ann" == Keyring.read("", str(tmp_path / "keys")).holder({"x-api-key": secret})
-    assert secret not in line
+    assert "ann" == Keyring.read("", str(file)).holder({"x-api-key": secret})
+    assert secret not in file.read_text()
+
+
+def test_a_line_with_words_before_it_is_told_so(tmp_path):
+    """Whoever copies too much into the file is told what a line looks like."""
+    file = tmp_path / "keys"
+    file.write_text(f"for ann: ann=sha256:{DIGEST}\n")
+    with pytest.raises(
+        ConfigurationError, match=r"line 1: must be name=sha256:DIGEST or .* before"
+    ):
+        Keyring.read("", str(file))

@@ -134,6 +134,9 @@ def test_a_picture_gets_its_colours(visit):
         expect(page.locator("#picture-facts [data-fact=size]")).to_have_text("1")
         background = "getComputedStyle(document.querySelector('.colour')).backgroundColor"
         assert "rgb(135, 206, 235)" == page.evaluate(background)
+        parts = "[...document.querySelectorAll('.shares .colour')].map((each) => each.offsetWidth)"
+        wide, narrow = page.evaluate(parts)
+        assert 0.02 > abs(wide / (wide + narrow) - 0.75)
 
 
 def test_what_is_no_picture_is_refused_in_words(visit, tmp_path):

@@ -175,11 +175,32 @@ def test_a_stream_can_be_read_both_ways():
     assert ("a", [True] * 3) == (first, closed)
 
 
-@pytest.mark.parametrize("name", ["", "nowhere:it", "webapp.service", "webapp.service:nothing"])
-def test_a_contract_that_is_none_is_named(name, monkeypatch):
-    """A contract that cannot be found stops the start, and says where its name comes from."""
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("", "must be module:function"),
+        ("webapp.service", "must be module:function, such as my_service:contract, got 'webapp.ser"),
+        ("webbapp:it", "there is no module webbapp; did you mean webapp?"),
+        ("webapp.servce:it", r"there is no module webapp.servce; did you mean webapp.service\?"),
+        ("webapp.service.x:it", r"there is no module webapp.service.x; a file"),
+        ("webapp.service:infiling", r"has no function infiling; did you mean infilling\?"),
+        ("webapp.service:_NAME", "has a _NAME that is no function"),
+        ("builtins:dikt", r"\(built in\) has no function dikt; did you mean dict\?"),
+    ],
+)
+def test_a_contract_that_is_none_is_named(name, why, monkeypatch):
+    """A contract that cannot be found stops the start; it says which part of its name is wrong."""
     monkeypatch.setenv("WEBAPP_CONTRACT", name)
-    with pytest.raises(ConfigurationError, match="WEBAPP_CONTRACT"):
+    with pytest.raises(ConfigurationError, match=f"WEBAPP_CONTRACT: .*{why}"):
+        service.service_contract.__wrapped__()
+
+
+def test_what_a_contracts_module_lacks_is_no_matter_of_its_name(tmp_path, monkeypatch):
+    """An import that fails inside the module keeps its trace, which says where."""
+    (tmp_path / "my_lacking.py").write_text("import surely_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("WEBAPP_CONTRACT", "my_lacking:contract")
+    with pytest.raises(ModuleNotFoundError, match="surely_not_there"):
         service.service_contract.__wrapped__()
 
 

@@ -236,8 +236,28 @@ def test_a_state_that_is_gone_is_not_asked_for_in_a_rush(monkeypatch):
     assert (["event: queued", "event: done"], 2) == (words, looks)
 
 
-def test_a_store_that_goes_ends_a_stream_in_peace(monkeypatch):
-    """Whoever listens while the result store is away is asked to come again."""
-    words, _ = listened([["FAILURE"]], [("queued",), BrokerUnreachable("away")], monkeypatch)
+def test_a_store_that_goes_ends_no_stream(monkeypatch):
+    """Whoever listens while the result store is away hears the end when it is back."""
+    monkeypatch.setattr("webapp.tasks.RETRY_AFTER", 0.01)
+    away = BrokerUnreachable("away")
+    told = [("queued",), away, away, ("succeeded", Outcome(output="x"))]
+    words, _ = listened([["FAILURE"], [], []], told, monkeypatch)
 
-    assert ["event: queued", "retry: 2000"] == words
+    assert ["event: queued", ": still here", ": still here", "event: done"] == words
+
+
+@pytest.mark.parametrize("kind", ["flask", "flask-parking", "fastapi"])
+def test_who_listens_hears_of_a_task_that_outlived_redis(own_servers, kind):
+    """A stream that is open while Redis ends and begins anew tells of the task to its end."""
+    with own_servers.door(kind) as door:
+        task = door.post("/tasks", {"input": "say lamb [MASK]"}).body
+        with door.events(task["events"]) as events:
+            first = next(events)
+            own_servers.redis.stop()
+            silence = [next(events)[0] for _ in range(3)]
+            own_servers.redis.start()
+            with own_servers.worker():
+                told = [name for name, _ in events if name != "comment"]
+
+    assert ("queued", ["comment"] * 3) == (first[0], silence)
+    assert "done" == told[-1]

@@ -14,7 +14,7 @@ from django.urls import URLPattern, path, re_path
 from webapp import asgi, wsgi
 from webapp.messages import Answer
 from webapp.parked import Parked
-from webapp.service import service_contract
+from webapp.service import served_contract, service_contract
 
 __all__ = ["Later", "aview", "failed", "refused", "urls", "view"]
 
@@ -62,7 +62,7 @@ def urls(view: Callable[..., Any]) -> list[URLPattern]:
     Args:
         view: Where they lead.
     """
-    paths = service_contract().routes.paths()
+    paths = served_contract().routes.paths()
     return [
         *(
             path(each[1:].replace("{", "<str:").replace("}", ">"), view, name=each)

@@ -18,6 +18,8 @@ WSGI_APPLICATION = "webapp.django_app.wsgi.application"
 ASGI_APPLICATION = "webapp.django_app.asgi.application"
 INSTALLED_APPS: list[str] = []
 MIDDLEWARE: list[str] = []
+#: The system's: else the times in the log are those of Chicago.
+TIME_ZONE = None
 USE_TZ = True
 APPEND_SLASH = False
 SILENCED_SYSTEM_CHECKS = [

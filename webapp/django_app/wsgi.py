@@ -10,7 +10,7 @@ from django.core.wsgi import get_wsgi_application
 
 from webapp.django_app.door import Later
 from webapp.parked import parks
-from webapp.service import service_contract
+from webapp.service import served_contract
 
 __all__ = ["application"]
 
@@ -41,4 +41,4 @@ def application(environ: dict[str, Any], start_response: Callable[..., object]) 
 
 # Now rather than with the first request: a wrong setting is found at once, and this is the
 # main thread, where the contract can hear that the server is to stop.
-service_contract()
+served_contract()

@@ -117,12 +117,24 @@ function showColours(file) {
     return ask("pictures?explain=true", { body });
   };
   asking(by("picture"), box, by("picture-facts"), question, (body) => {
-    box.replaceChildren(make("ul", { class: "swatches" }, ...body.outputs[0].map(swatch)));
+    const colours = body.outputs[0];
+    const bar = make("div", { class: "shares", "aria-hidden": "true" }, ...colours.map(part));
+    box.replaceChildren(bar, make("ul", { class: "swatches" }, ...colours.map(named)));
   });
 }
 
-function swatch({ name, share }) {
-  const patch = make("span", { class: "colour", "aria-hidden": "true" });
-  patch.style.backgroundColor = name.replaceAll(" ", ""); // each is one of CSS's own names
-  return make("li", {}, patch, make("b", {}, `${say(Math.round(share * 100))} %`), name);
+function part({ name, share }) {
+  const colour = patch("colour", name);
+  colour.style.flexGrow = share;
+  return colour;
+}
+
+function named({ name, share }) {
+  return make("li", {}, patch("dot", name), make("b", {}, `${say(Math.round(share * 100))} %`), name);
+}
+
+function patch(kind, name) {
+  const colour = make("span", { class: kind, "aria-hidden": "true" });
+  colour.style.backgroundColor = name.replaceAll(" ", ""); // each is one of CSS's own names
+  return colour;
 }
