@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from celery_batch.backfill.ledger import writing
+from celery_batch.backfill.disk import writing
 
 __all__ = ["About"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from celery_batch.backfill.disk import sync_folder, writing
 from celery_batch.backfill.inputs import Input
-from celery_batch.backfill.ledger import sync_folder, writing
 from celery_batch.backfill.rows import Unreadable
 from celery_batch.errors import BackfillError
 

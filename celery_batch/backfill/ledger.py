@@ -10,23 +10,23 @@ Rule 3: nobody reads a file that is being written: the output has its name once 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 from kombu.utils.json import dumps
 
 from celery_batch.backfill.changes import changes
+from celery_batch.backfill.disk import locked, sync_folder, writing
 from celery_batch.backfill.rows import Answered
 from celery_batch.backfill.spans import Spans
 from celery_batch.errors import BackfillError
 
-__all__ = ["Ledger", "sync_folder", "writing"]
+__all__ = ["Ledger"]
 
 #: Seconds between two syncs: so much is asked again after a power cut, besides what was in flight.
 _SYNC_EVERY = 1.0
@@ -57,7 +57,7 @@ class Ledger:
         self._synced: float | None = None
         #: Whether the file says what `done` says; a signal may come in between.
         self._is_whole = True
-        self._file = _locked(self.partial)
+        self._file = locked(self.partial)
         try:
             self._resume()
         except BaseException:
@@ -183,7 +183,7 @@ class Ledger:
         """
         partial, journal = cls.paths(output)
         if partial.exists():
-            with _locked(partial):
+            with locked(partial):
                 journal.unlink(missing_ok=True)
                 partial.unlink(missing_ok=True)
         journal.unlink(missing_ok=True)
@@ -232,51 +232,6 @@ def _position(line: bytes) -> tuple[int, bool] | None:
         return int(row["position"]), "error" in row
     except (ValueError, TypeError, LookupError):
         return None
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """
-    Have whoever runs the command told what cannot be written.
-
-    Args:
-        path: What is written.
-
-    Raises:
-        BackfillError: It cannot be written.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise BackfillError(
-            f"{path}: cannot be written: {error.strerror or error}; what was answered is kept,"
-            " and the same command goes on once it can"
-        ) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Make what was renamed in a folder safe."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _locked(partial: Path) -> IO[bytes]:
-    try:
-        file = partial.open("a+b")
-    except OSError as error:
-        raise BackfillError(f"{partial}: cannot be written: {error.strerror}") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_there = partial.exists() and os.path.samestat(partial.stat(), os.fstat(file.fileno()))
-    except OSError:
-        is_there = False
-    if not is_there:  # or removed since it was opened
-        file.close()
-        raise BackfillError(f"{partial}: another backfill is writing it")
-    return file
 
 
 def _writable(answer: Answered) -> Answered:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from celery_batch.backfill.ledger import sync_folder, writing
+from celery_batch.backfill.disk import sync_folder, writing
 from celery_batch.backfill.readers import need_arrow
 from celery_batch.errors import BackfillError
 

@@ -40,6 +40,52 @@ def test_what_lies_behind_the_journal_is_cut_off(tmp_path):
         assert [0, 1] == [record["position"] for record in ledger.records()]
 
 
+def killed(ledger):
+    """Leave what a ledger's process leaves that is killed."""
+    ledger._file.close()
+
+
+def test_what_a_killed_command_has_answered_counts(tmp_path):
+    """What was taken in outlives its process, whether it was synced or not."""
+    ledger = Ledger(tmp_path / "out.jsonl", ABOUT)
+    ledger.add(answered(0, 1))
+    ledger.add([Answered(Row(2, "2", (2,)), error="ValueError: no")])
+    killed(ledger)
+
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        assert ([(0, 3)], 1) == (list(ledger.done), ledger.failed)
+        ledger.add(answered(3))
+        assert [0, 1, 2, 3] == [record["position"] for record in ledger.records()]
+
+
+@pytest.mark.parametrize(
+    "hole",
+    [b"\0" * 40 + b"\n", b"{}\n", b"7\n", b'{"position": 0, "key": "0", "output": 1}\n'],
+    ids=["zeros", "no row", "no line of ours", "a row twice"],
+)
+def test_what_follows_a_hole_does_not_count(tmp_path, hole):
+    """Where a power cut has left something else, all from there on is asked again."""
+    ledger = Ledger(tmp_path / "out.jsonl", ABOUT)
+    ledger.add(answered(0, 1))
+    killed(ledger)
+    lines = ledger.partial.read_bytes().splitlines(keepends=True)
+    ledger.partial.write_bytes(lines[0] + hole + lines[1])
+
+    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+        assert [(0, 1)] == list(ledger.done)
+        assert lines[0] == ledger.partial.read_bytes()
+
+
+def test_another_command_does_not_get_a_killed_ones_answers(tmp_path):
+    """They are of the task and the input that the journal names, from the first line on."""
+    ledger = Ledger(tmp_path / "out.jsonl", ABOUT)
+    ledger.add(answered(0))
+    killed(ledger)
+
+    with pytest.raises(BackfillError, match="the input has changed since"):
+        Ledger(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
+
+
 def test_a_journal_that_is_none_is_refused(tmp_path):
     """Somebody has written over it: the error names it, and the way out."""
     (tmp_path / "out.jsonl.journal").write_text("mine")
