@@ -49,11 +49,12 @@ class Asking(Task):  # type: ignore[misc]
         if more:
             return super().apply_async(args, kwargs, *more, **options)
         publisher = _client("publisher").Publisher.of(self.app)
-        result = publisher.send(self, args, kwargs, options)
-        if result is None:
-            own = super().apply_async
-            result = publisher.send_as_celery_does(self, own, args, kwargs, options)
-        return result
+        with publisher.passage(self, options):
+            result = publisher.send(self, args, kwargs, options)
+            if result is None:
+                own = super().apply_async
+                result = publisher.send_as_celery_does(self, own, args, kwargs, options)
+            return result
 
     def AsyncResult(self, task_id: str, **options: Any) -> Any:  # noqa: N802 (Celery's name)
         """

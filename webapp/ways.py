@@ -212,6 +212,8 @@ class LoopWay:
         async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
             if not is_listening(task.app):
                 await asyncio.to_thread(_listen, task.app)
+            if len(values) == 1 and not isinstance(values[0], bytes):
+                return await self._send(task, values, options)  # which asks for room at once
             # Here and not where they are written, which may have to wait for other writes.
             with room_for(task, options, len(values)):
                 return await self._send(task, values, options)

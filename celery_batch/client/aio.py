@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from celery_batch.client.alike import Alike
 from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.client.publisher import Publisher
-from celery_batch.client.room import admitted, items_of
+from celery_batch.client.room import Passage, admitted, items_of
 
 __all__ = ["apply_async"]
 
@@ -56,20 +56,21 @@ async def apply_async(
         if task.app.conf.task_inherit_parent_priority and request.delivery_info:
             options.setdefault("priority", request.delivery_info.get("priority"))
     future = loop.create_future()
-    call = _Call(task, args, kwargs, options, _let_in(task, options), future, on_abandoned)
-    _outgoing(loop).add(loop, call)
-    result = await future
+    room = Publisher.of(task.app).room()
+    with room.passage(task, options, items_of(options)) as passage:
+        context = _context(task, is_admitted=room.limit(task) is not None)
+        call = _Call(task, args, kwargs, options, context, passage, future, on_abandoned)
+        _outgoing(loop).add(loop, call)
+        result = await future
     if parent and options.get("add_to_parent", True):
         parent.add_trail(result)
     return result
 
 
-def _let_in(task: Any, options: dict[str, Any]) -> Context:
+def _context(task: Any, *, is_admitted: bool) -> Context:
     """Return the context for a call that may pass."""
-    room = Publisher.of(task.app).room()
-    if room.limit(task) is None:
+    if not is_admitted:
         return copy_context()
-    room.check(task, options, items_of(options))
     with admitted((task.name,)):
         return copy_context()
 
@@ -80,6 +81,7 @@ class _Call(NamedTuple):
     kwargs: Any
     options: dict[str, Any]
     context: Context
+    passage: Passage
     future: asyncio.Future[Any]
     on_abandoned: Callable[[Any], object] | None
 
@@ -154,6 +156,8 @@ def _send(calls: list[_Call]) -> list[Any]:
             outcomes.append(error)
     with closing(gathering), suppress(Exception):  # the same
         gathering.flush()
+    for call in calls:  # at once: the loop may be long in coming round to them
+        call.passage.close()
     unsent = {result.id for result in gathering.unsent}
     return [gathering.failure if getattr(each, "id", None) in unsent else each for each in outcomes]
 

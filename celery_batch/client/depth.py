@@ -1,19 +1,32 @@
 """
 How many items wait in one queue, as far as this process knows.
 
-What a look at the broker has found, with what was sent since and less what has left
-meanwhile, at the rate seen between looks.  Pure: it is told the time.
+Rules:
+
+1. What a look at the broker has found, and what was let in since, counts as waiting.  That
+   something left, only a look can say: who takes messages takes many at once and then none
+   for long, so nothing follows from what left before.
+2. What is let in is on its way for a while.  A look that began before it had landed in the
+   queue may have missed it, so it counts beside what that look has found; but never more than
+   was counted before the look, unless the look itself has found more.
+3. Where nothing is known yet, the queue is taken for empty until the first look, and what was
+   let in meanwhile counts.  Nobody is refused only where no look comes to anything.
+
+So a process that is alone with a queue never lets in more than the limit says.  Pure but for
+its guard: it is told the time.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from typing import NamedTuple
 
-__all__ = ["FRESH", "Depth"]
+__all__ = ["FRESH", "Depth", "Landed"]
 
-#: Seconds for which a look says something.
-FRESH = 1.0
+#: Seconds for which somebody who asks waits for a look, before all may come; and between two
+#: looks, that a rate can be told from.
+FRESH = 2.0
 
 #: Seconds over which the rate of leaving is averaged: they leave in batches.
 _MEMORY = 2.0
@@ -22,11 +35,17 @@ _MEMORY = 2.0
 _SOONEST, _USUAL, _LATEST = 0.05, 1.0, 60.0
 
 
+class Landed(NamedTuple):
+    """What this process has let in and is in the queue for sure, or never will be."""
+
+    items: int = 0
+    messages: int = 0
+
+
 class _Look(NamedTuple):
-    """How many messages waited, what we had sent by then, and when that was."""
+    """How many messages waited, what had landed before, and when that was."""
 
     waiting: int
-    items: int
     messages: int
     time: float
 
@@ -35,64 +54,115 @@ class Depth:
     """What is known of one queue."""
 
     def __init__(self) -> None:
-        #: Items that this process has let pass to it, and messages that they came in: a chunk
-        #: is one.  Threads may lose one now and then.
+        #: Items that this process has let pass to it.
         self.items = 0
-        self.messages = 0
         #: When somebody last asked.
         self.asked = -math.inf
         #: Messages a second that leave it; 0 where none was seen to.
         self.rate = 0.0
+        self._landed = Landed()
+        #: What waits, less all that was ever let in.
+        self._rest = 0
         self._look: _Look | None = None
+        #: When somebody asked first since the last look.
+        self._unanswered: float | None = None
+        self._is_lost = False
+        #: Reentrant, since a signal's handler may call a task, too.
+        self._guard = threading.RLock()
 
-    def add(self, items: int, messages: int) -> None:
+    def ask(self, now: float) -> None:
         """
-        Count in what is about to be sent.
+        Take down that somebody wants to know.
+
+        Args:
+            now: Seconds, of a clock that never goes back.
+        """
+        self.asked = now
+        if self._unanswered is None:
+            self._unanswered = now
+
+    def let_in(self, items: int, most: int, now: float) -> int | None:
+        """
+        Count items in if there is room for all of them; else return how many wait.
 
         Args:
             items: How many.
-            messages: In how many messages.
+            most: How many may wait.
+            now: Seconds, of the same clock.
         """
-        self.items += items
-        self.messages += messages
+        with self._guard:
+            waiting = self.at(now)
+            if waiting is not None and waiting + items > most:
+                return waiting
+            self.items += items
+            return None
 
-    def note(self, waiting: int, now: float) -> None:
+    def land(self, items: int, messages: int) -> None:
+        """
+        Take down that what was let in is on its way no more.
+
+        Args:
+            items: How many.
+            messages: In how many messages they came: a chunk is one.
+        """
+        with self._guard:
+            self._landed = Landed(self._landed.items + items, self._landed.messages + messages)
+
+    def landed(self) -> Landed:
+        """Return what a look that begins now will find, but for what has left."""
+        return self._landed
+
+    def note(self, waiting: int, landed: Landed, now: float) -> None:
         """
         Take down what a look has found.
 
         Args:
             waiting: Messages in the queue.
-            now: Seconds, of a clock that never goes back.
+            landed: What had landed when it began.
+            now: Seconds, of the same clock.
         """
-        before, self._look = self._look, _Look(waiting, self.items, self.messages, now)
+        with self._guard:
+            with_those_on_their_way = waiting - landed.items
+            self._rest = max(waiting - self.items, min(self._rest, with_those_on_their_way))
+            self._unanswered, self._is_lost = None, False
+            before, self._look = self._look, _Look(waiting, landed.messages, now)
         if before is None or now <= before.time or now - before.time > FRESH:
             self.rate = 0.0
             return
         passed = now - before.time
-        left = max(before.waiting + self.messages - before.messages - waiting, 0)
+        left = max(before.waiting + landed.messages - before.messages - waiting, 0)
         self.rate += (left / passed - self.rate) * min(passed / _MEMORY, 1.0)
 
-    def at(self, now: float) -> float | None:
+    def lose(self) -> None:
+        """Take down that a look came to nothing."""
+        self._is_lost = True
+
+    def forget(self) -> None:
+        """Take down that nobody looks any more: the next who asks begins anew."""
+        with self._guard:
+            self._rest = -self._landed.items
+            self._look = self._unanswered = None
+            self._is_lost, self.rate = False, 0.0
+
+    def at(self, now: float) -> int | None:
         """
         Return how many items wait by now; None where that is not known.
 
         Args:
             now: Seconds, of the same clock.
         """
-        look = self._look
-        if look is None or now - look.time > FRESH:
+        since = self._unanswered
+        if self._is_lost or (since is not None and now - since > FRESH):
             return None
-        left = self.rate * (now - look.time)
-        return max(look.waiting + self.items - look.items - left, 0.0)
+        return self._rest + self.items
 
-    def seconds_until(self, room: float, now: float) -> float:
+    def seconds_until(self, room: float) -> float:
         """
         Return after how many seconds a caller may find room.
 
         Args:
             room: How many items have to leave first.
-            now: Seconds, of the same clock.
         """
-        if self.at(now) is None or self.rate <= 0.0:
+        if self.rate <= 0.0:
             return _USUAL
         return min(max(room / self.rate, _SOONEST), _LATEST)

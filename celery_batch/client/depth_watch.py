@@ -20,13 +20,19 @@ __all__ = ["INTERVAL", "DepthWatch"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds from one look to the next.
-INTERVAL = 0.05
+#: Seconds from one look to the next; and at least, where callers find little room.
+INTERVAL, _SOON = 0.05, 0.005
+
+#: Part of the time that looks may take of a thread whose callers find little room.
+_SHARE = 0.1
 
 #: Seconds after the last question for which looks go on, and after which the thread ends.
 _LINGER, _IDLE = 1.0, 5.0
 
-#: Most seconds to the next try while the broker is away.
+#: Part of the time since the last question after which what waits is looked at again.
+_SLACK = 0.05
+
+#: Most seconds to the next try while the broker is away, and to the next look.
 _LATEST = 1.0
 
 
@@ -44,7 +50,8 @@ class DepthWatch:
         self._can_look = can_look(app)
         self._depths: dict[str, Depth] = {}
         self._guard = threading.Lock()
-        #: Free when rung, as a signal's handler may ring, too.
+        #: Free when rung, as a signal's handler may ring, too: somebody asks while the thread
+        #: sleeps, or finds little room while it pauses.
         self._bell = threading.Lock()
         self._bell.acquire()
         self._is_asleep = False
@@ -70,16 +77,23 @@ class DepthWatch:
         """
         depth = self._depths.get(queue)
         if depth is None:
-            depth = self._depths.setdefault(queue, Depth())
-        depth.asked = now
+            depth = Depth()
+            if not self._can_look:
+                depth.lose()
+            depth = self._depths.setdefault(queue, depth)
+        depth.ask(now)
         if self._is_asleep or self._thread is None or not self._thread.is_alive():
             self._wake()
         return depth
 
+    def hurry(self) -> None:
+        """Have queues looked at soon: there is little room."""
+        with suppress(RuntimeError):  # rung already
+            self._bell.release()
+
     def _wake(self) -> None:
         if self._is_asleep:
-            with suppress(RuntimeError):  # rung already
-                self._bell.release()
+            self.hurry()
         if not self._can_look or not self._guard.acquire(blocking=False):
             return  # somebody does
         try:
@@ -95,47 +109,79 @@ class DepthWatch:
         try:
             pause = INTERVAL
             while True:
-                wanted = self._wanted(_LINGER)
-                if wanted:
-                    pause = INTERVAL if self._refresh(wanted) else min(2 * pause, _LATEST)
+                began, worked = time.monotonic(), time.thread_time()
+                wanted = self._wanted(began)
+                if not wanted:
+                    if not self._sleep():
+                        return
+                elif self._refresh(wanted):
+                    # Not the time that other threads had the interpreter meanwhile.
+                    took = time.thread_time() - worked
+                    pause = _pause(began - max(depth.asked for _, depth in wanted))
+                    soon = min(max(took / _SHARE, _SOON), INTERVAL)
+                    time.sleep(soon)
+                    self._bell.acquire(timeout=max(pause - soon, 0.0))
+                else:
+                    pause = min(2 * pause, _LATEST)
                     time.sleep(pause)
-                elif not self._sleep():
-                    return
         finally:
             self._let_go()
 
-    def _wanted(self, seconds: float) -> list[tuple[str, Depth]]:
-        since = time.monotonic() - seconds
-        return [each for each in list(self._depths.items()) if each[1].asked >= since]
+    def _wanted(self, now: float) -> list[tuple[str, Depth]]:
+        """Return the queues that somebody asks for, or where something was seen to wait."""
+        # What waits is followed to its end: whoever asks after a pause is told of now.
+        return [
+            (queue, depth)
+            for queue, depth in list(self._depths.items())
+            if depth.asked >= now - _LINGER or depth.at(now)
+        ]
 
     def _sleep(self) -> bool:
         """Sleep until somebody asks; return False if nobody does."""
         self._is_asleep = True
+        for depth in list(self._depths.values()):
+            if depth.asked < time.monotonic() - _LINGER:
+                depth.forget()
         # Once more: who asked just now found us awake.
-        if not self._wanted(INTERVAL) and not self._bell.acquire(timeout=_IDLE):
+        if not self._wanted(time.monotonic()) and not self._bell.acquire(timeout=_IDLE):
             return False
         self._is_asleep = False
         return True
 
     def _refresh(self, wanted: list[tuple[str, Depth]]) -> bool:
         try:
-            look = self._look = self._look or open_look(self._app)
-            for queue, depth in wanted:
-                waiting = look.count(queue)
-                # What is sent during the look may or may not be in it: rather let too many
-                # come until the next one than send somebody away who has room.
-                depth.note(waiting, time.monotonic())
+            self._look_at(wanted)
         except Exception as error:  # noqa: BLE001 (whatever it is, calls have to go on)
             if not self._is_failing:
                 logger.warning("Cannot look how many items wait, so all may come: %s", error)
             self._is_failing = True
+            for _, depth in wanted:
+                depth.lose()
             self._let_go()
             return False
         self._is_failing = False
         return True
+
+    def _look_at(self, wanted: list[tuple[str, Depth]]) -> None:
+        is_old = self._look is not None
+        try:
+            for queue, depth in wanted:
+                self._look = self._look or open_look(self._app)
+                landed = depth.landed()
+                depth.note(self._look.count(queue), landed, time.monotonic())
+        except Exception:
+            self._let_go()
+            if not is_old:
+                raise
+            self._look_at(wanted)  # it may be the connection alone that was lost
 
     def _let_go(self) -> None:
         look, self._look = self._look, None
         if look is not None:
             with suppress(Exception):
                 look.close()
+
+
+def _pause(quiet: float) -> float:
+    """Return the seconds to the next look, that many after the last question."""
+    return min(max(quiet * _SLACK, INTERVAL), _LATEST)

@@ -34,10 +34,10 @@ def gather_groups() -> None:
         self: Any, tasks: Any, producer: Any = None, app: Any = None, *more: Any, **options: Any
     ) -> Iterator[Any]:
         app = app or self.app
-        tasks, counted = import_module("celery_batch.client.together").let_in(app, tasks)
-        if not counted:
+        tasks, passage = import_module("celery_batch.client.together").let_in(app, tasks)
+        if passage is None:
             return send(self, tasks, producer, app, *more, **options)
-        with import_module("celery_batch.client.room").admitted(counted):
+        with passage:
             return iter(list(send(self, tasks, producer, app, *more, **options)))
 
     def send(

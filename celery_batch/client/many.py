@@ -11,7 +11,6 @@ from kombu.exceptions import OperationalError
 
 from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.client.publisher import Publisher
-from celery_batch.client.room import admitted
 from celery_batch.errors import BatchError, ConfigurationError
 
 __all__ = ["PartlySent", "apply_many"]
@@ -51,12 +50,8 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
     """
     if "task_id" in options:
         raise ConfigurationError(f"{task.name}: many calls cannot have one task_id")
-    room = Publisher.of(task.app).room()
-    if room.limit(task) is None:
-        return _apply_many(task, rows, options)
-    rows = room.check_rows(task, options, rows)
-    with admitted((task.name,)):
-        return _apply_many(task, rows, options)
+    with Publisher.of(task.app).room().passing(task, options, rows) as passing:
+        return _apply_many(task, passing, options)
 
 
 def _apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[Any]:

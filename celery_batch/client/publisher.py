@@ -23,7 +23,7 @@ from celery_batch.client.listener import listener_for
 from celery_batch.client.outbox import Outbox
 from celery_batch.client.own_road import OwnRoad
 from celery_batch.client.result import BatchResult
-from celery_batch.client.room import Room, items_of
+from celery_batch.client.room import Passage, Room, items_of
 from celery_batch.client.series import Series
 from celery_batch.client.short_road import ShortRoad
 from celery_batch.client.template import Fields
@@ -75,11 +75,8 @@ class Publisher:
         Raises:
             TypeError: The arguments do not fit the task.
             OperationalError: The broker could not be reached, or refused the message.
-            QueueFull: There is no room for it, whichever road it would go.
         """
         terms = self._settled()
-        if task.max_queue is not None or terms.most_queued is not None:
-            self._room.check(task, options, items_of(options))
         if not (terms.bulk and terms.is_plain and is_plain_celery(self._app)):
             return None
         gathering = gathered(task, options)
@@ -184,6 +181,19 @@ class Publisher:
     def _told(self, listener: Any) -> Fields:
         channel = None if listener is None else listener.channel
         return {"reply_to": self._app.thread_oid, "reply": channel}
+
+    def passage(self, task: Any, options: dict[str, Any]) -> Passage:
+        """
+        Return the context in which one call is sent, whichever road it goes.
+
+        Args:
+            task: The task that is called.
+            options: As `apply_async` takes them.
+
+        Raises:
+            QueueFull: There is no room for it.
+        """
+        return self.room().passage(task, options, items_of(options))
 
     def room(self) -> Room:
         """Return what lets calls pass, or refuses them."""

@@ -4,28 +4,61 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import islice
-from math import ceil
-from typing import Any
+from typing import Any, Self
 
 from celery._state import task_join_will_block
 from celery.app.routes import MapRoute
 from celery.exceptions import QueueNotFound
 
 from celery_batch.chunks import ROWS
+from celery_batch.client.depth import Depth
 from celery_batch.client.depth_watch import DepthWatch
 from celery_batch.client.terms import Terms
 from celery_batch.errors import QueueFull
 
-__all__ = ["Room", "admitted", "items_of"]
+__all__ = ["Passage", "Room", "admitted", "items_of"]
 
 #: Options that say where a message goes.
 _WHERE = ("queue", "exchange", "routing_key")
 
 #: Names of the tasks whose calls have been let in already, all together.
 _admitted: ContextVar[frozenset[str]] = ContextVar("celery_batch_admitted", default=frozenset())
+
+
+class Passage:
+    """
+    What was let in, until it is sent or has failed.
+
+    Args:
+        depth: Of the queue; None if it was not counted.
+        items: How many there are.
+        messages: In how many messages they go.
+    """
+
+    __slots__ = ("_counted",)
+
+    def __init__(self, depth: Depth | None = None, items: int = 0, messages: int = 0) -> None:
+        #: A list, of which one thread alone can take it.
+        self._counted = [] if depth is None else [(depth, items, messages)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Take down that it is on its way no more; again, and nothing happens."""
+        with suppress(IndexError):
+            depth, items, messages = self._counted.pop()
+            depth.land(items, messages)
+
+
+#: Of calls that are not counted.
+_ANYHOW = Passage()
 
 
 class Room:
@@ -56,9 +89,9 @@ class Room:
         own: int | None = task.max_queue
         return self._terms.most_queued if own is None else own
 
-    def check(self, task: Any, options: dict[str, Any], items: int, messages: int = 1) -> None:
+    def passage(self, task: Any, options: dict[str, Any], items: int, messages: int = 1) -> Passage:
         """
-        Count items in, or refuse them.
+        Count items in, or refuse them; return a context in which they are sent.
 
         Args:
             task: The task that is called.
@@ -71,30 +104,37 @@ class Room:
         """
         most = self.limit(task)
         if most is None or task.name in _admitted.get() or self._is_exempt(options):
-            return
+            return _ANYHOW
         queue = self._queue(task, options)
         if queue is None:
-            return
-        now = time.monotonic()
-        depth = DepthWatch.of(self._app).depth(queue, now)
+            return _ANYHOW
         if items > most:
             raise QueueFull(
                 f"{task.name}: {items} items in one call never fit into max_queue={most};"
                 f" send fewer at a time"
             )
-        waiting = depth.at(now)
-        if waiting is not None and waiting + items > most:
-            seconds = depth.seconds_until(waiting + items - most, now)
-            raise QueueFull(
-                f"{task.name}: {ceil(waiting)} items wait in queue {queue!r} and {items} more are"
-                f" too many for max_queue={most}; try again in {seconds:.2g} s",
-                retry_after=seconds,
-            )
-        depth.add(items, messages)
+        now = time.monotonic()
+        watch = DepthWatch.of(self._app)
+        depth = watch.depth(queue, now)
+        waiting = depth.let_in(items, most, now)
+        if waiting is None:
+            if 2 * (depth.at(now) or 0) >= most:
+                watch.hurry()  # before there is no room as far as we know
+            return Passage(depth, items, messages)
+        watch.hurry()
+        seconds = depth.seconds_until(waiting + items - most)
+        raise QueueFull(
+            f"{task.name}: {waiting} items wait in queue {queue!r} and {items} more are"
+            f" too many for max_queue={most}; try again in {seconds:.2g} s",
+            retry_after=seconds,
+        )
 
-    def check_rows(self, task: Any, options: dict[str, Any], rows: Iterable[Any]) -> Iterable[Any]:
+    @contextmanager
+    def passing(
+        self, task: Any, options: dict[str, Any], rows: Iterable[Any]
+    ) -> Iterator[Iterable[Any]]:
         """
-        Count the items of many calls in, or refuse all of them; return the rows.
+        Count the items of many calls in, or refuse all of them; yield the rows, to be sent.
 
         Args:
             task: The task that is called.
@@ -106,12 +146,14 @@ class Room:
         """
         most = self.limit(task)
         if most is None:
-            return rows
+            yield rows
+            return
         rows = iter(rows)
         first = list(islice(rows, most + 1))
-        self.check(task, options, len(first) * items_of(options), len(first))
-        # A call from inside a task is not refused, however many they are.
-        return [*first, *rows]
+        items = len(first) * items_of(options)
+        with self.passage(task, options, items, len(first)), admitted((task.name,)):
+            # A call from inside a task is not refused, however many they are.
+            yield [*first, *rows]
 
     def _is_exempt(self, options: dict[str, Any]) -> bool:
         is_worker = self._app.current_worker_task or task_join_will_block()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from celery_batch.asking import Asking
@@ -14,7 +14,7 @@ from celery_batch.client.room import admitted, items_of
 __all__ = ["let_in", "room_for"]
 
 
-def let_in(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], frozenset[str]]:
+def let_in(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitStack | None]:
     """
     Count a group's members in that are sent now.
 
@@ -23,7 +23,7 @@ def let_in(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], frozenset[str
         tasks: Of each member its signature, its result and the group's id.
 
     Returns:
-        The same tasks, and the names of those among them that have been counted.
+        The same tasks, and the context in which they are sent if any were counted.
 
     Raises:
         QueueFull: There is no room for all of them.
@@ -35,7 +35,7 @@ def let_in(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], frozenset[str
         if isinstance(task, Asking) and room.limit(task) is not None
     }
     if not limited:
-        return tasks, frozenset()
+        return tasks, None
     tasks = list(tasks)
     wanted: Counter[tuple[str, Any]] = Counter()
     messages = wanted.copy()
@@ -47,9 +47,14 @@ def let_in(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], frozenset[str
                 options[kind] = {**first.options, "headers": None}
                 wanted[kind] += items_of(first.options)
                 messages[kind] += 1
-    for kind, items in wanted.items():
-        room.check(limited[kind[0]], options[kind], items, messages[kind])
-    return tasks, frozenset(name for name, _ in wanted)
+    if not wanted:
+        return tasks, None
+    with ExitStack() as sending:
+        for kind, items in wanted.items():
+            passage = room.passage(limited[kind[0]], options[kind], items, messages[kind])
+            sending.enter_context(passage)
+        sending.enter_context(admitted(name for name, _ in wanted))
+        return tasks, sending.pop_all()
 
 
 def _first_of(signature: Any) -> Iterator[Any]:
@@ -83,6 +88,5 @@ def room_for(task: Any, options: Mapping[str, Any], items: int) -> Iterator[None
     if room.limit(task) is None:
         yield
         return
-    room.check(task, {**options}, items, items)
-    with admitted((task.name,)):
+    with room.passage(task, {**options}, items, items), admitted((task.name,)):
         yield

@@ -1,0 +1,60 @@
+"""`max_queue` and callers that all come at the same instant."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from celery_batch import QueueFull
+from celery_batch.cli.child import wait_until
+from celery_batch.client.depth_watch import DepthWatch
+from tests.client.conftest import Sender
+from tests.client.test_max_queue import count, known, limited
+
+
+def test_a_burst_after_a_quiet_time_is_held_to_the_limit(sender: Callable[..., Sender]) -> None:
+    """Threads that call at the same instant, before anybody has looked, fill the queue alone."""
+    here = sender()
+    task = limited(here)
+    for _ in range(3):
+        until_asleep(here)
+        assert 10 == burst(task, 40)
+        assert 10 == count(here)
+        here.taken()
+
+
+def test_what_waits_is_followed_while_nobody_asks(sender: Callable[..., Sender]) -> None:
+    """Whoever comes after a quiet time is not refused for what has left in the meantime."""
+    here = sender()
+    task = limited(here)
+    assert 10 == burst(task, 20)
+    known(task, 10)
+    here.taken()
+    until_asleep(here)
+
+    task.delay("the first after it")
+
+
+def until_asleep(here: Sender) -> None:
+    """Wait until nobody has asked for so long that no looks are made any more."""
+    watch = DepthWatch.of(here.app)
+    wait_until(lambda: "" if watch._is_asleep else "it looks", [], what="quiet", timeout=60)
+
+
+def burst(task: Any, calls: int) -> int:
+    """Call a task in so many threads at once; return how many were let in."""
+    start, passed = threading.Barrier(calls), []
+
+    def call(number: int) -> None:
+        start.wait()
+        with suppress(QueueFull):
+            passed.append(task.apply_async((number,), ignore_result=True))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(calls)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return len(passed)
