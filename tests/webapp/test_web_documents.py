@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import urllib.request
+
+from webapp.curls import curl
 from webapp.manual import manual
 from webapp.messages import Answer
 from webapp.openapi import openapi
@@ -69,6 +74,39 @@ def test_the_manual_needs_nothing_from_elsewhere():
     assert [] == [
         word for word in ("<script", "<style", " style=", "http:", "https:") if word in page
     ]
+
+
+def test_the_manual_has_a_command_for_each_route(door):
+    """What it says to type is a request that its server understands."""
+    paths = openapi(ALL, Settings())["paths"]
+    asked = curl("POST", "/predict", paths["/predict"]["post"])
+    body = shlex.split(asked)[-1]
+    keyed = openapi(ALL, Settings(api_keys="ann=x"))["paths"]["/tasks/{id}"]["delete"]
+
+    assert asked.startswith("curl localhost:8000/predict -H 'Content-Type: ")
+    assert 200 == door.ask("POST", "/predict", body, {"Content-Type": "application/json"}).status
+    assert "curl localhost:8000/pictures -F picture=@photo.jpg" == curl(
+        "POST", "/pictures", paths["/pictures"]["post"]
+    )
+    assert "--data-urlencode 's=" in curl("POST", "/stream", paths["/stream"]["post"])
+    assert "curl -X DELETE localhost:8000/tasks/ID -H 'Authorization: Bearer KEY'" == curl(
+        "DELETE", "/tasks/{id}", keyed
+    )
+
+
+def test_the_manual_has_the_look_of_the_page(door):
+    """Its styles and its picture are files that the server has, beside the page's own."""
+    page = manual(openapi(ALL, Settings())).decode()
+    files = set(re.findall(r'(?:href|src)="(page/[^"]+)"', page))
+
+    assert {"page/style.css", "page/manual.css", "page/icon.svg"} == files
+    assert {200} == {status_of(door, f"/{name}") for name in files}
+
+
+def status_of(door, path):
+    """Return the status of an answer that is no JSON."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{door.port}{path}", timeout=30) as response:
+        return response.status
 
 
 def test_the_manual_quotes_what_it_shows():

@@ -413,3 +413,11 @@ def test_nobody_looks_no_stream(visit, served):
     wait_until(lambda: "" if look(served)["reached"] else "away", [], what="a look", timeout=60)
 
     assert served.child.exit_code is None
+
+
+def test_the_manual_fits_a_phone(visit):
+    """What /docs shows is no wider than a small screen."""
+    with visit(viewport={"width": 390, "height": 800}) as page:
+        page.goto(page.url + "docs")
+
+        assert 390 == page.evaluate("document.documentElement.scrollWidth")
