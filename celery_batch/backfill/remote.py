@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _AGAIN = 1.0
 
 #: Seconds until the thread looks whether the job has ended, which waits for it.
-_LOOK = 0.02
+_LOOK = 0.05
 
 #: Seconds from the beginning of a job until it can be seen.
 _SOON = 0.5
