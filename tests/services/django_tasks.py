@@ -27,4 +27,6 @@ def count(x):
     with connection.cursor() as cursor:
         cursor.execute("SELECT 42")
         (number,) = cursor.fetchone()
+    for one in x:
+        remember("counted", one)
     return [ValueError("bad") if one == "bad" else number + one for one in x]
