@@ -28,6 +28,10 @@ from celery_batch.worker.overlap import is_wanted, may_overlap
 
 __all__ = ["Ahead"]
 
+#: Seconds until the event loop, which writes to the pool as soon as it has nothing else to
+#: do, is taken to have done so.
+_WRITTEN_SOON = 0.001
+
 
 class Ahead:
     """
@@ -43,6 +47,7 @@ class Ahead:
         self._handed_over: set[BatchJob] = set()
         self._without_slot: set[BatchJob] = set()
         self._is_on: bool | None = None
+        self._looks_again = False
 
     def submit(self, job: BatchJob) -> None:
         """Hand a job to the pool now, or as soon as it can be written behind the running one."""
@@ -73,10 +78,28 @@ class Ahead:
         while self._held:
             if not self._handed_over or not self._has_one_process:
                 self._hand_over(self._held.popleft())
-            elif self._has_written_all and self._may_lie_behind(self._held[0]):
+            elif not self._may_lie_behind(self._held[0]):
+                return
+            elif self._has_written_all:
                 self._write_behind(self._held.popleft())
             else:
+                self._look_again()
                 return
+
+    def _look_again(self) -> None:
+        """
+        Go on when the job before has been written, of which the pool says nothing.
+
+        Whoever may go before a batch that is ready would else be held until that one is
+        taken up, and sit it out.
+        """
+        if not self._looks_again:
+            self._looks_again = True
+            self._consumer.hub.call_later(_WRITTEN_SOON, self._look)
+
+    def _look(self) -> None:
+        self._looks_again = False
+        self.go_on()
 
     def _hold(self, job: BatchJob) -> None:
         """Put a job behind those that are no less urgent."""
@@ -151,14 +174,14 @@ class Ahead:
     @property
     def _is_possible(self) -> bool:
         if self._is_on is None:
-            self._is_on = self._look()
+            self._is_on = self._is_of_use()
             if self._is_on:
                 self._count_every_end()
                 release = self._semaphore.release
                 self._semaphore.release = lambda: self._release(release)
         return self._is_on
 
-    def _look(self) -> bool:
+    def _is_of_use(self) -> bool:
         controller: Any = getattr(self._consumer, "controller", None)
         pool = self._pool
         return (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,8 @@ class Worker:
             semaphore=self.semaphore, max_concurrency=None, concurrency=1
         )
         self.sent: list[str] = []
+        self.later: list[Callable[[], None]] = []
+        self.hub = SimpleNamespace(call_later=lambda _seconds, look: self.later.append(look))
 
     def on_task_request(self, job: Any) -> None:
         """Hand a job over as Celery's worker does."""
@@ -130,6 +133,31 @@ def test_more_urgent_job_lies_ahead_too():
     ahead.go_on()
 
     assert ["a", "b", "d", "e", "c"] == worker.sent
+
+
+def test_more_urgent_job_waits_only_until_the_one_before_is_written():
+    """It does not sit out the batch that it may overtake: nothing else tells of the writing."""
+    worker = Worker()
+    ahead, (first, _) = start(worker, "a", "b", urgency=9)
+    first.accepted = True
+    ahead.go_on()
+    unwritten = worker.pool._pool.outbound_buffer
+    unwritten.append("b")
+    for name, urgency in [("c", 0), ("d", 1)]:
+        ahead.submit(Job(name, worker, urgency=urgency))
+
+    assert ["a", "b"] == worker.sent
+    assert 1 == len(worker.later)
+
+    worker.later.pop()()
+
+    assert ["a", "b"] == worker.sent
+
+    unwritten.clear()
+    worker.later.pop()()
+
+    assert ["a", "b", "c"] == worker.sent
+    assert [] == worker.later
 
 
 def test_who_cannot_lie_ahead_overtakes_nobody():
