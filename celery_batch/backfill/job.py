@@ -92,7 +92,8 @@ class Job:
         with Ledger(self._output, about) as ledger:
             clock = Clock(ledger, self._source.count())
             progress = self._answer(clock, self._unanswered(ledger), pace, options, tell)
-            self._failures.write(ledger.records())  # first: the output says that all is done
+            failed = ledger.records() if ledger.failed else ()  # all is read for them alone
+            self._failures.write(failed)  # first: the output says that all is done
             self._made.write({**about, "rows": len(ledger.done)})
             write_output(self._output, ledger.records(), self._kind)
             ledger.remove()

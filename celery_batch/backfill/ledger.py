@@ -13,12 +13,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
+from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import Any, Self
 
-from kombu.utils.json import dumps
+from kombu.utils.json import JSONEncoder
 
 from celery_batch.backfill.changes import changes
 from celery_batch.backfill.disk import locked, sync_folder, writing
@@ -32,6 +33,8 @@ __all__ = ["Ledger"]
 _SYNC_EVERY = 1.0
 
 _VERSION = 1
+
+_encode: Callable[[Any], str] = JSONEncoder().encode
 
 
 class Ledger:
@@ -102,16 +105,17 @@ class Ledger:
 
     def add(self, answers: Iterable[Answered]) -> None:
         """Take answers in; they are safe from power cuts after the next sync."""
-        answers = [_writable(answer) for answer in answers]
+        answers = list(answers)
+        lines = [_line(answer) for answer in answers]
         if self._synced is None and answers:
             self.sync()
         self._is_whole = False  # interrupted in here, only the file knows what counts
         with writing(self.partial):
-            self._file.write("".join(map(_line, answers)).encode())
+            self._file.write("".join([line for line, _ in lines]).encode())
             self._file.flush()
         for answer in answers:
             self.done.add(answer.row.position)
-            self.failed += bool(answer.error)
+        self.failed += sum(has_failed for _, has_failed in lines)
         self._is_whole = True
         if self._synced is not None and time.monotonic() - self._synced >= _SYNC_EVERY:
             self.sync()
@@ -234,17 +238,19 @@ def _position(line: bytes) -> tuple[int, bool] | None:
         return None
 
 
-def _writable(answer: Answered) -> Answered:
-    """Return an answer, or that of a row that failed where its output is none of JSON's."""
-    if not answer.error:
+def _line(answer: Answered) -> tuple[str, bool]:
+    """Return an answer's line, and whether it is that of a row that failed."""
+    row = answer.row
+    begin = f'{{"position": {row.position}, "key": {quoted(row.key)}, "line": {row.line}, '
+    error = answer.error
+    if not error:
         try:
-            dumps(answer.output)
-        except (TypeError, ValueError, RecursionError) as error:
-            return Answered(answer.row, error=f"{type(error).__name__}: {error}")
-    return answer
+            return f'{begin}"output": {_json(answer.output)}}}\n', False
+        except (TypeError, ValueError, RecursionError) as flaw:  # it is none of JSON's
+            error = f"{type(flaw).__name__}: {flaw}"
+    return f'{begin}"error": {quoted(error)}}}\n', True
 
 
-def _line(answer: Answered) -> str:
-    row = {"position": answer.row.position, "key": answer.row.key, "line": answer.row.line}
-    end = {"error": answer.error} if answer.error else {"output": answer.output}
-    return str(dumps(row | end)) + "\n"
+def _json(value: Any) -> str:
+    """Return what kombu's `dumps` returns, with one encoder for all values."""
+    return int.__repr__(value) if type(value) is int else _encode(value)

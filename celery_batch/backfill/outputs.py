@@ -18,6 +18,8 @@ __all__ = ["FORMATS", "format_of", "write_output"]
 #: Rows of a Parquet file that are in memory at once.
 _PARQUET_ROWS = 8192
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+
 Records = Iterable[dict[str, Any]]
 
 
@@ -113,7 +115,7 @@ def _text(record: dict[str, Any]) -> str:
 
 def _said(value: Any) -> str:
     """Return JSON that people can read, if there is an encoding for it."""
-    text = json.dumps(value, ensure_ascii=False)
+    text = _encode(value)
     return text if _sound(text) == text else json.dumps(value)
 
 

@@ -33,11 +33,16 @@ class Spans:
         return sum(self._ends) - sum(self._starts)
 
     def __contains__(self, number: int) -> bool:
+        if not self._ends or number >= self._ends[-1]:
+            return False  # as of most rows that are asked for: those behind what is done
         at = bisect_right(self._starts, number) - 1
         return at >= 0 and number < self._ends[at]
 
     def add(self, number: int) -> None:
         """Take one number in, which is not in yet."""
+        if self._ends and self._ends[-1] == number:
+            self._ends[-1] = number + 1  # as of most rows, which come in order
+            return
         at = bisect_right(self._starts, number)
         follows = at > 0 and self._ends[at - 1] == number
         precedes = at < len(self._starts) and self._starts[at] == number + 1
