@@ -63,7 +63,7 @@ def written(path, answers):
 @pytest.mark.parametrize("seed", range(20))
 def test_any_output_and_name_is_written_as_kombu_writes_them(tmp_path, seed):
     """Whatever can be written is, to the byte, what kombu makes of the record."""
-    choose = random.Random(seed)
+    choose = random.Random(seed)  # noqa: S311
     rows = [Row(n, choose.choice(TEXTS), (n,), line=choose.randrange(3)) for n in range(200)]
     answers = [
         Answered(row, value(choose), error=choose.choice(["", "", 'E: "x"\udcff'])) for row in rows
