@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -18,6 +17,12 @@ _KEYS = ("id", "key")
 
 #: Rows at the beginning of which one has to fit: else it is the command that is wrong.
 _FIRST = 100
+
+#: Values of JSON that are no records: known without a look at their ancestors.
+_VALUES = frozenset((int, float, str, bool, list, type(None)))
+
+#: What has fields; most are of the first kind.
+_RECORDS = (dict, Mapping)
 
 
 class Arguments:
@@ -40,6 +45,7 @@ class Arguments:
         first, *others = self._parameters
         self._needed = {first.name, *(one.name for one in others if one.default is one.empty)}
         self._names = {one.name for one in self._parameters}
+        self._defaults = tuple(one.default for one in others)
         self._key = key
         self._field = field
 
@@ -67,26 +73,31 @@ class Arguments:
             records: As the input has them.
             line: Tells where the last one begins, if that is in lines.
         """
+        takes_values = self._field is None and len(self._needed) == 1
         for position, record in enumerate(records):
-            yield self._row(record, Row(position, str(position + 1), (), line=line()))
+            if takes_values and type(record) in _VALUES:
+                values = (record, *self._defaults)
+                yield Row(position, str(position + 1), values, line=line())
+            else:
+                yield self._row(record, Row(position, str(position + 1), (), line=line()))
 
     def _row(self, record: Any, row: Row) -> Row:
         if isinstance(record, Unreadable):
             flaw = _flaw(InvalidRow(record.why))
-            return replace(row, key=record.key or row.key, flaw=flaw)
+            return row._replace(key=record.key or row.key, flaw=flaw)
         try:
             key = self._key_of(record, row)
         except InvalidRow as error:
-            return replace(row, flaw=_flaw(error))
+            return row._replace(flaw=_flaw(error))
         try:
             values = self._values(record, row)
-            is_whole = values[0] is record and isinstance(record, Mapping)
+            is_whole = values[0] is record and isinstance(record, _RECORDS)
             return Row(row.position, key, values, line=row.line, is_whole=is_whole)
         except InvalidRow as error:
-            return replace(row, key=key, flaw=_flaw(error))
+            return row._replace(key=key, flaw=_flaw(error))
 
     def _key_of(self, record: Any, row: Row) -> str:
-        if not isinstance(record, Mapping):
+        if not isinstance(record, _RECORDS):
             return row.key
         if self._key is not None:
             if self._key not in record:
@@ -96,21 +107,21 @@ class Arguments:
 
     def _values(self, record: Any, row: Row) -> tuple[Any, ...]:
         if self._field is not None:
-            if not isinstance(record, Mapping) or self._field not in record:
+            if not isinstance(record, _RECORDS) or self._field not in record:
                 raise InvalidRow(f"{row.place} has no field {self._field!r}")
             record = record[self._field]
-        elif isinstance(record, Mapping) and self._names & record.keys() >= self._needed:
+        elif isinstance(record, _RECORDS) and self._names & record.keys() >= self._needed:
             return tuple(record.get(one.name, one.default) for one in self._parameters)
-        elif isinstance(record, Mapping) and self._names & record.keys():
+        elif isinstance(record, _RECORDS) and self._names & record.keys():
             lacking = ", ".join(map(repr, sorted(self._needed - record.keys())))
             raise InvalidRow(f"{row.place} has no field {lacking}")
         if len(self._needed) > 1:
             raise InvalidRow(self._misfit(record, row))
-        return (record, *(one.default for one in self._parameters[1:]))
+        return (record, *self._defaults)
 
     def _misfit(self, record: Any, row: Row) -> str:
         wanted = ", ".join(sorted(self._needed))
-        found = sorted(map(str, record)) if isinstance(record, Mapping) else type(record).__name__
+        found = sorted(map(str, record)) if isinstance(record, _RECORDS) else type(record).__name__
         return f"{row.place} must have the fields {wanted}, it has {found}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from celery_batch.backfill.arguments import Arguments
@@ -71,7 +70,7 @@ def _answers(
             state = "paused" if is_paused else "running"
             remote.tell(clock.progress(**backfill.facts(), state=state))
             for answer in found:
-                yield replace(answer, item=held.pop(answer.row.position))
+                yield answer._replace(item=held.pop(answer.row.position))
 
 
 class _Counted:

@@ -49,7 +49,8 @@ class Notices:
             if answer.error:
                 self._failed += 1
                 self._show(answer)
-            self._look_for_twin(answer.row)
+            if not (self._knows_twins or len(self._names) == _NAMES):
+                self._look_for_twin(answer.row)
             if self._seen == self._failed == _FIRST:
                 self._say(
                     f"The first {_FIRST} rows have all failed; Ctrl-C ends it, and --restart"
@@ -70,8 +71,6 @@ class Notices:
             self._say(hint)
 
     def _look_for_twin(self, row: Row) -> None:
-        if self._knows_twins or len(self._names) == _NAMES:
-            return
         if row.key in self._names:
             self._knows_twins = True
             self._names.clear()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["Answered", "Row", "Unreadable"]
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """
     One row of the input.
 
@@ -35,8 +34,7 @@ class Row:
         return f"line {self.line}" if self.line else f"row {self.position + 1}"
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """
     A row that has come to its end.
 

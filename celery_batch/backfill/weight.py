@@ -12,6 +12,9 @@ _SMALL = 8
 #: Members of a list by which a long one is judged.
 _SAMPLE = 8
 
+#: What most rows of numbers are made of: told at once.
+_NUMBERS = frozenset((int, float, bool, type(None)))
+
 
 def weight(value: Any) -> int:
     """
@@ -22,6 +25,8 @@ def weight(value: Any) -> int:
     Args:
         value: What goes into a message.
     """
+    if type(value) in _NUMBERS:
+        return _SMALL
     if isinstance(value, (str, bytes, bytearray, memoryview)):
         return len(value)
     if isinstance(value, dict):
