@@ -20,6 +20,7 @@ from celery_batch.backfill.remote import Remote
 from celery_batch.cli.progress import say, shown
 from celery_batch.cli.task_name import batch_task
 from celery_batch.errors import BackfillComplete, BackfillError, BackfillStopped, BatchError
+from celery_batch.worker.garbage import keep_what_is_there, look_seldom
 
 __all__ = ["backfill"]
 
@@ -105,6 +106,8 @@ def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]
             remote.tell(progress)
             show(progress)
 
+        keep_what_is_there()
+        look_seldom()
         return run(pace, _calls(app, options), tell)
 
 
