@@ -128,6 +128,14 @@ class Asking(Task):  # type: ignore[misc]
         """
         return _client("many").apply_many(self, rows, options)  # type: ignore[no-any-return]
 
+    def _apply_chunks(self, chunks: Iterable[Any], options: dict[str, Any]) -> list[Any]:
+        """Send chunks in one write, as a backfill does; see `celery_batch.client.many`."""
+        return _client("many").apply_chunks(self, chunks, options)  # type: ignore[no-any-return]
+
+    def _forget_many(self, results: Iterable[Any]) -> None:
+        """Forget results together, as a backfill does; see `celery_batch.client.forgetting`."""
+        _client("forgetting").forget_many(results)
+
     def backfill(
         self,
         items: Iterable[Any],

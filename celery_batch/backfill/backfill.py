@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +19,9 @@ _LOOK = 0.5
 
 #: Seconds to wait for an answer where the input could not be read as fast as it might leave.
 _GLANCE = 0.05
+
+#: The part of the window with which workers have enough to do while more is gathered.
+_PLENTY = 7 / 8
 
 #: Batches on their way: those in workers and those that wait for them.
 _BATCHES = 32
@@ -156,7 +159,7 @@ class Backfill:
         if not self._sender.has_begun:
             self._answered = time.monotonic()  # nobody was asked yet
         due = self._flight.due()  # rows that need no worker are not to wait for one
-        for parcel, answers in self._sender.arrivals(0.0 if due else timeout):
+        for parcel, answers in self._sender.arrivals(0.0 if due else timeout, self._has_plenty):
             self._heard = self._answered = time.monotonic()
             if answers is None:
                 self._flight.fell_apart(parcel)
@@ -173,13 +176,42 @@ class Backfill:
             Whether time was over before all that might leave was read.
         """
         until = time.monotonic() + _LOOK
-        for parcels in _together(self._flight.departures(lambda: time.monotonic() > until)):
+        for parcels in self._together(lambda: time.monotonic() > until):
             refused = self._sender.send(parcels)
             for parcel in refused:
                 self._flight.lost(parcel)
             if refused:
                 return False
         return self._flight.could_read
+
+    def _together(self, is_late: Callable[[], bool]) -> Iterator[list[Parcel]]:
+        """
+        Yield parcels in the order of departure, and together what may leave together.
+
+        Those of one row leave with what comes behind them, and others while there is plenty.
+
+        Args:
+            is_late: Says whether to leave the rest of the input for another time.
+        """
+        together: list[Parcel] = []
+        rows = 0
+        for parcel in self._flight.departures(is_late):
+            together.append(parcel)
+            rows += len(parcel)
+            if not (parcel.is_single or self._has_plenty(besides=rows)):
+                yield together
+                together, rows = [], 0
+        if together:
+            yield together
+
+    def _has_plenty(self, *, besides: int = 0) -> bool:
+        """
+        Return whether so much is on its way that nobody waits for what is still to leave.
+
+        Args:
+            besides: Rows that have not left, though they count.
+        """
+        return _PLENTY * self._flight.window <= self._flight.away - besides
 
     def _look_for_lost(self) -> None:
         """Have sent again what no broker and no worker has any more: nobody waits for ever."""
@@ -191,15 +223,3 @@ class Backfill:
         if lost:
             self._patience *= 2  # a worker may be too busy to be asked, and slower than this
         self._heard = time.monotonic()
-
-
-def _together(parcels: Iterable[Parcel]) -> Iterator[list[Parcel]]:
-    """Yield parcels in the order of departure; those of one row with what comes behind them."""
-    together: list[Parcel] = []
-    for parcel in parcels:
-        together.append(parcel)
-        if not parcel.is_single:
-            yield together
-            together = []
-    if together:
-        yield together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -15,6 +15,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from celery_batch.backfill.flight import Parcel
 from celery_batch.backfill.roll_call import queue_of, reach
 from celery_batch.backfill.rows import Answered
+from celery_batch.config import most_queued
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
 from celery_batch.fleet.bus import Bus
 
@@ -27,6 +28,15 @@ _ROLL_CALL = 2.0
 
 #: Seconds for which a worker that has answered counts as one that works for us.
 _LATELY = 30.0
+
+#: Seconds in which more answers may come, to be dealt with together.
+_MOMENT = 0.01
+
+#: Results that are forgotten together: what has been handed over is not held for long.
+_FEW = 8
+
+#: Raised of what no message can be made of.
+_UNWRITABLE = (EncodeError, TypeError, ValueError, RecursionError)
 
 #: A parcel and its rows' answers, None if it failed as a whole.
 Arrival = tuple[Parcel, list[Answered] | None]
@@ -77,16 +87,29 @@ class Sender:
         """
         if parcels and not (self.has_begun or self._is_reachable()):
             return list(parcels)
-        singles = [parcel for parcel in parcels if parcel.is_single]
-        together = [singles, *([parcel] for parcel in parcels if not parcel.is_single)]
+        together = list(self._together(parcels))
         for n, some in enumerate(together):
             try:
                 self._send(some)
             except (OperationalError, QueueFull) as error:  # some may be there, answered in vain
                 self._unreachable(error)
-                taken = {parcel for parcel, *_ in (*self._flying.values(), *self._refused)}
+                taken = self._taken()
                 return [parcel for rest in together[n:] for parcel in rest if parcel not in taken]
         return []
+
+    def _together(self, parcels: Sequence[Parcel]) -> Iterator[list[Parcel]]:
+        """Yield what is written together: all of one row, and all of many if any may wait."""
+        yield [parcel for parcel in parcels if parcel.is_single]
+        chunks = [parcel for parcel in parcels if not parcel.is_single]
+        if most_queued(self._task.app, self._task) is None:
+            yield chunks
+        else:  # each is let in by itself
+            yield from ([parcel] for parcel in chunks)
+
+    def _taken(self) -> set[Parcel]:
+        """Return the parcels that the broker has surely taken, and those that have ended."""
+        flying = {parcel for parcel, *_ in self._flying.values()}
+        return flying | {parcel for parcel, _ in self._refused}
 
     def _is_reachable(self) -> bool:
         try:
@@ -97,10 +120,10 @@ class Sender:
         return True
 
     def _send(self, parcels: Sequence[Parcel]) -> None:
-        """Send one parcel, or many of one row each; what cannot be written has ended."""
+        """Send parcels of one row each, or of many; what cannot be written has ended."""
         try:
             results = self._called(parcels)
-        except (EncodeError, TypeError, ValueError, RecursionError) as error:
+        except _UNWRITABLE as error:
             if isinstance(error, BatchError):
                 raise  # it is the task's settings, not a row
             if len(parcels) > 1:
@@ -116,32 +139,53 @@ class Sender:
         if all(parcel.is_single for parcel in parcels):
             calls = [(parcel.rows[0].values, None) for parcel in parcels]
             return self._task.apply_many(calls, **self._options) if calls else []
-        columns = map(list, zip(*(row.values for row in parcels[0].rows), strict=True))
-        return [self._task.apply_chunk(*columns, **self._options)]
+        chunks = list(map(_columns, parcels))
+        if len(chunks) == 1:
+            return [self._task.apply_chunk(*chunks[0], **self._options)]
+        try:
+            return list(self._task._apply_chunks(chunks, self._options))  # noqa: SLF001 (our own)
+        except OperationalError as error:  # it says what was sent, if anything was
+            for place, result in getattr(error, "places", {}).items():
+                self._expect(parcels[place], result)
+            raise
 
-    def arrivals(self, timeout: float) -> list[Arrival]:
+    def arrivals(
+        self, timeout: float, may_wait: Callable[[], bool] = lambda: False
+    ) -> Iterator[Arrival]:
         """
-        Return parcels whose tasks have ended, each with its rows' answers.
+        Yield parcels whose tasks have ended, each with its answers; None if it failed as a whole.
 
         Args:
             timeout: Seconds to wait for the first one.
-
-        Returns:
-            None in place of the answers where a parcel of many rows failed as a whole.
+            may_wait: Says after each whether the next is worth the rest of a moment.
         """
         found, self._refused = self._refused, []
+        yield from found
+        known: list[Any] = []
         try:
             task_id = self._ended.get(timeout=0.0 if found else timeout)
+            until = time.monotonic() + _MOMENT
             while True:
                 if task_id in self._flying:
                     parcel, result, number = self._flying.pop(task_id)
                     self._latest = max(self._latest, number)
-                    found.append((parcel, _answers(parcel, result)))
+                    yield parcel, _answers(parcel, result)
                     self._note(result)
-                    _forget(result)
-                task_id = self._ended.get_nowait()
+                    known.append(result)
+                    if len(known) == _FEW:
+                        self._forget(known)
+                wait = until - time.monotonic() if may_wait() else 0.0
+                task_id = self._ended.get(timeout=max(0.0, wait))
         except Empty:
-            return found
+            if known:
+                self._forget(known)
+
+    def _forget(self, results: list[Any]) -> None:
+        try:
+            self._task._forget_many(results)  # noqa: SLF001 (our own)
+        except Exception as error:  # noqa: BLE001 (we have it; what is stored expires in the end)
+            log.debug("Could not delete the results of %d messages: %s", len(results), error)
+        results.clear()
 
     def recall(self) -> list[Parcel]:
         """Give up all that is on its way, revoke it, and return it."""
@@ -225,11 +269,8 @@ class Sender:
         result.future().add_done_callback(lambda _: self._ended.put(result.id))
 
 
-def _forget(result: Any) -> None:
-    try:
-        result.forget()
-    except Exception as error:  # noqa: BLE001 (we have it; what is stored expires in the end)
-        log.debug("Could not delete the result of %s: %s", result.id, error)
+def _columns(parcel: Parcel) -> list[list[Any]]:
+    return [list(column) for column in zip(*(row.values for row in parcel.rows), strict=True)]
 
 
 def _answers(parcel: Parcel, result: Any) -> list[Answered] | None:

@@ -165,8 +165,13 @@ class HeardResult(AsyncResult):  # type: ignore[misc]
 
     def forget(self) -> None:
         """Forget the result, here and where it is stored; see Celery."""
-        self.reply = Reply(self.reply.inbox, self.id)  # nobody will tell of it
+        self.let_go()
         super().forget()
+
+    def let_go(self) -> None:
+        """Forget the result here alone."""
+        self.reply = Reply(self.reply.inbox, self.id)  # nobody will tell of it
+        self._meta = None
 
     def _open(self) -> dict[str, Any] | None:
         """Decode what has been told, in the thread of whoever wants it."""

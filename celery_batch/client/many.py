@@ -13,7 +13,7 @@ from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.client.publisher import Publisher
 from celery_batch.errors import BatchError, ConfigurationError
 
-__all__ = ["PartlySent", "apply_many"]
+__all__ = ["PartlySent", "apply_chunks", "apply_many"]
 
 
 class PartlySent(BatchError, OperationalError):
@@ -25,14 +25,19 @@ class PartlySent(BatchError, OperationalError):
     Args:
         message: Why.
         sent: The results of those that were surely sent, in order.
+        places: The same by their places among the calls, counted from 0.
     """
 
     http = 503
 
-    def __init__(self, message: str, sent: list[Any] | None = None) -> None:
+    def __init__(
+        self, message: str, sent: list[Any] | None = None, places: dict[int, Any] | None = None
+    ) -> None:
         super().__init__(message)
         #: Results of the calls that were surely sent.
         self.sent = sent or []
+        #: The same by their places among the calls.
+        self.places = places or {}
 
 
 def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[Any]:
@@ -71,7 +76,39 @@ def _apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list
         except Exception as error:
             if not gathering.sent:
                 raise
-            known = {result.id: result for result in results}
-            sent = [known.get(each.id, each) for each in gathering.sent]
-            raise PartlySent(f"only {len(sent)} calls were surely sent: {error}", sent) from error
+            raise _partly_sent(results, gathering, error) from error
     return results
+
+
+def apply_chunks(task: Any, chunks: Iterable[Any], options: dict[str, Any]) -> list[Any]:
+    """
+    Send some chunks; where ``max_queue`` holds, each is let in by itself.
+
+    Args:
+        task: The task that is called.
+        chunks: The columns of each.
+        options: As for `apply_async`, the same for all.
+
+    Raises:
+        PartlySent: Not all of them could be sent.
+    """
+    results: list[Any] = []
+    with closing(Gathering()) as gathering:
+        try:
+            for columns in chunks:
+                call = partial(task.apply_chunk, *columns, **options)
+                results.append(gathered_by(gathering, task, call))
+            gathering.flush()
+        except Exception as error:
+            if not gathering.sent:
+                raise
+            raise _partly_sent(results, gathering, error) from error
+    return results
+
+
+def _partly_sent(results: list[Any], gathering: Gathering, error: Exception) -> PartlySent:
+    known = {result.id: result for result in results}
+    sent = [known.get(each.id, each) for each in gathering.sent]
+    ids = {each.id for each in sent}
+    places = {n: result for n, result in enumerate(results) if result.id in ids}
+    return PartlySent(f"only {len(sent)} calls were surely sent: {error}", sent, places)
