@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from celery_batch.backfill.rows import Answered, Row
 from celery_batch.backfill.weight import weight
@@ -49,6 +50,11 @@ class Parcel:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def columns(self) -> list[list[Any]]:
+        """The rows' values, one list for each parameter."""
+        return [list(column) for column in zip(*(row.values for row in self.rows), strict=True)]
 
 
 class Flight:

@@ -126,28 +126,34 @@ class Sender:
         except _UNWRITABLE as error:
             if isinstance(error, BatchError):
                 raise  # it is the task's settings, not a row
-            if len(parcels) > 1:
-                for parcel in parcels:
-                    self._send([parcel])
-            else:
+            if len(parcels) == 1:
                 self._refused.append((parcels[0], _refusal(parcels[0], error)))
+            taken = self._taken()
+            for parcel in [each for each in parcels if each not in taken]:
+                self._send([parcel])
             return
         for parcel, result in zip(parcels, results, strict=True):
             self._expect(parcel, result)
 
     def _called(self, parcels: Sequence[Parcel]) -> Sequence[Any]:
+        try:
+            return self._call(parcels)
+        except OperationalError as error:  # it says what was sent, if anything was
+            places, cause = getattr(error, "places", {}), error.__cause__
+            for place, result in places.items():
+                self._expect(parcels[place], result)
+            if places and isinstance(cause, _UNWRITABLE):
+                raise cause from None  # the broker is well, and another parcel is not
+            raise
+
+    def _call(self, parcels: Sequence[Parcel]) -> Sequence[Any]:
         if all(parcel.is_single for parcel in parcels):
             calls = [(parcel.rows[0].values, None) for parcel in parcels]
             return self._task.apply_many(calls, **self._options) if calls else []
-        chunks = list(map(_columns, parcels))
+        chunks = [parcel.columns for parcel in parcels]
         if len(chunks) == 1:
             return [self._task.apply_chunk(*chunks[0], **self._options)]
-        try:
-            return list(self._task._apply_chunks(chunks, self._options))  # noqa: SLF001 (our own)
-        except OperationalError as error:  # it says what was sent, if anything was
-            for place, result in getattr(error, "places", {}).items():
-                self._expect(parcels[place], result)
-            raise
+        return list(self._task._apply_chunks(chunks, self._options))  # noqa: SLF001 (our own)
 
     def arrivals(
         self, timeout: float, may_wait: Callable[[], bool] = lambda: False
@@ -267,10 +273,6 @@ class Sender:
         self._sent += 1
         self._flying[result.id] = (parcel, result, self._sent)
         result.future().add_done_callback(lambda _: self._ended.put(result.id))
-
-
-def _columns(parcel: Parcel) -> list[list[Any]]:
-    return [list(column) for column in zip(*(row.values for row in parcel.rows), strict=True)]
 
 
 def _answers(parcel: Parcel, result: Any) -> list[Answered] | None:

@@ -174,6 +174,21 @@ def test_a_chunk_that_cannot_be_written_does_not_keep_others(task, broker):
     assert [parcels[0], parcels[2]] == sender.recall()
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_cannot_be_written_is_not_taken_for_a_lost_broker(task, rows):
+    """Where messages are written one by one, those before it are sent once, and those behind."""
+    queue = f"crowds {rows}"
+    sender = senders.Sender(task, {"queue": queue})
+    values = [1, 2, object(), 4]
+    parcels = [Parcel((Row(0, "", (each,)),) * rows, is_single=rows == 1) for each in values]
+
+    assert [] == sender.send(parcels)
+    assert [parcels[2]] == [parcel for parcel, _ in sender.arrivals(0.0)]
+    assert [parcels[0], parcels[1], parcels[3]] == sender.recall()
+    with task.app.connection_for_read() as connection:
+        assert 3 == connection.default_channel.queue_declare(queue, passive=True).message_count
+
+
 def test_chunks_are_let_in_one_by_one_where_few_may_wait(task, broker):
     """By the option ``max_queue`` a full queue refuses what comes, not what was let in."""
     task.max_queue = 100
