@@ -47,7 +47,8 @@ class Ahead:
         self._handed_over: set[BatchJob] = set()
         self._without_slot: set[BatchJob] = set()
         self._is_on: bool | None = None
-        self._looks_again = False
+        #: Of the event loop's timer.
+        self._look: Any = None
 
     def submit(self, job: BatchJob) -> None:
         """Hand a job to the pool now, or as soon as it can be written behind the running one."""
@@ -93,13 +94,18 @@ class Ahead:
         Whoever may go before a batch that is ready would else be held until that one is
         taken up, and sit it out.
         """
-        if not self._looks_again:
-            self._looks_again = True
-            self._consumer.hub.call_later(_WRITTEN_SOON, self._look)
+        if self._look is None:
+            self._look = self._consumer.hub.call_later(_WRITTEN_SOON, self._go_on_again)
 
-    def _look(self) -> None:
-        self._looks_again = False
+    def _go_on_again(self) -> None:
+        self._look = None
         self.go_on()
+
+    def close(self) -> None:
+        """Look no more until something is held again: a connection may take its timers along."""
+        look, self._look = self._look, None
+        if look is not None:
+            look.cancel()
 
     def _hold(self, job: BatchJob) -> None:
         """Put a job behind those that are no less urgent."""

@@ -95,6 +95,7 @@ class Lanes:
         """
         self._open = False
         self._alarm.cancel()
+        self._ahead.close()
         self._telling.tell_rest(restarting=restarting)
         for lane in self._lanes.values():
             self._give_back(lane.forget())

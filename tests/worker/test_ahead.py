@@ -38,7 +38,11 @@ class Worker:
         )
         self.sent: list[str] = []
         self.later: list[Callable[[], None]] = []
-        self.hub = SimpleNamespace(call_later=lambda _seconds, look: self.later.append(look))
+        self.hub = SimpleNamespace(call_later=self._call_later)
+
+    def _call_later(self, _seconds: float, look: Callable[[], None]) -> SimpleNamespace:
+        self.later.append(look)
+        return SimpleNamespace(cancel=lambda: self.later.remove(look))
 
     def on_task_request(self, job: Any) -> None:
         """Hand a job over as Celery's worker does."""
@@ -158,6 +162,23 @@ def test_more_urgent_job_waits_only_until_the_one_before_is_written():
 
     assert ["a", "b", "c"] == worker.sent
     assert [] == worker.later
+
+
+def test_connection_that_ends_takes_no_look_with_it():
+    """The next connection looks again: a timer that never fired would else be waited for."""
+    worker = Worker()
+    ahead, (first, _) = start(worker, "a", "b", urgency=9)
+    first.accepted = True
+    ahead.go_on()
+    worker.pool._pool.outbound_buffer.append("b")
+    ahead.submit(Job("c", worker))
+    ahead.close()
+
+    assert [] == worker.later
+
+    ahead.go_on()
+
+    assert 1 == len(worker.later)
 
 
 def test_who_cannot_lie_ahead_overtakes_nobody():
