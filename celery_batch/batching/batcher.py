@@ -138,7 +138,7 @@ class Batcher(Generic[T]):
         """
         self._quiet_since = max(self._quiet_since, now)
 
-    def next(self, now: float, *, ahead: bool = False) -> Batch[T] | Wait | Done:
+    def next(self, now: float, *, ahead: bool = False, owes: bool = True) -> Batch[T] | Wait | Done:
         """
         Answer what a model slot should do now.
 
@@ -146,6 +146,8 @@ class Batcher(Generic[T]):
             now: Seconds on the clock of the requests' arrivals.
             ahead: The slot is not free yet: take only a batch that could not
                 grow any more, since waiting costs its requests nothing.
+            owes: Those in line who are overtaken are owed their share for it; not where
+                a batch of theirs lies ready that is overtaken, and owed it in their stead.
 
         Returns:
             A batch to run, how long to wait before asking again, or `Done`.
@@ -154,22 +156,22 @@ class Batcher(Generic[T]):
             suspect = self._suspects.popleft()
             return Batch((suspect,), Reason.ALONE, suspect.urgency)
         if self._waiting.rows >= self.policy.max_batch_size:
-            return self._take(Reason.FULL)
+            return self._take(Reason.FULL, owes=owes)
         if not self._waiting:
             return Done() if self._draining else Wait(None)
         if ahead:
             return Wait(None)
         if self._draining:
-            return self._take(Reason.DRAINED)
-        return self._wait_or_take(now)
+            return self._take(Reason.DRAINED, owes=owes)
+        return self._wait_or_take(now, owes=owes)
 
-    def _wait_or_take(self, now: float) -> Batch[T] | Wait:
+    def _wait_or_take(self, now: float, *, owes: bool) -> Batch[T] | Wait:
         due = (self._waiting.oldest or 0.0) + self.policy.max_wait
         quiet = self._quiet_since + self._patience
         if now >= due:
-            return self._take(Reason.DUE)
+            return self._take(Reason.DUE, owes=owes)
         if now >= quiet:
-            return self._take(Reason.QUIET)
+            return self._take(Reason.QUIET, owes=owes)
         return Wait(min(due, quiet) - now)
 
     @property
@@ -196,9 +198,11 @@ class Batcher(Generic[T]):
             (late if is_late else self._suspects).append(request)
         return late
 
-    def _take(self, reason: Reason) -> Batch[T]:
+    def _take(self, reason: Reason, *, owes: bool) -> Batch[T]:
         policy, urgency = self.policy, self._waiting.urgency or 0
-        taken = self._waiting.take(policy.max_batch_size, policy.bulk_share)
-        batch = Batch(tuple(taken), reason, urgency)
+        share = policy.bulk_share if owes else 0.0
+        owed = self._waiting.owed / policy.max_batch_size
+        taken = self._waiting.take(policy.max_batch_size, share)
+        batch = Batch(tuple(taken), reason, urgency, owed)
         self._has_company = len(batch) > 1
         return batch

@@ -7,6 +7,8 @@ Rule 2: whoever is overtaken is owed a share of each batch.  As soon as what is 
         enough for the one of them who waits longest, the batch has him before the more
         urgent.  What fills a batch anyway is taken off the debt, and beyond it nothing
         is saved up; who has nobody before him is owed nothing.
+        Where a batch of theirs lies ready and is overtaken, that one is owed it, see
+        ``Batcher.next``; and what one is made of takes along what it was owed here.
 Rule 3: where the urgent would not fit in beside what is owed, it grows to a batch.
 Rule 4: first come, first served, among those of one urgency.
 """
@@ -39,6 +41,11 @@ class Line(Generic[T]):
         self.rows = 0
         #: Rows that are owed to those who were overtaken.
         self._owed = 0.0
+
+    @property
+    def owed(self) -> float:
+        """Rows that those are owed who go next, where nobody is before them any more."""
+        return self._owed if len(self._queues) == 1 else 0.0
 
     def __len__(self) -> int:
         return self._length

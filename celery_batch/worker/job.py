@@ -66,6 +66,8 @@ class BatchJob:
         self.rows = batch.rows
         #: Of its most urgent request; smaller goes first.
         self.urgency = batch.urgency
+        #: Which part of a batch it is owed by who came before.
+        self.owed = batch.owed
         #: Why it left, and how many rows it might have had; the latter is set by who knows.
         self.reason, self.room = batch.reason, max(self.rows, 1)
         #: Whether its one request may be what takes processes down.

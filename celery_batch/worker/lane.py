@@ -164,7 +164,7 @@ class Lane:
         """How urgent the next batch will be; None if nobody waits."""
         return self._batcher.urgency
 
-    def take(self, *, contested: bool, overtaking: bool = False) -> Batch[Any] | Wait:
+    def take(self, *, contested: bool, overtaken: BatchJob | None = None) -> Batch[Any] | Wait:
         """
         Return a batch, with a slot set aside for it, or how long to wait.
 
@@ -172,15 +172,16 @@ class Lane:
             contested: Some lane has a full batch.  A place behind a running batch
                 is then as good as a free slot: if this lane waited for company,
                 the place would go to the others, every time.
-            overtaking: Where nothing more may be made ready, one more may all the same,
-                since it goes before what is.
+            overtaken: Where nothing more may be made ready, one more may all the same,
+                since it goes before this one.
         """
         with self._lock:
-            is_extra = overtaking and not self._slots.room_ahead
+            is_extra = overtaken is not None and not self._slots.room_ahead
             if not self._slots.room_ahead and not is_extra:
                 return Wait(None)
             ahead = not self._slots.free and not contested and not is_extra
-            decision = self._batcher.next(time.monotonic(), ahead=ahead)
+            owes = not (is_extra and overtaken and overtaken.task is self.task)
+            decision = self._batcher.next(time.monotonic(), ahead=ahead, owes=owes)
             if not isinstance(decision, Batch):
                 return decision if isinstance(decision, Wait) else Wait(None)
             self._slots.in_flight += 1

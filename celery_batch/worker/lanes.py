@@ -154,7 +154,7 @@ class Lanes:
             lanes = self._precedence.order(self._lanes.values())
             contested = any(lane.is_full for lane in lanes)
             for lane in lanes:
-                decision = lane.take(contested=contested, overtaking=self._overtakes(lane))
+                decision = lane.take(contested=contested, overtaken=self._overtaken_by(lane))
                 if isinstance(decision, Batch):
                     self._submit(lane, decision)
                     break
@@ -165,9 +165,9 @@ class Lanes:
                     self._alarm.set(seconds)
                 return
 
-    def _overtakes(self, lane: Lane) -> bool:
+    def _overtaken_by(self, lane: Lane) -> BatchJob | None:
         may = not self._slots.room_ahead and self._ahead.can_overtake(lane.task)
-        return may and self._precedence.goes_before(lane, list(self._jobs))
+        return self._precedence.overtaken_by(lane, list(self._jobs)) if may else None
 
     def report(self) -> dict[str, Any]:
         """Return each lane's report by the task's name, with its batches that have not ended."""

@@ -6,6 +6,8 @@ Rule 1: the lane with the most urgent request comes first; among equals the one 
 Rule 2: a batch that is more urgent than the one that lies ready goes before it.
 Rule 3: whoever is overtaken has a share all the same, `bulk_share` of its task: after so
         many batches of others a lane comes first, and a batch that lies ready stays next.
+        What its requests were owed in line counts, too; and while it is overtaken, it
+        alone is owed.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ class Precedence:
             lanes, key=lambda lane: (not self._is_owed(lane), _urgency(lane), lane.oldest)
         )
 
-    def goes_before(self, lane: Lane, jobs: Iterable[BatchJob]) -> bool:
+    def overtaken_by(self, lane: Lane, jobs: Iterable[BatchJob]) -> BatchJob | None:
         """
-        Say whether a lane's next batch would go before the one that lies ready.
+        Return the batch that lies ready, if a lane's next one would go before it.
 
         Args:
             lane: Whose batch.
@@ -48,8 +50,8 @@ class Precedence:
         """
         ready = [job for job in jobs if not job.accepted]
         if len(ready) != 1 or _urgency(lane) >= ready[0].urgency:
-            return False
-        return self._jobs.get(ready[0], 0.0) < _WHOLE
+            return None
+        return ready[0] if self._jobs.get(ready[0], ready[0].owed) < _WHOLE else None
 
     def note(self, lane: Lane, job: BatchJob, others: Collection[Lane]) -> None:
         """
@@ -79,7 +81,7 @@ class Precedence:
             job: The batch.
             share: Its task's.
         """
-        self._jobs[job] = self._jobs.get(job, share) + share
+        self._jobs[job] = self._jobs.get(job, share + job.owed) + share
 
     def forget(self, job: BatchJob) -> None:
         """Forget a batch that is over."""

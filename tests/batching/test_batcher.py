@@ -164,6 +164,31 @@ def test_ahead_of_a_free_slot_only_full_batches_leave(batcher: Batcher[str]):
     assert ("abc", Reason.FULL) == what_left(batcher.next(now=60.0, ahead=True))
 
 
+def test_overtaken_twice_over_is_owed_once():
+    """A batch that lies ready is owed its share itself, so those in line earn none meanwhile."""
+    paid: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, bulk_share=0.5))
+    bulk = Request("B", 0.0, 9, rows=2)
+    for request in [bulk, *(Request(item, 0.0, 0, rows=2) for item in "abcd")]:
+        paid.add(request)
+    lies_ready = [what_left(paid.next(now=0.0, owes=False))[0] for _ in range(2)]
+
+    assert ["a", "b"] == lies_ready
+    assert ["c", "B", "d"] == [what_left(paid.next(now=0.0))[0] for _ in range(3)]
+
+
+def test_batch_takes_along_what_it_was_owed_in_line():
+    """Made ready when nobody urgent waits, it is not to be overtaken as if it were new."""
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=4, bulk_share=0.25))
+    for item, urgency in [("B", 9), ("a", 0), ("b", 0)]:
+        batcher.add(Request(item, 0.0, urgency, rows=4))
+    batcher.next(now=0.0)
+    batcher.next(now=0.0)
+    batch = batcher.next(now=0.0)
+
+    assert isinstance(batch, Batch)
+    assert (["B"], 0.5) == (batch.items, batch.owed)
+
+
 def test_silence_that_nobody_could_see_does_not_count(batcher: Batcher[str]):
     """After looking away a slot lingers anew: newcomers may stand at the door unread."""
     add(batcher, "a", at=0.0)

@@ -21,8 +21,8 @@ class Waiting:
 class Sent:
     """A batch job, as far as others may go before it."""
 
-    def __init__(self, urgency: int, *, accepted: bool = False) -> None:
-        self.urgency, self.accepted = urgency, accepted
+    def __init__(self, urgency: int, *, accepted: bool = False, owed: float = 0.0) -> None:
+        self.urgency, self.accepted, self.owed = urgency, accepted, owed
 
 
 def turns(precedence: Precedence, lanes: list[Any], count: int) -> list[int]:
@@ -59,14 +59,17 @@ def test_batch_that_a_lane_is_owed_is_overtaken_by_nobody():
     assert 0 == job.urgency
 
 
-@pytest.mark.parametrize(("share", "times"), [(0.1, 9), (0.25, 3), (0.5, 1)])
-def test_batch_that_lies_ready_is_overtaken_so_often_at_most(share: float, times: int):
-    """Then it is one of so many batches that its task has a right to."""
+@pytest.mark.parametrize(
+    ("share", "owed", "times"),
+    [(0.1, 0.0, 9), (0.25, 0.0, 3), (0.5, 0.0, 1), (0.1, 0.7, 2), (0.1, 1.0, 0)],
+)
+def test_batch_that_lies_ready_is_overtaken_so_often_at_most(share: float, owed: float, times: int):
+    """Then it is one of so many batches that its task has a right to, those in line counted."""
     precedence, lane = Precedence(), Waiting(0, 1.0)
-    running, ready = Sent(9, accepted=True), Sent(9)
+    running, ready = Sent(9, accepted=True), Sent(9, owed=owed)
     jobs: list[Any] = [running, ready]
     overtaken = 0
-    while precedence.goes_before(lane, jobs):
+    while precedence.overtaken_by(lane, jobs):
         precedence.overtake(ready, share)
         overtaken += 1
 
@@ -77,7 +80,7 @@ def test_nobody_goes_before_an_equal_or_two_that_lie_ready():
     """One more place there is, and it is for who is more urgent."""
     precedence, ready = Precedence(), Sent(3)
 
-    assert not precedence.goes_before(Waiting(3, 1.0), [ready])
-    assert not precedence.goes_before(Waiting(None, 1.0), [ready])
-    assert not precedence.goes_before(Waiting(0, 1.0), [ready, Sent(0)])
-    assert precedence.goes_before(Waiting(0, 1.0), [ready, Sent(3, accepted=True)])
+    assert not precedence.overtaken_by(Waiting(3, 1.0), [ready])
+    assert not precedence.overtaken_by(Waiting(None, 1.0), [ready])
+    assert not precedence.overtaken_by(Waiting(0, 1.0), [ready, Sent(0)])
+    assert precedence.overtaken_by(Waiting(0, 1.0), [ready, Sent(3, accepted=True)])
