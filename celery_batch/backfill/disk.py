@@ -56,7 +56,9 @@ def locked(partial: Path) -> IO[bytes]:
     try:
         file = partial.open("a+b")
     except OSError as error:
-        raise BackfillError(f"{partial}: cannot be written: {error.strerror}") from None
+        folder = partial.parent
+        why = error.strerror if folder.exists() else f"there is no folder {folder}"
+        raise BackfillError(f"{partial}: cannot be written: {why}") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         is_there = partial.exists() and os.path.samestat(partial.stat(), os.fstat(file.fileno()))

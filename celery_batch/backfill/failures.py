@@ -9,6 +9,7 @@ from typing import Any
 
 from celery_batch.backfill.disk import sync_folder, writing
 from celery_batch.backfill.inputs import Input
+from celery_batch.backfill.ledger import Ledger
 from celery_batch.backfill.rows import Unreadable
 from celery_batch.errors import BackfillError
 
@@ -59,7 +60,9 @@ class Failures:
 
     def _read(self) -> list[dict[str, Any]]:
         if not self._output.exists():
-            raise BackfillError(f"{self._output}: is not there; run without --retry-errors first")
+            has_begun = Ledger.paths(self._output)[0].exists()
+            what = "is not complete yet" if has_begun else "is not there"
+            raise BackfillError(f"{self._output}: {what}; run without --retry-errors first")
         try:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:

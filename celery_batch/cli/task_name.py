@@ -27,7 +27,12 @@ def batch_task(app: Any, name: str) -> BatchTask:
     known = sorted(each for each, task in app.tasks.items() if isinstance(task, BatchTask))
     if name in known:
         return app.tasks[name]  # type: ignore[no-any-return]
+    names = ", ".join(known) or "none"
+    if name in app.tasks:
+        raise ConfigurationError(
+            f"{name}: is an ordinary task, made without base=BatchTask; this app's batch tasks:"
+            f" {names}"
+        )
     raise ConfigurationError(
-        f"{name}: is no batch task of this app; there are:"
-        f" {', '.join(known) or 'none'}{did_you_mean(name, known)}"
+        f"{name}: is no batch task of this app; there are: {names}{did_you_mean(name, known)}"
     )

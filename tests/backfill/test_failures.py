@@ -7,7 +7,9 @@ import json
 import pytest
 
 from celery_batch.backfill.failures import Failures
+from celery_batch.backfill.ledger import Ledger
 from celery_batch.backfill.outputs import write_output
+from celery_batch.errors import BackfillError
 
 FAILED = {"position": 1, "key": "b\u2028b", "line": 3, "error": "ValueError: \u2029\x85"}
 RECORDS = [{"position": 0, "key": "a", "line": 2, "output": None}, FAILED]
@@ -67,3 +69,16 @@ def test_halves_of_characters_are_written(tmp_path):
 
     text = (tmp_path / "out.jsonl").read_text()
     assert {"key": "\udcff", "output": ["\ud800"]} == json.loads(text)
+
+
+def test_failures_of_what_is_not_complete_are_not_run_again(tmp_path):
+    """What is missing is said: the output, or the rest of it."""
+    out = tmp_path / "out.jsonl"
+
+    with pytest.raises(BackfillError, match=r"out\.jsonl: is not there; run without"):
+        Failures(out).keys()
+
+    Ledger.paths(out)[0].touch()
+
+    with pytest.raises(BackfillError, match=r"out\.jsonl: is not complete yet; run without"):
+        Failures(out).keys()

@@ -197,7 +197,7 @@ def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
     ("words", "told"),
     [
         (["hungri"], "did you mean hungry?"),
-        (["plain"], "plain: is no batch task of this app; there are: add, bare, broken, hungry"),
+        (["plain"], "this app's batch tasks: add, bare, broken, hungry"),
         (["bare"], "bare: its model has no examples(), so there is nothing to measure with;"),
         (["broken"], "Broken on cpu: FileNotFoundError: no weights for cpu at /nowhere"),
         (["add"], "add: it is a function, so there is nothing to measure with; give --input"),

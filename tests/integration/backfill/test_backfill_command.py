@@ -148,17 +148,19 @@ def test_a_folder_of_files_is_an_input(place):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("backfill_tasks.plain",), "is no batch task of this app; there are: backfill_tasks."),
+        (("backfill_tasks.plain",), "is an ordinary task, made without base=BatchTask; this app's"),
+        (("backfill_tasks.doubel",), "is no batch task of this app; there are: backfill_tasks."),
         (("backfill_tasks.double", "--input", "nowhere"), "nowhere: there is no such file"),
         (("backfill_tasks.double", "--output", "out.txt"), "its format is not known"),
         (("backfill_tasks.double", "--max-errors", "some"), "--max-errors: must be a number"),
         (("backfill_tasks.double", "--restart", "--retry-errors"), "give one of them"),
         (("backfill_tasks.join",), "line 1 must have the fields left, right"),
-        (("backfill_tasks.double", "--output", "no/out.jsonl"), "No such file or directory"),
+        (("backfill_tasks.double", "--output", "no/out.jsonl"), "written: there is no folder "),
         (("backfill_tasks.double", "--field", "text"), "has no field 'text'; so it is with"),
     ],
     ids=[
         "no batch task",
+        "no task",
         "no input",
         "no format",
         "no limit",
