@@ -17,6 +17,7 @@ class Reason(StrEnum):
     """Why a batch left."""
 
     FULL = "full"  # it could not grow any more
+    URGENT = "urgent"  # it went before others, who did not fit in beside it
     DUE = "due"  # its oldest request had waited max_wait
     QUIET = "quiet"  # nobody came for linger seconds
     DRAINED = "drained"  # nobody else will come

@@ -17,7 +17,7 @@ Rule 7: company is waited for where there is some.  After a batch of one nobody 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason
@@ -205,4 +205,12 @@ class Batcher(Generic[T]):
         taken = self._waiting.take(policy.max_batch_size, share)
         batch = Batch(tuple(taken), reason, urgency, owed)
         self._has_company = len(batch) > 1
+        if reason is Reason.FULL and self._overtakes(batch):
+            return replace(batch, reason=Reason.URGENT)
         return batch
+
+    def _overtakes(self, batch: Batch[T]) -> bool:
+        """Say whether a batch has room, and goes before others all the same."""
+        next_urgency = self._waiting.urgency
+        has_room = batch.rows < self.policy.max_batch_size
+        return has_room and next_urgency is not None and batch.urgency < next_urgency

@@ -189,6 +189,16 @@ def test_batch_takes_along_what_it_was_owed_in_line():
     assert (["B"], 0.5) == (batch.items, batch.owed)
 
 
+def test_batch_that_goes_before_others_and_has_room_is_not_called_full():
+    """It could not grow, as these did not fit in; a larger size would not help it."""
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, bulk_share=0.0))
+    for item, urgency, rows in [("B", 9, 2), ("a", 0, 1)]:
+        batcher.add(Request(item, 0.0, urgency, rows=rows))
+
+    assert ("a", Reason.URGENT) == what_left(batcher.next(now=0.0, ahead=True))
+    assert ("B", Reason.FULL) == what_left(batcher.next(now=0.0, ahead=True))
+
+
 def test_silence_that_nobody_could_see_does_not_count(batcher: Batcher[str]):
     """After looking away a slot lingers anew: newcomers may stand at the door unread."""
     add(batcher, "a", at=0.0)
