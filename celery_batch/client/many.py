@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -61,22 +61,16 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
 
 def _apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[Any]:
     results: list[Any] = []
-    with closing(Gathering()) as gathering:
-        try:
-            series = None
-            for args, kwargs in rows:  # whoever makes the rows may send and wait meanwhile
-                if series is None or not series.holds():
-                    series = Publisher.of(task.app).series(task, options)
-                result = series and series.send(args, kwargs, gathering)
-                if result is None:
-                    call = partial(task.apply_async, args, kwargs, **options)
-                    result = gathered_by(gathering, task, call)
-                results.append(result)
-            gathering.flush()
-        except Exception as error:
-            if not gathering.sent:
-                raise
-            raise _partly_sent(results, gathering, error) from error
+    with _in_one_write(results) as gathering:
+        series = None
+        for args, kwargs in rows:  # whoever makes the rows may send and wait meanwhile
+            if series is None or not series.holds():
+                series = Publisher.of(task.app).series(task, options)
+            result = series and series.send(args, kwargs, gathering)
+            if result is None:
+                call = partial(task.apply_async, args, kwargs, **options)
+                result = gathered_by(gathering, task, call)
+            results.append(result)
     return results
 
 
@@ -93,17 +87,24 @@ def apply_chunks(task: Any, chunks: Iterable[Any], options: dict[str, Any]) -> l
         PartlySent: Not all of them could be sent.
     """
     results: list[Any] = []
+    with _in_one_write(results) as gathering:
+        for columns in chunks:
+            call = partial(task.apply_chunk, *columns, **options)
+            results.append(gathered_by(gathering, task, call))
+    return results
+
+
+@contextmanager
+def _in_one_write(results: list[Any]) -> Iterator[Gathering]:
+    """Write what is gathered in this block at its end, and say what was sent if not all was."""
     with closing(Gathering()) as gathering:
         try:
-            for columns in chunks:
-                call = partial(task.apply_chunk, *columns, **options)
-                results.append(gathered_by(gathering, task, call))
+            yield gathering
             gathering.flush()
         except Exception as error:
             if not gathering.sent:
                 raise
             raise _partly_sent(results, gathering, error) from error
-    return results
 
 
 def _partly_sent(results: list[Any], gathering: Gathering, error: Exception) -> PartlySent:
