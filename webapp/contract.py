@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -28,6 +27,7 @@ from webapp.documents import Documents
 from webapp.guard import Guard
 from webapp.home import Home
 from webapp.jobs import JobRoutes
+from webapp.loop_way import LoopWay
 from webapp.messages import Answer, Ask
 from webapp.meters import UNKNOWN, Meters
 from webapp.pictures import Pictures
@@ -38,8 +38,9 @@ from webapp.routes import Routes, Visit
 from webapp.settings import Settings, prepare
 from webapp.straight import straight
 from webapp.tasks import Tasks
+from webapp.thread_way import ThreadWay
 from webapp.tickets import Tickets
-from webapp.ways import LoopWay, ThreadWay, Way
+from webapp.ways import Way
 
 __all__ = ["Contract"]
 
@@ -186,7 +187,7 @@ def _encoded(ask: Ask, answer: Answer) -> Answer:
     body: Any = answer.body
     if hasattr(body, "__aiter__"):
         is_wanted = ask.method != "HEAD"
-        return answer if is_wanted else replace(answer, body=b"")
+        return answer if is_wanted else answer._replace(body=b"")
     headers = dict(answer.headers)
     if not isinstance(body, bytes):
         body = _JSON.encode(body).encode()

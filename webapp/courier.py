@@ -101,23 +101,30 @@ class Courier:
             Refused: The broker cannot be reached, or not every task ended in time.
             Unfinished: They did not, and live on.
         """
-        most = Publisher.of(self._app).room().limit(task)
-        count = len(question.inputs)
-        if most is not None and count > most:  # to come again would never help
-            raise TooLarge(f"{count} inputs are more than the {most} that may wait: send fewer")
+        self._check_room(task, len(question.inputs))
         if self._sharing and not time_given.lives_on:
             return await self._shared(visit, task, question, time_given)
         lives_on, within = time_given.lives_on, time_given.within
         # Tasks that live on have to be sent, however little time their client has.
         deadline = visit.since + (max(within, _SLOW) if lives_on else within)
         expires = self._task_timeout if lives_on else within
-        results = await self.send(visit.way, task, question.inputs, {"expires": expires}, deadline)
+        way, inputs, options = visit.way, question.inputs, {"expires": expires}
+        if len(inputs) == 1 and not isinstance(inputs[0], bytes):
+            times = deadline, visit.since + within - listens(within)
+            results = [await self._ask(way, task, inputs[0], options, times)]
+        else:
+            results = await self.send(way, task, inputs, options, deadline)
         try:
             await self._come(visit, task, results, time_given)
         except (asyncio.CancelledError, ClientGone):
             self.revoke([result.id for result in results])
             raise
         return [outcome_of(result, explain=question.explain) for result in results]
+
+    def _check_room(self, task: Task, count: int) -> None:
+        most = Publisher.of(self._app).room().limit(task)
+        if most is not None and count > most:  # to come again would never help
+            raise TooLarge(f"{count} inputs are more than the {most} that may wait: send fewer")
 
     async def _shared(
         self, visit: Visit, task: Task, question: Question, time_given: Deadline
@@ -149,6 +156,8 @@ class Courier:
             Refused: They have not in time, or the client has gone.
             Unfinished: They have not, and live on.
         """
+        if all(result.reply.value for result in results):
+            return
         way, within = visit.way, time_given.within
         deadline = visit.since + within
         # Workers need a moment to be heard: time to ask them before it is too late.
@@ -160,6 +169,24 @@ class Courier:
         if time_given.lives_on:
             raise Unfinished([result.id for result in results])
         raise why_late(probe, self._prober.remembered(), task.name, results, within)
+
+    async def _ask(
+        self,
+        way: Way,
+        task: Task,
+        value: Any,
+        options: Mapping[str, Any],
+        times: tuple[float, float],
+    ) -> Any:
+        """Send one task, and return its result, answered unless that takes too long."""
+        try:
+            with self.refusing_when_unreachable():
+                result = await way.ask(task, value, _named(options), *times)
+        except (asyncio.CancelledError, ClientGone):  # sent, for that takes a moment only
+            self._meters.sent(task.name, 1)
+            raise
+        self._meters.sent(task.name, 1)
+        return result
 
     async def send(
         self,
@@ -184,10 +211,7 @@ class Courier:
         Raises:
             Refused: The broker cannot be reached, or is too slow, or too many inputs wait.
         """
-        options = {
-            **options,
-            "headers": {**options.get("headers", {}), "request_id": request_id.current()},
-        }
+        options = _named(options)
         if inputs and isinstance(inputs[0], bytes):
             # Celery would show two kilobytes of it to whoever watches the task.
             options = {**options, "argsrepr": "(<bytes>,)"}
@@ -240,3 +264,10 @@ class Courier:
             log.warning("the broker or the result store cannot be reached: %s: %s", what, error)
             self._unreachable_until = time.monotonic() + RETRY_AFTER
             raise BrokerUnreachable("the broker cannot be reached") from error
+
+
+def _named(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of tasks with the name of the request that they are for."""
+    name = {"request_id": request_id.current()}
+    headers = options.get("headers")
+    return {**options, "headers": {**headers, **name} if headers else name}

@@ -15,10 +15,10 @@ def straight(coroutine: Awaitable[T]) -> T:
     Run a coroutine that never suspends, because all it awaits blocks instead.
 
     So a route is written once, and what differs between a thread and an event loop is
-    in `webapp.ways` alone.
+    in `webapp.thread_way` and `webapp.loop_way` alone.
 
     Args:
-        coroutine: Made with a `webapp.ways.ThreadWay`.
+        coroutine: Made with a `webapp.thread_way.ThreadWay`.
 
     Raises:
         RuntimeError: It wants an event loop.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 from celery_batch.client.elsewhere import is_of_thread
 from celery_batch.client.listener import is_listening, listener_for
 from celery_batch.client.loops import Doorbell
+from celery_batch.client.reply import Reply
 
-__all__ = ["PARENTS", "SELDOM", "SOON", "arrived", "off_loop"]
+__all__ = ["PARENTS", "SELDOM", "SOON", "arrived", "arrived_by", "off_loop"]
 
 #: Seconds between two looks at the tasks before this one in its chain.
 PARENTS = 1.0
@@ -39,6 +41,46 @@ async def arrived(result: Any) -> None:
         await _looked_for(result)
 
 
+async def arrived_by(result: Any, deadline: float) -> bool:
+    """
+    Return whether a result's task has ended in time, leaving the event loop to others.
+
+    Args:
+        result: A `BatchResult`.
+        deadline: Until when it is waited for, by the monotonic clock.
+
+    Raises:
+        Exception: Whatever a task before it in a chain has failed with.
+    """
+    if not (result.is_elsewhere or result.parent) and is_listening(result.app):
+        reply = result.own_reply()
+        await _heard_by(reply, deadline)
+        if reply.value or reply.value is None:
+            return reply.value is not None
+    try:
+        async with asyncio.timeout(max(deadline - time.monotonic(), 0.0)):
+            await arrived(result)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _heard_by(reply: Reply, deadline: float) -> None:
+    """Return when there is a reply, or it is too late; with a bare timer, a fifth of the price."""
+    bell = Doorbell.here()
+    future = bell.future()
+    watcher = partial(bell.ring, future)
+    if not reply.inbox.watch(reply, watcher):
+        return
+    timer = bell.loop.call_later(max(deadline - time.monotonic(), 0.0), bell.ring, future)
+    try:
+        await future
+    finally:
+        timer.cancel()
+        if reply.value is None:
+            reply.inbox.leave_soon(reply, watcher)
+
+
 async def _heard(result: Any) -> None:
     bell = Doorbell.here()
     future = bell.future()
@@ -52,7 +94,8 @@ async def _heard(result: Any) -> None:
             await asyncio.wait((future,), timeout=PARENTS)
         await future
     finally:
-        reply.inbox.leave_soon(reply, watcher)
+        if reply.value is None:
+            reply.inbox.leave_soon(reply, watcher)
 
 
 async def _looked_for(result: Any) -> None:

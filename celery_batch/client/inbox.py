@@ -250,8 +250,8 @@ class Inbox:
         self.hurry()
 
     def _let_go(self) -> None:
-        with suppress(IndexError):
-            while self._left:
+        while self._left:
+            with suppress(IndexError):  # another thread has been as quick
                 self._leave(*self._left.popleft())
 
     def _leave(self, reply: Reply, watcher: Watcher) -> bool:

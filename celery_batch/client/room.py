@@ -52,7 +52,9 @@ class Passage:
 
     def close(self) -> None:
         """Take down that it is on its way no more; again, and nothing happens."""
-        with suppress(IndexError):
+        if not self._counted:
+            return
+        with suppress(IndexError):  # another thread has been as quick
             depth, items, messages = self._counted.pop()
             depth.land(items, messages)
 

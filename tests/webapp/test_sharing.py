@@ -12,11 +12,12 @@ import pytest
 from celery_batch.testing import ManualClock
 from webapp.cache import MISSING, Cache
 from webapp.errors import Overloaded
+from webapp.loop_way import LoopWay
 from webapp.settings import Settings
 from webapp.sharing import SLACK, Sharing, key_of
 from webapp.straight import straight
+from webapp.thread_way import ThreadWay
 from webapp.trip import Trip
-from webapp.ways import LoopWay, ThreadWay
 
 THREAD = ThreadWay()
 

@@ -11,15 +11,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from webapp.ways import LoopWay
+from webapp.loop_way import LoopWay
 
 
 @pytest.fixture
 def revoked(monkeypatch):
     """A service whose broker is there; what is revoked is in this list."""
     ids = []
-    monkeypatch.setattr("webapp.ways.is_listening", lambda _app: True)
-    monkeypatch.setattr("webapp.ways.room_for", lambda *_args: nullcontext())
+    monkeypatch.setattr("webapp.loop_way.is_listening", lambda _app: True)
+    monkeypatch.setattr("webapp.loop_way.room_for", lambda *_args: nullcontext())
     monkeypatch.setattr("webapp.ways.revoke_soon", lambda _app, more: ids.extend(more))
     return ids
 
@@ -52,7 +52,7 @@ def test_few_inputs_that_nobody_waits_for_are_revoked(monkeypatch, revoked, coun
             finally:
                 on_abandoned(SimpleNamespace(id=args[0], app=None))
 
-        monkeypatch.setattr("webapp.ways.apply_async", apply_async)
+        monkeypatch.setattr("webapp.loop_way.apply_async", apply_async)
         await cancelled_while_sent(Mock(), count, begun.wait())
 
     asyncio.run(hang_up())

@@ -17,8 +17,8 @@ from webapp.messages import Answer, Ask, Stream
 from webapp.routes import Route, Routes
 from webapp.straight import straight
 from webapp.task_news import news_of
+from webapp.thread_way import ThreadWay
 from webapp.tickets import Ticket, Tickets
-from webapp.ways import ThreadWay
 
 
 async def view(_visit):

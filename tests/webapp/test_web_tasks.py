@@ -19,8 +19,8 @@ from webapp.settings import Settings
 from webapp.straight import straight
 from webapp.task_news import News
 from webapp.tasks import Tasks
+from webapp.thread_way import ThreadWay
 from webapp.tickets import Tickets
-from webapp.ways import ThreadWay
 
 #: gunicorn's processes as forks of one that has made the app.
 PRELOADED = ("--preload", "-cpython:webapp.gunicorn_conf", "--graceful-timeout=60")

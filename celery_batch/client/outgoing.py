@@ -1,0 +1,180 @@
+"""
+The calls of event loops that are about to leave, written together and beside the loop.
+
+Those that come while a write is on its way leave with the next one, in one thread
+of the loop's executor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing, suppress
+from contextvars import Context, copy_context
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from celery_batch.client.alike import Alike
+from celery_batch.client.gathering import Gathering, gathered_by
+from celery_batch.client.publisher import Publisher
+from celery_batch.client.room import Passage, admitted, items_of
+
+__all__ = ["LoopCall", "leave_soon"]
+
+#: Calls in one write from which on it pays to look up what they have in common.
+_SEVERAL = 4
+
+
+class LoopCall(NamedTuple):
+    """
+    A call of a coroutine.
+
+    Args:
+        task: The task that is called.
+        args: Positional arguments, or None.
+        kwargs: Keyword arguments, or None.
+        options: As for `apply_async`.
+        context: Of the coroutine.
+        passage: Closed when the broker has it.
+        future: Cancelled, or done otherwise, before it leaves, it is not sent.
+        sent: Told on the loop, with the future and the result, that the broker has it.
+        on_abandoned: Called with the result of a call that was sent although the future is done.
+    """
+
+    task: Any
+    args: Any
+    kwargs: Any
+    options: dict[str, Any]
+    context: Context
+    passage: Passage
+    future: asyncio.Future[Any]
+    sent: Callable[[asyncio.Future[Any], Any], object]
+    on_abandoned: Callable[[Any], object] | None
+
+    def send(self, gathering: Gathering, alike: Alike | None) -> Any:
+        """Make the call, and return its result."""
+        result = alike and alike.send(self.task, self.args, self.kwargs, self.options)
+        if result is None:
+            apply = partial(self.task.apply_async, self.args, self.kwargs, **self.options)
+            result = gathered_by(gathering, self.task, apply)
+        return result
+
+
+class _Outgoing:
+    """The calls of one loop that have not left yet."""
+
+    def __init__(self) -> None:
+        self._calls: list[LoopCall] = []
+        self._is_leaving = False
+
+    def add(self, loop: asyncio.AbstractEventLoop, call: LoopCall) -> None:
+        """Have a call leave once all coroutines that are ready have had their turn."""
+        self._calls.append(call)
+        if not self._is_leaving:
+            self._is_leaving = True
+            loop.call_soon(self._leave, loop)
+
+    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+        calls, self._calls = [call for call in self._calls if not call.future.done()], []
+        self._is_leaving = bool(calls)
+        if not calls:
+            return
+        try:
+            writing = loop.run_in_executor(None, _send, calls)
+        except RuntimeError as error:  # the executor is shut down
+            self._is_leaving = False
+            _tell(calls, [error] * len(calls))
+            return
+        writing.add_done_callback(partial(self._arrived, loop, calls))
+
+    def _arrived(
+        self, loop: asyncio.AbstractEventLoop, calls: list[LoopCall], writing: asyncio.Future[Any]
+    ) -> None:
+        if writing.cancelled():
+            outcomes: list[Any] = [RuntimeError("the event loop ended")] * len(calls)
+        elif (error := writing.exception()) is not None:
+            outcomes = [error] * len(calls)
+        else:
+            outcomes = writing.result()
+        _tell(calls, outcomes)
+        self._leave(loop)
+
+
+#: Each loop's own, which is used in its thread alone.
+_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Outgoing] = WeakKeyDictionary()
+
+
+def _outgoing(loop: asyncio.AbstractEventLoop) -> _Outgoing:
+    found = _loops.get(loop)
+    if found is None:
+        found = _loops[loop] = _Outgoing()
+    return found
+
+
+def leave_soon(
+    call: tuple[Any, Any, Any, dict[str, Any]],
+    future: asyncio.Future[Any],
+    sent: Callable[[asyncio.Future[Any], Any], object],
+    on_abandoned: Callable[[Any], object] | None,
+) -> Passage:
+    """
+    Have a call leave once all coroutines that are ready have had their turn.
+
+    Args:
+        call: The task, its arguments by position and by name, and options as for `apply_async`.
+        future: Of this loop; see `LoopCall`, as of the others.
+        sent: Told that the broker has it.
+        on_abandoned: Called with the result where nobody waits for it any more.
+
+    Returns:
+        A context to wait in.
+
+    Raises:
+        QueueFull: There is no room for it.
+    """
+    task, _, _, options = call
+    room = Publisher.of(task.app).room()
+    most = room.limit(task)
+    passage = room.passage(task, options, items_of(options))
+    loop = future.get_loop()
+    context = _context(task, is_admitted=most is not None)
+    _outgoing(loop).add(loop, LoopCall(*call, context, passage, future, sent, on_abandoned))
+    return passage
+
+
+def _context(task: Any, *, is_admitted: bool) -> Context:
+    """Return the context for a call that may pass."""
+    if not is_admitted:
+        return copy_context()
+    with admitted((task.name,)):
+        return copy_context()
+
+
+def _send(calls: list[LoopCall]) -> list[Any]:
+    """Send calls in one write, each in its own context; return results and errors."""
+    gathering, outcomes = Gathering(), []
+    alike = Alike(gathering) if len(calls) >= _SEVERAL else None
+    for call in calls:
+        try:
+            outcomes.append(call.context.run(call.send, gathering, alike))
+        except Exception as error:  # noqa: BLE001 (it is raised where the call was made)
+            outcomes.append(error)
+    with closing(gathering), suppress(Exception):  # the same
+        gathering.flush()
+    for call in calls:  # at once: the loop may be long in coming round to them
+        call.passage.close()
+    unsent = {result.id for result in gathering.unsent}
+    return [gathering.failure if getattr(each, "id", None) in unsent else each for each in outcomes]
+
+
+def _tell(calls: list[LoopCall], outcomes: list[Any]) -> None:
+    for call, outcome in zip(calls, outcomes, strict=True):
+        if call.future.done():  # nobody waits for it any more
+            if call.on_abandoned is not None and not isinstance(outcome, BaseException):
+                call.on_abandoned(outcome)
+            continue
+        if isinstance(outcome, BaseException):
+            call.future.set_exception(outcome)
+        else:
+            call.sent(call.future, outcome)

@@ -1,0 +1,135 @@
+"""Calls of coroutines that are sent and waited for in one go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_batch.client.listener import listener_for
+from celery_batch.client.publisher import Publisher
+from celery_batch.client.round_trip import RoundTrip
+from celery_batch.replies import write_replies
+from tests.client.conftest import Sender
+from tests.services.eventually import eventually
+
+
+def prepared(sender: Sender) -> Sender:
+    """Listen, and send the first of its kind, which goes Celery's own road."""
+    assert listener_for(sender.app) is not None
+    sender.task.delay("warm")
+    sender.taken()
+    return sender
+
+
+def answer(sender: Sender) -> str:
+    """Answer the next message as a worker would, with its argument; return its task's id."""
+    _, raw = sender.redis.brpop("celery", 20)
+    headers = json.loads(raw)["headers"]
+    value = json.dumps({"status": "SUCCESS", "result": headers["argsrepr"], "children": []})
+    for payload in write_replies([(headers["id"], value.encode())]):
+        sender.redis.publish(headers["batch_reply"], payload)
+    return str(headers["id"])
+
+
+async def trip(sender: Sender, told: list[Any], *, sent_by: float = 20, until: float = 20) -> Any:
+    """Make a call that has so many seconds."""
+    now = time.monotonic()
+    making = RoundTrip(now + sent_by, now + until).make(sender.task, ("a",), {}, told.append)
+    return await asyncio.wait_for(making, 20)
+
+
+def test_who_asks_is_woken_with_the_answer(sender: Callable[..., Sender]) -> None:
+    """The result of a call has its answer when the call returns."""
+    here, told = prepared(sender()), []
+
+    async def ask() -> Any:
+        """Ask, and be answered by another thread."""
+        answering = asyncio.to_thread(answer, here)
+        return await asyncio.gather(trip(here, told), answering)
+
+    result, task_id = asyncio.run(ask())
+
+    assert (task_id, "('a',)", []) == (result.id, result.result, told)
+
+
+@pytest.mark.parametrize("until", [0.0, 0.1])
+def test_who_has_no_time_has_the_result_without_an_answer(
+    sender: Callable[..., Sender], until: float
+) -> None:
+    """However short the time to wait is, the call is sent, and its answer can be waited for."""
+    here, told = prepared(sender()), []
+
+    async def ask() -> Any:
+        """Give up, and wait for the answer after all."""
+        result = await trip(here, told, until=until)
+        assert result.reply.value is None
+        await asyncio.to_thread(answer, here)
+        return await asyncio.wait_for(result, 20)
+
+    assert ("('a',)", []) == (asyncio.run(ask()), told)
+
+
+def test_who_goes_while_it_is_answered_has_it_revoked(sender: Callable[..., Sender]) -> None:
+    """A call that is cancelled once it was sent is told of, to be revoked."""
+    here, told = prepared(sender()), []
+
+    async def ask() -> None:
+        """Go when the message is there."""
+        now = time.monotonic()
+        call = RoundTrip(now + 20, now + 20)
+        asking = asyncio.create_task(call.make(here.task, ("a",), {}, told.append))
+        await asyncio.to_thread(eventually, lambda: call.result)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    asyncio.run(ask())
+    sent = [message["headers"]["id"] for message in here.taken()["celery"]]
+
+    assert sent == [result.id for result in told]
+
+
+def test_what_is_sent_too_late_has_failed_and_is_told_of(
+    sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that takes its time fails the call; what it takes in the end can be revoked."""
+    here, told = prepared(sender()), []
+    outbox, gate = Publisher.of(here.app)._outbox, threading.Event()
+    write = outbox._write
+
+    def slowly(letters: Any) -> None:
+        assert gate.wait(20)
+        write(letters)
+
+    monkeypatch.setattr(outbox, "_write", slowly)
+
+    async def ask() -> None:
+        """Ask of a broker that is slow, and let it go on."""
+        with pytest.raises(TimeoutError):
+            await trip(here, told, sent_by=0.1, until=0.05)
+        gate.set()
+        await asyncio.to_thread(eventually, lambda: told)
+
+    asyncio.run(ask())
+
+    assert 1 == len(told)
+
+
+def test_what_has_no_time_at_all_is_not_sent(sender: Callable[..., Sender]) -> None:
+    """Nothing is sent that was due before it was asked."""
+    here, told = prepared(sender()), []
+
+    async def ask() -> None:
+        """Ask too late."""
+        with pytest.raises(TimeoutError):
+            await trip(here, told, sent_by=0.0, until=0.0)
+
+    asyncio.run(ask())
+
+    assert ({}, []) == (here.taken(), told)
