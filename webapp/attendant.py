@@ -34,7 +34,8 @@ class Attendant:
         self._loop = _new_loop()
         self._arrivals: deque[tuple[Making, int, Ended]] = deque()
         self._is_called = False
-        self._waits: dict[asyncio.Task[Any], ExitStack] = {}
+        #: What is to be let go of when a request has ended: a timer, or who watches its client.
+        self._waits: dict[asyncio.Task[Any], Callable[[], object]] = {}
         self._thread = threading.Thread(target=self._run, name="webapp-attendant", daemon=True)
         self._thread.start()
 
@@ -71,18 +72,19 @@ class Attendant:
         while self._arrivals:
             making, connection, ended = self._arrivals.popleft()
             task = self._loop.create_task(_made(making))
-            watching = self._waits[task] = ExitStack()
             timer = self._loop.call_later(_WATCH_AFTER, self._watch, task, connection)
-            watching.callback(timer.cancel)
-            task.add_done_callback(self._end)
-            task.add_done_callback(ended)
+            self._waits[task] = timer.cancel
+            task.add_done_callback(partial(self._end, ended))
 
     def _watch(self, task: asyncio.Task[Any], connection: int) -> None:
         cancel = partial(self._loop.call_soon_threadsafe, task.cancel)
-        self._waits[task].enter_context(hangups().watch(connection, cancel))
+        watching = ExitStack()
+        self._waits[task] = watching.close
+        watching.enter_context(hangups().watch(connection, cancel))
 
-    def _end(self, task: asyncio.Task[Any]) -> None:
-        self._waits.pop(task).close()
+    def _end(self, ended: Ended, task: asyncio.Task[Any]) -> None:
+        self._waits.pop(task)()
+        ended(task)
 
     async def _stop(self) -> None:
         waiting = [*self._waits]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from webapp.bodies import shown
 from webapp.errors import InvalidInput
@@ -12,8 +12,7 @@ from webapp.messages import Ask
 __all__ = ["Deadline", "deadline_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Deadline:
+class Deadline(NamedTuple):
     """
     A request's time.
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from webapp.bodies import NAMES, document_of, field_of, shown
 from webapp.errors import InvalidInput, TooLarge
@@ -14,8 +13,7 @@ from webapp.settings import Settings
 __all__ = ["Question", "form_inputs", "json_input", "json_inputs"]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(NamedTuple):
     """
     What is asked of the model.
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from webapp.straight import straight
 
 __all__ = ["Answer", "Ask", "Stream"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class Ask(NamedTuple):
     """
     An HTTP request, as a door hands it over.
 
@@ -34,7 +36,7 @@ class Ask:
     method: str
     path: str
     query: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = _NO_HEADERS
     body: bytes = b""
     client: str = ""
     root: str = ""
@@ -42,21 +44,20 @@ class Ask:
     flaw: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(NamedTuple):
     """
     An HTTP answer, before a framework has given it a form.
 
     Args:
-        status: The HTTP status.
         body: What JSON can say, or bytes as they are, or text that comes bit by bit: an
             object that is both iterable and async iterable, as `Stream` is.
+        status: The HTTP status.
         headers: Those that the meaning of the answer needs.
     """
 
-    status: int = HTTPStatus.OK
     body: Any
-    headers: Mapping[str, str] = field(default_factory=dict)
+    status: int = HTTPStatus.OK
+    headers: Mapping[str, str] = _NO_HEADERS
 
 
 class Stream:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import states
 from celery.result import AsyncResult
@@ -40,8 +40,7 @@ class Failure:
         return {"type": self.kind, "message": self.message}
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """
     A value or an error for one input.
 

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import gunicorn
+from gunicorn import util
 
 from webapp.attendant import Attendant
 from webapp.connections import PollingWorker
@@ -63,6 +65,7 @@ class ParkingWorker(PollingWorker):
         #: Connections whose requests have ended, for the thread that polls them.
         self._ended: deque[tuple[Any, Any]] = deque()
         self._is_told = False
+        util.http_date = _once_a_second(util.http_date)
         super().init_process()
 
     def load_wsgi(self) -> None:
@@ -184,6 +187,16 @@ def _refuse_greenlets() -> None:
             "ParkingWorker needs threads, and gevent has put greenlets in their place: leave out"
             " gevent.monkey.patch_all(), or serve with -k gevent"
         )
+
+
+def _once_a_second(http_date: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Return gunicorn's writer of dates, which then writes that of a second once."""
+    written = lru_cache(maxsize=8)(http_date)
+
+    def quick(timestamp: float | None = None) -> str:
+        return written(int(time.time() if timestamp is None else timestamp))
+
+    return quick
 
 
 def _do(job: Callable[[], T], done: Future[T]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from webapp.errors import MethodNotAllowed, NotFound
 from webapp.messages import Answer, Ask
@@ -13,8 +14,10 @@ from webapp.ways import Way
 __all__ = ["Route", "Routes", "Visit"]
 
 
-@dataclass(frozen=True, slots=True)
-class Visit:
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Visit(NamedTuple):
     """
     One request on its way through the contract.
 
@@ -29,7 +32,7 @@ class Visit:
     ask: Ask
     way: Way
     since: float
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = _NOTHING
     root: str = ""
 
 

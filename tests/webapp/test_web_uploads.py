@@ -7,7 +7,6 @@ import io
 import json
 import struct
 import zlib
-from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -108,10 +107,10 @@ def test_an_upload_may_ask_to_be_explained():
     """The query says, or a field of JSON, that what is known of the batches is to be told."""
     whole = form(part(PNG))
     asked = [
-        *(replace(whole, query=query) for query in ("explain=true", "x=1&explain=true")),
+        *(whole._replace(query=query) for query in ("explain=true", "x=1&explain=true")),
         document({"pictures": [text(PNG)], "explain": True}),
-        replace(listed(PNG), query="explain=true"),
-        *(replace(whole, query=query) for query in ("", "explain=false", "explain=", "%%%&=")),
+        listed(PNG)._replace(query="explain=true"),
+        *(whole._replace(query=query) for query in ("", "explain=false", "explain=", "%%%&=")),
         document({"pictures": [text(PNG)], "explain": False}),
         listed(PNG),
     ]
