@@ -83,8 +83,10 @@ class Attendant:
         watching.enter_context(hangups().watch(connection, cancel))
 
     def _end(self, ended: Ended, task: asyncio.Task[Any]) -> None:
-        self._waits.pop(task)()
-        ended(task)
+        try:
+            self._waits.pop(task)()
+        finally:
+            ended(task)
 
     async def _stop(self) -> None:
         waiting = [*self._waits]

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from celery_batch.client.publisher import Publisher
 from celery_batch.client.revokes import revoke_soon
+from celery_batch.client.round_trip import Limits
 from celery_batch.errors import QueueFull
 from webapp import request_id
 from webapp.deadlines import Deadline
@@ -110,8 +111,8 @@ class Courier:
         expires = self._task_timeout if lives_on else within
         way, inputs, options = visit.way, question.inputs, {"expires": expires}
         if len(inputs) == 1 and not isinstance(inputs[0], bytes):
-            times = deadline, visit.since + within - listens(within)
-            results = [await self._ask(way, task, inputs[0], options, times)]
+            limits = Limits(deadline, visit.since + within - listens(within))
+            results = [await self._ask(way, task, inputs[0], options, limits)]
         else:
             results = await self.send(way, task, inputs, options, deadline)
         try:
@@ -176,17 +177,12 @@ class Courier:
         task: Task,
         value: Any,
         options: Mapping[str, Any],
-        times: tuple[float, float],
+        limits: Limits,
     ) -> Any:
-        """Send one task, and return its result, answered unless that takes too long."""
-        try:
-            with self.refusing_when_unreachable():
-                result = await way.ask(task, value, _named(options), *times)
-        except (asyncio.CancelledError, ClientGone):  # sent, for that takes a moment only
-            self._meters.sent(task.name, 1)
-            raise
-        self._meters.sent(task.name, 1)
-        return result
+        """Send one task, and return its result, which may have its answer already."""
+        told = partial(self._meters.sent, task.name, 1)
+        with self.refusing_when_unreachable():
+            return await way.ask(task, value, _named(options), limits, told)
 
     async def send(
         self,

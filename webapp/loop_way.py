@@ -14,7 +14,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery_batch.client.aio import apply_async
 from celery_batch.client.arrival import arrived_by
 from celery_batch.client.listener import is_listening
-from celery_batch.client.round_trip import RoundTrip
+from celery_batch.client.round_trip import Limits, RoundTrip
 from celery_batch.client.together import room_for
 from webapp.ways import begin_to_listen, revoke
 
@@ -62,17 +62,18 @@ class LoopWay:
             raise
 
     async def ask(
-        self, task: Task, value: Any, options: dict[str, Any], sent_by: float, until: float
+        self,
+        task: Task,
+        value: Any,
+        options: dict[str, Any],
+        limits: Limits,
+        told: Callable[[], object],
     ) -> Any:
-        """See `Way`; cancelled, it does not run."""
+        """See `Way`; before anything is heard in this process, it has no answer yet."""
         if is_listening(task.app):
-            return await RoundTrip(sent_by, until).make(task, (value,), options, revoke)
-        results = await self.send(task, [value], options, sent_by)
-        try:
-            await self.until(results, until)
-        except asyncio.CancelledError:
-            revoke(results[0])
-            raise
+            return await RoundTrip(limits, told).make(task, (value,), options, revoke)
+        results = await self.send(task, [value], options, limits.sent_by)
+        told()
         return results[0]
 
     async def until(self, results: Sequence[Any], deadline: float) -> bool:

@@ -13,9 +13,10 @@ from celery import Task
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_batch.client.listener import is_listening
+from celery_batch.client.round_trip import Limits
 from webapp.errors import ClientGone
 from webapp.hangups import hangups
-from webapp.ways import begin_to_listen, revoke
+from webapp.ways import begin_to_listen
 
 __all__ = ["ThreadWay"]
 
@@ -51,15 +52,16 @@ class ThreadWay:
         return task.apply_many(rows, **options)  # type: ignore[no-any-return]
 
     async def ask(
-        self, task: Task, value: Any, options: dict[str, Any], sent_by: float, until: float
+        self,
+        task: Task,
+        value: Any,
+        options: dict[str, Any],
+        limits: Limits,
+        told: Callable[[], object],
     ) -> Any:
-        """See `Way`."""
-        results = await self.send(task, [value], options, sent_by)
-        try:
-            await self.until(results, until)
-        except ClientGone:
-            revoke(results[0])
-            raise
+        """See `Way`; it has no answer yet."""
+        results = await self.send(task, [value], options, limits.sent_by)
+        told()
         return results[0]
 
     async def until(self, results: Sequence[Any], deadline: float) -> bool:

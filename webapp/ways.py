@@ -10,6 +10,7 @@ from celery import Celery, Task
 
 from celery_batch.client.listener import listener_for
 from celery_batch.client.revokes import revoke_soon
+from celery_batch.client.round_trip import Limits
 
 __all__ = ["Way", "begin_to_listen", "revoke"]
 
@@ -45,20 +46,26 @@ class Way(Protocol):
         """
 
     async def ask(
-        self, task: Task, value: Any, options: dict[str, Any], sent_by: float, until: float
+        self,
+        task: Task,
+        value: Any,
+        options: dict[str, Any],
+        limits: Limits,
+        told: Callable[[], object],
     ) -> Any:
         """
-        Send one call, and return its result, with its answer unless that takes too long.
+        Send one call, and return its result; with its answer, where that saves a wake-up.
+
+        Cancelled, it does not run.
 
         Args:
             task: A batch task.
             value: The only argument of the call.
             options: As for `apply_async`.
-            sent_by: When to give up sending, as for `send`.
-            until: When to wait no longer, by the monotonic clock.
+            limits: When to give up sending, as for `send`, and when to wait no longer.
+            told: Called when it is sent.
 
         Raises:
-            ClientGone: Nobody waits for the answer any more; the call has been revoked.
             Exception: As of `send`.
         """
 

@@ -251,7 +251,7 @@ class Inbox:
 
     def _let_go(self) -> None:
         while self._left:
-            with suppress(IndexError):  # another thread has been as quick
+            with suppress(IndexError):  # a signal's handler has been as quick
                 self._leave(*self._left.popleft())
 
     def _leave(self, reply: Reply, watcher: Watcher) -> bool:

@@ -52,6 +52,16 @@ class LoopCall(NamedTuple):
     sent: Callable[[asyncio.Future[Any], Any], object]
     on_abandoned: Callable[[Any], object] | None
 
+    def tell(self, outcome: Any) -> None:
+        """Say what has come of sending it, to whoever waits for that or has gone."""
+        if isinstance(outcome, BaseException):
+            if not self.future.done():
+                self.future.set_exception(outcome)
+        elif not self.future.done():
+            self.sent(self.future, outcome)
+        elif self.on_abandoned is not None:
+            self.on_abandoned(outcome)
+
     def send(self, gathering: Gathering, alike: Alike | None) -> Any:
         """Make the call, and return its result."""
         result = alike and alike.send(self.task, self.args, self.kwargs, self.options)
@@ -97,8 +107,10 @@ class _Outgoing:
             outcomes = [error] * len(calls)
         else:
             outcomes = writing.result()
-        _tell(calls, outcomes)
-        self._leave(loop)
+        try:
+            _tell(calls, outcomes)
+        finally:
+            self._leave(loop)
 
 
 #: Each loop's own, which is used in its thread alone.
@@ -170,11 +182,8 @@ def _send(calls: list[LoopCall]) -> list[Any]:
 
 def _tell(calls: list[LoopCall], outcomes: list[Any]) -> None:
     for call, outcome in zip(calls, outcomes, strict=True):
-        if call.future.done():  # nobody waits for it any more
-            if call.on_abandoned is not None and not isinstance(outcome, BaseException):
-                call.on_abandoned(outcome)
-            continue
-        if isinstance(outcome, BaseException):
-            call.future.set_exception(outcome)
-        else:
-            call.sent(call.future, outcome)
+        try:
+            call.tell(outcome)
+        except Exception as error:  # noqa: BLE001 (one's own, and not its neighbours')
+            if not call.future.done():
+                call.future.set_exception(error)

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery_batch.client.listener import is_listening
 from celery_batch.client.loops import Doorbell
 from celery_batch.client.outgoing import leave_soon
 
-__all__ = ["RoundTrip"]
+__all__ = ["Limits", "RoundTrip"]
+
+
+class Limits(NamedTuple):
+    """
+    How long a round trip may take, by the monotonic clock.
+
+    Args:
+        sent_by: When it is given up unless the call has been sent.
+        until: When its answer is waited for no longer; no later than that.
+    """
+
+    sent_by: float
+    until: float
 
 
 class RoundTrip:
@@ -22,15 +36,15 @@ class RoundTrip:
     and both limits are one timer.  To be made on an event loop, and by no task of Celery's.
 
     Args:
-        sent_by: When it is given up unless it has been sent, by the monotonic clock.
-        until: When it is waited for no longer; no later than that.
+        limits: How long it may take.
+        on_sent: Called on the loop when the broker has the message.
     """
 
-    __slots__ = ("_bell", "_future", "_sent_by", "_timer", "_until", "result")
+    __slots__ = ("_bell", "_future", "_on_sent", "_sent_by", "_timer", "_until", "result")
 
-    def __init__(self, sent_by: float, until: float) -> None:
-        self._sent_by = sent_by
-        self._until = until
+    def __init__(self, limits: Limits, on_sent: Callable[[], object]) -> None:
+        self._sent_by, self._until = limits
+        self._on_sent = on_sent
         self._bell = Doorbell.here()
         self._future = self._bell.future()
         #: Its result, once the broker has the message.
@@ -79,6 +93,7 @@ class RoundTrip:
     def _sent(self, future: asyncio.Future[Any], result: Any) -> None:
         """Wait for the answer, if there is time; where nobody hears of it, who asks has to look."""
         self.result = result
+        self._on_sent()
         is_heard = not (result.is_elsewhere or result.parent) and is_listening(result.app)
         waits = is_heard and time.monotonic() < self._until
         if not (waits and result.reply.inbox.watch(result.reply, self._ring)):
@@ -96,6 +111,7 @@ class RoundTrip:
         elif left <= 0:
             self._future.set_exception(TimeoutError())
         else:
+            self._until = -math.inf  # event loops' timers may be a little early
             self._arm(left)
 
     def _leave(self) -> None:

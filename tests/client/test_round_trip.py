@@ -7,16 +7,20 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_batch.client.listener import listener_for
 from celery_batch.client.publisher import Publisher
-from celery_batch.client.round_trip import RoundTrip
+from celery_batch.client.round_trip import Limits, RoundTrip
 from celery_batch.replies import write_replies
 from tests.client.conftest import Sender
 from tests.services.eventually import eventually
+
+#: Seconds in which all of this is done, of which each takes milliseconds.
+SOON = 20
 
 
 def prepared(sender: Sender) -> Sender:
@@ -29,7 +33,7 @@ def prepared(sender: Sender) -> Sender:
 
 def answer(sender: Sender) -> str:
     """Answer the next message as a worker would, with its argument; return its task's id."""
-    _, raw = sender.redis.brpop("celery", 20)
+    _, raw = sender.redis.brpop("celery", SOON)
     headers = json.loads(raw)["headers"]
     value = json.dumps({"status": "SUCCESS", "result": headers["argsrepr"], "children": []})
     for payload in write_replies([(headers["id"], value.encode())]):
@@ -37,11 +41,11 @@ def answer(sender: Sender) -> str:
     return str(headers["id"])
 
 
-async def trip(sender: Sender, told: list[Any], *, sent_by: float = 20, until: float = 20) -> Any:
+async def trip(sender: Sender, told: list[Any], *, sent_by: float = 600, until: float = 600) -> Any:
     """Make a call that has so many seconds."""
     now = time.monotonic()
-    making = RoundTrip(now + sent_by, now + until).make(sender.task, ("a",), {}, told.append)
-    return await asyncio.wait_for(making, 20)
+    call = RoundTrip(Limits(now + sent_by, now + until), lambda: None)
+    return await asyncio.wait_for(call.make(sender.task, ("a",), {}, told.append), SOON)
 
 
 def test_who_asks_is_woken_with_the_answer(sender: Callable[..., Sender]) -> None:
@@ -70,7 +74,7 @@ def test_who_has_no_time_has_the_result_without_an_answer(
         result = await trip(here, told, until=until)
         assert result.reply.value is None
         await asyncio.to_thread(answer, here)
-        return await asyncio.wait_for(result, 20)
+        return await asyncio.wait_for(result, SOON)
 
     assert ("('a',)", []) == (asyncio.run(ask()), told)
 
@@ -82,7 +86,7 @@ def test_who_goes_while_it_is_answered_has_it_revoked(sender: Callable[..., Send
     async def ask() -> None:
         """Go when the message is there."""
         now = time.monotonic()
-        call = RoundTrip(now + 20, now + 20)
+        call = RoundTrip(Limits(now + 600, now + 600), lambda: None)
         asking = asyncio.create_task(call.make(here.task, ("a",), {}, told.append))
         await asyncio.to_thread(eventually, lambda: call.result)
         asking.cancel()
@@ -104,15 +108,17 @@ def test_what_is_sent_too_late_has_failed_and_is_told_of(
     write = outbox._write
 
     def slowly(letters: Any) -> None:
-        assert gate.wait(20)
+        assert gate.wait(SOON)
         write(letters)
 
     monkeypatch.setattr(outbox, "_write", slowly)
 
     async def ask() -> None:
         """Ask of a broker that is slow, and let it go on."""
+        began = time.monotonic()
         with pytest.raises(TimeoutError):
             await trip(here, told, sent_by=0.1, until=0.05)
+        assert time.monotonic() - began < SOON / 2
         gate.set()
         await asyncio.to_thread(eventually, lambda: told)
 
@@ -133,3 +139,42 @@ def test_what_has_no_time_at_all_is_not_sent(sender: Callable[..., Sender]) -> N
     asyncio.run(ask())
 
     assert ({}, []) == (here.taken(), told)
+
+
+def test_a_timer_that_is_early_costs_nobody_a_wait(
+    sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent just after the timer, and before the time it was set for, is not waited for."""
+    here, told = prepared(sender()), []
+    stopped = SimpleNamespace(monotonic=lambda: 0.0)
+    monkeypatch.setattr("celery_batch.client.round_trip.time", stopped)
+
+    async def ask() -> Any:
+        """Have the timer go off when by the clock no time has passed."""
+        call = RoundTrip(Limits(600.0, 1e-9), lambda: None)
+        return await asyncio.wait_for(call.make(here.task, ("a",), {}, told.append), SOON)
+
+    assert asyncio.run(ask()).reply.value is None
+
+
+def test_one_whose_sending_goes_wrong_keeps_nobody_from_being_told(
+    sender: Callable[..., Sender],
+) -> None:
+    """An error while one is told that it was sent is its own; others are told, now and later."""
+    here, told = prepared(sender()), []
+
+    def fail() -> None:
+        raise LookupError("no such meter")
+
+    async def ask() -> list[Any]:
+        """Send two in one write, and one more."""
+        limits = Limits(time.monotonic() + 600, time.monotonic() + 600)
+        bad = RoundTrip(limits, fail).make(here.task, ("bad",), {}, told.append)
+        found = await asyncio.gather(bad, trip(here, told, until=0.05), return_exceptions=True)
+        return [*found, await trip(here, told, until=0.05)]
+
+    failed, *others = asyncio.run(ask())
+
+    assert isinstance(failed, LookupError)
+    assert 3 == len(here.taken()["celery"])
+    assert [None, None] == [each.reply.value for each in others]
