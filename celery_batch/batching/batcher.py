@@ -61,6 +61,8 @@ class Batcher(Generic[T]):
         self._waiting: Line[T] = Line()
         self._suspects: deque[Request[T]] = deque()
         self._quiet_since = 0.0
+        #: When a crowd was answered that somebody in line is to wait for.
+        self._crowd_at = 0.0
         self._has_company = True
         self._draining = False
 
@@ -138,6 +140,25 @@ class Batcher(Generic[T]):
         """
         self._quiet_since = max(self._quiet_since, now)
 
+    def crowd_ended(self, now: float, rows: int, urgency: int) -> None:
+        """
+        Take note that a batch of several has ended, who may well come again together.
+
+        Silence counts from here.  Whoever came while it ran, if they are few beside it, wait
+        as if they had come now, once: gone at once, as due as they may be, they and the crowd
+        would take turns for good.
+
+        Args:
+            now: Seconds on the clock of the requests' arrivals.
+            rows: Of the batch.
+            urgency: Of the batch.
+        """
+        self.looked_away(now)
+        waiting = self._waiting
+        are_few = 2 * waiting.rows < rows and waiting.urgency == urgency
+        if are_few and (waiting.oldest or 0.0) >= self._crowd_at:
+            self._crowd_at = now
+
     def next(self, now: float, *, ahead: bool = False, owes: bool = True) -> Batch[T] | Wait | Done:
         """
         Answer what a model slot should do now.
@@ -166,7 +187,7 @@ class Batcher(Generic[T]):
         return self._wait_or_take(now, owes=owes)
 
     def _wait_or_take(self, now: float, *, owes: bool) -> Batch[T] | Wait:
-        due = (self._waiting.oldest or 0.0) + self.policy.max_wait
+        due = max(self._waiting.oldest or 0.0, self._crowd_at) + self.policy.max_wait
         quiet = self._quiet_since + self._patience
         if now >= due:
             return self._take(Reason.DUE, owes=owes)

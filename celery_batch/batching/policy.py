@@ -22,7 +22,8 @@ class BatchPolicy:
         max_batch_size: Most rows in one model call, at least 1; a request has one row,
             a chunk of requests many.
         max_wait: Most seconds a request waits for company while a model slot
-            is free, counted from its arrival.
+            is free, counted from its arrival; or from the end of a crowd's batch, if it
+            came while that ran.
         linger: Seconds without a newcomer after which a free slot stops
             waiting.  Unless given, 2 ms or ``max_wait`` where that is shorter,
             and nothing after a batch of one.

@@ -122,6 +122,12 @@ class Lane:
         with self._lock:
             self._batcher.looked_away(time.monotonic())
 
+    def ended(self, job: BatchJob) -> None:
+        """Take note that a batch has ended, and so whom it pays to wait for."""
+        if len(job) > 1:
+            with self._lock:
+                self._batcher.crowd_ended(time.monotonic(), job.rows, job.urgency)
+
     def room(self, batches: int, jobs: Sequence[BatchJob], urgency: int) -> int:
         """
         Return how many more requests could be put to use.

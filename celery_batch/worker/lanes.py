@@ -216,10 +216,7 @@ class Lanes:
         self.watch.ended(job, ending)
         if job.accepted:
             self._learn(job, ending)
-        if len(job) > 1:
-            # Those who are answered together often ask again together: who came meanwhile
-            # and left now without them would split them into two crowds for good.
-            self.lane(job.task).looked_away()
+        self.lane(job.task).ended(job)
         ending.news += self._run_again(job.task, ending)
         if self._slots.run_inline or self._hub is None or not self._open:
             self._telling.tell_at_once(ending)

@@ -45,6 +45,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("chunk"), st.integers(min_value=1, max_value=30)),
     st.tuples(st.sampled_from(["silence", "silence", "wait", "look_away"]), SHARES),
     st.tuples(st.just("finish"), st.sampled_from([1, 1, 2, 6])),
+    st.tuples(st.just("answer"), st.sampled_from([2, 5, 30])),
     st.tuples(st.sampled_from(["wake", "wake", "wake", "give_back"]), st.none()),
 )
 
@@ -63,8 +64,9 @@ def test_promises_hold_whatever_comes(
     """
     Nobody is lost or leaves twice or out of turn, no batch is too large, no slot idles in vain.
 
-    While a slot is free nobody waits longer than max_wait, nor for longer than
-    linger while nobody else comes, nor at all, unless told to, after a batch of one.
+    While a slot is free nobody waits longer than max_wait, counted once from the end of a
+    crowd's batch, nor for longer than linger while nobody else comes, nor at all, unless told
+    to, after a batch of one.
     """
     shell = Shell(policy, slots, now)
     for name, how_much in events:
@@ -85,6 +87,7 @@ class Shell:
         self.left = 0
         self.in_flight = 0
         self.quiet_since = now
+        self.crowd_at = 0.0
         self.has_company = True
         self.alarm: float | None = None
         self.draining = False
@@ -143,6 +146,15 @@ class Shell:
         """Batches have run, their slots are free for the next."""
         self.in_flight = max(self.in_flight - batches, 0)
         self.ask()
+
+    def answer(self, rows: int) -> None:
+        """A batch of several has run, who may come again."""
+        now = self.clock()
+        self.batcher.crowd_ended(now, rows, urgency=0)
+        self.quiet_since = now
+        if self.line and 2 * self.rows < rows and self.line[0].arrived >= self.crowd_at:
+            self.crowd_at = now
+        self.finish(1)
 
     def give_back(self, _: None) -> None:
         """The connection is gone: everybody in line goes back where they came from."""
@@ -229,8 +241,8 @@ class Shell:
 
     @property
     def age(self) -> float:
-        """Seconds since the oldest in line came."""
-        return self.clock() - self.line[0].arrived
+        """Seconds since the oldest in line came, or since a crowd went that it waits for."""
+        return self.clock() - max(self.line[0].arrived, self.crowd_at)
 
     @property
     def patience(self) -> float:
