@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from celery_batch.client.outgoing import leave_soon
+from celery_batch.client.outgoing import send_soon
 
 __all__ = ["apply_async"]
 
@@ -40,7 +40,7 @@ async def apply_async(
         if task.app.conf.task_inherit_parent_priority and request.delivery_info:
             options.setdefault("priority", request.delivery_info.get("priority"))
     future = asyncio.get_running_loop().create_future()
-    with leave_soon((task, args, kwargs, options), future, _note, on_abandoned):
+    with send_soon((task, args, kwargs, options), future, _note, on_abandoned):
         result = await future
     if parent and options.get("add_to_parent", True):
         parent.add_trail(result)

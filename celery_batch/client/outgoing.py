@@ -8,6 +8,7 @@ of the loop's executor.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import closing, suppress
 from contextvars import Context, copy_context
@@ -20,7 +21,9 @@ from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.client.publisher import Publisher
 from celery_batch.client.room import Passage, admitted, items_of
 
-__all__ = ["LoopCall", "leave_soon"]
+__all__ = ["LoopCall", "send_soon"]
+
+logger = logging.getLogger(__name__)
 
 #: Calls in one write from which on it pays to look up what they have in common.
 _SEVERAL = 4
@@ -124,7 +127,7 @@ def _outgoing(loop: asyncio.AbstractEventLoop) -> _Outgoing:
     return found
 
 
-def leave_soon(
+def send_soon(
     call: tuple[Any, Any, Any, dict[str, Any]],
     future: asyncio.Future[Any],
     sent: Callable[[asyncio.Future[Any], Any], object],
@@ -147,10 +150,9 @@ def leave_soon(
     """
     task, _, _, options = call
     room = Publisher.of(task.app).room()
-    most = room.limit(task)
-    passage = room.passage(task, options, items_of(options))
     loop = future.get_loop()
-    context = _context(task, is_admitted=most is not None)
+    context = _context(task, is_admitted=room.limit(task) is not None)
+    passage = room.passage(task, options, items_of(options))
     _outgoing(loop).add(loop, LoopCall(*call, context, passage, future, sent, on_abandoned))
     return passage
 
@@ -184,6 +186,8 @@ def _tell(calls: list[LoopCall], outcomes: list[Any]) -> None:
     for call, outcome in zip(calls, outcomes, strict=True):
         try:
             call.tell(outcome)
-        except Exception as error:  # noqa: BLE001 (one's own, and not its neighbours')
-            if not call.future.done():
+        except Exception as error:  # one's own, and not its neighbours'
+            if call.future.done():
+                logger.exception("A call of %s was sent, and nobody could be told", call.task.name)
+            else:
                 call.future.set_exception(error)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from celery_batch.client.listener import is_listening
 from celery_batch.client.loops import Doorbell
-from celery_batch.client.outgoing import leave_soon
+from celery_batch.client.outgoing import send_soon
 
 __all__ = ["Limits", "RoundTrip"]
 
@@ -76,7 +76,7 @@ class RoundTrip:
             raise TimeoutError
         self._arm(self._until - now)
         try:
-            with leave_soon((task, args, None, options), self._future, self._sent, on_abandoned):
+            with send_soon((task, args, None, options), self._future, self._sent, on_abandoned):
                 await self._future
         except asyncio.CancelledError:
             if self.result is not None:
