@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,21 +16,74 @@ from hypothesis import HealthCheck, settings
 
 from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import ConfigurationError
+from tests.seeds import SEED, VARIABLE
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
 
-# On a machine that does other things, too, neither drawing an example nor running it is quick.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+pytest_plugins = ["tests.quarantine"]
+
+#: Tests of these folders share servers or workers, so one process runs all of them.
+_TOGETHER = ("tests/integration/features", "tests/webapp")
+
+# Neither drawing an example nor running it is quick on a machine that does other things, too.
+# Under CI Hypothesis would draw the same examples in every run; here each run draws new ones.
+settings.register_profile(
+    "new-examples",
+    deadline=None,
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("new-examples")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the order of the tests and Hypothesis' examples follow from the run's one seed."""
+    if config.option.randomly_seed == "default":
+        config.option.randomly_seed = SEED
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_report_header() -> str:
+    """Print the seed: it repeats order, examples, fuzz, canvases, faults and kills."""
+    return f"seed: {SEED} ({VARIABLE}={SEED} repeats this run's chance)"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seed once more, below what has failed."""
+    terminalreporter.write_line(pytest_report_header())
+
+
+def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
+    """List what the thorough run adds."""
+    marks = [mark for item in items if (mark := item.get_closest_marker("thorough"))]
+    counts = Counter(reason for mark in marks for reason in mark.args)
+    return [f"thorough: {count:4} {reason}" for reason, count in sorted(counts.items())]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what is marked as thorough to ``THOROUGH=1 make test``: it takes minutes more."""
-    if "THOROUGH" in os.environ:
-        return
-    left_out = [item for item in items if item.get_closest_marker("thorough")]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    """Leave out what is marked as thorough, and group what shares fixtures for pytest-xdist."""
+    for item in items:
+        marker = item.get_closest_marker("thorough")
+        if marker and not marker.args:
+            raise pytest.UsageError(f"{item.nodeid}: thorough() needs a reason")
+    if "THOROUGH" not in os.environ:
+        left_out = {item for item in items if item.get_closest_marker("thorough")}
+        config.hook.pytest_deselected(items=[*left_out])
+        items[:] = [item for item in items if item not in left_out]
+    for item in items:
+        if not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _group(item: pytest.Item) -> str:
+    """Return the name of the tests that run in the same process: a folder's, or a file's."""
+    path = item.path.relative_to(ROOT)
+    folders = [folder for folder in _TOGETHER if path.is_relative_to(folder)]
+    return Path(folders[0]).name if folders else path.stem
 
 
 @pytest.fixture(autouse=True)

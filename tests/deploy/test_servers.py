@@ -187,7 +187,7 @@ def test_worker_killed_in_the_middle_is_reported(run):
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(signal.SIGINT, marks=pytest.mark.thorough),  # as in the test of "up"
+        pytest.param(signal.SIGINT, marks=pytest.mark.thorough("SIGINT to `make demo`")),
         signal.SIGTERM,
     ],
 )

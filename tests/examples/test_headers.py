@@ -19,7 +19,7 @@ from deploy.local.browser import why_not
 from tests.services.ports import quiet_port
 from tests.services.shop import ROOT
 
-pytestmark = pytest.mark.thorough
+pytestmark = pytest.mark.thorough("the commands of the examples, as their headers give them")
 
 
 def commands(program: str) -> list[list[str]]:

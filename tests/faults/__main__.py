@@ -26,18 +26,20 @@ def main() -> int:
     """Try the faults and print the table; 1 if a promise was broken."""
     options = _options()
     chosen = [
-        (fault, broker)
+        (fault, broker, processes)
         for broker in ("redis", "rabbitmq")
         if options.broker in (broker, None)
         for fault in FAULTS
         if broker in fault.brokers and (not options.only or fault.name in options.only)
+        for processes in (1, 2)
+        if options.processes in (processes, None)
     ]
     verdicts: list[Verdict] = []
-    with _rabbitmq(needed=any(broker == "rabbitmq" for _, broker in chosen)) as rabbitmq:
+    with _rabbitmq(needed=any(broker == "rabbitmq" for _, broker, _ in chosen)) as rabbitmq:
         for seed in range(options.first_seed, options.first_seed + options.seeds):
-            for fault, broker in chosen:
+            for fault, broker, processes in chosen:
                 server = rabbitmq if broker == "rabbitmq" else None
-                verdicts += _tried(fault, seed, server, options)
+                verdicts += _tried(fault, seed, processes, server, options)
                 if options.json:
                     write_json(verdicts, options.json)
     _console.print(table(verdicts))
@@ -47,9 +49,10 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("only", nargs="*", help="faults by name; all unless named")
-    parser.add_argument("--seeds", type=int, default=20, help="trials of each fault (20)")
+    parser.add_argument("--seeds", type=int, default=10, help="trials of each shape (10)")
     parser.add_argument("--first-seed", type=int, default=0, help="to repeat one (0)")
     parser.add_argument("--broker", choices=("redis", "rabbitmq"), help="both unless named")
+    parser.add_argument("--processes", type=int, choices=(1, 2), help="both unless named")
     parser.add_argument("--patience", type=float, default=40.0, help="seconds to an answer (40)")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
     parser.add_argument("--keep", type=Path, help="leave logs and ledgers in this folder")
@@ -60,24 +63,37 @@ def _options() -> argparse.Namespace:
 
 
 def _tried(
-    fault: Fault, seed: int, rabbitmq: RabbitMQServer | None, options: argparse.Namespace
+    fault: Fault,
+    seed: int,
+    processes: int,
+    rabbitmq: RabbitMQServer | None,
+    options: argparse.Namespace,
 ) -> list[Verdict]:
     """Return a list of one verdict, or of none where the trial itself broke down."""
     broker = "rabbitmq" if rabbitmq else "redis"
-    keep = options.keep and options.keep / f"{fault.name}-{broker}-{seed}"
+    keep = options.keep and options.keep / f"{fault.name}-{broker}-{processes}-{seed}"
     if keep:
         shutil.rmtree(keep, ignore_errors=True)
     try:
-        verdict = try_fault(fault, seed, rabbitmq=rabbitmq, patience=options.patience, keep=keep)
+        verdict = try_fault(
+            fault,
+            seed,
+            processes=processes,
+            rabbitmq=rabbitmq,
+            patience=options.patience,
+            keep=keep,
+        )
     except Exception:  # noqa: BLE001 (the others are still worth their time)
-        _console.print(f"{fault.name} on {broker}, seed {seed}: no trial", style="bold red")
+        _console.print(
+            f"{fault.name} on {broker}, -c {processes}, seed {seed}: no trial", style="bold red"
+        )
         _console.print_exception()
         return []
     counts = f"lost {verdict.lost}, hung {verdict.hung}, wrong {verdict.wrong}"
     again = f"run again {verdict.repeated}, excused {verdict.excused}, left {verdict.left}"
     recovery = "-" if verdict.recovery is None else f"{verdict.recovery:.1f} s"
     _console.print(
-        f"{fault.name} on {broker}, seed {seed}: {counts}, {again}, recovery {recovery}",
+        f"{verdict.name}: {counts}, {again}, recovery {recovery}",
         style=None if verdict.ok else "bold red",
         highlight=False,
     )

@@ -16,14 +16,25 @@ from tests.faults.verdict import Verdict
 __all__ = ["markdown", "read_json", "table", "write_json"]
 
 _HEADINGS = (
-    *("fault", "broker", "seeds", "items", "lost", "hung", "wrong", "run again", "left"),
+    *(
+        "fault",
+        "broker",
+        "processes",
+        "trials",
+        "items",
+        "lost",
+        "hung",
+        "wrong",
+        "run again",
+        "left",
+    ),
     *("excused", "recovery, median s", "max"),
 )
 _COUNTS = ("accepted", "lost", "hung", "wrong", "repeated", "left", "excused")
 
 
 def table(verdicts: Sequence[Verdict]) -> Table:
-    """Return one row for each fault and broker, its counts summed over the seeds."""
+    """Return a row for each fault, broker and number of pool processes, summed over the seeds."""
     shown = Table(title="Faults under load", title_justify="left")
     for heading in _HEADINGS:
         shown.add_column(heading, justify="left" if heading in ("fault", "broker") else "right")
@@ -55,13 +66,15 @@ def _row(group: Sequence[Verdict]) -> list[str]:
     counts = [sum(getattr(one, name) for one in group) for name in _COUNTS]
     times = [one.recovery for one in group if one.recovery is not None]
     recovery = [f"{median(times):.1f}", f"{max(times):.1f}"] if times else ["-", "-"]
-    return [group[0].fault, group[0].broker, str(len(group)), *map(str, counts), *recovery]
+    first = group[0]
+    shape = [first.fault, first.broker, str(first.processes), str(len(group))]
+    return [*shape, *map(str, counts), *recovery]
 
 
 def _grouped(verdicts: Sequence[Verdict]) -> list[list[Verdict]]:
-    groups: dict[tuple[str, str], list[Verdict]] = {}
+    groups: dict[tuple[str, str, int], list[Verdict]] = {}
     for one in verdicts:
-        groups.setdefault((one.fault, one.broker), []).append(one)
+        groups.setdefault((one.fault, one.broker, one.processes), []).append(one)
     return list(groups.values())
 
 

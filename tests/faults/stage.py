@@ -32,7 +32,7 @@ class Needs:
     What a fault wants of the stage.
 
     Args:
-        workers: How many, with two pool processes each.
+        workers: How many.
         proxy: What is behind a proxy: "", "broker" or "results".
         conf: Settings of callers and workers.
         stepping_clock: The workers' wall clock can be made to step.
@@ -55,6 +55,7 @@ class Stage:
         folder: For data and logs of this trial alone; its path must be short.
         rabbitmq: A running server, if that is to be the broker.
         patience: Seconds a caller tries to send.
+        processes: Pool processes of each worker.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Stage:
         folder: Path,
         rabbitmq: RabbitMQServer | None,
         patience: float,
-        processes: int = 2,
+        processes: int,
     ) -> None:
         self.needs = needs
         self._processes = processes

@@ -1,4 +1,4 @@
-"""One seed of every fault on every broker it makes sense with; ``make faults`` tries twenty."""
+"""Every fault with one pool process and with two, on every broker it makes sense with."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tests.conftest import need
 from tests.faults.fault import Fault
 from tests.faults.faults import FAULTS
 from tests.faults.trial import try_fault
+from tests.seeds import seed_for
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 
 pytestmark = pytest.mark.timeout(90)
@@ -23,34 +24,36 @@ def lasting_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbi
         yield server
 
 
-#: What these do, other tests do on each broker: `test_bad_items`, `test_shutdown`.
-_ELSEWHERE = {"items-raise", "items-kill", "worker-terminated", "worker-quit"}
+#: One pool process, where batches overlap in it, and two.
+both_shapes = pytest.mark.parametrize("processes", [1, 2])
 
 
-def _on(broker: str) -> list[object]:
-    return [
-        pytest.param(
-            fault,
-            id=fault.name,
-            marks=[pytest.mark.thorough] if fault.name in _ELSEWHERE else [],
-        )
-        for fault in FAULTS
-        if broker in fault.brokers
-    ]
+def _on(broker: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "fault",
+        [pytest.param(fault, id=fault.name) for fault in FAULTS if broker in fault.brokers],
+    )
 
 
 @pytest.mark.usefixtures("redis_server")
-@pytest.mark.parametrize("fault", _on("redis"))
-def test_on_redis_nothing_is_lost_or_hangs(fault: Fault):
+@pytest.mark.xdist_group("faults-redis")
+@both_shapes
+@_on("redis")
+def test_on_redis_nothing_is_lost_or_hangs(fault: Fault, processes: int):
     """Whatever strikes, every accepted item has one right answer and ran as often as it may."""
-    verdict = try_fault(fault, seed=1)
+    verdict = try_fault(fault, seed_for(f"{fault.name} {processes}"), processes=processes)
 
-    assert verdict.ok, verdict.notes
+    assert verdict.ok, [verdict.name, *verdict.notes]
 
 
-@pytest.mark.parametrize("fault", _on("rabbitmq"))
-def test_on_rabbitmq_nothing_is_lost_or_hangs(fault: Fault, lasting_rabbitmq: RabbitMQServer):
+@pytest.mark.xdist_group("faults-rabbitmq")
+@both_shapes
+@_on("rabbitmq")
+def test_on_rabbitmq_nothing_is_lost_or_hangs(
+    fault: Fault, processes: int, lasting_rabbitmq: RabbitMQServer
+):
     """The same on RabbitMQ, with results in a Redis that no fault touches."""
-    verdict = try_fault(fault, seed=1, rabbitmq=lasting_rabbitmq)
+    seed = seed_for(f"{fault.name} {processes}")
+    verdict = try_fault(fault, seed, processes=processes, rabbitmq=lasting_rabbitmq)
 
-    assert verdict.ok, verdict.notes
+    assert verdict.ok, [verdict.name, *verdict.notes]

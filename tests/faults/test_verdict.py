@@ -36,7 +36,7 @@ def _judged(fault: Fault | None = None, **changes: object) -> Verdict:
         "victims": {1},
         "veterans": {1, 2},
     }
-    return judge(fault or Fault(), Evidence(**{**facts, **changes}), Verdict("", "", 0))
+    return judge(fault or Fault(), Evidence(**{**facts, **changes}), Verdict("", "", 1, 0))
 
 
 def test_right_answer_is_right():

@@ -23,6 +23,7 @@ def try_fault(
     fault: Fault,
     seed: int,
     *,
+    processes: int,
     rabbitmq: RabbitMQServer | None = None,
     patience: float = 25.0,
     keep: Path | None = None,
@@ -32,19 +33,18 @@ def try_fault(
 
     Args:
         fault: What goes wrong.
-        seed: Of the moment, the victim and everything else left to chance; odd ones with
-            one pool process a worker, even ones with two.
+        seed: Of the moment, the victim and everything else left to chance.
+        processes: Pool processes of each worker; with one, batches overlap in it.
         rabbitmq: The broker, running; a Redis of the trial's own if None.
         patience: Seconds after the fault until an item without an answer counts as lost.
         keep: Where logs and ledger are left; by default they are removed.
     """
-    chance = Random(f"{fault.name} {seed}")
+    chance = Random(f"{fault.name} {processes} {seed}")
     items = _items(fault, chance)
-    verdict = Verdict(fault.name, "rabbitmq" if rabbitmq else "redis", seed)
+    verdict = Verdict(fault.name, "rabbitmq" if rabbitmq else "redis", processes, seed)
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         place = keep or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        processes = 1 if seed % 2 else 2
         with Stage(fault.needs, place, rabbitmq, patience, processes) as stage:
             evidence = _play(fault, stage, items, chance, patience)
     return judge(fault, evidence, verdict)

@@ -58,6 +58,7 @@ class Verdict:
     Args:
         fault: Its name.
         broker: "redis" or "rabbitmq".
+        processes: Pool processes of each worker.
         seed: Of everything that was left to chance.
         accepted: Items the broker has taken; no others are judged.
         uncertain: Items that may have been sent twice.
@@ -75,6 +76,7 @@ class Verdict:
 
     fault: str
     broker: str
+    processes: int
     seed: int
     accepted: int = 0
     uncertain: int = 0
@@ -88,6 +90,11 @@ class Verdict:
     left: int = 0
     recovery: float | None = None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The trial's name: how it can be repeated."""
+        return f"{self.fault} on {self.broker}, {self.processes} pool process(es), seed {self.seed}"
 
     @property
     def ok(self) -> bool:

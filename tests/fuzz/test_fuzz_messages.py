@@ -1,8 +1,8 @@
 """
 Fuzzing the message path, against a real worker that serves valid tasks meanwhile.
 
-A few seconds with a fixed seed as a test; ``make fuzz`` takes a minute for each broker,
-``FUZZ_SECONDS`` and ``FUZZ_SEED`` choose otherwise.  What a failed round had sent lies
+A few seconds as a test; ``make fuzz`` takes a minute for each broker.  ``FUZZ_SECONDS`` chooses
+otherwise, and ``TEST_SEED`` repeats a run.  What a failed round had sent lies
 beside the worker's log.
 """
 
@@ -23,10 +23,10 @@ from kombu import Connection
 
 from tests.conftest import Shop
 from tests.fuzz.mutants import bytes_mutants, structural_mutants
+from tests.seeds import SEED
 from tests.services.hostile import encoded, post, valid
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "4"))
-SEED = int(os.environ.get("FUZZ_SEED", "1"))
 
 #: Messages of each kind in a round, and how many lie between two valid tasks.
 ROUND, BETWEEN = 60, 4

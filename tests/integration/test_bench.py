@@ -29,7 +29,7 @@ def _run(*command: str, seconds: float = 110, **env: str) -> str:
     return done.stdout
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the programs of bench/ at a small size")
 def test_cases_measure_and_say_what_is_reached(tmp_path):
     """A few items of a drain and of a prefilled queue give figures and goals."""
     written = tmp_path / "measured.json"
@@ -43,7 +43,7 @@ def test_cases_measure_and_say_what_is_reached(tmp_path):
     assert [2_000] == [row["drained"] for row in cases["million"]["rows"]]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the programs of bench/ at a small size")
 def test_backfill_is_measured_alone_and_beside_requests(tmp_path):
     """A few thousand rows and a second of requests give every figure."""
     written = tmp_path / "measured.json"
@@ -55,7 +55,7 @@ def test_backfill_is_measured_alone_and_beside_requests(tmp_path):
     assert all(0 < row["p50"] <= row["p99"] for row in measured["beside"])
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the programs of bench/ at a small size")
 def test_forecasts_are_held_against_a_worker(tmp_path):
     """A few requests at each rate have an answer, beside what the simulation said of them."""
     written = tmp_path / "measured.json"
@@ -66,7 +66,7 @@ def test_forecasts_are_held_against_a_worker(tmp_path):
     assert all(row["told"][0] > 0 < row["seen"][0] for row in rows)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the programs of bench/ at a small size")
 @pytest.mark.timeout(300)
 def test_seeds_tables_are_made_again(tmp_path):
     """A second of each web server and a few items through futures give every row a figure."""
@@ -81,7 +81,7 @@ def test_seeds_tables_are_made_again(tmp_path):
     assert [1, 1, 1, 2, 2, 4, 4] == [row["workers"] for row in seeds["futures"]]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("the programs of bench/ at a small size")
 def test_gpu_script_runs_without_a_gpu(tmp_path):
     """The one-file script for GPUs runs tiny models on the CPU, and every answer comes back."""
     pytest.importorskip("torch")

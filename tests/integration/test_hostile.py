@@ -61,8 +61,18 @@ def assert_unharmed(shop: Shop, worker, pid: int) -> None:
     [
         pytest.param("prefork", True, id="prefork-bulk"),
         pytest.param("solo", False, id="solo-one by one"),
-        pytest.param("prefork", False, id="prefork-one by one", marks=pytest.mark.thorough),
-        pytest.param("solo", True, id="solo-bulk", marks=pytest.mark.thorough),
+        pytest.param(
+            "prefork",
+            False,
+            id="prefork-one by one",
+            marks=pytest.mark.thorough("hostile messages read one by one and on the solo pool"),
+        ),
+        pytest.param(
+            "solo",
+            True,
+            id="solo-bulk",
+            marks=pytest.mark.thorough("hostile messages read one by one and on the solo pool"),
+        ),
     ],
 )
 def test_hostile_messages_harm_nobody_on_redis(shop: Shop, pool: str, bulk: bool):  # noqa: FBT001

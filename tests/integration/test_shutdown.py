@@ -39,7 +39,12 @@ def test_restart_under_load_loses_nothing_and_repeats_nothing(
     [
         pytest.param(("-c", "1"), (signal.SIGQUIT,), id="one-quit"),
         *(
-            pytest.param(options, signals, id=name, marks=pytest.mark.thorough)
+            pytest.param(
+                options,
+                signals,
+                id=name,
+                marks=pytest.mark.thorough("SIGQUIT on the other pools and after SIGTERM"),
+            )
             for name, options, signals in (
                 ("two-terminated-quit", ("-c", "2"), (signal.SIGTERM, signal.SIGQUIT)),
                 ("threads-quit", ("-P", "threads", "-c", "2"), (signal.SIGTERM, signal.SIGQUIT)),

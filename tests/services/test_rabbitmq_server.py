@@ -12,7 +12,7 @@ from celery_batch.errors import ConfigurationError
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 
 
-@pytest.mark.thorough  # two starts; the faults restart one in every run
+@pytest.mark.thorough("a RabbitMQ restarted on its folder")
 def test_durable_queues_survive_a_restart_on_the_same_folder(tmp_path: Path, rabbitmq_server):
     """Stopping and starting again keeps messages, and leaves no process behind."""
     server = RabbitMQServer(tmp_path / "broker")

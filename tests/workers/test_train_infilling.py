@@ -6,7 +6,7 @@ from workers.models.network import WordFiller, restore, save
 from workers.models.train_infilling import CORPUS, Plan, main, mistakes, read_corpus, train
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("training the example's model")
 def test_training_can_be_repeated(tmp_path):
     """The same plan gives the same file, byte for byte; another seed gives another."""
     pieces = read_corpus(CORPUS)
@@ -18,7 +18,7 @@ def test_training_can_be_repeated(tmp_path):
     assert once != other
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("training the example's model")
 def test_training_learns(tmp_path, capsys):
     """A short training on two rhymes is enough to know them; the file keeps what was learnt."""
     pieces = [["Jack be nimble, Jack be quick,"], ["Hickory, dickory, dock,"]]

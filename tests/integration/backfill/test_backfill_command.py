@@ -15,6 +15,7 @@ import redis
 from celery_batch.backfill.backfill import Backfill, Pace
 from celery_batch.backfill.rows import Row
 from celery_batch.cli.child import wait_until
+from tests.seeds import seed_for
 
 MANY = 4000
 
@@ -196,12 +197,20 @@ def strike(place, chance, blow):
 
 
 @pytest.mark.parametrize(
-    "seed",
-    [0, *(pytest.param(n, marks=pytest.mark.thorough) for n in range(1, 20))],
+    "number",
+    [
+        0,
+        *(
+            pytest.param(
+                n, marks=pytest.mark.thorough("more moments at which a backfill is killed")
+            )
+            for n in range(1, 20)
+        ),
+    ],
 )
-def test_a_killed_backfill_goes_on(place, seed):
+def test_a_killed_backfill_goes_on(place, number):
     """Killed at a random moment, the same command ends with the same output, as if undisturbed."""
-    chance = random.Random(seed)  # noqa: S311 (chance that can be repeated)
+    chance = random.Random(seed_for(f"kill {number}"))  # noqa: S311 (chance that can be repeated)
     place.write(rows(MANY))
     kill = chance.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
     strike(place, chance, lambda process: process.send_signal(kill))

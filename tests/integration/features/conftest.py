@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,21 +24,24 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     Run each test on both brokers, on prefork or on the pools that its marker names.
 
-    What solo and threads do differently has nothing to do with the broker: unless
-    ``THOROUGH`` is set, they run on Redis only.
+    What solo and threads do differently has nothing to do with the broker, so over RabbitMQ
+    they are left to the thorough run.
     """
     if "place" not in metafunc.fixturenames:
         return
     marker = metafunc.definition.get_closest_marker("pools")
     names = marker.args if marker else ("prefork",)
+    thorough = pytest.mark.thorough("solo and threads over RabbitMQ")
     pairs = [
-        (broker, pool)
+        pytest.param(
+            (broker, pool),
+            id=f"{broker}-{pool}",
+            marks=[thorough] if broker == "rabbitmq" and pool != "prefork" else [],
+        )
         for broker in BROKERS
         for pool in names
-        if broker == "redis" or pool == "prefork" or "THOROUGH" in os.environ
     ]
-    ids = ["-".join(pair) for pair in pairs]
-    metafunc.parametrize("where", pairs, ids=ids, scope="session")
+    metafunc.parametrize("where", pairs, scope="session")
 
 
 @pytest.fixture(scope="session")

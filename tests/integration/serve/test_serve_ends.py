@@ -70,7 +70,7 @@ def test_a_handle_that_cannot_be_loaded_is_a_clear_error(served, broker):
     assert "Traceback (most recent call last):\n  File" not in serving.said.partition("---")[0]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a served model that hangs, and a large picture")
 def test_a_model_that_hangs_is_broken_off(served, tmp_path, broker):
     """Who waits for it is told so in time, and those who come later are served."""
     serving = served(
@@ -83,7 +83,7 @@ def test_a_model_that_hangs_is_broken_off(served, tmp_path, broker):
     serving.until(lambda: "" if serving.post({"name": "next"})[0] == 200 else "not yet")
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("a served model that hangs, and a large picture")
 def test_a_picture_of_many_megabytes_comes_through(served, tmp_path, broker):
     """What the web server takes, the broker and the worker take, too."""
     serving = served(

@@ -14,7 +14,7 @@ from tests.services.shop import Worker
 LEFT = "steered.left"
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("control commands at random under load")
 def test_orders_at_random_cost_nobody_an_answer(helm: Helm, worker: Worker):
     """Two workers are paused, drained and changed in turns; each request runs once."""
     other = helm.worker()

@@ -22,7 +22,7 @@ def ask(url: str, folder: Path) -> list[str]:
         return lab.streamer("").predict(ASKED)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("streamers over TLS and Sentinel")
 def test_tls_and_a_password(tmp_path: Path):
     """A rediss:// URL is all that either side needs; certificates are checked."""
     try:
@@ -35,7 +35,7 @@ def test_tls_and_a_password(tmp_path: Path):
         assert ANSWER == ask(url, tmp_path)
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("streamers over TLS and Sentinel")
 def test_a_sentinel(redis_server: RedisServer, tmp_path: Path):  # noqa: ARG001 (skips without Redis)
     """A sentinel:// URL with the name of its Redis is all that either side needs."""
     main, port = launch(tmp_path, "main", "--save", "")

@@ -1,7 +1,7 @@
 """
 Random canvases, sent to a real worker all at once, against a sequential evaluation.
 
-``CANVAS_TORTURE=2000`` draws that many, and other ones each time.
+Each run draws other ones; ``CANVAS_TORTURE=2000`` draws that many.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from celery_batch.cli.child import wait_until
 from tests.canvases import Broke, Evaluation, canvases, labelled, sign, steps
+from tests.seeds import seed_for
 from tests.services.stage import Stage
 
 _WANTED = os.environ.get("CANVAS_TORTURE")
@@ -62,7 +63,7 @@ def _drawn(number: int) -> list[tuple[Any, int | None]]:
         if canvas not in found and sum(1 for _ in steps(canvas[0])) <= _LARGEST:
             found.append(canvas)
 
-    seed(int.from_bytes(os.urandom(4)) if _WANTED else 7)(draw)()
+    seed(seed_for("canvases"))(draw)()
     assert len(found) >= number
     return found[:number]
 

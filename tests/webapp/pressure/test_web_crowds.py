@@ -27,7 +27,15 @@ SLOW = {
 
 
 @pytest.mark.parametrize("what", SLOW)
-@pytest.mark.parametrize("kind", ["uvicorn", pytest.param("gevent", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "uvicorn",
+        pytest.param(
+            "gevent", marks=pytest.mark.thorough("web servers under pressure at full size")
+        ),
+    ],
+)
 def test_slow_clients_hold_nobody_up(quick, kind, what):
     """Clients that send or read bit by bit, a hundred of them, do not keep others waiting."""
     door = quick.door(kind)
@@ -35,7 +43,13 @@ def test_slow_clients_hold_nobody_up(quick, kind, what):
         assert [200] * 3 == [door.predict(f"quick {number}").status for number in range(3)]
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "count",
+    [
+        500,
+        pytest.param(10_000, marks=pytest.mark.thorough("web servers under pressure at full size")),
+    ],
+)
 def test_idle_connections_cost_nobody_anything(quick, count):
     """While very many connections are open and silent, requests are answered."""
     door = quick.door("uvicorn")

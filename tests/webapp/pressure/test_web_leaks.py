@@ -41,7 +41,15 @@ async def visit(door, count):
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("count", [500, pytest.param(100_000, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "count",
+    [
+        500,
+        pytest.param(
+            100_000, marks=pytest.mark.thorough("web servers under pressure at full size")
+        ),
+    ],
+)
 @pytest.mark.parametrize("kind", ["gthread", "parking", "uvicorn"])
 def test_nothing_leaks(quick, kind, count, capsys):
     """After very many requests, some of them given up, a door uses no more than after some."""

@@ -17,7 +17,15 @@ KINDS = tuple(COMMANDS)
 
 
 @pytest.mark.parametrize(
-    "kind", ["gthread", "parking", "uvicorn", pytest.param("gevent", marks=pytest.mark.thorough)]
+    "kind",
+    [
+        "gthread",
+        "parking",
+        "uvicorn",
+        pytest.param(
+            "gevent", marks=pytest.mark.thorough("web servers under pressure at full size")
+        ),
+    ],
 )
 def test_too_many_requests_are_refused_and_cost_no_work(pressed, kind):
     """Of many more requests than may wait, the excess is refused and the rest is answered."""
@@ -41,7 +49,7 @@ def test_what_never_fits_is_too_large(pressed, kind):
     assert expected == reply.body["error"]["message"]
 
 
-@pytest.mark.thorough
+@pytest.mark.thorough("web servers under pressure at full size")
 @pytest.mark.parametrize("kind", KINDS)
 def test_goodput_under_ten_times_the_load(pressed, kind, capsys):
     """At ten times what the model can do, it does what it can, and the excess hears so at once."""
