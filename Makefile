@@ -35,7 +35,7 @@ faults: $(STAMP) ## Strike under load with every fault (SEEDS=10, FAULT=name), a
 backfill-kills: $(STAMP) ## Kill a backfill's producer, worker or Redis at random moments (SEEDS=20)
 	@$(BIN)/python -m tests.integration.backfill.kills --seeds $(or $(SEEDS),20)
 
-check: $(STAMP) ## Lint, types, import rules, sizes, documented examples
+check: $(STAMP) ## Lint, types, import rules and cycles, sizes, documented examples
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
