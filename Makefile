@@ -1,4 +1,4 @@
-.PHONY: help demo up test test-thorough faults backfill-kills fuzz check bench bench-seeds bench-web pictures format clean
+.PHONY: help demo up test test-thorough faults backfill-kills fuzz check lock bench bench-seeds bench-web pictures format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -35,13 +35,14 @@ faults: $(STAMP) ## Strike under load with every fault (SEEDS=10, FAULT=name), a
 backfill-kills: $(STAMP) ## Kill a backfill's producer, worker or Redis at random moments (SEEDS=20)
 	@$(BIN)/python -m tests.integration.backfill.kills --seeds $(or $(SEEDS),20)
 
-check: $(STAMP) ## Lint, types, import rules and cycles, sizes, documented examples
+check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, documented examples
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@$(BIN)/interrogate -q tests
 	@$(BIN)/python tests/house.py
+	@$(BIN)/python tests/lock.py
 	@$(BIN)/python -m pytest -q tests/docs
 
 bench: $(STAMP) ## Measure ours and the peers, and renew docs/benchmarks.md (CASE="cost noop" for some)
@@ -58,6 +59,10 @@ pictures: $(STAMP) ## Take the pictures of the page, the monitor, Flower and the
 bench-web: $(STAMP) ## Measure our web servers beside service-streamer's, LitServe's and mosec's, with wrk
 	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) web
 
+# It has to work also where constraints.txt and pyproject.toml contradict each other.
+lock: $(if $(wildcard $(STAMP)),,$(STAMP)) ## Lock what pyproject.toml asks for (UPGRADE="ruff mypy" or UPGRADE=all for newer versions)
+	@$(BIN)/python tests/lock.py --write $(if $(UPGRADE),--upgrade $(UPGRADE))
+
 format: $(STAMP) ## Put every file into shape
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
@@ -65,10 +70,10 @@ format: $(STAMP) ## Put every file into shape
 clean: ## Remove the virtual environment and caches
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
 
-# The constraints keep torch at a build without CUDA packages where one is offered.
+# The constraints name every version, and hold for the environment that builds our package, too.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12")'
 	@$(PYTHON) -m venv .venv
 	@echo "Installing into .venv; the first time this takes a minute or two ..."
-	@$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e '.[dev]'
 	@touch $@
