@@ -85,6 +85,21 @@ def test_scaler_is_what_keda_asks_for():
     assert ("Deployment", scaled["scaleTargetRef"]["name"]) in objects("cpu")
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_apply_leaves_what_scalers_decide(overlay):
+    """No overlay says how many there are of what an autoscaler scales: an apply would reset it."""
+    every = {**objects(overlay), **objects("keda")}
+    targets = [
+        (target.get("kind", "Deployment"), target["name"])
+        for (kind, _), each in every.items()
+        if kind in {"HorizontalPodAutoscaler", "ScaledObject"}
+        for target in [each["spec"]["scaleTargetRef"]]
+    ]
+
+    assert {("Deployment", "web"), ("Deployment", "worker")} == set(targets)
+    assert [] == [target for target in targets if "replicas" in every[target]["spec"]]
+
+
 def test_scaler_knows_the_queue_and_its_password():
     """It looks at the example's queue, by the Redis' name, with the secret's password."""
     found = objects("keda")
@@ -113,10 +128,6 @@ def test_names_lead_somewhere(overlay):
 
             assert spec["selector"].items() <= labels[name].items()
             assert {port["targetPort"] for port in spec["ports"]} <= ports
-        if kind == "HorizontalPodAutoscaler":
-            target = spec["scaleTargetRef"]
-
-            assert "replicas" not in found[target["kind"], target["name"]]["spec"]
     assert "redis" == found["StatefulSet", "redis"]["spec"]["serviceName"]
 
 
