@@ -115,12 +115,25 @@ class ResultBuffer:
             self._kept[entry.key] = entry
 
     def announce(self) -> None:
-        """Store what has been kept, if that can be done at once: a start is soon no news."""
+        """
+        Store what has been kept, if that can be done at once.
+
+        A start that cannot be stored is dropped: it is soon no news.  Any other state is kept
+        for `flush`: some items end before the model is called, and their callers wait.
+        """
         kept = self._take()
         try:
             self._store.write(kept)
-        except passing_errors(self._backend) as error:
-            logger.warning("Could not store that %d tasks have started: %s", len(kept), error)
+        except Exception as error:
+            self._kept = {each.key: each for each in kept if each.state != states.STARTED}
+            if not isinstance(error, passing_errors(self._backend)):
+                raise
+            logger.warning(
+                "Could not store %d results yet, nor that %d tasks have started: %s",
+                len(self._kept),
+                len(kept) - len(self._kept),
+                error,
+            )
 
     def flush(self) -> None:
         """Store what has been kept, trying for as long as Celery's own retry policy says."""

@@ -1,0 +1,46 @@
+"""Callers hear how their tasks ended, though the result backend was away for a moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from celery_batch.cli.child import wait_until
+from celery_batch.cli.redis_server import RedisServer
+from tests.services.memory import recall, remember
+from tests.services.shop import emptied, enter_shop, environment_of, surroundings
+
+
+def await_fact(kind: str) -> None:
+    """Return when the task has said so."""
+    wait_until(lambda: "" if recall(kind) else "not yet", [], what=kind, timeout=60)
+
+
+def test_item_that_failed_before_the_model_is_told_after_an_outage(
+    redis_server: RedisServer, tmp_path: Path
+):
+    """Its failure is stored with the answers of the others, when the backend is there again."""
+    broker = emptied(redis_server)
+    folder = tmp_path / "backend"
+    with RedisServer(folder) as backend:
+        environment = environment_of(broker, backend=backend.url, memory=broker)
+        with surroundings(environment):
+            shop = enter_shop(environment, tmp_path, "tests.services.outage")
+            try:
+                shop.worker("-c", "1")
+                wrong = shop.app.send_task("outage.held", ("too", "many"))
+                last = shop.app.send_task("outage.held", ("last",))
+                await_fact("entered")
+                backend.stop()
+                remember("stopped")
+                await_fact("called")
+                backend.start()
+                remember("started")
+
+                assert "last" == shop.app.AsyncResult(last.id).get(timeout=60)
+                with pytest.raises(TypeError):
+                    shop.app.AsyncResult(wrong.id).get(timeout=10)
+                assert 1 == len(recall("called"))
+            finally:
+                shop.close()
