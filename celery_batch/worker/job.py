@@ -37,6 +37,9 @@ _AFTER_SOFT = 0.5
 class JobListener(Protocol):
     """Who wants to know how a job is doing."""
 
+    def before_submit(self) -> None:
+        """The job is about to be handed to the pool: drop what is no longer this worker's."""
+
     def on_start(self, job: BatchJob) -> None:
         """A pool process has taken the job."""
 
@@ -118,7 +121,7 @@ class BatchJob:
 
     def execute_using_pool(self, pool: Any, **_: Any) -> Any:
         """
-        Submit the batch, less what was revoked or has expired meanwhile.
+        Submit the batch, less what was revoked, has expired or went elsewhere meanwhile.
 
         Raises:
             TaskRevokedError: Nothing is left to run; the worker then frees the
@@ -126,6 +129,7 @@ class BatchJob:
         """
         if self._ended:
             raise TaskRevokedError(self.id)
+        self._listener.before_submit()
         self.requests = [request for request in self.requests if not _is_unwanted(request)]
         self.rows = sum(request.rows for request in self.requests)
         if not self.requests:
@@ -178,6 +182,24 @@ class BatchJob:
         """Give up requests that will not run here: their messages went back to the broker."""
         self._ended = self._told = True
         for request in self.requests:
+            task_ready(request)
+
+    def drop(self, tags: set[str]) -> None:
+        """
+        Drop the requests whose messages have gone to another worker, unless the pool has them.
+
+        A batch of which nothing is left ends when its turn comes.
+
+        Args:
+            tags: The delivery tags of these messages.
+        """
+        with self._lock:
+            if self.submitted or self.accepted or self._ended:
+                return
+            gone = [each for each in self.requests if each.message.delivery_tag in tags]
+            self.requests = [each for each in self.requests if each not in gone]
+            self.rows = sum(request.rows for request in self.requests)
+        for request in gone:
             task_ready(request)
 
     def disown(self) -> None:

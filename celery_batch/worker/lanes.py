@@ -126,9 +126,11 @@ class Lanes:
             task_ready(request)
 
     def drop(self, tags: set[str]) -> None:
-        """Drop who waits in line with one of these delivery tags: others run them."""
+        """Drop whatever no pool process has and that has one of these tags: others run it."""
         for lane in self._lanes.values():
             lane.drop(tags)
+        for job in list(self._jobs):
+            job.drop(tags)
 
     def add(self, lane: Lane, task_request: Any) -> None:
         """Put Celery's request in its lane, and send off what may leave."""
@@ -203,6 +205,10 @@ class Lanes:
         known = [(job.began, job.pid) for job in jobs if job.began is not None and job.pid]
         # Of several on threads of one process, the first has had it busy for longest.
         return {pid: began for began, pid in sorted(known, reverse=True)}
+
+    def before_submit(self) -> None:
+        """Have a batch that waited for its process leave out what others have taken."""
+        self._consumer.batch_ledger.drop_lost()
 
     def on_start(self, job: BatchJob) -> None:
         """A pool process has taken a batch."""

@@ -15,6 +15,7 @@ import pytest
 
 from celery_batch.cli.child import wait_until
 from tests.conftest import Shop, Worker
+from tests.services.memory import remember
 
 #: Kombu gives back what nobody refreshed for a second, and looks every second.
 HASTY = {
@@ -41,6 +42,16 @@ def await_runs(shop: Shop, kind: str, batches: int) -> None:
         what=f"{batches} batches",
         timeout=60,
     )
+
+
+def await_formed(worker: Worker, task: str, batches: int) -> None:
+    """Return when a worker has formed so many batches of a task."""
+
+    def missing() -> str:
+        formed = worker.ask("batch_stats")["tasks"][task].get("batches", 0)
+        return "" if formed >= batches else f"formed {formed}"
+
+    wait_until(missing, [worker.child], what=f"{batches} batches", timeout=60)
 
 
 def runs(shop: Shop, kind: str) -> Counter[Any]:
@@ -203,6 +214,28 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_lets_go(shop: Shop)
     # The pool had been given two batches; the third was waiting in the worker.
     assert {1} == {runs(shop, "nap")[n] for n in range(8, 12)}
     assert stopped.child.exit_code is None
+
+
+def test_a_batch_that_waits_for_its_process_is_let_go_too(shop: Shop):
+    """What others have taken is not run as well because it was formed before."""
+    conf = {"batch_lease": 1.0}
+    stopped = shop.worker("-c", "1", conf=conf)
+    shop.doze.delay()
+    await_runs(shop, "doze", 1)
+    results = [shop.nap.delay(n) for n in range(8)]
+    await_formed(stopped, "shop.nap", 2)
+    process = psutil.Process(stopped.pid)
+    process.suspend()
+    other = shop.worker("-c", "1", conf=conf)
+    values = answers(results)
+    other.stop()
+    process.resume()
+    remember("wake")
+    later = [shop.nap.delay(n) for n in range(8, 12)]
+
+    assert list(range(8)) == values
+    assert list(range(8, 12)) == answers(later)
+    assert dict.fromkeys(range(12), 1) == runs(shop, "nap")
 
 
 def test_every_connection_cut_under_load_loses_nothing(shop: Shop):

@@ -19,6 +19,7 @@ from celery import Celery
 from celery.exceptions import Retry
 
 from celery_batch import BatchTask, Model
+from celery_batch.cli.child import wait_until
 from tests.services.memory import memory, recall, remember
 
 __all__ = ["app", "memory", "recall", "remember"]
@@ -146,6 +147,13 @@ def about(self, x):
 def plain(x):
     """Add one, as any Celery task would."""
     return x + 1
+
+
+@app.task(name="shop.doze")
+def doze():
+    """Keep the process, as any Celery task can, until it is told to wake up."""
+    remember("doze")
+    wait_until(lambda: "" if recall("wake") else "asleep", [], what="call", timeout=120)
 
 
 @app.task(name="shop.total")

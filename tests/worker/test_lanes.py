@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from celery.exceptions import TaskRevokedError
@@ -268,3 +269,19 @@ def test_batches_end_while_another_is_sent(
     worker.send("pairs", "c", "d")
 
     assert [["a", "b"], ["c", "d"]] == pool.batches
+
+
+def test_batch_that_waits_for_a_process_leaves_out_what_others_have(worker: Worker, pool: Pool):
+    """A batch that is formed but not in the pool runs without it, and not at all if it is all."""
+    held: list[BatchJob] = []
+    worker.on_task_request = held.append
+    for call in worker.send("pairs", *"abcd"):
+        call.message = SimpleNamespace(delivery_tag=f"tag of {call.id}")
+    worker.lanes.drop({"tag of a", "tag of c", "tag of d"})
+    held[0].execute_using_pool(pool)
+    with pytest.raises(TaskRevokedError):
+        held[1].execute_using_pool(pool)
+
+    assert [["b"]] == pool.batches
+    assert 1 == worker.in_flight
+    assert {"b"} == reserved() & set("abcd")
