@@ -3,8 +3,8 @@ A worker's lease on the messages it holds, and its care for those of dead worker
 
 One thread says every second that the worker lives and that its messages are looked
 after, so that neither a busy event loop nor a model on the solo pool lets the lease
-lapse; and it looks for workers whose lease has lapsed, or whose process has ended on
-this machine, and gives back what they held.
+lapse.  On one worker of each machine it also looks for workers whose lease has lapsed, or
+whose process has ended there.  When that worker ends, another one takes its place.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from celery_batch.worker.redis_owner import (
     awake_seconds,
     describe_self,
     is_dead,
-    machine,
     own_pool,
 )
 from celery_batch.worker.redis_restore import Restorer
-from celery_batch.worker.redis_scripts import MISSING, RENEW
+from celery_batch.worker.redis_scripts import RENEW, RETIRE
+from celery_batch.worker.redis_sweeper import Sweeper
 
 __all__ = ["Lease"]
 
@@ -36,9 +36,8 @@ logger = logging.getLogger(__name__)
 #: Seconds from one look at the other workers to the next.
 _LOOK_EVERY = 1.5
 
-#: Seconds for which a worker may show no sign of life before it counts as dead: it may
-#: be on its way back from the same outage as we.
-_BENEFIT_OF_DOUBT = 2.0
+#: Renewals of which the machine's sweeper may miss all but one before another takes its place.
+_SWEEPER_BEATS = 3
 
 #: Most seconds from one refresh of the messages' times to the next.
 _REFRESH_EVERY = 5.0
@@ -70,17 +69,17 @@ class Lease:
         self._refresh_every = min(channel.visibility_timeout / 4, _REFRESH_EVERY)
         self._beat = min(1.0, seconds / 5, self._refresh_every)
         self._renew = self.client.register_script(RENEW)
-        self._missing = self.client.register_script(MISSING)
+        self._retire = self.client.register_script(RETIRE)
         self._renewed_at = self._refreshed_at = self._looked_at = awake_seconds()
-        self._first_missed: dict[str, float] = {}
-        self._trusts_absence_from = 0.0
+        self._sweeper = Sweeper(self.client, self.keys, self.restorer, seconds)
+        self._is_sweeper = False
         self._is_out = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batch-lease", daemon=True)
 
     def open(self) -> None:
         """Take the lease before the first message; errors of the connection are the caller's."""
-        self._renew(*self._renewal(refresh=False))
+        self._say()
         self._renewed_at = awake_seconds()
         self._thread.start()
 
@@ -93,6 +92,7 @@ class Lease:
             self._thread.join(_LOOK_EVERY)
         try:
             self.restorer.resign(self.keys.owner)
+            self._retire(keys=[self.keys.sweeper], args=[self.keys.owner])
         except (RedisError, OSError) as error:
             logger.warning(
                 "Could not give messages back (%s): others will in %g s", error, self._seconds
@@ -107,7 +107,7 @@ class Lease:
 
     def renew(self) -> set[str]:
         """Take a fresh lease now, and return the delivery tags that are still ours."""
-        self._renew(*self._renewal(refresh=False))
+        self._say()
         tags = {bytes_to_str(tag) for tag in self.client.hkeys(self.keys.held)}
         self._renewed_at = awake_seconds()
         self.in_doubt = False
@@ -117,9 +117,8 @@ class Lease:
         while not self._stopped.wait(self._beat):
             try:
                 self._renew_in_time()
-                if awake_seconds() - self._looked_at >= _LOOK_EVERY:
-                    self._looked_at = awake_seconds()
-                    self._look_for_orphans()
+                if self._is_sweeper and awake_seconds() - self._looked_at >= _LOOK_EVERY:
+                    self._look_for_dead()
             except Exception as error:  # noqa: BLE001 (the lease must outlive any error)
                 self._note_outage(error)
             else:
@@ -128,7 +127,10 @@ class Lease:
     def _renew_in_time(self) -> None:
         now = awake_seconds()
         refresh = now - self._refreshed_at >= self._refresh_every - self._beat / 2
-        lapsed = self._renew(*self._renewal(refresh=refresh))
+        lapsed, sweeper, cursor = self._say("0" if refresh else "")
+        while cursor != "0":
+            also_lapsed, sweeper, cursor = self._say(cursor)
+            lapsed = lapsed or also_lapsed
         if refresh:
             self._refreshed_at = now
         is_new_doubt = (lapsed or self.is_late) and not self.in_doubt
@@ -136,35 +138,53 @@ class Lease:
         self._renewed_at = now
         if is_new_doubt:
             self._on_doubt()
+        self._be_sweeper_after(sweeper)
 
-    def _renewal(self, *, refresh: bool) -> tuple[list[str], list[Any]]:
+    def _be_sweeper_after(self, sweeper: str) -> None:
+        """Become this machine's sweeper if that one's process has ended."""
+        owner, _, description = sweeper.partition(" ")
+        if owner != self.keys.owner and is_dead(description):
+            _, now_it_is, _ = self._say(dead_sweeper=sweeper)
+            owner = now_it_is.partition(" ")[0]
+            self._looked_at = 0.0  # it may have held messages itself
+        self._is_sweeper = owner == self.keys.owner
+
+    def _say(self, cursor: str = "", dead_sweeper: str = "") -> tuple[bool, str, str]:
+        """
+        Say that we live.
+
+        Args:
+            cursor: From where on to refresh what we hold; "" for nothing of it.
+            dead_sweeper: Whose place to take.
+
+        Returns:
+            Whether the lease had lapsed, who is the machine's sweeper, and the next cursor.
+        """
         keys = self.keys
-        return (
-            [keys.alive, keys.owners, keys.held, keys.index],
-            [self.description, self.milliseconds, keys.owner, int(refresh)],
+        lapsed, sweeper, after = self._renew(
+            keys=[
+                *(keys.alive, keys.owners, keys.held, keys.index),
+                *(keys.due, keys.neighbours, keys.sweeper),
+            ],
+            args=[
+                *(self.description, self.milliseconds, keys.owner, cursor),
+                *(max(int(_SWEEPER_BEATS * self._beat * 1000), 1), dead_sweeper),
+            ],
         )
+        return bool(lapsed), bytes_to_str(sweeper), bytes_to_str(after)
 
-    def _look_for_orphans(self) -> None:
-        now, keys = awake_seconds(), self.keys
-        found = self._missing(keys=[keys.owners], args=[keys.all_alive, machine()])
-        known = {bytes_to_str(owner): bytes_to_str(alive) for owner, alive in found}
-        known.pop(keys.owner, None)
-        missing = {owner: now for owner, alive in known.items() if not alive}
-        self._first_missed = {**missing, **_common(self._first_missed, missing)}
-        for owner, alive in known.items():
-            gone = not alive and self._is_long_gone(owner, now)
-            if not self._stopped.is_set() and (gone or (alive and is_dead(alive))):
-                given = self.restorer.rescue(owner, alive)
-                if given:
-                    logger.warning("Gave back %d messages of a worker that is gone", given)
+    def _look_for_dead(self) -> None:
+        began = awake_seconds()
 
-    def _is_long_gone(self, owner: str, now: float) -> bool:
-        doubt = min(_BENEFIT_OF_DOUBT, self._seconds / 2)
-        return now >= max(self._first_missed[owner] + doubt, self._trusts_absence_from)
+        def may_go_on() -> bool:
+            is_in_time = awake_seconds() - began < self._beat  # or our own lease would lapse
+            return is_in_time and not self._stopped.is_set()
+
+        if self._sweeper.sweep(may_go_on):
+            self._looked_at = began
 
     def _note_outage(self, error: Exception) -> None:
-        # Whoever shares this outage must have the time to come back.
-        self._trusts_absence_from = awake_seconds() + self._seconds
+        self._sweeper.distrust_absence()
         if self._is_out or self._stopped.is_set():
             return
         self._is_out = True
@@ -180,7 +200,3 @@ class Lease:
         if self._is_out:
             self._is_out = False
             logger.warning("The lease on messages is renewed again")
-
-
-def _common(old: dict[str, float], new: dict[str, float]) -> dict[str, float]:
-    return {owner: since for owner, since in old.items() if owner in new}

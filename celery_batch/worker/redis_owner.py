@@ -53,6 +53,21 @@ class Keys:
         return f"{self.unacked}_owners"
 
     @property
+    def due(self) -> str:
+        """The sorted set of owners by the time after which one has shown no sign of life."""
+        return f"{self.unacked}_due"
+
+    @property
+    def neighbours(self) -> str:
+        """The set of the owners on this machine."""
+        return f"{self.unacked}_owners_on.{machine()}"
+
+    @property
+    def sweeper(self) -> str:
+        """Which owner looks for dead ones on behalf of this machine; it expires."""
+        return f"{self.unacked}_sweeper_on.{machine()}"
+
+    @property
     def all_held(self) -> str:
         """How the keys of what owners hold begin."""
         return f"{self.unacked}_held."

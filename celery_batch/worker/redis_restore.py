@@ -2,7 +2,7 @@
 Messages given back to the front of their queues, as kombu would, but many at a time.
 
 Kombu watches the whole hash of unacknowledged messages for each single message, and
-tries again whenever anybody has changed it.  Here one script moves a hundred.
+tries again whenever anybody has changed it.  Here one script moves many.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Restorer", "Terms"]
 logger = logging.getLogger(__name__)
 
 #: Messages in one script; Redis serves nobody else meanwhile.
-_AT_ONCE = 100
+_AT_ONCE = 50
 
 _SWEPT_AT_ONCE = 1000
 
@@ -137,6 +137,7 @@ class Restorer:
         result = self._return(
             keys=[
                 *(keys.unacked, keys.index, keys.owner_of, keys.owners, keys.held, keys.alive),
+                *(keys.due, keys.neighbours),
                 *lists,
             ],
             args=[

@@ -4,16 +4,17 @@ What has to happen in Redis in one step, as scripts.
 Kombu's own keys, `unacked` and `unacked_index`, keep kombu's form byte for byte.
 Beside them lie ours: who holds a message (`owner of`), what a worker holds (`held`,
 with "1" for what is running and "0" for what waits), whether it lives (`alive`, which
-expires) and who there is (`owners`).  Times are Redis' own, so that no host's clock
-can do harm.  Scripts that must work on a full Redis begin with a command that Redis
-allows then; what follows in the same script is allowed too.
+expires), who there is (`owners`), and when one is to be looked at (`due`).  Of each
+machine there are its owners, and which of them is its sweeper.  Times are Redis' own, so
+that no host's clock can do harm.  Scripts that must work on a full Redis begin with a
+command that Redis allows then; what follows in the same script is allowed too.
 """
 
 from __future__ import annotations
 
 from celery_batch.replies import FACTS_ID
 
-__all__ = ["DONE", "KEEP", "MISSING", "NOW", "RENEW", "RETURN", "STORE", "SWEEP"]
+__all__ = ["DONE", "KEEP", "LOOK", "NOW", "RENEW", "RETIRE", "RETURN", "STORE", "SWEEP"]
 
 #: How a script begins that needs the time.
 NOW = """
@@ -58,48 +59,90 @@ for _, tag in ipairs(split(ARGV[2])) do
 end
 """
 
-#: Say that a worker lives; with "1" also that its messages are looked after.
-#: KEYS: alive, owners, held, index.  ARGV: what alive says, milliseconds, owner, "1".
-#: Returns 1 where the worker had been taken for dead.
+#: Say that a worker lives, and stand for its machine's sweeper; with a cursor also that some
+#: of its messages are looked after.
+#: KEYS: alive, owners, held, index, due, the owners on its machine, the sweeper there.
+#: ARGV: what alive says, milliseconds, owner, the cursor ("" for none), milliseconds for
+#: which one is the sweeper, the sweeper that has died ("" for none).
+#: Returns 1 where the worker had been taken for dead, the sweeper, and the next cursor.
 RENEW = (
     NOW
     + """
 local lapsed = 0
 if redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-  redis.call('SADD', KEYS[2], ARGV[3])
   lapsed = 1
 end
-if ARGV[4] == '1' then
-  local tags = redis.call('HKEYS', KEYS[3])
-  for first = 1, #tags, 1000 do
-    local index = {}
-    for i = first, math.min(first + 999, #tags) do
-      index[#index + 1] = now
-      index[#index + 1] = tags[i]
-    end
-    redis.call('ZADD', KEYS[4], 'XX', unpack(index))
-  end
+redis.call('SADD', KEYS[2], ARGV[3])
+redis.call('ZADD', KEYS[5], now + ARGV[2] / 1000, ARGV[3])
+redis.call('SADD', KEYS[6], ARGV[3])
+redis.call('PEXPIRE', KEYS[6], ARGV[2])
+local me = ARGV[3] .. ' ' .. ARGV[1]
+local sweeper = redis.call('GET', KEYS[7])
+if not sweeper or sweeper == me or sweeper == ARGV[6] then
+  redis.call('SET', KEYS[7], me, 'PX', ARGV[5])
+  sweeper = me
 end
-return lapsed
+if ARGV[4] == '' then return {lapsed, sweeper, '0'} end
+local found = redis.call('HSCAN', KEYS[3], ARGV[4], 'COUNT', 200)
+local index = {}
+for i = 1, #found[2], 2 do
+  index[#index + 1] = now
+  index[#index + 1] = found[2][i]
+end
+if #index > 0 then redis.call('ZADD', KEYS[4], 'XX', unpack(index)) end
+return {lapsed, sweeper, found[1]}
 """
 )
 
-#: Who may have died: owners without a sign of life, and those of one machine.
-#: KEYS: owners.  ARGV: how alive keys begin, the machine ("" for none).
-MISSING = """
-local found = {}
-for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local alive = redis.call('GET', ARGV[1] .. owner)
-  if not alive or (ARGV[2] ~= '' and string.find(alive, ARGV[2], 1, true)) then
-    found[#found + 1] = {owner, alive or ''}
+#: Who may have died.  The work does not grow with the number of workers: those that are due,
+#: some of the owners on one machine, and a few of all owners, in turn.  The latter finds
+#: workers of earlier versions, which do not say when they are due.
+#: KEYS: owners, due, the owners on one machine.
+#: ARGV: how alive keys begin, the machine ("" for none), seconds until somebody is due again
+#: who lives and does not say so himself, the cursors of all owners and of those on the machine.
+#: Returns both next cursors, owners without a sign of life, and by turns the owners on the
+#: machine and what their signs of life say.
+LOOK = (
+    NOW
+    + """
+redis.call('ZREM', KEYS[2], '')
+local function alive(owner) return redis.call('GET', ARGV[1] .. owner) end
+local all = redis.call('SSCAN', KEYS[1], ARGV[4], 'COUNT', 10)
+for _, owner in ipairs(all[2]) do
+  if not redis.call('ZSCORE', KEYS[2], owner) then redis.call('ZADD', KEYS[2], now, owner) end
+  local said = ARGV[2] ~= '' and alive(owner)
+  if said and string.find(said, ARGV[2], 1, true) then redis.call('SADD', KEYS[3], owner) end
+end
+local missing, near = {}, {}
+for _, owner in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, 50)) do
+  if alive(owner) then redis.call('ZADD', KEYS[2], now + ARGV[3], owner)
+  else missing[#missing + 1] = owner end
+end
+local here = redis.call('SSCAN', KEYS[3], ARGV[5], 'COUNT', 50)
+for _, owner in ipairs(here[2]) do
+  local said = alive(owner)
+  if said then
+    near[#near + 1] = owner
+    near[#near + 1] = said
+  else
+    redis.call('SREM', KEYS[3], owner)
   end
 end
-return found
+return {all[1], here[1], missing, near}
+"""
+)
+
+#: Be the machine's sweeper no longer.
+#: KEYS: the sweeper.  ARGV: the owner.
+RETIRE = """
+local sweeper = redis.call('GET', KEYS[1])
+if sweeper and string.find(sweeper, ARGV[1], 1, true) == 1 then redis.call('DEL', KEYS[1]) end
 """
 
 #: Put messages back into their queues, each once whoever asks, and forget who had them.
-#: KEYS: unacked, index, owner of, owners, held, alive, then lists.
+#: KEYS: unacked, index, owner of, owners, held, alive, due, the owners on this machine, then
+#: lists.
 #: ARGV: owner ("" for nobody of ours), what alive must say ("*": anything), the latest
 #: time a message may have been looked after ("" for any), the command, "1" to forget the
 #: owner once it holds nothing; then for each message its tag, its number of copies (-1:
@@ -117,7 +160,7 @@ while at <= #ARGV do
       if copies >= 0 and redis.call('HDEL', KEYS[1], tag) == 1 then
         for copy = 1, copies do
           local place = at + 2 * copy
-          redis.call(ARGV[4], KEYS[6 + ARGV[place]], ARGV[place + 1])
+          redis.call(ARGV[4], KEYS[8 + ARGV[place]], ARGV[place + 1])
         end
         given = given + 1
       end
@@ -131,6 +174,8 @@ end
 if ARGV[5] == '1' and redis.call('HLEN', KEYS[5]) == 0 then
   redis.call('SREM', KEYS[4], owner)
   redis.call('DEL', KEYS[6])
+  redis.call('ZREM', KEYS[7], owner)
+  redis.call('SREM', KEYS[8], owner)
 end
 return given
 """

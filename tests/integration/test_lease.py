@@ -114,6 +114,21 @@ def test_another_worker_runs_what_a_killed_one_held(shop: Shop):
     assert sum(runs(shop, "nap").values()) <= 24 + 4
 
 
+def test_a_killed_worker_that_searched_for_others_is_found_itself(shop: Shop):
+    """Long before its lease is over: its neighbours see that it has ended, and one takes over."""
+    conf = {"batch_lease": 600.0}
+    workers = {worker.name: worker for worker in (shop.worker("-c", "1", conf=conf) for _ in "123")}
+    with shop.memory() as client:
+        (key,) = client.keys("unacked_sweeper_on.*")
+        killed = workers[json.loads(client.get(key).partition(b" ")[2])["node"]]
+    results = [shop.nap.delay(n) for n in range(24)]
+    await_formed(killed, "shop.nap", 1)
+    kill(killed)
+
+    assert list(range(24)) == answers(results)
+    assert sum(runs(shop, "nap").values()) <= 24 + 4
+
+
 def test_a_restarted_worker_runs_what_it_held(shop: Shop):
     """A worker that takes the place of the killed one finds its record."""
     killed = shop.worker("-c", "1")

@@ -14,7 +14,7 @@ from redis import Redis
 
 from celery_batch.cli.child import wait_until
 from celery_batch.worker.redis_lease import Lease
-from celery_batch.worker.redis_owner import Keys, describe_self
+from celery_batch.worker.redis_owner import Keys, describe_self, machine
 from celery_batch.worker.redis_restore import Restorer, Terms
 from celery_batch.worker.redis_scripts import KEEP
 
@@ -191,3 +191,88 @@ def test_a_lease_that_was_taken_for_lapsed_says_so(place: Any):
 
     assert set() == held
     assert not lease.in_doubt
+
+
+#: How a worker of an earlier version asks whom to look after: those whose sign of life is
+#: gone, and those of its machine.
+EARLIER = """
+local found = {}
+for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local alive = redis.call('GET', ARGV[1] .. owner)
+  if not alive or (ARGV[2] ~= '' and string.find(alive, ARGV[2], 1, true)) then
+    found[#found + 1] = {owner, alive or ''}
+  end
+end
+return found
+"""
+
+
+@pytest.mark.parametrize("ends", ["on this machine", "elsewhere"])
+def test_worker_of_an_earlier_version_is_seen_to(place: Any, ends: str):
+    """During an upgrade: it says nowhere when it is due, lives for a while, and is killed."""
+    keys = hold(place, "orphan", owner="earlier")
+    facts = json.loads(describe_self("w0@here"))
+    elsewhere = json.dumps({**facts, "machine": "elsewhere"}, sort_keys=True)
+    place.client.set(keys.alive, elsewhere if ends == "elsewhere" else describe_self("w0@here"))
+    lease = Lease(place.channel, "w1@here", 1.0, on_doubt=lambda: None)
+    lease.open()
+    noticed = lambda: place.client.zscore(keys.due, "earlier")  # noqa: E731
+    wait_until(lambda: "" if noticed() else "unknown", [], what="look", timeout=60)
+    waiting = queued(place)
+    if ends == "elsewhere":
+        place.client.delete(keys.alive)  # as when it expires
+    else:
+        dead = json.dumps({**facts, "started": "1"}, sort_keys=True)  # its number is another's
+        place.client.set(keys.alive, dead)
+    wait_until(lambda: "" if queued(place) else "not back", [], what="orphan", timeout=60)
+    lease.end()
+
+    assert [] == waiting
+    assert ["orphan"] == [message["headers"]["id"] for message in queued(place)]
+    assert set() == left(place)
+
+
+def test_worker_of_an_earlier_version_sees_ours(place: Any):
+    """During an upgrade: should ours die, it finds and rescues what ours held."""
+    lease = Lease(place.channel, "w1@here", 15.0, on_doubt=lambda: None)
+    lease.open()
+    keys = lease.keys
+    look = place.client.register_script(EARLIER)
+    found = look(keys=[keys.owners], args=[keys.all_alive, machine()])
+    lease.end()
+
+    assert [[keys.owner.encode(), describe_self("w1@here").encode()]] == found
+
+
+def test_one_worker_of_a_machine_searches(place: Any):
+    """When it ends, another one does; with the last of them no trace of that is left."""
+    first, second = (
+        Lease(place.channel, f"w{n}@here", 1.0, on_doubt=lambda: None) for n in range(2)
+    )
+    first.open()
+    second.open()
+    sweeper = lambda: place.client.get(first.keys.sweeper).decode().split()[0]  # noqa: E731
+    before = sweeper()
+    first.end()
+    handed_over = lambda: place.client.exists(second.keys.sweeper) and sweeper()  # noqa: E731
+    wait_until(
+        lambda: "" if handed_over() == second.keys.owner else "not yet", [], what="it", timeout=60
+    )
+    second.end()
+
+    assert first.keys.owner == before
+    assert set() == left(place)
+
+
+def test_all_that_a_worker_holds_is_refreshed(place: Any):
+    """However much that is: it is done in pieces."""
+    tags = {f"m{n}": "0" for n in range(1500)}
+    lease = Lease(place.channel, "w1@here", 1.0, on_doubt=lambda: None)
+    place.client.hset(lease.keys.held, mapping=tags)
+    place.client.zadd(lease.keys.index, dict.fromkeys(tags, 1.0))
+    lease.open()
+    stale = lambda: place.client.zcount(lease.keys.index, 1, 1)  # noqa: E731
+    wait_until(lambda: f"{stale()} are stale" if stale() else "", [], what="all", timeout=60)
+    lease._stopped.set()
+
+    assert 1500 == place.client.zcard(lease.keys.index)
