@@ -41,22 +41,26 @@ class AmqpLetters:
     def __init__(self, app: Any) -> None:
         self._app = app
 
-    def write(self, letters: list[AmqpLetter]) -> None:
+    def write(self, letters: list[AmqpLetter], producer: Any = None) -> None:
         """
         Send the letters, and mark those that are sent.
+
+        Args:
+            letters: To be sent.
+            producer: Celery's, to send them with; one of the app's unless given.
 
         Raises:
             OperationalError: The broker could not be reached.
         """
         conf = self._app.conf
-        with self._app.producer_or_acquire() as producer:
-            connection, push = producer.connection, _push
+        with self._app.producer_or_acquire(producer) as own:
+            connection, push = own.connection, _push
             if conf.task_publish_retry:
                 policy = dict(conf.task_publish_retry_policy)
                 connection.transport_options.update(policy)
-                push = connection.ensure(producer, push, **policy)
+                push = connection.ensure(own, push, **policy)
             with connection._reraise_as_library_errors():  # noqa: SLF001
-                push(producer, letters)
+                push(own, letters)
 
 
 def _push(producer: Any, letters: list[AmqpLetter]) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any, Protocol
 
 from celery_batch.client.outbox import FULL, PIECE, Letter, Outbox
 
 __all__ = ["Gathering", "gathered", "gathering"]
+
+#: Seconds after which a canvas' first call waits for no more of a generator's.
+_LONGEST = 1.0
 
 _current: ContextVar[tuple[Gathering | None, Any]] = ContextVar(
     "celery_batch_gathering", default=(None, None)
@@ -51,7 +55,10 @@ class Gathering:
         self.burst: Burst | None = None
         self._kept: list[tuple[Letter, Any]] = []
         self._size = 0
+        self._since = 0.0
         self._outbox: Outbox | None = None
+        #: What a canvas holds while its calls are made.
+        self._producer: Any = None
 
     def add(self, letter: Letter, result: Any, outbox: Outbox) -> None:
         """
@@ -65,11 +72,44 @@ class Gathering:
         if outbox is not self._outbox:
             self.flush()
             self._outbox = outbox
+        if not self._kept:
+            self._since = monotonic()
         self._kept.append((letter, result))
         self._size += len(letter.text)
-        is_full = len(self._kept) >= PIECE or self._size >= FULL
-        if is_full and self.app is None:  # a canvas holds a producer meanwhile
+        if self._is_full and self.app is None:  # a canvas notes its call's result first
             self.flush()
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._kept) >= PIECE or self._size >= FULL
+
+    def flush_if_due(self) -> None:
+        """
+        Write what is kept if there is a piece of it, or if it was kept for long.
+
+        Raises:
+            OperationalError: Not all of it could be sent.
+        """
+        if self._kept and (self._is_full or monotonic() - self._since > _LONGEST):
+            self.flush()
+
+    def kept(self) -> list[Any]:
+        """Return the results of the calls that are still to be written."""
+        return [result for _, result in self._kept]
+
+    @contextmanager
+    def writing_with(self, producer: Any) -> Iterator[None]:
+        """
+        Write meanwhile with a producer that is held already: there may be no other.
+
+        Args:
+            producer: Celery's.
+        """
+        self._producer = producer
+        try:
+            yield
+        finally:
+            self._producer = None
 
     def flush(self) -> None:
         """
@@ -83,8 +123,12 @@ class Gathering:
         kept, self._kept, self._size = self._kept, [], 0
         if not kept or self._outbox is None:
             return
+        letters = [letter for letter, _ in kept]
         try:
-            self._outbox.send([letter for letter, _ in kept])
+            if self._producer is None:
+                self._outbox.send(letters)
+            else:
+                self._outbox.write_with(self._producer, letters)
         except Exception as error:
             self.failure = error
             raise
@@ -102,7 +146,7 @@ class Gathering:
 @contextmanager
 def gathering(app: Any) -> Iterator[Gathering]:
     """
-    Write together what an app's canvas sends meanwhile.
+    Keep what an app's canvas sends meanwhile; whoever asks for this flushes it.
 
     Args:
         app: The Celery app.
@@ -111,7 +155,6 @@ def gathering(app: Any) -> Iterator[Gathering]:
     token = _current.set((gathering, None))
     try:
         yield gathering
-        gathering.flush()
     finally:
         _current.reset(token)
         gathering.close()

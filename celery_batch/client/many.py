@@ -13,7 +13,7 @@ from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.client.publisher import Publisher
 from celery_batch.errors import BatchError, ConfigurationError
 
-__all__ = ["PartlySent", "apply_chunks", "apply_many"]
+__all__ = ["PartlySent", "apply_chunks", "apply_many", "partly_sent"]
 
 
 class PartlySent(BatchError, OperationalError):
@@ -104,12 +104,22 @@ def _in_one_write(results: list[Any]) -> Iterator[Gathering]:
         except Exception as error:
             if not gathering.sent:
                 raise
-            raise _partly_sent(results, gathering, error) from error
+            raise partly_sent(_by_place(results, gathering), error) from error
 
 
-def _partly_sent(results: list[Any], gathering: Gathering, error: Exception) -> PartlySent:
-    known = {result.id: result for result in results}
-    sent = [known.get(each.id, each) for each in gathering.sent]
-    ids = {each.id for each in sent}
-    places = {n: result for n, result in enumerate(results) if result.id in ids}
+def _by_place(results: list[Any], gathering: Gathering) -> dict[int, Any]:
+    """Return the results of the calls that were surely sent, by their places."""
+    sent = {each.id for each in gathering.sent}
+    return {place: result for place, result in enumerate(results) if result.id in sent}
+
+
+def partly_sent(places: dict[int, Any], error: Exception) -> PartlySent:
+    """
+    Return the error that says which of many calls were sent.
+
+    Args:
+        places: Results of the calls that were surely sent, by their places among all calls.
+        error: Why the others were not.
+    """
+    sent = list(places.values())
     return PartlySent(f"only {len(sent)} calls were surely sent: {error}", sent, places)

@@ -59,10 +59,11 @@ class Outbox:
     Takes letters from any thread, and returns when they are in the broker.
 
     Args:
-        write: Writes letters and marks those that are `sent`; raises for the others.
+        write: Writes letters and marks those that are `sent`; raises for the others.  It may
+            be given a producer to write them with.
     """
 
-    def __init__(self, write: Callable[[list[Letter]], None]) -> None:
+    def __init__(self, write: Callable[..., None]) -> None:
         self._write = write
         self._ready: deque[Letter] = deque()
         #: Reentrant: what a signal's handler sends in the midst of a write is written at once.
@@ -93,6 +94,21 @@ class Outbox:
         for letter in own:
             if letter.error is not None:
                 raise letter.error
+
+    def write_with(self, producer: Any, letters: list[Letter]) -> None:
+        """
+        Write letters at once, with a producer that the caller holds.
+
+        Who holds one may not wait for another thread's write, which may want the same one.
+
+        Args:
+            producer: Celery's.
+            letters: To be written.
+
+        Raises:
+            Exception: What came of writing them; those that are sent are marked.
+        """
+        self._write(letters, producer)
 
     def _write_or_wait(self) -> None:
         """Write what lies ready, or wait until who writes has written; the caller looks again."""

@@ -27,14 +27,18 @@ class RedisRoad:
         self._app = app
         self._channel: Any = None
 
-    def write(self, letters: list[Letter]) -> None:
+    def write(self, letters: list[Letter], producer: Any = None) -> None:
         """
         Put the letters in their lists, and mark those that are there.
+
+        Args:
+            letters: To be sent.
+            producer: Celery's, to send them with; one of the app's unless given.
 
         Raises:
             OperationalError: The broker could not be reached, or refused them.
         """
-        channel = self._channel
+        channel = self._channel if producer is None else None
         if channel is not None and not channel.closed:
             try:
                 _push(channel, letters)
@@ -43,20 +47,20 @@ class RedisRoad:
                     raise OperationalError(str(error)) from error
             else:
                 return
-        self._write_as_celery_does(letters)
+        self._write_as_celery_does(letters, producer)
 
-    def _write_as_celery_does(self, letters: list[Letter]) -> None:
+    def _write_as_celery_does(self, letters: list[Letter], producer: Any) -> None:
         app = self._app
         policy = dict(app.conf.task_publish_retry_policy)
-        with app.producer_or_acquire() as producer:
-            connection = producer.connection
+        with app.producer_or_acquire(producer) as own:
+            connection = own.connection
             push = _push_through
             if app.conf.task_publish_retry:
                 connection.transport_options.update(policy)
-                push = connection.ensure(producer, push, **policy)
+                push = connection.ensure(own, push, **policy)
             with connection._reraise_as_library_errors():  # noqa: SLF001
-                push(producer, letters)
-                self._channel = producer.channel
+                push(own, letters)
+                self._channel = own.channel
 
 
 def _push_through(producer: Any, letters: list[Letter]) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Self
 
 from celery._state import task_join_will_block
@@ -155,11 +155,15 @@ class Room:
         items = len(first) * items_of(options)
         with self.passage(task, options, items, len(first)), admitted((task.name,)):
             # A call from inside a task is not refused, however many they are.
-            yield [*first, *rows]
+            yield chain(first, rows)
+
+    def is_exempt(self) -> bool:
+        """Return whether no call made here is refused."""
+        is_worker = self._app.current_worker_task or task_join_will_block()
+        return bool(is_worker or self._terms.is_eager)
 
     def _is_exempt(self, options: dict[str, Any]) -> bool:
-        is_worker = self._app.current_worker_task or task_join_will_block()
-        return bool(is_worker or options.get("retries") or self._terms.is_eager)
+        return bool(options.get("retries")) or self.is_exempt()
 
     def _queue(self, task: Any, options: dict[str, Any]) -> str | None:
         """Return the name of the queue that a call goes to; None if that is not known."""

@@ -24,15 +24,20 @@ class ShortRoad:
         self._redis = RedisRoad(app)
         self._amqp = AmqpLetters(app)
 
-    def write(self, letters: list[Letter]) -> None:
+    def write(self, letters: list[Letter], producer: Any = None) -> None:
         """
         Send the letters, and mark those that are sent.
+
+        Args:
+            letters: To be sent.
+            producer: Celery's, to send them with; one of the app's unless given.
 
         Raises:
             OperationalError: The broker could not be reached, or refused them.
         """
         to_rabbitmq = [letter for letter in letters if isinstance(letter, AmqpLetter)]
         if to_rabbitmq:
-            self._amqp.write(to_rabbitmq)
+            self._amqp.write(to_rabbitmq, producer)
         if len(to_rabbitmq) < len(letters):
-            self._redis.write([each for each in letters if not isinstance(each, AmqpLetter)])
+            to_redis = [each for each in letters if not isinstance(each, AmqpLetter)]
+            self._redis.write(to_redis, producer)

@@ -1,22 +1,90 @@
-"""Room for calls that are made together: for all of them or none."""
+"""Calls that are made together: room for all of them or none, and few writes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import chain, islice
 from typing import Any
 
+from kombu.exceptions import OperationalError
+
 from celery_batch.asking import Asking
+from celery_batch.client.answers import foreseen
+from celery_batch.client.gathering import Gathering, gathering
+from celery_batch.client.many import partly_sent
 from celery_batch.client.publisher import Publisher
-from celery_batch.client.room import admitted, items_of
+from celery_batch.client.room import Room, admitted, items_of
 
-__all__ = ["let_in", "room_for"]
+__all__ = ["room_for", "send_group"]
+
+#: Sends a group's members with a producer, as they are read, and yields their results.
+Apply = Callable[[Iterable[Any], Any], Iterator[Any]]
 
 
-def let_in(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitStack | None]:
+def send_group(app: Any, tasks: Iterable[Any], producer: Any, apply: Apply) -> Iterator[Any]:
+    """
+    Send a group's members, a thousand in one write, and return their results.
+
+    Members that a generator makes are sent as they are made.
+
+    Args:
+        app: The Celery app.
+        tasks: Of each member its signature, its result and the group's id.
+        producer: Whose messages are not gathered; None for one of the app's.
+        apply: Celery's own way to send them.
+
+    Raises:
+        QueueFull: There is no room for all of them.
+        PartlySent: Not all of them could be sent; it says which were.
+    """
+    tasks, passage = _let_in(app, tasks)
+    is_gathered = producer is None and app.conf.get("batch_bulk", True)
+    if passage is None:
+        return iter(_gathered(app, tasks, apply)) if is_gathered else apply(tasks, producer)
+    with passage:
+        return iter(_gathered(app, tasks, apply) if is_gathered else [*apply(tasks, producer)])
+
+
+def _gathered(app: Any, tasks: Iterable[Any], apply: Apply) -> list[Any]:
+    results: list[Any] = []
+    with gathering(app) as gathered:
+        try:
+            with app.producer_or_acquire() as producer, gathered.writing_with(producer):
+                for result in apply(foreseen(app, tasks, gathered.frozen), producer):
+                    results.append(result)
+                    gathered.flush_if_due()
+            gathered.flush()  # with no producer in hand: others' messages go along
+        except OperationalError as error:
+            sent = _surely_sent(results, gathered)
+            if not sent:
+                raise
+            raise partly_sent(sent, error) from error
+    return results
+
+
+def _surely_sent(results: list[Any], gathered: Gathering) -> dict[int, Any]:
+    """Return the results of the members that were sent, by their places."""
+    unsent = {result.id for result in gathered.unsent + gathered.kept()}
+    return {
+        place: result for place, result in enumerate(results) if _first(result).id not in unsent
+    }
+
+
+def _first(result: Any) -> Any:
+    """Return the result of the call with which a member begins."""
+    while (parent := getattr(result, "parent", None)) is not None:
+        result = parent
+    return result
+
+
+def _let_in(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitStack | None]:
     """
     Count a group's members in that are sent now.
+
+    A generator is read until its members have no room or all are known.  One whose first
+    members have no limit is not read ahead any further: the others ask for room themselves.
 
     Args:
         app: The Celery app.
@@ -29,32 +97,64 @@ def let_in(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitStack | N
         QueueFull: There is no room for all of them.
     """
     room = Publisher.of(app).room()
-    limited = {
-        name: task
+    limits = {
+        name: (task, limit)
         for name, task in app.tasks.items()
-        if isinstance(task, Asking) and room.limit(task) is not None
+        if isinstance(task, Asking) and (limit := room.limit(task)) is not None
     }
-    if not limited:
+    if not limits or room.is_exempt():
         return tasks, None
-    tasks = list(tasks)
-    wanted: Counter[tuple[str, Any]] = Counter()
-    messages = wanted.copy()
-    options: dict[tuple[str, Any], Any] = {}
-    for signature, *_ in tasks:
-        for first in _first_of(signature):
-            if first.task in limited:
-                kind = (first.task, first.options.get("queue"))
-                options[kind] = {**first.options, "headers": None}
-                wanted[kind] += items_of(first.options)
-                messages[kind] += 1
-    if not wanted:
-        return tasks, None
-    with ExitStack() as sending:
-        for kind, items in wanted.items():
-            passage = room.passage(limited[kind[0]], options[kind], items, messages[kind])
-            sending.enter_context(passage)
-        sending.enter_context(admitted(name for name, _ in wanted))
-        return tasks, sending.pop_all()
+    tasks = iter(tasks)
+    head = list(islice(tasks, max(limit for _, limit in limits.values()) + 1))
+    wanted = _Wanted({name: task for name, (task, _) in limits.items()}, head)
+    if not wanted.items:
+        return chain(head, tasks), None
+    if not any(items > limits[name][1] for (name, _), items in wanted.items.items()):
+        rest = list(tasks)
+        wanted.add(rest)
+        head += rest
+    return head, wanted.passages(room)
+
+
+class _Wanted:
+    """
+    How much room a group's members take, by their tasks and queues.
+
+    Args:
+        limited: The tasks that have a limit, by their names.
+        members: Of each its signature, its result and the group's id.
+    """
+
+    def __init__(self, limited: dict[str, Any], members: Iterable[Any]) -> None:
+        self.items: Counter[tuple[str, Any]] = Counter()
+        self._messages: Counter[tuple[str, Any]] = Counter()
+        self._options: dict[tuple[str, Any], Any] = {}
+        self._limited = limited
+        self.add(members)
+
+    def add(self, members: Iterable[Any]) -> None:
+        """Count the members that are sent at once."""
+        for signature, *_ in members:
+            for first in _first_of(signature):
+                if first.task in self._limited:
+                    kind = (first.task, first.options.get("queue"))
+                    self._options[kind] = {**first.options, "headers": None}
+                    self.items[kind] += items_of(first.options)
+                    self._messages[kind] += 1
+
+    def passages(self, room: Room) -> ExitStack:
+        """
+        Return the context in which all of them are sent.
+
+        Raises:
+            QueueFull: There is no room for all of them.
+        """
+        with ExitStack() as sending:
+            for kind, items in self.items.items():
+                task, messages = self._limited[kind[0]], self._messages[kind]
+                sending.enter_context(room.passage(task, self._options[kind], items, messages))
+            sending.enter_context(admitted(name for name, _ in self.items))
+            return sending.pop_all()
 
 
 def _first_of(signature: Any) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import json
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -292,3 +293,25 @@ def test_bytes_stay_bytes_with_msgpack(apps: Any):
     assert ["application/x-msgpack"] * 4 == [message.content_type for message in messages]
     assert [file] * 4 == [msgpack.unpackb(message.body)[0][0] for message in messages]
     assert max(len(message.body) for message in messages) < len(file) + 200
+
+
+@pytest.mark.parametrize("limit", [1, 10])
+def test_a_generators_first_members_are_there_before_its_last_is_made(
+    apps: Any, limit: int
+) -> None:
+    """A group over a generator is sent piece by piece, with one connection, too."""
+    task = apps(result_backend="cache+memory://", broker_pool_limit=limit)
+    group(task.s(0)).apply_async()  # the first of its kind
+    found: list[Any] = []
+
+    def members() -> Iterator[Any]:
+        """Take what has been sent when some are made."""
+        for number in range(1500):
+            if number == 1200:
+                wait_until(lambda: missing(task, found, 1001), [], what="a piece", timeout=60)
+            yield task.s(number)
+
+    group(members()).apply_async()
+    wait_until(lambda: missing(task, found, 1501), [], what="all", timeout=60)
+
+    assert [0, *range(1500)] == [json.loads(message.body)[0][0] for message in found]
