@@ -191,10 +191,10 @@ def wanted(requests: Sequence[Request[Answer]], desk: Desk) -> list[Request[Answ
 
 def settle(requests: Sequence[Request[Answer]], outputs: Sequence[Any], desk: Desk) -> None:
     """
-    Give many requests their answers at once.
+    Give many requests their answers at once; those that were cancelled stay so.
 
     Args:
-        requests: Those of a batch.
+        requests: Those of a batch, or of a line that is cleared.
         outputs: Of all their items, in order; an `Outcome` with an error in place of some.
         desk: Their streamer's.
     """
@@ -216,6 +216,7 @@ def settle(requests: Sequence[Request[Answer]], outputs: Sequence[Any], desk: De
     for answer, part in awaited:
         with answer._condition:  # noqa: SLF001
             if answer._state in _DONE:  # noqa: SLF001
+                _notify_cancelled(answer, desk)
                 continue
             _finish(answer, part, may_fail=may_fail)
             _tell(answer)
@@ -240,6 +241,15 @@ def _finish(answer: Answer, part: list[Any], *, may_fail: bool) -> None:
         answer._exception = failure.error  # noqa: SLF001
     answer.items = _NOTHING
     answer._state = _FINISHED  # noqa: SLF001
+
+
+def _notify_cancelled(answer: Answer, desk: Desk) -> None:
+    """Wake who waits for an answer that was cancelled in line, its condition in hand."""
+    with desk.lock:
+        if answer._state != _CANCELLED:  # noqa: SLF001
+            return
+        desk.given_up -= 1
+    answer.set_running_or_notify_cancel()
 
 
 def _tell(answer: Answer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 import os
 import signal
@@ -113,6 +114,31 @@ def test_model_that_is_lost_later(tmp_path, monkeypatch):
 
         assert [5] == streamer.predict([5])
     assert ["Lost.predict on cpu: OSError: no weights for cpu"] * 4 == [str(each) for each in told]
+
+
+def test_cancelled_futures_are_done_when_nobody_can_serve(tmp_path, monkeypatch):
+    """Where no process has its model any more, a cancelled future is done, and is forgotten."""
+    monkeypatch.setattr(crew, "_FIRST_PAUSE", 0.01)
+    weights = tmp_path / "weights"
+    weights.touch()
+    options = {"model_init_args": (str(weights),)}
+    with Streamer(Lost, 1, wait_for_worker_ready=True, **options) as streamer:
+        weights.unlink()
+        feeder = streamer._crew._feeders[0]
+        killed = feeder._process
+        killed._made[0].kill()
+        wait_until(
+            lambda: "" if feeder._process is not killed else "the same",
+            [],
+            what="a new process",
+            timeout=60,
+        )
+        futures = [streamer.submit([each]) for each in range(9)]
+        assert all(future.cancel() for future in futures[:8])
+
+        assert (set(futures), set()) == concurrent.futures.wait(futures, 60)
+        assert isinstance(futures[8].exception(), LoadFailed)
+        assert 0 == streamer._intake.desk.given_up
 
 
 def _why_refused(streamer):

@@ -216,6 +216,23 @@ class TestOnce:
         with pytest.raises(StreamerClosed):
             streamer.submit([1])
 
+    def test_cancelled_futures_are_done_when_the_streamer_ends(self, kind):
+        """A future that was cancelled in line is done for whoever waits for it at that time."""
+        streamer = kind(play, 1)
+        running = streamer.submit([("sleep", 0.3)])
+        _wait_until_running(running)
+        ready = streamer.submit([0])  # in a worker process it lies ready behind the first
+        waiting = [streamer.submit([each]) for each in range(3)]
+        assert waiting[0].cancel()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiter = pool.submit(concurrent.futures.wait, waiting, 20)
+            streamer.destroy_workers()
+
+            assert (set(waiting), set()) == waiter.result()
+        assert waiting[0].cancelled()
+        assert isinstance(waiting[1].exception(), StreamerClosed)
+        assert ready.done()
+
     def test_model_that_loses_count_is_found_out(self, kind):
         """One output too few is an error of all, and never a wrong answer."""
         with kind(drop, 2) as streamer, pytest.raises(WrongResultCount, match="1 outputs for a"):
@@ -265,6 +282,10 @@ class TestOnce:
 
         assert [[("sleep", 0.2)], [1], [2]] == [each.result(20) for each in futures[:3]]
         wait_until(lambda: _held(intake), [], what="the end", timeout=60)
+
+
+def _wait_until_running(future):
+    wait_until(lambda: "" if future.running() else "pending", [], what="the batch", timeout=60)
 
 
 def _held(intake):
