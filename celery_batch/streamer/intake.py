@@ -10,6 +10,8 @@ Rule 2: a newcomer wakes nobody, unless it is the first in line, or makes a batc
 Rule 3: who takes a batch and leaves others behind wakes the next; so no wake is lost.
 Rule 4: a request that is in nobody's line is in hands until it is settled, and `through`
         tells of that: so who drains knows when the last one is answered.
+Rule 5: the batcher is told what a Celery worker tells it: that a batch of several has
+        ended, and that nobody could have been seen coming.  So batches are the same ones.
 """
 
 from __future__ import annotations
@@ -126,15 +128,18 @@ class Intake(Waiting):
                         break
                     seconds = found.seconds if isinstance(found, Wait) else None
                 self._sleepers.append(slot)
-                slot.bell.wait(seconds)
+                self._sleep(slot, seconds)
                 self._sleepers.remove(slot)
             self._wake()  # it may have been the one who watched the line
         return None
 
     def done(self, slot: Slot, requests: Requests) -> None:
-        """Take note that a worker has room again, while its batch is settled."""
+        """Take note that a batch has ended: its worker has room again, while it is settled."""
         with self._lock:
             slot.out.remove(requests)
+            if len(requests) > 1:
+                rows = sum(request.rows for request in requests)
+                self._batcher.crowd_ended(monotonic(), rows, requests[0].urgency)
             if self._rows or slot.gone:
                 slot.bell.notify()
 
@@ -142,6 +147,8 @@ class Intake(Waiting):
         """Take note that so many requests that were in hands are settled, or in line again."""
         with self._lock:
             self._in_hands -= requests
+            if requests > 1:  # those who were answered could not come before
+                self._batcher.looked_away(monotonic())
         self._close_when_through()
 
     def retire(self, slot: Slot) -> None:
@@ -179,6 +186,13 @@ class Intake(Waiting):
         for request in left:
             request.item.begin_anew()
         fail(left, error, self.desk)
+
+    def _sleep(self, slot: Slot, seconds: float | None) -> None:
+        """Wait for the bell; who wakes late could not see who was coming."""
+        due = None if seconds is None else monotonic() + seconds
+        slot.bell.wait(seconds)
+        if due is not None and (now := monotonic()) - due > self._batcher.policy.patience:
+            self._batcher.looked_away(now)
 
     def _leave(self, slot: Slot, batch: Batch[Answer]) -> Requests:
         self._rows -= batch.rows

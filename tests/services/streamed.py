@@ -30,6 +30,12 @@ def play(batch):
     return [_answer(item, batch) for item in batch]
 
 
+def count(batch):
+    """Answer each item with the number of those in its batch, slowly."""
+    time.sleep(0.2)
+    return [len(batch)] * len(batch)
+
+
 def drop(batch):
     """Lose an output."""
     return batch[1:]

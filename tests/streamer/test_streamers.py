@@ -11,6 +11,7 @@ import weakref
 
 import pytest
 
+from celery_batch.batching.policy import BatchPolicy
 from celery_batch.cli.child import wait_until
 from celery_batch.errors import (
     ConfigurationError,
@@ -22,7 +23,7 @@ from celery_batch.errors import (
 )
 from celery_batch.streamer import Streamer, ThreadedStreamer, streaming
 from celery_batch.testing import HungryModel
-from tests.services.streamed import Exiting, drop, play
+from tests.services.streamed import Exiting, count, drop, play
 
 
 @pytest.fixture(scope="module", params=[ThreadedStreamer, Streamer], ids=["thread", "process"])
@@ -180,6 +181,25 @@ def test_lone_request_does_not_wait(streamer):
 @pytest.mark.parametrize("kind", [ThreadedStreamer, Streamer], ids=["thread", "process"])
 class TestOnce:
     """What takes a streamer of its own."""
+
+    def test_clients_of_a_slow_model_share_its_batches(self, kind):
+        """One who came before 15 others and asks again with them is in their next batch."""
+        with kind(count, 16) as streamer:
+            streamer._begin()._batcher.policy = BatchPolicy(16, 2.0, linger=0.1)
+            first = streamer.submit([0])
+            _wait_until_running(first)
+            crowd = [streamer.submit([each]) for each in range(15)]
+            assert [1] == first.result()
+            _wait_until_running(crowd[0])
+            crowd.append(streamer.submit([15]))  # while the others' batch runs
+            sizes = []
+            for _ in range(4):
+                sizes.append([future.result()[0] for future in crowd[:15]])
+                crowd[:15] = [streamer.submit([each]) for each in range(15)]
+                sizes[-1].append(crowd[15].result()[0])
+                crowd[15] = streamer.submit([15])
+
+        assert [[15] * 15 + [16]] + [[16] * 16] * 3 == sizes
 
     def test_full_queue_is_told_at_once(self, kind):
         """With max_queue, what would wait behind too many is refused at once."""
