@@ -6,11 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, Protocol
 from uuid import uuid4
 from weakref import ref
 
 from billiard.einfo import ExceptionInfo
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from celery.worker.state import task_ready
@@ -90,6 +92,8 @@ class BatchJob:
         self.answer: BatchEnd | None = None
         #: What the pool said in its place.
         self.error: Any = None
+        #: What waits for a thread of this process, if that is where it runs.
+        self._waiting: Cargo | None = None
         self._listener = listener
         self._ended = self._told = False
         #: Guards the end, and who is there to see it: pools may tell of it on threads,
@@ -149,9 +153,12 @@ class BatchJob:
 
     def _submit(self, pool: Any) -> Any:
         soft, hard = _tightest_limits(self.task, self.requests)
+        cargo = self._cargo()
+        if not isinstance(pool, PreforkPool):  # there a copy has gone to a process
+            self._waiting = cargo
         return pool.apply_async(
             run_lone_batch if self.is_lone else run_batch,
-            (self.task.name, self._cargo(), soft),
+            (self.task.name, cargo, soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
             error_callback=self._on_failure,
@@ -231,10 +238,22 @@ class BatchJob:
     def _on_accepted(self, pid: int, time_accepted: float) -> None:
         if self._ended:
             return
+        self._leave_out_unwanted()
         self.pid, self.began = pid, time_accepted
         self._listener.on_start(self)
         for request in accept(self.requests, pid, time_accepted):
             News(request, request.on_accepted, (pid, time_accepted)).deliver()
+
+    def _leave_out_unwanted(self) -> None:
+        """Take out of what has waited for a thread who was revoked or has expired meanwhile."""
+        cargo, self._waiting = self._waiting, None
+        if cargo is None:
+            return
+        with self._lock:
+            wanted = [not _is_unwanted(request) for request in self.requests]
+            self.requests = list(compress(self.requests, wanted))
+            cargo[:] = list(compress(cargo, wanted))
+            self.rows = sum(request.rows for request in self.requests)
 
     def _on_success(self, answer: BatchEnd | ExceptionInfo, **_: Any) -> None:
         if isinstance(answer, ExceptionInfo):  # how solo and threads report an exit of the model's

@@ -8,18 +8,19 @@ from celery.exceptions import TaskRevokedError
 from celery_batch.client.revokes import revoke_soon
 from tests.integration.features.test_stamping import Customer
 from tests.services.place import Place, eventually
+from tests.services.shop import Worker
 
 EVERY_POOL = ("prefork", "solo", "threads")
 
 
-def revoke(place: Place, *results, **options) -> None:
-    """Revoke and return when the worker has heard."""
+def revoke(place: Place, *results, worker: Worker | None = None, **options) -> None:
+    """Revoke and return when the worker, the shared one unless given, has heard."""
     place.app.control.revoke(
         [each.id for each in results],
         reply=True,
         timeout=10,
         limit=1,
-        destination=[place.worker.name],
+        destination=[(worker or place.worker).name],
         **options,
     )
 
@@ -100,6 +101,61 @@ def test_revoked_while_it_waits_for_its_eta(place: Place):
         later.get(timeout=30)
     place.wait_for_nobody()
     assert [] == place.items("echo")
+
+
+def test_revoked_in_a_batch_that_waits_for_a_process(place: Place):
+    """A batch that is formed loses who is revoked before a pool process is free for it."""
+    queue = place.unique("two")
+    gates = [place.unique("gate") for _ in range(4)]
+    routes = {"task_routes": {"f.hold": {"queue": queue}}}
+    with place.another("-c", "2", queue=queue, conf=routes) as worker:
+        results = [place.hold.apply_async((gate,), queue=queue) for gate in gates]
+        place.wait_at(gates[0])
+        place.wait_at(gates[1])
+        eventually(lambda: worker.status()["f.hold"]["running"] == 4, "two batches that wait")
+        revoke(place, results[3], worker=worker)
+        for gate in gates:
+            place.open_gate(gate)
+
+        assert gates[:3] == place.get(results[:3])
+        with pytest.raises(TaskRevokedError):
+            results[3].get(timeout=30)
+    assert gates[3] not in place.items("hold")
+
+
+@pytest.mark.pools("threads")
+def test_revoked_in_a_batch_that_waits_for_a_thread(place: Place):
+    """On a pool of threads a batch loses who is revoked before a thread takes it."""
+    first, second, third = [place.unique("gate") for _ in range(3)]
+    results = [place.hold.delay(gate) for gate in (first, second)]
+    place.wait_at(first)
+    eventually(lambda: place.worker.status()["f.hold"]["running"] == 2, "a batch that waits")
+    revoke(place, results[1])
+    place.open_gate(second)
+    place.open_gate(first)
+
+    assert first == results[0].get(timeout=30)
+    with pytest.raises(TaskRevokedError):
+        results[1].get(timeout=30)
+    place.open_gate(third)
+    assert third == place.hold.delay(third).get(timeout=30)
+    assert [first, third] == place.items("hold")
+
+
+def test_revoked_behind_the_running_batch_in_the_process_runs(place: Place):
+    """What the pool process has been handed runs, as in Celery; its caller is told REVOKED."""
+    first, second = [place.unique("gate") for _ in range(2)]
+    results = [place.hold.delay(gate) for gate in (first, second)]
+    place.wait_at(first)
+    eventually(lambda: place.worker.status()["f.hold"]["running"] == 2, "a batch behind it")
+    revoke(place, results[1])
+    place.open_gate(second)
+    place.open_gate(first)
+
+    assert first == results[0].get(timeout=30)
+    with pytest.raises(TaskRevokedError):
+        results[1].get(timeout=30)
+    eventually(lambda: [first, second] == place.items("hold"), "the second batch")
 
 
 @pytest.mark.pools("prefork", "threads")
