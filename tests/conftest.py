@@ -23,7 +23,7 @@ from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
 pytest_plugins = ["tests.quarantine"]
 
 #: Tests of these folders share servers or workers, so one process runs all of them.
-_TOGETHER = ("tests/integration/features", "tests/webapp")
+_TOGETHER = ("tests/integration/features",)
 
 # Neither drawing an example nor running it is quick on a machine that does other things, too.
 # Under CI Hypothesis would draw the same examples in every run; here each run draws new ones.

@@ -161,11 +161,11 @@ def test_a_burst_is_measured_and_agrees_with_the_workers(visit, served):
 
         assert ["120 of 120"] * 2 == cells(page, "done")
         assert ["0", "0"] == cells(page, "failed")
-        expect(page.locator("#chart-sizes tbody tr").first).to_have_text(
-            re.compile(r"^1\s*120\s*120$")
-        )
-        shown = page.locator("#chart-sizes tbody td:last-child").all_inner_texts()
-        assert 240 == sum(map(int, shown))
+        sizes = page.locator("#chart-sizes tbody td:last-child")
+        counts = lambda: [int(text) for text in sizes.all_inner_texts()]  # noqa: E731
+        wait_until(lambda: "" if 240 == sum(counts()) else counts(), [], what="chart", timeout=45)
+        # Those that were sent one by one; of the others, one may have gone alone, too.
+        assert 120 <= counts()[0]
         expect(page.locator("#workers tbody td").nth(3)).to_have_text(f"{after:,}")
         expect(page.locator("#chart-burst svg")).to_have_attribute(
             "aria-label", re.compile(r"Batched: p50 [\d.]+, p95 .*One by one: p50")
