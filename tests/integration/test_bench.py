@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,11 @@ from bench.wrk import find_wrk
 _ROOT = Path(__file__).parents[2]
 
 
-def _run(*command: str, seconds: float = 110, **env: str) -> str:
+def _run(
+    *command: str, seconds: float = 110, python: str | Path = sys.executable, **env: str
+) -> str:
     done = subprocess.run(
-        [sys.executable, *command],
+        [python, *command],
         check=False,
         cwd=_ROOT,
         env={**os.environ, "PYTHONPATH": str(_ROOT), **env},
@@ -82,13 +85,31 @@ def test_seeds_tables_are_made_again(tmp_path):
 
 
 @pytest.mark.thorough("the programs of bench/ at a small size")
-def test_gpu_script_runs_without_a_gpu(tmp_path):
-    """The one-file script for GPUs runs tiny models on the CPU, and every answer comes back."""
-    pytest.importorskip("torch")
+@pytest.mark.timeout(400)
+def test_gpu_script_runs_where_packages_lie_in_a_folder(tmp_path):
+    """
+    On a machine without a package index, the gathered wheels are all that the script needs.
+
+    Only PyTorch is there already.  Packages in a folder on PYTHONPATH bring no programs.
+    """
+    torch = pytest.importorskip("torch")
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    subprocess.run([_ROOT / "bench" / "gpu_wheels.sh", wheels, python], check=True, timeout=120)
+    index_less = ("--no-index", "--no-deps", "--no-compile", "--target", str(site))
+    _run("-m", "pip", "install", *index_less, *map(str, wheels.glob("*.whl")))
+    venv.create(tmp_path / "bare")
     written = tmp_path / "gpu.json"
     options = ("--models", "encoder", "--seconds", "0.1", "--json", str(written))
+    folders = [str(site), str(Path(torch.__file__).parents[1])]
 
-    shown = _run("bench/gpu.py", *options, BENCH_GPU_SIZES="4", CUDA_VISIBLE_DEVICES="")
+    shown = _run(
+        *("bench/gpu.py", *options),
+        python=tmp_path / "bare" / "bin" / "python",
+        BENCH_GPU_SIZES="4",
+        CUDA_VISIBLE_DEVICES="",
+        PYTHONPATH=os.pathsep.join(folders),
+    )
 
     assert "| encoder | 4 |" in shown
     (row,) = json.loads(written.read_text())["rows"]
