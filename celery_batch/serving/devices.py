@@ -17,9 +17,19 @@ from pathlib import Path
 
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["discover", "pin", "require_seen", "visible_entry", "why_doubtful"]
+__all__ = [
+    "VISIBLE",
+    "discover",
+    "pin",
+    "require_seen",
+    "usable_cores",
+    "visible_entries",
+    "visible_entry",
+    "why_doubtful",
+]
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+#: The variable that says which GPUs a process may see.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 #: Of GPUs without a file of the usual name: WSL's, Tegra's, AMD's.
 _OTHER_GPUS = ("dxg", "nvhost-gpu", "nvgpu", "kfd")
 
@@ -33,11 +43,11 @@ def discover() -> list[str]:
     Returns:
         Names such as ``["cuda:0", "cuda:1"]`` or ``["cpu"]``, never empty.
     """
-    visible = os.environ.get(_VISIBLE)
+    visible = os.environ.get(VISIBLE)
     if visible is None:
         count = len(list(Path("/dev").glob("nvidia[0-9]*")))
     else:
-        count = len(_entries(visible))
+        count = len(visible_entries(visible))
     return [f"cuda:{number}" for number in range(count)] or ["cpu"]
 
 
@@ -68,7 +78,7 @@ def pin(index: int, devices: Sequence[str] | None = None) -> str:
     if not name.startswith("cuda:"):
         return name
     _require_sleeping_cuda()
-    os.environ[_VISIBLE] = visible_entry(name)
+    os.environ[VISIBLE] = visible_entry(name)
     return "cuda:0"
 
 
@@ -84,7 +94,7 @@ def why_doubtful(names: Sequence[str]) -> str:
         have other files than all that we know.
     """
     gpus = [name for name in names if name.startswith("cuda:")]
-    if not gpus or sys.platform != "linux" or _VISIBLE in os.environ:
+    if not gpus or sys.platform != "linux" or VISIBLE in os.environ:
         return ""
     files = Path("/dev")
     count = len(list(files.glob("nvidia[0-9]*")))
@@ -112,12 +122,18 @@ def require_seen(device: str, setting: str) -> None:
         return
     if (torch.version.cuda or torch.version.hip) and not torch.cuda.is_available():
         raise ConfigurationError(
-            f"{setting}: torch finds no GPU where {_VISIBLE} is {os.environ.get(_VISIBLE)!r};"
+            f"{setting}: torch finds no GPU where {VISIBLE} is {os.environ.get(VISIBLE)!r};"
             f" is there one, and is its driver loaded?"
         )
 
 
-def _entries(visible: str) -> list[str]:
+def visible_entries(visible: str) -> list[str]:
+    """
+    Return the GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names, each as it does.
+
+    Args:
+        visible: The value.
+    """
     # The driver stops reading at the first entry it cannot use, by custom -1.
     entries = [entry.strip() for entry in visible.split(",")]
     return entries[: entries.index("-1")] if "-1" in entries else [e for e in entries if e]
@@ -134,15 +150,22 @@ def visible_entry(name: str) -> str:
         ConfigurationError: There is no such GPU.
     """
     number = name.removeprefix("cuda:")
-    visible = os.environ.get(_VISIBLE)
+    visible = os.environ.get(VISIBLE)
     if visible is None or not number.isdigit():
         return number
-    entries = _entries(visible)
+    entries = visible_entries(visible)
     if int(number) >= len(entries):
         raise ConfigurationError(
-            f"batch_devices: there is no {name}: {_VISIBLE}={visible!r} shows {len(entries)} GPUs"
+            f"batch_devices: there is no {name}: {VISIBLE}={visible!r} shows {len(entries)} GPUs"
         )
     return entries[int(number)]
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may run on, which may be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _require_sleeping_cuda() -> None:

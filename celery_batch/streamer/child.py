@@ -3,7 +3,8 @@ A streamer's worker process, from within.
 
 Rule 1: its environment is in place before any of the user's modules is imported, even
         the main module, which a spawned process imports first of all.  So the plan comes
-        along with the process's name, which is unpickled before that.
+        along with the process's name, see `spawn_hook`.  It is in place again afterwards:
+        the main module may have chosen GPUs for all processes together.
 Rule 2: the model comes as bytes, and is unpickled by `load`: what goes wrong is an error
         with words, and not the end of a process.
 Rule 3: it ends with its parent, however that ends; from its first moment on, where the
@@ -18,7 +19,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import util
-from typing import Any, Self
+from typing import Any
 
 from celery_batch.errors import ConfigurationError, LoadFailed
 from celery_batch.serving import devices
@@ -28,7 +29,7 @@ from celery_batch.streamer.cargo import pack, unpickled
 from celery_batch.streamer.leash import end_with_manager, end_with_parent
 from celery_batch.streamer.managed import warm
 
-__all__ = ["UNGUARDED", "Named", "Plan", "is_arriving", "load", "run", "settle_in"]
+__all__ = ["UNGUARDED", "Plan", "arrive", "is_arriving", "load", "run", "settle_in"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Plan:
 
     def follow(self) -> str:
         """Put this process's environment in place; return what the model calls its device."""
-        share = max(_cores() // self.workers, 1)
+        share = max(devices.usable_cores() // self.workers, 1)
         os.environ.setdefault("OMP_NUM_THREADS", str(share))
         if self.devices is None:
             found = devices.discover()
@@ -72,6 +73,8 @@ class _State:
 
     plan: Plan | None = None
     device: str = "cpu"
+    #: The choice of GPUs in the environment that makes it so; None for no choice.
+    visible: str | None = None
     trouble: ConfigurationError | None = None
     given: Model | bytes | None = None
     runner: Runner | None = None
@@ -80,30 +83,29 @@ class _State:
 _state = _State()
 
 
-class Named(str):
-    """
-    A process's name, with its plan.
-
-    Args:
-        name: The name.
-        plan: Followed as soon as the name is unpickled.
-    """
-
-    __slots__ = ("plan",)
-    plan: Plan
-
-    def __new__(cls, name: str, plan: Plan) -> Self:  # noqa: D102 (as the class says)
-        made = super().__new__(cls, name)
-        made.plan = plan
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _arrive, (str(self), self.plan)
-
-
 def is_arriving() -> bool:
     """Say whether this is a streamer's worker process whose model is not loaded yet."""
     return _state.plan is not None and _state.runner is None
+
+
+def arrive(plan: Plan) -> None:
+    """
+    Put this process's environment in place; called at its start, and after its imports.
+
+    Args:
+        plan: Of this process.
+    """
+    if _state.plan != plan:
+        _state.plan = plan
+        end_with_parent(os.getppid())
+        try:
+            _state.device = plan.follow()
+        except ConfigurationError as error:  # told by `load`
+            _state.trouble = error
+        else:
+            _state.visible = os.environ.get(devices.VISIBLE) if plan.devices else None
+    if _state.visible is not None:
+        os.environ[devices.VISIBLE] = _state.visible
 
 
 def settle_in(given: Model | bytes, plan: Plan) -> None:
@@ -114,7 +116,7 @@ def settle_in(given: Model | bytes, plan: Plan) -> None:
         given: The model, pickled unless the process is forked.
         plan: Of this process.
     """
-    _arrive("", plan)  # a forked process has had no name to unpickle
+    arrive(plan)  # a forked process has had no name to unpickle
     _state.given = given
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us
     end_with_manager()
@@ -168,18 +170,6 @@ def run(payload: bytes, alone: bool) -> bytes:  # noqa: FBT001 (it crosses a pip
     return pack(outputs, runner.broken)
 
 
-def _arrive(name: str, plan: Plan) -> str:
-    if _state.plan == plan:
-        return name  # it comes twice: before the main module, and with the process itself
-    _state.plan = plan
-    end_with_parent(os.getppid())
-    try:
-        _state.device = plan.follow()
-    except ConfigurationError as error:  # told by `load`
-        _state.trouble = error
-    return name
-
-
 def _imported(given: Model | bytes) -> Model:
     if isinstance(given, Model):
         return given
@@ -191,9 +181,3 @@ def _imported(given: Model | bytes) -> Model:
             " keep it in a module that can be imported, without side effects"
         ) from error
     return model
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

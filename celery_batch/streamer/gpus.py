@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.serving.devices import why_doubtful
+from celery_batch.serving.devices import VISIBLE, visible_entries, why_doubtful
 
 __all__ = ["device_names"]
 
@@ -21,8 +21,8 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
     Args:
         cuda_devices: GPUs by number or UUID, or names such as ``"cuda:1"`` and ``"cpu"``;
             one alone, or a string of several with commas between; None for no choice.
-            Where ``CUDA_VISIBLE_DEVICES`` is set, a number that stands in it is that GPU;
-            any other counts what it shows, from 0.
+            Where ``CUDA_VISIBLE_DEVICES`` is set and all numbers stand in it, they are the
+            GPUs that it calls so; else they count what it shows, from 0.
 
     Raises:
         ConfigurationError: There are none.
@@ -33,7 +33,7 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
         cuda_devices = cuda_devices.split(",")
     elif isinstance(cuda_devices, int):
         cuda_devices = [cuda_devices]
-    names = [_name(str(each).strip()) for each in cuda_devices]
+    names = _names([str(each).strip() for each in cuda_devices])
     if not names:
         raise ConfigurationError("cuda_devices: is empty; name at least one, or leave it out")
     if doubt := why_doubtful(names):
@@ -41,8 +41,12 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
     return names
 
 
-def _name(given: str) -> str:
-    visible = [each.strip() for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    if given.isdigit() and given in visible:
-        return f"cuda:{visible.index(given)}"
-    return f"cuda:{given}" if given.isdigit() or given.startswith(("GPU-", "MIG-")) else given
+def _names(given: list[str]) -> list[str]:
+    visible = visible_entries(os.environ.get(VISIBLE, ""))
+    if all(each in visible for each in given if each.isdigit()):
+        given = [str(visible.index(each)) if each.isdigit() else each for each in given]
+    return [f"cuda:{each}" if _is_gpu(each) else each for each in given]
+
+
+def _is_gpu(name: str) -> bool:
+    return name.isdigit() or name.startswith(("GPU-", "MIG-"))

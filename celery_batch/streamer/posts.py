@@ -14,12 +14,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing
-import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import connection
 from pickle import PicklingError
 from types import FrameType
@@ -27,6 +27,7 @@ from typing import Any, NoReturn
 
 from celery_batch.errors import ConfigurationError, LoadFailed
 from celery_batch.streamer.leash import end_with_manager
+from celery_batch.streamer.spawn_hook import HookedName, set_environment
 
 __all__ = ["LOADED", "UNLOADED", "Job", "keep_running", "tell"]
 
@@ -166,12 +167,13 @@ class _Post:
 
     def _start(self) -> None:
         self._words, theirs = self._context.Pipe(duplex=False)
+        job, env = self._job, dict(self._job.env)
+        name = HookedName(job.name, partial(set_environment, env))
         process = self._context.Process(
-            target=_work, args=(theirs, self._job.target, self._job.args), name=self._job.name
+            target=_work, args=(theirs, env, job.target, job.args), name=name
         )
         try:
-            with _environment(self._job.env):
-                process.start()
+            process.start()
         except (PicklingError, AttributeError, TypeError) as error:
             raise ConfigurationError(
                 f"{self._job.name} cannot be sent to a process: {error}; define the model at the"
@@ -214,8 +216,11 @@ class _Post:
         )
 
 
-def _work(words: Any, target: Callable[..., object], args: tuple[Any, ...]) -> None:
+def _work(
+    words: Any, env: Mapping[str, str], target: Callable[..., object], args: tuple[Any, ...]
+) -> None:
     global _keeper  # noqa: PLW0603 (one process, one keeper)
+    set_environment(env)  # a fork has had no name to unpickle, and a main module may have its own
     for number in (*_STOPPING, signal.SIGINT):  # a fork has those of the process that keeps us
         signal.signal(number, signal.SIG_DFL)
     end_with_manager()
@@ -246,25 +251,6 @@ def _heard(words: Any) -> Iterator[tuple[str, str]]:
     with contextlib.suppress(EOFError, OSError):
         while words.poll():
             yield words.recv()
-
-
-@contextlib.contextmanager
-def _environment(env: Mapping[str, str]) -> Iterator[None]:
-    """Have an environment that a process inherits which is started meanwhile."""
-    with _environment_lock:
-        before = {name: os.environ.get(name) for name in env}
-        os.environ.update(env)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-
-
-_environment_lock = threading.Lock()
 
 
 @contextlib.contextmanager

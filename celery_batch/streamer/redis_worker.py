@@ -179,7 +179,7 @@ def _job(worker: RedisWorker, number: int, device: str | None, workers: int) -> 
     env, gpu_id = {}, device
     if workers > 1 and "OMP_NUM_THREADS" not in os.environ:
         # As many math threads as cores in every process would only fight.
-        env["OMP_NUM_THREADS"] = str(max((os.cpu_count() or 1) // workers, 1))
+        env["OMP_NUM_THREADS"] = str(max(devices.usable_cores() // workers, 1))
     if device is not None and device.startswith("cuda:"):
         env["CUDA_VISIBLE_DEVICES"] = devices.visible_entry(device)
         gpu_id = None  # the only one that it can see

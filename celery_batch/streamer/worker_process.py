@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import connection, process
 from typing import Any
 
@@ -17,6 +18,7 @@ from celery_batch.errors import LoadFailed
 from celery_batch.serving.model import Model
 from celery_batch.streamer import child
 from celery_batch.streamer.child import Plan
+from celery_batch.streamer.spawn_hook import HookedName
 
 __all__ = ["WorkerProcess"]
 
@@ -108,7 +110,8 @@ class WorkerProcess:
 
     def _process(self, *args: Any, **kwargs: Any) -> process.BaseProcess:
         made: process.BaseProcess = self._kind.Process(*args, **kwargs)
-        made.name = child.Named(f"celery_batch-streamer-{self._plan.index}", self._plan)
+        name = f"celery_batch-streamer-{self._plan.index}"
+        made.name = HookedName(name, partial(child.arrive, self._plan))
         self._made.append(made)
         with _lock:
             _processes.append(made)

@@ -110,11 +110,23 @@ def test_device_names(given, names, monkeypatch):
     assert names == device_names(given)
 
 
-def test_device_names_among_visible_ones(monkeypatch):
-    """A number that is visible under that number is that GPU; others count what is visible."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+@pytest.mark.parametrize(
+    ("visible", "given", "names"),
+    [
+        ("4,5", (5, 4), ["cuda:1", "cuda:0"]),
+        ("1,2", (1, 2), ["cuda:0", "cuda:1"]),
+        ("1,2", (0, 1), ["cuda:0", "cuda:1"]),
+        ("2,1,0", "0,1,2", ["cuda:2", "cuda:1", "cuda:0"]),
+        ("4,5", (5, 0), ["cuda:5", "cuda:0"]),
+        ("GPU-8932f937,GPU-1", (1, "GPU-8932f937"), ["cuda:1", "cuda:GPU-8932f937"]),
+        ("", (0,), ["cuda:0"]),
+    ],
+)
+def test_device_names_among_visible_ones(visible, given, names, monkeypatch):
+    """Numbers that are all visible under those numbers are those GPUs; else they count them."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
-    assert ["cuda:1", "cuda:0"] == device_names((5, 0))
+    assert names == device_names(given)
 
 
 def test_no_device_at_all_is_refused():

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from celery_batch import ConfigurationError, GpuWorkerManager, LoadFailed, RedisWorker
-from celery_batch.streamer import posts, redis_worker
+from celery_batch.streamer import Streamer, posts, redis_worker
 from celery_batch.streamer.posts import Job, keep_running
 from celery_batch.streamer.redis_worker import run_redis_workers_forever
 from tests.services.shop import ROOT
+from tests.services.streamed import Told
 
 
 def die_once(notes: str, how: int) -> None:
@@ -82,6 +85,25 @@ def load_sometimes(notes: str, loads: str) -> None:
     os._exit(1)
 
 
+def note(path: str, *_: object) -> None:
+    """Note who we are."""
+    with Path(path).open("a") as file:
+        file.write(f"{os.environ['NOTED']}\n")
+
+
+class Slow:
+    """Keeps a process that it is sent to from starting, until it is let go."""
+
+    def __init__(self):
+        self.has_begun, self.may_end = threading.Event(), threading.Event()
+
+    def __reduce__(self):
+        """Come back as a text."""
+        self.has_begun.set()
+        self.may_end.wait(60)
+        return str, ()
+
+
 class Manager(GpuWorkerManager):
     """Notes which of the workers each is."""
 
@@ -99,6 +121,94 @@ def test_whoever_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     assert ["gpu 1", "gpu 1"] == notes.read_text().splitlines()
     assert "NOTED" not in os.environ
+
+
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+def test_each_process_has_an_environment_of_its_own(method: str, tmp_path: Path):
+    """However processes are started, none has what was meant for another."""
+    notes = tmp_path / "notes"
+    keep_running([Job(each, note, (str(notes),), {"NOTED": each}) for each in ("a", "b")], method)
+
+    assert ["a", "b"] == sorted(notes.read_text().splitlines())
+
+
+def test_a_process_that_starts_changes_nothing_for_others(tmp_path: Path, monkeypatch):
+    """While one thread starts a process on a GPU, another's streamer finds its own GPU."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    slow, notes = Slow(), tmp_path / "notes"
+    env = {"CUDA_VISIBLE_DEVICES": "0", "NOTED": "gpu 0"}
+    jobs = [Job("worker", note, (str(notes), slow), env)]
+    thread = threading.Thread(target=keep_running, args=(jobs,))
+    thread.start()
+    try:
+        assert slow.has_begun.wait(60)
+        with Streamer(Told, 1, cuda_devices=(1,), wait_for_worker_ready=True) as streamer:
+            gpu = streamer.predict([0])[0][2]
+    finally:
+        slow.may_end.set()
+        thread.join()
+
+    assert ("1", "gpu 0\n") == (gpu, notes.read_text())
+
+
+def test_a_main_module_does_not_undo_a_workers_environment(tmp_path: Path):
+    """What the program sets for all of its processes gives way to what each is given."""
+    main = tmp_path / "main.py"
+    main.write_text(
+        "import os\n"
+        "first = os.environ.get('CUDA_VISIBLE_DEVICES')\n"
+        "os.environ['CUDA_VISIBLE_DEVICES'] = '1,2'\n"
+        "from celery_batch.streamer import Streamer\n"
+        "from celery_batch.streamer.posts import Job, keep_running\n"
+        "from tests.services.streamed import Told\n"
+        "def tell():\n"
+        "    print(first, os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    keep_running([Job('worker', tell, (), {'CUDA_VISIBLE_DEVICES': '2'})])\n"
+        "    with Streamer(Told, 1, cuda_devices=(0, 1), worker_num=2,\n"
+        "                  wait_for_worker_ready=True) as streamer:\n"
+        "        print(*sorted({streamer.predict([0])[0][2] for _ in range(40)}))\n"
+    )
+    said = subprocess.run(
+        [sys.executable, str(main)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+    assert ["2 2", "1 2"] == said.splitlines()
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_begin_where_only_the_program_finds_the_package(method: str, tmp_path: Path):
+    """A program that has changed `sys.path` to import us has its processes all the same."""
+    main = tmp_path / "main.py"
+    main.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from celery_batch.streamer import Streamer\n"
+        "from celery_batch.streamer.posts import Job, keep_running\n"
+        "def double(batch):\n"
+        "    return [2 * each for each in batch]\n"
+        "def tell():\n"
+        f"    print(sys.path.count({str(ROOT)!r}), flush=True)\n"
+        "if __name__ == '__main__':\n"
+        f"    with Streamer(double, 1, mp_start_method={method!r}) as streamer:\n"
+        "        print(streamer.predict([21]), flush=True)\n"
+        f"    keep_running([Job('worker', tell)], {method!r})\n"
+    )
+    done = subprocess.run(  # isolated: what is installed is not found either
+        [sys.executable, "-I", "-S", str(main)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=60,
+    )
+
+    assert (["[42]", "2"], "") == (done.stdout.splitlines(), done.stderr)
 
 
 def test_successor_that_is_killed_too_soon_is_replaced(tmp_path: Path, monkeypatch):
@@ -172,7 +282,8 @@ def test_workers_are_spread_over_gpus(monkeypatch: pytest.MonkeyPatch):
     """Worker i is on device i mod n, and the cores are shared out, before anything is imported."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     jobs: list[Job] = []
     monkeypatch.setattr(redis_worker, "keep_running", lambda given, _method: jobs.extend(given))
     run_redis_workers_forever(len, 8, worker_num=3, cuda_devices=(4, 5))

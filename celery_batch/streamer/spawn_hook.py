@@ -1,0 +1,69 @@
+"""
+A call that a spawned process makes before it imports the main module.
+
+`multiprocessing` has no place for one.  But it sends the process's name ahead of all else, and
+pickled: so the name is a text that is unpickled by a call.  The environment of a process is set
+so in the process itself, and this one's, which all its threads share, stays what it is.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from operator import itemgetter, methodcaller
+from pathlib import Path
+from typing import Any, Self
+
+__all__ = ["HookedName", "set_environment"]
+
+#: The folder, or archive, from which this package is imported.
+_FOLDER = str(Path(__file__).parents[2])
+
+
+class HookedName(str):
+    """
+    A process's name, with a call that the process makes where the name is unpickled.
+
+    Args:
+        name: The name.
+        call: Without arguments; made before the main module is imported, and once more after.
+    """
+
+    __slots__ = ("call",)
+    call: Callable[[], object]
+
+    def __new__(cls, name: str, call: Callable[[], object]) -> Self:  # noqa: D102 (as the class says)
+        made = super().__new__(cls, name)
+        made.call = call
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The name comes before our sys.path does, so the process may not find this package yet.
+        # What is unpickled until it can is of the standard library alone.
+        path = _Call(getattr, _Call(import_module, "sys"), "path")
+        lent = _Call(methodcaller("append", _FOLDER), path)
+        return itemgetter(1), ((lent, _Call(_unpickled, str(self), self.call)),)
+
+
+class _Call:
+    """A call that is made where it is unpickled."""
+
+    def __init__(self, function: Callable[..., object], *args: Any) -> None:
+        self._function = function
+        self._args = args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._function, self._args
+
+
+def _unpickled(name: str, call: Callable[[], object]) -> str:
+    sys.path.pop()  # what was lent
+    call()
+    return name
+
+
+def set_environment(env: Mapping[str, str]) -> None:
+    """Set these variables in this process."""
+    os.environ.update(env)
