@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -14,7 +13,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery_batch.errors import BatchError, WrongResultCount
 from celery_batch.serve.finding import find_handle
 from celery_batch.serve.handle import NO_GPU, Handle
-from celery_batch.serving.devices import require_seen
+from celery_batch.serving.devices import require_seen, usable_cores
 from celery_batch.serving.model import Model
 from celery_batch.serving.trouble import is_device_broken
 
@@ -140,4 +139,4 @@ def _plain(error: Exception) -> Exception:
 
 
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "handle")
+    return ThreadPoolExecutor(min(_MOST_THREADS, usable_cores()), "handle")

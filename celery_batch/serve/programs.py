@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from celery_batch.serve.config import ServeConfig
+from celery_batch.serving.devices import usable_cores
 
 __all__ = [
     "DEVICE",
@@ -101,7 +102,7 @@ def environment(
     paths = [*map(str, places), *filter(None, [given.get("PYTHONPATH")])]
     # As many math threads as cores in every worker would only fight.
     workers = len(config.devices) * config.slots
-    threads = str(max((os.cpu_count() or 1) // workers, 1))
+    threads = str(max(usable_cores() // workers, 1))
     return {
         "OMP_NUM_THREADS": threads,
         **given,

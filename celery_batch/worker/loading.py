@@ -100,7 +100,7 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
     """
     if processes > 1:
         # As many math threads as cores in every process would only fight.
-        os.environ.setdefault("OMP_NUM_THREADS", str(max((os.cpu_count() or 1) // processes, 1)))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(devices.usable_cores() // processes, 1)))
     device = devices.pin(index, Settings.of(app).devices)
     residents.settle_on(device)
     for name in tasks:

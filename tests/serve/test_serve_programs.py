@@ -62,7 +62,8 @@ def test_supervisor_is_told_of_each_program():
 
 def test_the_workers_share_the_cores_unless_told_otherwise(monkeypatch):
     """As many math threads in each as leave the others some; Env wins."""
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     config = ServeConfig("H", ("cpu",), 4, queue="q", env={"A": "file"})
 
     env = environment(config, [Path("/here")], {"A": "shell", "PYTHONPATH": "/there"})
