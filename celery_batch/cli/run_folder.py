@@ -6,8 +6,10 @@ import os
 import shlex
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from celery_batch.errors import ConfigurationError
@@ -37,7 +39,7 @@ def usual_folder(port: int) -> Path:
 def live_folders() -> Iterator[Path]:
     """Name the usual folders of this user from which something is served."""
     home = _home()
-    if home.is_dir():
+    if home.is_dir() and not _why_not_private(home):
         yield from sorted(folder for folder in home.iterdir() if is_live(folder))
 
 
@@ -61,19 +63,40 @@ def clear(folder: Path) -> None:
         raise ConfigurationError(
             f"{folder}: too long for a socket in it; name a folder with a shorter path by --dir"
         )
+    if folder.parent == _home():
+        _make_private(folder.parent)
     if is_live(folder):
         raise ConfigurationError(f"{folder}: `celery batch serve` runs from here already")
-    if folder.exists() and any(folder.iterdir()):
-        if not (folder / ASKED).exists():
-            raise ConfigurationError(f"{folder}: holds other things; name an empty folder by --dir")
-        shutil.rmtree(folder)
-    for each in [folder.parent, folder] if folder.parent == _home() else [folder]:
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if each.stat().st_uid != os.getuid() or each.stat().st_mode & 0o077:
-            raise ConfigurationError(
-                f"{each}: others have rights here, and could reach what listens in it;"
-                f" make it yours alone first: chmod 700 {shlex.quote(str(each))}"
-            )
+    if folder.exists() and any(folder.iterdir()) and not (folder / ASKED).exists():
+        raise ConfigurationError(f"{folder}: holds other things; name an empty folder by --dir")
+    _make_private(folder)
+    for each in folder.iterdir():  # not before it is known to be ours
+        if each.is_dir() and not each.is_symlink():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
+
+
+def _make_private(folder: Path) -> None:
+    with suppress(FileExistsError):  # as a link to nowhere does
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if trouble := _why_not_private(folder):
+        raise ConfigurationError(f"{folder}: {trouble}")
+
+
+def _why_not_private(folder: Path) -> str:
+    """Say why others could reach what is in a folder, or have made it; empty if none could."""
+    # Others know the usual folder's name, and can make it a link; a link that is named is ours.
+    is_usual = _home() in (folder, folder.parent)
+    status = folder.lstat() if is_usual else folder.stat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        return "belongs to somebody else, or is a link; name another folder by --dir"
+    if status.st_mode & 0o077:
+        return (
+            "others have rights here, and could reach what listens in it;"
+            f" make it yours alone first: chmod 700 {shlex.quote(str(folder))}"
+        )
+    return ""
 
 
 def _home() -> Path:

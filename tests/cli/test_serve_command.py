@@ -112,6 +112,41 @@ def test_a_folder_of_others_is_refused(tmp_path):
         clear(folder)
 
 
+@pytest.mark.parametrize("whose", ["everybody's", "somebody's", "a link's"])
+def test_nothing_is_removed_from_a_folder_of_others(whose, monkeypatch, short_path):
+    """The usual folder's name can be known: who has made it first has nobody's files removed."""
+    home, elsewhere = short_path / "home", short_path / "elsewhere"
+    monkeypatch.setattr(run_folder, "_home", lambda: home)
+    (elsewhere / "80").mkdir(parents=True)
+    for each in (elsewhere, elsewhere / "80"):
+        each.chmod(0o700)
+    for name in (ASKED, "thesis"):
+        (elsewhere / "80" / name).touch()
+    if whose == "a link's":
+        home.symlink_to(elsewhere)
+    else:
+        elsewhere.rename(home)
+    if whose == "everybody's":
+        home.chmod(0o777)
+    elif whose == "somebody's":
+        monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
+
+    with pytest.raises(ConfigurationError, match="others have rights|belongs to somebody else"):
+        clear(home / "80")
+    assert (home / "80" / "thesis").exists()
+    assert [] == list(run_folder.live_folders())
+
+
+def test_a_link_to_nowhere_is_no_folder(monkeypatch, short_path):
+    """What others have made in our folder's place is refused, whatever it is."""
+    home = short_path / "home"
+    monkeypatch.setattr(run_folder, "_home", lambda: home)
+    home.symlink_to(short_path / "nowhere")
+
+    with pytest.raises(ConfigurationError, match="is a link"):
+        clear(home / "80")
+
+
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path):
     """With the option that helps."""
     with pytest.raises(ConfigurationError, match="--dir"):
