@@ -207,7 +207,7 @@ class RedisStreamer:
             self.app.producer_or_acquire() as producer,
             producer.connection._reraise_as_library_errors(),  # noqa: SLF001 (as Celery does)
         ):
-            waiting = producer.channel.client.llen(self.queue)
+            waiting = int(producer.channel._size(self.queue))  # noqa: SLF001 (of all its priorities' lists)
         if waiting + items > self.max_queue:
             raise QueueFull(
                 f"{waiting} items wait in {self.queue!r} and {items} more are too many for"

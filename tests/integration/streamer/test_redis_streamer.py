@@ -270,6 +270,21 @@ def test_a_full_queue_is_told_at_once(lab: Lab):
         lab.streamer(max_queue=0)
 
 
+def test_a_full_queue_is_one_of_all_priorities(lab: Lab):
+    """What waits with another priority, as other clients may send it, counts as well."""
+    streamer = lab.streamer("nobody", max_queue=3)
+    for priority in (3, 6, 9):
+        streamer.task.apply_async(("a",), queue=streamer.queue, priority=priority)
+    try:
+        with pytest.raises(QueueFull, match=r"3 items wait in 'streamer\.nobody'"):
+            streamer.submit(["b"])
+        with pytest.raises(QueueFull, match="too many for 3"):
+            asyncio.run(streamer.apredict(["b"]))
+    finally:
+        with lab.client() as client:
+            client.delete(*client.keys(f"{streamer.queue}*"))
+
+
 def test_a_future_is_answered_on_both_sides_of_a_fork(lab: Lab, in_python):
     """What was asked before a fork can be waited for by parent and child."""
     said = in_python(
