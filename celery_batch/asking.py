@@ -73,11 +73,17 @@ class Asking(Task):  # type: ignore[misc]
         """
         Run a call at once, in this process; see Celery's `Task.apply`.
 
+        Its value is returned as it is; one that a worker could not store is a failure.
+
         Args:
             args: Celery's parameters.
             options: The same by name.
+
+        Raises:
+            EncodeError: A worker could not store the value, and ``throw`` is given.
         """
-        return _client("eager").EagerBatchResult.of(super().apply(*args, **options))
+        result = super().apply(*args, **options)
+        return _client("eager").EagerBatchResult.checked(self, result, options)
 
     async def adelay(self, *args: Any, **kwargs: Any) -> Any:
         """Send a call from a coroutine; see `aapply_async`."""

@@ -6,8 +6,11 @@ from collections.abc import Generator
 from concurrent.futures import Future
 from typing import Any, Self
 
+from celery import states
 from celery.result import EagerResult
+from kombu.exceptions import EncodeError
 
+from celery_batch.encoding import check_output
 from celery_batch.replies import BatchFacts
 
 __all__ = ["EagerBatchResult", "EagerStates"]
@@ -58,6 +61,32 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
         if type(result) is EagerResult:
             result.__class__ = cls
         return result
+
+    @classmethod
+    def checked(cls, task: Any, result: Any, options: dict[str, Any]) -> Any:
+        """
+        Return an eager result, a failure if a worker could not have stored its value.
+
+        Args:
+            task: Whose call it is.
+            result: What Celery's `apply` has returned.
+            options: Of `apply`.
+
+        Raises:
+            EncodeError: A worker could not have, and ``throw`` or the app wants it raised.
+        """
+        found = cls.of(result)
+        ignored = options.get("ignore_result", task.ignore_result)
+        if not isinstance(found, EagerResult) or found.state != states.SUCCESS or ignored:
+            return found
+        try:
+            check_output(task.backend, found.result)
+        except EncodeError as error:
+            throw = options.get("throw")
+            if task.app.conf.task_eager_propagates if throw is None else throw:
+                raise
+            return cls(found.id, error, states.FAILURE, name=found.name)
+        return found
 
     def __await__(self) -> Generator[Any, None, Any]:
         """

@@ -28,6 +28,7 @@ class Cargo(list[Delivery]):
         most: Most rows in one call of the model; None for what the task says.
         urgency: Of the most urgent; smaller goes first.
         reason: Why they left as a batch.
+        has_watchers: Whether events tell what their results are.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class Cargo(list[Delivery]):
         *,
         urgency: int = 0,
         reason: str = "",
+        has_watchers: bool = True,
     ) -> None:
         super().__init__(deliveries)
+        self.has_watchers = has_watchers
         self.reason = reason
         self.most = most
         self.urgency = urgency
@@ -47,14 +50,18 @@ class Cargo(list[Delivery]):
         """Pickle them as columns, which pool processes turn back into a list."""
         names = Delivery.__slots__
         columns = [_pack([getattr(each, name) for each in self]) for name in names]
-        return _unload, (len(self), columns, self.most, self.urgency, self.reason)
+        about = {
+            "most": self.most,
+            "urgency": self.urgency,
+            "reason": self.reason,
+            "has_watchers": self.has_watchers,
+        }
+        return _unload, (len(self), columns, about)
 
 
-def _unload(
-    count: int, columns: Iterable[Any], most: int | None, urgency: int, reason: str
-) -> Cargo:
+def _unload(count: int, columns: Iterable[Any], about: dict[str, Any]) -> Cargo:
     rows = zip(*(_unpack(each, count) for each in columns), strict=True)
-    return Cargo([Delivery(*row) for row in rows], most, urgency=urgency, reason=reason)
+    return Cargo([Delivery(*row) for row in rows], **about)
 
 
 def _pack(values: Sequence[Any]) -> tuple[str, Any]:

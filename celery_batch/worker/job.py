@@ -24,6 +24,7 @@ from celery_batch.worker.cargo import Cargo
 from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.ending import Ending, after_answer, after_failure
 from celery_batch.worker.news import News
+from celery_batch.worker.request import wants_events
 from celery_batch.worker.routine import accept
 from celery_batch.worker.settle import run_batch, run_lone_batch
 
@@ -169,8 +170,14 @@ class BatchJob:
         )
 
     def _cargo(self) -> Cargo:
-        deliveries, reason = map(_delivery, self.requests), str(self.reason)
-        return Cargo(deliveries, self.most, urgency=self.urgency, reason=reason)
+        first = self.requests[0]  # as all of them, one task's of one consumer
+        return Cargo(
+            map(_delivery, self.requests),
+            self.most,
+            urgency=self.urgency,
+            reason=str(self.reason),
+            has_watchers=wants_events(first.eventer, first.task),
+        )
 
     def _remember(self, result: Any) -> None:
         if result is not None:

@@ -108,9 +108,10 @@ class PlainWay:
         task: Of whom `is_plain` is true.
         buffer: Where the results are kept.
         accept: Content types that may be decoded.
+        shows: Whether the text of each result is shown to somebody.
     """
 
-    def __init__(self, task: Any, buffer: ResultBuffer, accept: Any) -> None:
+    def __init__(self, task: Any, buffer: ResultBuffer, accept: Any, *, shows: bool = True) -> None:
         self._task = task
         self._buffer = buffer
         app = task.app
@@ -124,6 +125,7 @@ class PlainWay:
         simple = all(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds)
         self._width = len(kinds) if simple else -1
         self._encode = self._encoder()
+        self._shows = shows
         self._logs = trace.logger.isEnabledFor(logging.INFO)
         self._began = time.monotonic()
         self._date_done: str | None = None
@@ -173,13 +175,13 @@ class PlainWay:
                 self._store(item, value)
             except Exception:  # noqa: BLE001 (the tracer meets with it as well)
                 return None
-        shown = saferepr(value, task.resultrepr_maxsize)
+        shown = saferepr(value, task.resultrepr_maxsize) if self._shows else None
         runtime = time.monotonic() - self._began - waited
         if self._logs:
             self._log(item, shown, runtime)
         return 0, shown, runtime
 
-    def _log(self, item: PlainItem, shown: str, runtime: float) -> None:
+    def _log(self, item: PlainItem, shown: str | None, runtime: float) -> None:
         task, request = self._task, item.request
         # A formatter or a filter may ask which task it is about.
         about = Context(request, args=item.args, kwargs=item.kwargs, called_directly=False)

@@ -29,6 +29,7 @@ from celery.app.trace import trace_task
 from celery.exceptions import Reject
 from kombu.serialization import prepare_accept_content
 
+from celery_batch.encoding import explain_encode_errors
 from celery_batch.folding import Asked
 from celery_batch.seat import Answer, seat
 from celery_batch.serving.runner import Outcome
@@ -43,6 +44,7 @@ from celery_batch.worker.model_call import ModelCall, out_of_use
 from celery_batch.worker.plain import PlainItem, PlainWay, is_plain
 from celery_batch.worker.redis_buffer import ResultBuffer, passing_errors
 from celery_batch.worker.redis_results import buffered_results, explain_results
+from celery_batch.worker.result_repr import is_shown, showing_results
 from celery_batch.worker.softlimit import SoftLimit
 from celery_batch.worker.started import store_starts
 
@@ -130,6 +132,7 @@ class _Run:
         self._waited = 0.0
         self._can_store = True
         self._buffer: ResultBuffer | None = None
+        self._shows = is_shown(by_events=getattr(deliveries, "has_watchers", True))
         #: Who goes through a tracer, and who takes the short way, as it was admitted.
         self._traced = list(range(len(deliveries)))
         self._way: PlainWay | None = None
@@ -140,8 +143,12 @@ class _Run:
     def settle_all(self) -> BatchEnd:
         needed = 1000 + _FRAMES_PER_ITEM * len(self._deliveries)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), needed))
+        explain_encode_errors(self._task.backend)
         try:
-            with buffered_results(self._task) as self._buffer:
+            with (
+                showing_results(self._shows),
+                buffered_results(self._task) as self._buffer,
+            ):
                 self._admit_plain()
                 self._enter(0)
                 self._settle_plain()
@@ -165,7 +172,7 @@ class _Run:
         """Find out who needs no tracer, but for the last, in whose name the model runs."""
         if self._buffer is None or not is_plain(self._task):
             return
-        self._way = PlainWay(self._task, self._buffer, self._accept)
+        self._way = PlainWay(self._task, self._buffer, self._accept, shows=self._shows)
         for index, delivery in enumerate(self._deliveries[:-1]):
             item = self._way.admit(delivery)
             if item is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from kombu.exceptions import EncodeError
 
 from celery_batch import ConfigurationError, WrongResultCount
-from tests.conftest import Shop
+from tests.services.shop import Shop, open_shop
 
 
 @pytest.fixture
@@ -70,6 +72,45 @@ def test_unserialisable_output_fails_its_own_item(counter: Shop):
     assert "GOOD" == good.get(timeout=30)
     with pytest.raises(EncodeError):
         odd.get(timeout=30)
+
+
+@pytest.mark.parametrize("kind", ["ndarray", "float32"])
+def test_an_array_as_output_says_what_to_return(counter: Shop, kind: str):
+    """Who returns an array hears which it is, where it stands, and what can be stored."""
+    results = together(counter, "good", kind, kind)
+
+    assert "GOOD" == results[0].get(timeout=30)
+    for result in results[1:]:
+        with pytest.raises(EncodeError, match=rf"numpy\.{kind} at \['of'\]\[0\].*\.tolist\(\)"):
+            result.get(timeout=30)
+
+
+def test_a_tensor_says_so_on_a_backend_of_files(broker: str, tmp_path: Path):
+    """What is stored one by one, and not in Redis, is explained as well."""
+    results = tmp_path / "results"
+    results.mkdir()
+    with open_shop(broker, tmp_path, backend=results.as_uri(), memory=broker) as shop:
+        shop.worker("-c", "1")
+        result = shop.odd.delay("tensor")
+
+        with pytest.raises(EncodeError, match=r"torch\.Tensor at \['of'\]\[0\].*\.tolist\(\)"):
+            result.get(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [(("-l", "WARNING"), 0), (("-l", "INFO"), 8), (("-l", "WARNING", "-E"), 8)],
+    ids=["nobody", "log", "events"],
+)
+def test_the_text_of_an_output_is_made_where_somebody_reads_it(
+    shop: Shop, options: tuple[str, ...], texts: int
+):
+    """It is made for the worker's log and for events, and not where there is neither."""
+    shop.worker("-c", "1", *options)
+    for result in shop.shown.delay_many(range(8)):
+        result.get(timeout=30)
+
+    assert texts == shop.shown.delay(8).get(timeout=30)
 
 
 def test_wrong_arguments_fail_their_own_item(counter: Shop):

@@ -91,7 +91,38 @@ def _odd_one(one):
             return ValueError("a bad item")
         case "unserialisable":
             return object()
+        case "ndarray" | "float32":
+            import numpy as np  # noqa: PLC0415 (the other tests' workers need none)
+
+            return {"of": [np.ones(3) if one == "ndarray" else np.float32(1.0)]}
+        case "tensor":
+            import torch  # noqa: PLC0415 (likewise)
+
+            return {"of": [torch.ones(3)]}
     return one.upper()
+
+
+class Shown:
+    """An output that counts how often its text is made, and is stored as a number."""
+
+    texts = 0
+
+    def __init__(self, number):
+        self.number = number
+
+    def __json__(self):
+        """Return what is stored."""
+        return self.number
+
+    def __repr__(self):
+        Shown.texts += 1
+        return f"<Shown {self.number}>"
+
+
+@app.task(base=BatchTask, name="shop.shown", max_batch_size=8, max_wait=1.0, linger=0.1)
+def shown(x):
+    """Say how often the text of an output has been made in this process."""
+    return [Shown(Shown.texts) for _ in x]
 
 
 @app.task(base=BatchTask, name="shop.join", max_batch_size=16, max_wait=0.5, linger=0.05)

@@ -32,7 +32,7 @@ class Call:
         self.is_cancelled = False
         self.deliveries, self.rows = 0, 1
         self.has_result = True
-        self.correlation_id = self.reply_to = None
+        self.correlation_id = self.reply_to = self.eventer = None
         self.app = Celery(set_as_current=False)
         self.is_done = self.has_succeeded = self.is_redelivered = self.acknowledged = False
         self.is_disowned = self.was_rejected = self.has_expired = False

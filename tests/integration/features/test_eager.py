@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from celery import Celery, chain, chord, group, shared_task
 from celery.exceptions import Ignore, Retry
+from kombu.exceptions import EncodeError
 
 from celery_batch import BatchTask, ConfigurationError
 
@@ -128,3 +130,41 @@ def test_a_shared_task_belongs_to_the_app_that_finalizes_it(app: Celery):
     app.finalize()
 
     assert 2 == app.tasks["eager.shared"].delay(1).get()
+
+
+@pytest.fixture
+def scores(app: Celery):
+    """A batch task that returns for each item an array in an object, and a tuple beside it."""
+
+    @app.task(base=BatchTask, name="eager.scores")
+    def scores(kind):
+        made = {"array": np.zeros(2), "list": [0.0, 0.0]}
+        return [{"scores": made[each], "pair": (1, 2)} for each in kind]
+
+    return scores
+
+
+def test_an_output_that_no_worker_could_store_fails(scores):
+    """A test that runs in place sees the error that a worker would answer with."""
+    result = scores.delay("array")
+
+    assert "FAILURE" == result.state
+    with pytest.raises(EncodeError, match=r"ndarray at \['scores'\].*return its \.tolist\(\)"):
+        result.get()
+    with pytest.raises(EncodeError):
+        scores.apply(("array",), throw=True)
+
+
+def test_an_output_that_can_be_stored_comes_back_as_it_is(scores):
+    """The check encodes a copy: a tuple stays a tuple."""
+    assert {"scores": [0.0, 0.0], "pair": (1, 2)} == scores.delay("list").get()
+
+
+def test_an_output_that_nobody_stores_may_be_anything(app: Celery, scores):
+    """With ``ignore_result``, or a serializer that takes arrays, there is nothing to refuse."""
+    ignored = scores.apply(("array",), ignore_result=True)
+    app.conf.result_serializer = "pickle"
+    app.backend.serializer = "pickle"
+    stored = scores.apply(("array",))
+
+    assert ["SUCCESS", "SUCCESS"] == [ignored.state, stored.state]
