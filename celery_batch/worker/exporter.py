@@ -23,6 +23,7 @@ from celery import bootsteps
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 
+from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
 from celery_batch.telemetry.meter import Meter
 from celery_batch.worker.capacity import queue_of, served_tasks
@@ -99,7 +100,8 @@ class _Exporter:
         self._depths = depths
         self._server: Any = None
         self._closed = threading.Event()
-        self._gpus: Any = import_module("celery_batch.telemetry.gpus").find_gpus()
+        devices = Settings.of(worker.app).devices
+        self._gpus: Any = import_module("celery_batch.telemetry.gpus").find_gpus(devices)
         self._registry = self._prometheus.CollectorRegistry()
         self._prometheus.ProcessCollector(registry=self._registry)
         self._registry.register(self)

@@ -69,6 +69,20 @@ def test_numbers_of_queue_process_and_gpu_are_there(url: str):
     assert [name for name in found if name.startswith("celery_batch_worker_info{")]
 
 
+def test_gpus_that_batch_devices_leaves_out_are_not_told_of(shop: Shop):
+    """A worker that is kept off the GPUs shows none."""
+    worker = shop.worker(
+        *("-c", "1", "-Q", "elsewhere"),
+        conf={"batch_devices": "cpu"},
+        CELERY_BATCH_METRICS="127.0.0.1:0",
+        PYTHONPATH=f"{NVML}:{ROOT}",
+    )
+    found = scrape(worker.ask("batch_stats")["metrics"])
+
+    assert "process_resident_memory_bytes" in found
+    assert [] == [name for name in found if name.startswith("celery_batch_gpu_")]
+
+
 def test_what_has_not_gone_wrong_is_nought(url: str):
     """A counter that were missing until the first time would hide just that from an alert."""
     found = scrape(url)

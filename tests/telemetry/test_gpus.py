@@ -2,22 +2,55 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from celery_batch.telemetry.gpus import find_gpus
 from tests.services.nvml import pynvml
 
+#: A small GPU in the first slot, a large one in the second: CUDA has the large one first.
+MIXED = [pynvml.Gpu("GPU-small", 1, "T4", 16), pynvml.Gpu("GPU-large", 65, "H200", 140)]
+
 
 @pytest.fixture(autouse=True)
 def _double(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(name, raising=False)
 
 
-def told(environ: dict[str, str]) -> dict[tuple[str, str], float]:
+@pytest.fixture(scope="session")
+def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a double of CUDA's own library, which names the places of two GPUs."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    folder = tmp_path_factory.mktemp("cuda")
+    (folder / "cuda.c").write_text(
+        """
+        #include <stdio.h>
+        #include <stdlib.h>
+        int cuInit(unsigned flags) { return getenv("CUDA_VISIBLE_DEVICES") ? 100 : 0; }
+        int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+        int cuDeviceGet(int *device, int ordinal) { *device = 70 + ordinal; return 0; }
+        int cuDeviceGetPCIBusId(char *text, int length, int device) {
+            snprintf(text, length, device == 70 ? "0000:41:00.0" : "0000:01:00.0");
+            return 0;
+        }
+        """
+    )
+    library = str(folder / "libcuda.so.1")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, "cuda.c"], cwd=folder, check=True)
+    return folder
+
+
+def told(*devices: str) -> dict[tuple[str, str], float]:
     """Return what is told of each GPU that a worker may use, by its name and the metric's."""
-    gpus = find_gpus(environ)
+    gpus = find_gpus(devices or None)
     if gpus is None:
         return {}
     return {
@@ -27,22 +60,89 @@ def told(environ: dict[str, str]) -> dict[tuple[str, str], float]:
     }
 
 
+def memory(*devices: str) -> dict[str, int]:
+    """Return how many GiB each GPU has."""
+    name = "memory_total_bytes"
+    return {gpu: int(value) >> 30 for (gpu, what), value in told(*devices).items() if what == name}
+
+
 def test_each_gpu_tells_what_it_can():
     """One is 87 % busy; the other, which tells nothing, takes nothing from it."""
     assert {
         ("0", "utilization_ratio"): 0.87,
         ("0", "memory_used_bytes"): 6 << 30,
         ("0", "memory_total_bytes"): 80 << 30,
-    } == told({})
+    } == told()
 
 
 @pytest.mark.parametrize(
     ("visible", "names"),
-    [("0", {"0"}), ("GPU-first", {"GPU-first"}), ("1, 0", {"0"}), ("1", set()), ("", set())],
+    [
+        ("0", {"0"}),
+        ("GPU-first", {"GPU-first"}),
+        ("GPU-fi", {"GPU-fi"}),
+        ("1, 0", {"0"}),
+        ("1", set()),
+        ("7,GPU-third,MIG-4", set()),
+        ("", set()),
+    ],
 )
-def test_only_the_workers_own_gpus_are_told_of(visible: str, names: set[str]):
-    """``CUDA_VISIBLE_DEVICES`` chooses, by number or by id."""
-    assert names == {name for name, _ in told({"CUDA_VISIBLE_DEVICES": visible})}
+def test_only_the_workers_own_gpus_are_told_of(visible: str, names: set[str], monkeypatch):
+    """``CUDA_VISIBLE_DEVICES`` chooses, by number or by id, which CUDA lets one shorten."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert names == {name for name, _ in told()}
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "found"),
+    [
+        (None, ["cuda:1"], {"1": 16}),
+        (None, ["cuda:1", "cpu", "cuda:1"], {"1": 16}),
+        (None, ["cpu"], {}),
+        (None, ["cuda:GPU-large"], {"GPU-large": 140}),
+        ("1", ["cuda:0"], {"1": 16}),
+        ("1", ["cuda:1"], {}),
+    ],
+)
+def test_batch_devices_choose_among_what_is_visible(visible, devices, found, monkeypatch):
+    """GPUs that the setting leaves out are not the worker's."""
+    monkeypatch.setattr(pynvml, "GPUS", MIXED[::-1])
+    monkeypatch.setattr("celery_batch.telemetry.gpus._ask_cuda", lambda: ["0:41:0.0", "0:01:0.0"])
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    assert found == memory(*devices)
+
+
+def test_numbers_are_cudas(monkeypatch, cuda_library: Path):
+    """Of different GPUs the fastest is number 0, whatever the slots are; CUDA itself is asked."""
+    monkeypatch.setattr(pynvml, "GPUS", MIXED)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(cuda_library))
+
+    assert {"0": 140, "1": 16} == memory()
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+
+    assert {"1": 16} == memory()
+
+
+def test_numbers_are_those_of_the_slots_where_they_are_asked_for(monkeypatch):
+    """With ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` nobody needs to be asked."""
+    monkeypatch.setattr(pynvml, "GPUS", MIXED[::-1])
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+    assert {"0": 16, "1": 140} == memory()
+
+
+def test_numbers_that_nobody_can_explain_tell_nothing(monkeypatch, caplog):
+    """Without CUDA's word nothing is told of a number, rather than of another GPU."""
+    monkeypatch.setattr(pynvml, "GPUS", MIXED)
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-small")
+
+    assert {"GPU-small": 16} == memory()
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in caplog.text
 
 
 def test_nothing_is_told_without_a_driver(monkeypatch: pytest.MonkeyPatch):
@@ -53,8 +153,8 @@ def test_nothing_is_told_without_a_driver(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
 
-    assert find_gpus({}) is None
+    assert find_gpus() is None
 
     monkeypatch.setitem(sys.modules, "pynvml", None)
 
-    assert find_gpus({}) is None
+    assert find_gpus() is None
