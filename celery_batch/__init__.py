@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from celery_batch.batching.policy import BatchPolicy as BatchPolicy
     from celery_batch.client.many import PartlySent as PartlySent
+    from celery_batch.client.room import BrokerUnreachable as BrokerUnreachable
     from celery_batch.errors import BatchError as BatchError
     from celery_batch.errors import ChunkFailed as ChunkFailed
     from celery_batch.errors import ConfigurationError as ConfigurationError
@@ -48,6 +49,7 @@ _HOME = {
     "BatchFacts": "celery_batch.replies",
     "BatchPolicy": "celery_batch.batching.policy",
     "BatchTask": "celery_batch.task",
+    "BrokerUnreachable": "celery_batch.client.room",
     "ChunkFailed": "celery_batch.errors",
     "ConfigurationError": "celery_batch.errors",
     "GpuWorkerManager": "celery_batch.streamer",

@@ -45,6 +45,8 @@ class Asking(Task):  # type: ignore[misc]
             TypeError: The arguments do not fit the task's function.
             OperationalError: The broker could not be reached, or refused the message.
             QueueFull: More items wait already than the option ``max_queue`` allows.
+            BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
+                not answer, so nobody knows how many wait.
         """
         if more:
             return super().apply_async(args, kwargs, *more, **options)
@@ -104,6 +106,8 @@ class Asking(Task):  # type: ignore[misc]
             TypeError: The arguments do not fit the task's function.
             OperationalError: The broker could not be reached, or refused the message.
             QueueFull: More items wait already than the option ``max_queue`` allows.
+            BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
+                not answer, so nobody knows how many wait.
         """
         return await _client("aio").apply_async(self, args, kwargs, options)
 

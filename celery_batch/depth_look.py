@@ -38,6 +38,7 @@ class _RedisLook:
         given = app.conf.broker_transport_options or {}
         options = {**timeouts, **given, "max_connections": None}
         self._connection = app.connection_for_write(transport_options=options)
+        _connect(self._connection)
         self._channel = self._connection.default_channel
         self._channel.client.set_retry(Retry(NoBackoff(), 0))
 
@@ -51,7 +52,7 @@ class _RedisLook:
 class _AmqpLook:
     def __init__(self, app: Any) -> None:
         self._connection = app.connection_for_write(connect_timeout=_PATIENCE, heartbeat=0)
-        self._amqp = self._connection.connect()
+        self._amqp = _connect(self._connection).connection
         self._channel: Any = None
 
     def count(self, queue: str) -> int:
@@ -68,6 +69,14 @@ class _AmqpLook:
             self._amqp.collect()  # to close it in form would be to wait
         with suppress(Exception):
             self._connection.release()
+
+
+def _connect(connection: Any) -> Any:
+    """Try each of the broker's addresses once; kombu tries again for seconds if left alone."""
+    addresses = max(len(connection.alt), 1)
+    return connection.ensure_connection(
+        max_retries=addresses - 1, interval_start=0, interval_step=0
+    )
 
 
 _LOOKS: dict[str, type[Look]] = {"redis": _RedisLook, "amqp": _AmqpLook}

@@ -5,8 +5,8 @@ Arguments are plain strings, so that any result serializer can carry an error
 from the worker to the caller; the HTTP status lives on the class, so that every
 web door can answer with the same one.  A class's docstring is its default message.
 
-One more, `PartlySent`, is kombu's `OperationalError` too and carries results, so it
-lives with the client; this module imports nothing of Celery's.
+Two more, `PartlySent` and `BrokerUnreachable`, are kombu's `OperationalError` too, so they
+live with the client; this module imports nothing of Celery's.
 """
 
 from __future__ import annotations

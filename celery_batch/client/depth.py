@@ -11,6 +11,8 @@ Rules:
    was counted before the look, unless the look itself has found more.
 3. Where nothing is known yet, the queue is taken for empty until the first look, and what was
    let in meanwhile counts.  Nobody is refused only where no look comes to anything.
+4. Where the broker could not be reached, by a call or by a look, all that was let in counts
+   until the next look: no more calls than may wait try a broker that is away.
 
 So a process that is alone with a queue never lets in more than the limit says.  Pure but for
 its guard: it is told the time.
@@ -67,6 +69,7 @@ class Depth:
         #: When somebody asked first since the last look.
         self._unanswered: float | None = None
         self._is_lost = False
+        self._has_failed = False
         #: Reentrant, since a signal's handler may call a task, too.
         self._guard = threading.RLock()
 
@@ -124,7 +127,7 @@ class Depth:
         with self._guard:
             with_those_on_their_way = waiting - landed.items
             self._rest = max(waiting - self.items, min(self._rest, with_those_on_their_way))
-            self._unanswered, self._is_lost = None, False
+            self._unanswered, self._is_lost, self._has_failed = None, False, False
             before, self._look = self._look, _Look(waiting, landed.messages, now)
         if before is None or now <= before.time or now - before.time > FRESH:
             self.rate = 0.0
@@ -134,15 +137,29 @@ class Depth:
         self.rate += (left / passed - self.rate) * min(passed / _MEMORY, 1.0)
 
     def lose(self) -> None:
-        """Take down that a look came to nothing."""
+        """Take down that a look came to nothing, although the broker answers."""
         self._is_lost = True
+
+    def fail(self) -> None:
+        """Take down that a call or a look could not reach the broker."""
+        self._has_failed = True
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether a look has come to something, or to nothing."""
+        return self._is_lost or self._has_failed or self._look is not None
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the broker may be away, for all that is known."""
+        return self._has_failed or self._look is None
 
     def forget(self) -> None:
         """Take down that nobody looks any more: the next who asks begins anew."""
         with self._guard:
             self._rest = -self._landed.items
             self._look = self._unanswered = None
-            self._is_lost, self.rate = False, 0.0
+            self._is_lost, self._has_failed, self.rate = False, False, 0.0
 
     def at(self, now: float) -> int | None:
         """
@@ -152,7 +169,8 @@ class Depth:
             now: Seconds, of the same clock.
         """
         since = self._unanswered
-        if self._is_lost or (since is not None and now - since > FRESH):
+        is_late = since is not None and now - since > FRESH and not self._has_failed
+        if self._is_lost or is_late:
             return None
         return self._rest + self.items
 

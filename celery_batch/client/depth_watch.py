@@ -13,6 +13,11 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from amqp.exceptions import RecoverableConnectionError
+from kombu.exceptions import OperationalError
+from redis.exceptions import ConnectionError as RedisAway
+from redis.exceptions import TimeoutError as RedisSilent
+
 from celery_batch.client.depth import Depth
 from celery_batch.depth_look import Look, can_look, open_look
 
@@ -23,6 +28,9 @@ logger = logging.getLogger(__name__)
 #: Seconds from one look to the next; and at least, where callers find little room.
 INTERVAL, _SOON = 0.05, 0.005
 
+#: Most seconds for which a call waits for a first look: an event loop may stand still meanwhile.
+_FIRST = 0.25
+
 #: Part of the time that looks may take of a thread whose callers find little room.
 _SHARE = 0.1
 
@@ -31,6 +39,9 @@ _LINGER, _IDLE = 1.0, 5.0
 
 #: Part of the time since the last question after which what waits is looked at again.
 _SLACK = 0.05
+
+#: How a look is told that the broker cannot be reached.
+_AWAY = (OperationalError, OSError, RedisAway, RedisSilent, RecoverableConnectionError)
 
 #: Most seconds to the next try while the broker is away, and to the next look.
 _LATEST = 1.0
@@ -85,6 +96,19 @@ class DepthWatch:
         if self._is_asleep or self._thread is None or not self._thread.is_alive():
             self._wake()
         return depth
+
+    def await_look(self, depth: Depth) -> None:
+        """
+        Wait for a first look at a queue, for a moment: until it has come to something or failed.
+
+        Args:
+            depth: What is known of the queue.
+        """
+        self.hurry()
+        until = time.monotonic() + _FIRST
+        # No lock: a signal's handler may call a task while its thread waits here.
+        while not depth.is_seen and time.monotonic() < until:
+            time.sleep(_SOON)
 
     def hurry(self) -> None:
         """Have queues looked at soon: there is little room."""
@@ -152,11 +176,13 @@ class DepthWatch:
         try:
             self._look_at(wanted)
         except Exception as error:  # noqa: BLE001 (whatever it is, calls have to go on)
+            is_away = isinstance(error, _AWAY)
             if not self._is_failing:
-                logger.warning("Cannot look how many items wait, so all may come: %s", error)
+                who = "no more than may wait try to come" if is_away else "all may come"
+                logger.warning("Cannot look how many items wait, so %s: %s", who, error)
             self._is_failing = True
             for _, depth in wanted:
-                depth.lose()
+                depth.fail() if is_away else depth.lose()
             self._let_go()
             return False
         self._is_failing = False

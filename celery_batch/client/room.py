@@ -12,20 +12,41 @@ from typing import Any, Self
 from celery._state import task_join_will_block
 from celery.app.routes import MapRoute
 from celery.exceptions import QueueNotFound
+from kombu.exceptions import OperationalError
 
 from celery_batch.chunks import ROWS
 from celery_batch.client.depth import Depth
 from celery_batch.client.depth_watch import DepthWatch
 from celery_batch.client.terms import Terms
-from celery_batch.errors import QueueFull
+from celery_batch.errors import BatchError, QueueFull
 
-__all__ = ["Passage", "Room", "admitted", "items_of"]
+__all__ = ["BrokerUnreachable", "Passage", "Room", "admitted", "items_of"]
 
 #: Options that say where a message goes.
 _WHERE = ("queue", "exchange", "routing_key")
 
+#: How it is told that the broker could not be reached.
+_AWAY = (OperationalError, OSError)
+
 #: Names of the tasks whose calls have been let in already, all together.
 _admitted: ContextVar[frozenset[str]] = ContextVar("celery_batch_admitted", default=frozenset())
+
+
+class BrokerUnreachable(BatchError, OperationalError):
+    """
+    The broker does not answer, so nobody knows whether there is room for the call.
+
+    Args:
+        words: Why.
+        retry_after: Seconds after which it may answer again.
+    """
+
+    http = 503
+
+    def __init__(self, *words: str, retry_after: float = 1.0) -> None:
+        super().__init__(*words)
+        #: Seconds after which the broker may answer again.
+        self.retry_after = retry_after
 
 
 class Passage:
@@ -38,16 +59,19 @@ class Passage:
         messages: In how many messages they go.
     """
 
-    __slots__ = ("_counted",)
+    __slots__ = ("_counted", "_depth")
 
     def __init__(self, depth: Depth | None = None, items: int = 0, messages: int = 0) -> None:
+        self._depth = depth
         #: A list, of which one thread alone can take it.
         self._counted = [] if depth is None else [(depth, items, messages)]
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._depth is not None and isinstance(error, _AWAY):
+            self._depth.fail()
         self.close()
 
     def close(self) -> None:
@@ -103,6 +127,7 @@ class Room:
 
         Raises:
             QueueFull: There is no room for all of them.
+            BrokerUnreachable: There may be none, and the broker does not answer.
         """
         most = self.limit(task)
         if most is None or task.name in _admitted.get() or self._is_exempt(options):
@@ -119,17 +144,15 @@ class Room:
         watch = DepthWatch.of(self._app)
         depth = watch.depth(queue, now)
         waiting = depth.let_in(items, most, now)
+        if waiting is not None and not depth.is_seen:
+            watch.await_look(depth)  # what waits may all be on its way to a broker that is away
+            waiting = depth.let_in(items, most, time.monotonic())
         if waiting is None:
             if 2 * (depth.at(now) or 0) >= most:
                 watch.hurry()  # before there is no room as far as we know
             return Passage(depth, items, messages)
         watch.hurry()
-        seconds = depth.seconds_until(waiting + items - most)
-        raise QueueFull(
-            f"{task.name}: {waiting} items wait in queue {queue!r} and {items} more are"
-            f" too many for max_queue={most}; try again in {seconds:.2g} s",
-            retry_after=seconds,
-        )
+        raise self._refusal(task, queue, depth, items, waiting)
 
     @contextmanager
     def passing(
@@ -161,6 +184,23 @@ class Room:
         """Return whether no call made here is refused."""
         is_worker = self._app.current_worker_task or task_join_will_block()
         return bool(is_worker or self._terms.is_eager)
+
+    def _refusal(
+        self, task: Any, queue: str, depth: Depth, items: int, waiting: int
+    ) -> QueueFull | BrokerUnreachable:
+        """Return why a call is refused: for want of room, or of an answer of the broker's."""
+        if depth.is_doubtful:
+            return BrokerUnreachable(
+                f"{task.name}: the broker does not answer; {waiting} items for queue {queue!r}"
+                f" could not be sent, or are not known to have come"
+            )
+        most = self.limit(task) or 0
+        seconds = depth.seconds_until(waiting + items - most)
+        return QueueFull(
+            f"{task.name}: {waiting} items wait in queue {queue!r} and {items} more are"
+            f" too many for max_queue={most}; try again in {seconds:.2g} s",
+            retry_after=seconds,
+        )
 
     def _is_exempt(self, options: dict[str, Any]) -> bool:
         return bool(options.get("retries")) or self.is_exempt()

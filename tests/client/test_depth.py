@@ -59,6 +59,20 @@ def test_a_look_that_fails_lets_all_come() -> None:
     assert (None, 9) == (unknown, depth.at(1.2))
 
 
+def test_a_broker_that_cannot_be_reached_leaves_the_limit_standing() -> None:
+    """After a failure nobody takes the count for unknown, however long no look comes."""
+    depth = looked((1.0, 0, 0))
+    depth.ask(1.1)
+    depth.let_in(10, 10, 1.1)
+    depth.land(10, 10)
+    depth.fail()
+    doubted, later = depth.is_doubtful, depth.let_in(1, 10, 1.1 + 2 * FRESH)
+    depth.note(0, depth.landed(), 9.0)
+
+    assert (True, 10) == (doubted, later)
+    assert (False, 0) == (depth.is_doubtful, depth.at(9.0))
+
+
 def test_what_a_look_may_have_missed_counts() -> None:
     """What is on its way while somebody looks counts until a look that begins after it landed."""
     depth = Depth()

@@ -1,0 +1,155 @@
+"""`max_queue` while the broker is away: a dead broker does not read as overload."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_batch import BatchError, BatchTask, BrokerUnreachable, QueueFull
+from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client.depth_watch import DepthWatch
+from celery_batch.depth_look import open_look
+from tests.client.test_max_queue import known
+
+#: Where no Redis has ever been.
+NOWHERE = "redis://127.0.0.1:1/0"
+
+#: Calls, and how many of them may wait.
+CALLS, MOST = 40, 12
+
+
+def limited(broker: str, most: int = MOST, *, tries: int = 1) -> Any:
+    """Return a task with a limit, whose calls try so often to reach the broker."""
+    app = Celery("outage", broker=broker, set_as_current=False)
+    app.conf.update(task_publish_retry=False, task_ignore_result=True)
+    app.conf.broker_transport_options = {"max_retries": tries - 1, "interval_start": 1.0}
+
+    @app.task(base=BatchTask, name="limited", max_queue=most)
+    def task(x: list[Any]) -> list[Any]:
+        return x
+
+    return task
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A Redis of the test's own."""
+    with RedisServer() as server:
+        yield server
+
+
+def outcomes(calls: int, call: Callable[[], Any]) -> Counter[str]:
+    """Make calls in so many threads at once; return how they ended, by the kind of error."""
+    start, ended = threading.Barrier(calls), Counter[str]()
+
+    def run() -> None:
+        start.wait()
+        ended[kind_of(call)] += 1
+
+    threads = [threading.Thread(target=run) for _ in range(calls)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    return ended
+
+
+def kind_of(call: Callable[[], Any]) -> str:
+    """Return how a call ended."""
+    try:
+        call()
+    except QueueFull:
+        return "full"
+    except OperationalError:
+        return "away"
+    return "sent"
+
+
+def test_a_broker_that_never_was_there_is_not_full() -> None:
+    """Calls at the same instant, more than may wait, hear that the broker is away."""
+    task = limited(NOWHERE, tries=2)
+
+    assert {"away": CALLS} == outcomes(CALLS, lambda: task.delay(1))
+
+
+def test_a_broker_that_goes_away_is_not_full(server: RedisServer) -> None:
+    """Calls that come one after another when the broker has died hear that it is away."""
+    task = limited(server.url)
+    known(task, 0)
+    task.delay(1)
+    server.stop()
+
+    assert {"away": CALLS} == Counter(kind_of(lambda: task.delay(1)) for _ in range(CALLS))
+
+
+def test_coroutines_hear_it_too() -> None:
+    """So do the calls of an event loop, which cannot wait for long."""
+    task = limited(NOWHERE, 3, tries=2)
+
+    async def ask() -> list[Any]:
+        calls = (task.adelay(number) for number in range(CALLS))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    errors = asyncio.run(ask())
+
+    assert [] == [each for each in errors if not isinstance(each, OperationalError)]
+
+
+def test_a_call_that_could_not_be_sent_leaves_a_doubt() -> None:
+    """Between a call that failed and the look that fails, no more calls than may wait are tried."""
+    task = limited(NOWHERE, 1)
+    watch = DepthWatch.of(task.app)
+    watch._thread = threading.current_thread()  # it never looks
+    depth = watch.depth("celery", time.monotonic())
+    depth.note(0, depth.landed(), time.monotonic())
+    with pytest.raises(OperationalError) as tried:
+        task.delay(1)
+    with pytest.raises(BrokerUnreachable, match=r"limited: .*could not be sent") as refused:
+        task.delay(2)
+
+    assert BrokerUnreachable is not tried.type
+    assert isinstance(refused.value, BatchError)
+    assert (503, 1.0) == (refused.value.http, refused.value.retry_after)
+
+
+def test_a_full_queue_is_full_again_once_the_broker_answers(server: RedisServer) -> None:
+    """What a failed call has put in doubt, the next look makes certain."""
+    task = limited(server.url, 1)
+    task.delay(1)
+    known(task, 1)
+    DepthWatch.of(task.app).depth("celery", time.monotonic()).fail()
+    seen = set()
+    while "full" not in seen:
+        seen.add(kind_of(lambda: task.delay(2)))
+
+    assert "sent" not in seen
+
+
+@pytest.mark.parametrize("broker", [NOWHERE, "amqp://127.0.0.1:1//"])
+def test_a_look_at_a_dead_broker_is_tried_once(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look never sleeps between tries: callers wait for what it finds."""
+    app = Celery("looks", broker=broker, set_as_current=False)
+    slept: list[float] = []
+    monkeypatch.setattr("kombu.utils.functional.sleep", slept.append)
+    with pytest.raises(OperationalError):
+        open_look(app)
+
+    assert [] == slept
+
+
+def test_the_error_survives_the_way_to_others() -> None:
+    """The error keeps its words and its time when it is pickled."""
+    error = pickle.loads(pickle.dumps(BrokerUnreachable("away", retry_after=2.5)))  # noqa: S301
+
+    assert ("away", 2.5, 503) == (str(error), error.retry_after, error.http)
