@@ -26,6 +26,7 @@ from celery_batch.seat import RetryItem, RunAgain, retry_options, seat
 from celery_batch.serving.model import Model
 from celery_batch.serving.residents import resident
 from celery_batch.serving.runner import Manners, Runner
+from celery_batch.task_class import keep_app_class
 
 __all__ = ["BatchTask", "model_task"]
 
@@ -81,13 +82,16 @@ class BatchTask(ChunkCalls, Asking):
         Put the single-item face before a function that is written on lists.
 
         Here and not when an app binds the task: Celery has registered it by then,
-        and may have wrapped its ``run`` for ``autoretry_for``.
+        and may have wrapped its ``run`` for ``autoretry_for``.  A task that a decorator
+        makes keeps its app's own task class.
 
         Raises:
-            ConfigurationError: An option is misspelt, or the function cannot be
-                called with lists.
+            ConfigurationError: An option is misspelt, the function cannot be called
+                with lists, or the app's task class cannot be kept.
         """
         super().__init_subclass__(**kwargs)
+        if cls.__dict__.get("_decorated"):
+            keep_app_class(cls, vars(cls)["app"])
         if cls.run in (Task.run, BatchTask._run_item):
             return  # a base class, or a task that has its face
         refuse_unknown_options(cls, {*dir(BatchTask), *dict(Task.from_config)})

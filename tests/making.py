@@ -22,7 +22,7 @@ def join(left, right="!", *, sep="-"):
 
 def make(app: Celery, function: Any = double, **options: Any) -> Any:
     """Make a batch task of a function, as the decorator does on first use."""
-    task = app.task(base=BatchTask, **options)(function)
+    task = app.task(**{"base": BatchTask, **options})(function)
     app.finalize()
     return task
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from celery import shared_task
-from celery.contrib.django.task import DjangoTask
 
 from celery_batch import BatchTask
 from tests.services.props import remember, stage_app
@@ -14,11 +13,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.services.django_site")
 app = stage_app("djangosite", config="django.conf:settings")
 
 
-class DjangoBatchTask(DjangoTask, BatchTask):
-    """A batch task with ``delay_on_commit``."""
-
-
-@shared_task(base=DjangoBatchTask, name="djangosite.count")
+@shared_task(base=BatchTask, name="djangosite.count")
 def count(x):
     """Ask the database, and remember whether its connection was closed before."""
     from django.db import connection  # noqa: PLC0415 (after Django has been set up)

@@ -36,17 +36,15 @@ app.set_default()
 site.extensions["celery"] = app
 
 
-@shared_task(base=FlaskBatchTask, name="site.greet", max_batch_size=8, max_wait=1, linger=0.3)
 def greet(name):
     """Greet everybody in the words of the site's configuration."""
     g.asked = name
     return [f"{current_app.config['GREETING']} {one}" for one in name]
 
 
-@shared_task(base=BatchTask, name="site.bare", max_batch_size=8)
-def bare(x):
-    """Say whether there is a context, without Flask's task class."""
-    return [bool(current_app)] * len(x)
+GREETS = {"max_batch_size": 8, "max_wait": 1, "linger": 0.3}
+shared_task(base=BatchTask, name="site.greet", **GREETS)(greet)
+shared_task(base=FlaskBatchTask, name="site.greet_by_hand", **GREETS)(greet)
 
 
 @shared_task(name="site.plain")
