@@ -8,7 +8,7 @@ web process that sends tasks imports none of it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -25,7 +25,8 @@ from celery_batch.options import NO_PYDANTIC, listable_signature, refuse_unknown
 from celery_batch.seat import RetryItem, RunAgain, retry_options, seat
 from celery_batch.serving.model import Model
 from celery_batch.serving.residents import resident
-from celery_batch.serving.runner import Manners, Runner
+from celery_batch.serving.runner import Manners, Runner, checked
+from celery_batch.serving.signature import call_with_columns, signature_of
 from celery_batch.task_class import keep_app_class
 
 __all__ = ["BatchTask", "model_task"]
@@ -202,14 +203,32 @@ class BatchTask(ChunkCalls, Asking):
         return Manners(isolate, (TaskPredicate,), (SoftTimeLimitExceeded,))
 
     def _run_columns(self, *columns: list[Any]) -> Any:
-        by_name = {
-            parameter.name: column
-            for parameter, column in zip(
-                self.batch_signature.parameters.values(), columns, strict=True
-            )
-            if parameter.kind is parameter.KEYWORD_ONLY
-        }
-        return self.batch_run(*columns[: len(columns) - len(by_name)], **by_name)
+        return call_with_columns(self.batch_run, self.batch_signature, columns)
+
+    def run_batch(self, *columns: Iterable[Any], **named: Iterable[Any]) -> list[Any]:
+        """
+        Call the batch function here and now, with lists, as a test of it does.
+
+        The function runs once, with all rows: no worker, no message, no hooks, and no search
+        for the rows that make it raise.  (`run` and a direct call take one item.)
+
+        Args:
+            columns: One list per parameter, one entry per row; for a function of one
+                parameter simply the rows.
+            named: Lists for parameters by name.
+
+        Returns:
+            One output per row, in order; an `Exception` instance in place of an output is
+            returned as it is.
+
+        Raises:
+            InvalidChunk: There are no rows, or the lists differ in length.
+            TypeError: The lists do not fit the function's parameters.
+            WrongResultCount: The function did not return one output per row.
+        """
+        args, kwargs, rows = self._as_message(columns, named)
+        chunk = chunk_of(self.batch_signature, args, kwargs, rows)
+        return list(checked(self.name, self._run_columns(*chunk.columns), rows))
 
     def asked(self, args: Any, kwargs: Any) -> Asked:
         """
@@ -246,13 +265,23 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
     if model.predict is Model.predict:
         raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
 
-    def predict(item: list[Any]) -> Any:
-        return resident(model).predict(item)
+    def predict(*columns: list[Any], **named: list[Any]) -> Any:
+        return resident(model).predict(*columns, **named)
 
+    predict.__signature__ = _item_signature(model)  # type: ignore[attr-defined]
     predict.__doc__ = model.__doc__
     predict.__module__ = model.__module__
     predict.__qualname__ = f"{model.__qualname__}.predict"
     return app.task(base=BatchTask, name=name, model=model, **options)(predict)
+
+
+def _item_signature(model: type[Model]) -> inspect.Signature:
+    """Return what the task of a model takes: an ``item``, or what `predict` has several of."""
+    signature = signature_of(model)
+    parameters = list(signature.parameters.values())
+    if len(parameters) == 1 and parameters[0].kind is parameters[0].POSITIONAL_OR_KEYWORD:
+        parameters = [parameters[0].replace(name="item")]
+    return inspect.Signature([each.replace(annotation=each.empty) for each in parameters])
 
 
 @signals.worker_process_init.connect(weak=False)  # type: ignore[untyped-decorator]

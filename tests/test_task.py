@@ -8,7 +8,7 @@ from weakref import WeakSet
 import pytest
 from celery import Celery, Task, _state, shared_task
 
-from celery_batch import BatchTask, WrongResultCount
+from celery_batch import BatchTask, InvalidChunk, WrongResultCount
 from celery_batch.config import policy_of
 from tests.making import double, join, make, refusal
 
@@ -270,3 +270,52 @@ class TestBinding:
 
         assert WORKER_STEPS == app.steps["worker"]
         assert CONSUMER_STEPS == app.steps["consumer"]
+
+
+class TestRunBatch:
+    """`run_batch` calls the function with lists, as a test of it does."""
+
+    def test_rows_and_columns(self, app: Celery):
+        """Of one parameter it takes the rows, of several a list for each."""
+        task, many = make(app), make(app, join)
+
+        assert [2, 4, 6] == task.run_batch([1, 2, 3]) == task.run_batch(x=(1, 2, 3))
+        assert ["a-!", "b-!"] == many.run_batch(["a", "b"])
+        assert ["a+c", "b-d"] == many.run_batch(["a", "b"], ["c", "d"], sep=["+", "-"])
+
+    def test_bound(self, app: Celery):
+        """A function that takes the task itself is given it."""
+        task = make(app, named, bind=True)
+
+        assert [(task.name, 1), (task.name, 2)] == task.run_batch([1, 2])
+
+    def test_one_call_whatever_the_size(self, app: Celery):
+        """All rows go in one call, and what it raises is raised."""
+        sizes = []
+
+        def counting(x):
+            sizes.append(len(x))
+            return [1 / value for value in x]
+
+        task = make(app, counting, max_batch_size=2)
+        task.run_batch([1] * 5)
+        with pytest.raises(ZeroDivisionError):
+            task.run_batch([1, 0, 1])
+
+        assert [5, 3] == sizes
+
+    def test_errors_of_rows_are_returned(self, app: Celery):
+        """An exception in place of an output stays there."""
+        first, second = make(app, poison).run_batch([1, 2])
+
+        assert isinstance(first, KeyError)
+        assert (2,) == second.args
+
+    def test_what_does_not_fit(self, app: Celery):
+        """Lists of different lengths, no rows and a wrong count of outputs are named."""
+        with pytest.raises(InvalidChunk, match="right: must have 2 rows"):
+            make(app, join).run_batch(["a", "b"], ["c"])
+        with pytest.raises(InvalidChunk, match="from 1 to"):
+            make(app).run_batch([])
+        with pytest.raises(WrongResultCount, match="returned 4 outputs for a batch of 2"):
+            make(app, twice).run_batch([1, 2])

@@ -13,6 +13,7 @@ from celery_batch.backfill.inputs import Input
 from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.seat import seat
 from celery_batch.serving.residents import resident
+from celery_batch.serving.signature import example_rows
 from celery_batch.task import BatchTask
 from celery_batch.tuning.measure import Seen
 
@@ -46,8 +47,8 @@ def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> l
         found_rows = some_fit(arguments.rows(records, found.line))
         rows = [row.values for row in found_rows if not row.flaw]
     else:
-        examples = resident(task.model).examples() if task.model is not None else ()
-        rows = [(item,) for item in examples]
+        model = task.model
+        rows = [] if model is None else example_rows(model, resident(model).examples())
     if rows:
         return rows
     if source is not None:

@@ -31,19 +31,23 @@ class Model:
         """
         Return inputs to warm up with, before the first task is taken.
 
-        A failed warm-up is a failed start.  No examples, no warm-up.
+        Where `predict` has several parameters, each is a tuple with a value for each of
+        them, or a mapping by their names.  A failed warm-up is a failed start.  No examples,
+        no warm-up.
         """
         return ()
 
-    def predict(self, batch: list[Any]) -> Sequence[Any]:
+    def predict(self, *batch: Any, **named: Any) -> Sequence[Any]:
         """
-        Answer a batch.
+        Answer a batch; define it as ``predict(self, batch)`` or with several parameters.
 
         Args:
-            batch: The inputs, one per request, oldest first.
+            batch: The inputs, one per request, oldest first.  Of several parameters, such as
+                ``predict(self, text, lang)``, each is a list with one entry per request.
+            named: Likewise, for parameters that are given by keyword only.
 
         Returns:
-            One output per input, in order.  An `Exception` instance in place of
+            One output per request, in order.  An `Exception` instance in place of
             an output fails that request alone.
         """
         msg = f"{type(self).__name__} must define predict(batch)"
@@ -57,6 +61,8 @@ class Model:
         """
         Make a Celery task that answers single items with this model.
 
+        All tasks of one model share the instance that a process has loaded.
+
         Args:
             app: The Celery app.
             name: The task's name, such as ``"workers.infill"``; unless given, the
@@ -65,7 +71,8 @@ class Model:
                 every option of Celery's own tasks.
 
         Returns:
-            The task; ``delay(item)`` gives the output for that item.
+            The task; ``delay(item)`` gives the output for that item.  Where `predict` has
+            several parameters, the task has the same.
         """
         # By name: serving knows nothing of Celery, and stays importable without it.
         return import_module("celery_batch.task").model_task(app, cls, name=name, **options)

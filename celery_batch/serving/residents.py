@@ -15,11 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import devices
 from celery_batch.serving.model import Model
 from celery_batch.serving.runner import Manners, Runner
+from celery_batch.serving.signature import call_with_columns, example_rows, signature_of
 
 __all__ = [
     "discard",
@@ -200,9 +202,15 @@ def _unload(model: type[Model], instance: Model) -> None:
 
 
 def _warm_up(instance: Model) -> None:
-    examples = list(instance.examples())
-    if not examples:
+    model = type(instance)
+    rows = example_rows(model, instance.examples())
+    if not rows:
         return
-    name = f"{type(instance).__qualname__}.predict"
-    for outcome in Runner(instance.predict, name, Manners(isolate=False)).run(examples):
+    signature = signature_of(model)
+
+    def predict(*columns: list[Any]) -> Any:
+        return call_with_columns(instance.predict, signature, columns)
+
+    runner = Runner(predict, f"{model.__qualname__}.predict", Manners(isolate=False))
+    for outcome in runner.run(*(list(column) for column in zip(*rows, strict=True))):
         outcome.unwrap()

@@ -14,7 +14,7 @@ from celery_batch.batching.recovery import Recovery, SafeSize
 from celery_batch.errors import BatchError, OutOfMemory, WrongResultCount
 from celery_batch.serving.trouble import free_memory, is_device_broken, is_out_of_memory
 
-__all__ = ["Manners", "Outcome", "Runner", "Timing"]
+__all__ = ["Manners", "Outcome", "Runner", "Timing", "checked"]
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class Runner:
             outputs = self._predict(*(column[cut] for column in columns))
             answers = [
                 self._trouble(output) if isinstance(output, Exception) else output
-                for output in self._check(outputs, len(part))
+                for output in checked(self._name, outputs, len(part))
             ]
         except Exception as error:  # noqa: BLE001 (whatever a model raises is its items' outcome)
             return self._after(error, recovery, part, alone=alone)
@@ -235,20 +235,32 @@ class Runner:
             return Outcome(error=self._shortage(error))
         return Outcome(error=error)
 
-    def _check(self, outputs: Any, size: int) -> Sequence[Any]:
-        if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
-            outputs = outputs.tolist()
-        if isinstance(outputs, (str, bytes, bytearray)) or not isinstance(outputs, Sequence):
-            raise WrongResultCount(
-                f"{self._name} returned {_describe(outputs)} for a batch of {size};"
-                f" it must return a list with one output per input, in order"
-            )
-        if len(outputs) != size:
-            raise WrongResultCount(
-                f"{self._name} returned {len(outputs)} outputs for a batch of {size};"
-                f" it must return one output per input, in order"
-            )
-        return outputs
+
+def checked(name: str, outputs: Any, size: int) -> Sequence[Any]:
+    """
+    Return a model's outputs as a sequence, one for each item.
+
+    Args:
+        name: What to call the model in errors.
+        outputs: What it returned: a sequence, an array or a tensor.
+        size: How many items it was given.
+
+    Raises:
+        WrongResultCount: They are anything else.
+    """
+    if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
+        outputs = outputs.tolist()
+    if isinstance(outputs, (str, bytes, bytearray)) or not isinstance(outputs, Sequence):
+        raise WrongResultCount(
+            f"{name} returned {_describe(outputs)} for a batch of {size};"
+            f" it must return a list with one output per input, in order"
+        )
+    if len(outputs) != size:
+        raise WrongResultCount(
+            f"{name} returned {len(outputs)} outputs for a batch of {size};"
+            f" it must return one output per input, in order"
+        )
+    return outputs
 
 
 def _all(error: Exception, part: range) -> list[Outcome]:

@@ -17,6 +17,7 @@ from typing import Any
 from celery_batch.errors import ConfigurationError, LoadFailed
 from celery_batch.serving import residents
 from celery_batch.serving.model import Model
+from celery_batch.serving.signature import signature_of
 
 __all__ = ["ManagedModel", "as_model", "warm"]
 
@@ -89,6 +90,9 @@ def as_model(
     Raises:
         ConfigurationError: It is none of these.
     """
+    kind = given if isinstance(given, type) else type(given)
+    if issubclass(kind, Model):
+        _require_one_parameter(kind)
     if isinstance(given, type) and issubclass(given, (ManagedModel, Model)):
         return _Constructed(given, tuple(args or ()), dict(kwargs or {}))
     if isinstance(given, (ManagedModel, Model)):
@@ -98,6 +102,17 @@ def as_model(
     raise ConfigurationError(
         f"a streamer needs a predict function, a ManagedModel class or a Model class, got {given!r}"
     )
+
+
+def _require_one_parameter(model: type[Model]) -> None:
+    """Refuse a model that needs more than an item: a streamer's request is a list of items."""
+    parameters = signature_of(model).parameters.values()
+    if sum(each.default is each.empty for each in parameters) > 1:
+        names = ", ".join(each.name for each in parameters)
+        raise ConfigurationError(
+            f"a streamer gives a model one list of items, and {model.__qualname__}.predict takes"
+            f" ({names}); put the values of a request into one item"
+        )
 
 
 def warm(model: Model, device: str) -> None:
@@ -124,7 +139,7 @@ class _Function(Model):
     """A predict function, which has nothing to load."""
 
     def __init__(self, given: Callable[[list[Any]], Sequence[Any]]) -> None:
-        self.predict = given  # type: ignore[assignment,method-assign]
+        self.predict = given  # type: ignore[method-assign]
 
     def __str__(self) -> str:
         return getattr(self.predict, "__qualname__", None) or repr(self.predict)

@@ -30,6 +30,19 @@ def test_model_is_loaded_once_in_each_process(shop: Shop, pool: tuple[str, ...])
     assert len(loads) == len(shop.recall("load"))
 
 
+def test_two_tasks_share_a_model_of_two_parameters(shop: Shop):
+    """Each parameter comes as a list, and the instance is loaded and warmed up once."""
+    shop.worker("-Q", "abroad", "-c", "1")
+    one, two = shop.app.send_task, ("shop.translate", "shop.translate_alone")
+    calls = [(("salt", "de"), {}), (("milk",), {}), (("rice",), {"lang": "it"})]
+    sent = [one(name, args, kwargs) for name in two for args, kwargs in calls]
+    answers = [result.get(timeout=30) for result in sent]
+
+    assert ["salt (de)", "milk (fr)", "rice (it)"] * 2 == answers
+    assert 1 == len(shop.recall("load_translator"))
+    assert {"text": ["bread"], "lang": ["de"]}.items() <= shop.recall("translator")[0].items()
+
+
 def test_each_process_has_a_mig_slice_of_its_own(shop: Shop):
     """By the ids of the slices, and what the environment says to the driver reaches all."""
     slices = "MIG-11111111,MIG-22222222"

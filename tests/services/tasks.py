@@ -27,7 +27,11 @@ __all__ = ["app", "memory", "recall", "remember"]
 app = Celery("shop")
 app.conf.update(
     result_expires=600,
-    task_routes={"shop.clerk": "counter", "shop.elsewhere": "elsewhere"},
+    task_routes={
+        "shop.clerk": "counter",
+        "shop.elsewhere": "elsewhere",
+        "shop.translate*": "abroad",
+    },
     broker_connection_retry_on_startup=True,
     **json.loads(os.environ.get("SHOP_CONF", "{}")),
 )
@@ -235,6 +239,27 @@ class Clerk(Model):
 
 
 clerk = Clerk.as_task(app, name="shop.clerk", max_batch_size=8, max_wait=0.2, linger=0.02)
+
+
+class Translator(Model):
+    """A model that takes two values with each request."""
+
+    def load(self, device):
+        """Remember who loaded it."""
+        remember("load_translator", device=device)
+
+    def examples(self):
+        """Return a request to warm up with."""
+        return [("bread", "de")]
+
+    def predict(self, text, lang="fr"):
+        """Remember the batch, and put each text into its language."""
+        remember("translator", text=text, lang=lang)
+        return [f"{one} ({into})" for one, into in zip(text, lang, strict=True)]
+
+
+translate = Translator.as_task(app, name="shop.translate", max_batch_size=8, linger=0.2)
+translate_alone = Translator.as_task(app, name="shop.translate_alone", max_batch_size=1)
 
 
 @app.task(

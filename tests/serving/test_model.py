@@ -89,3 +89,32 @@ def test_writing_a_model_needs_no_celery(in_python: Callable[..., str]):
     )
 
     assert "[]" == loaded
+
+
+class Joining(Model):
+    """Takes several values with each request."""
+
+    def predict(self, left, right="!", *, sep="-"):
+        """Join them."""
+        return [f"{a}{s}{b}" for a, b, s in zip(left, right, sep, strict=True)]
+
+
+def test_a_task_takes_the_parameters_of_its_model(app: Celery):
+    """Positions, names, defaults and the check of arguments are the method's."""
+    task = Joining.as_task(app, name="shop.join")
+
+    assert ["left", "right", "sep"] == list(task.batch_signature.parameters)
+    assert ["a-!", "a+b"] == [task("a"), task("a", right="b", sep="+")]
+    with pytest.raises(TypeError, match="takes from 1 to 2 positional arguments"):
+        task.delay("a", "b", "c")
+
+
+def test_a_model_of_any_number_of_parameters_is_refused(app: Celery):
+    """A parameter has to have a name."""
+
+    class Any(Model):
+        def predict(self, *columns):
+            return columns
+
+    with pytest.raises(ConfigurationError, match=r"shop\.any: \*columns cannot become a list"):
+        Any.as_task(app, name="shop.any").bind(app)

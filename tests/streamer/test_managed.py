@@ -10,8 +10,9 @@ import pytest
 import celery_batch
 from celery_batch import streamer
 from celery_batch.errors import ConfigurationError
+from celery_batch.serving.model import Model
 from celery_batch.streamer.gpus import device_names
-from celery_batch.streamer.managed import ManagedModel, as_model
+from celery_batch.streamer.managed import ManagedModel, as_model, warm
 from celery_batch.testing import PoisonModel
 
 
@@ -133,3 +134,22 @@ def test_no_device_at_all_is_refused():
     """An empty choice of devices leaves nothing to choose from."""
     with pytest.raises(ConfigurationError, match="cuda_devices: is empty"):
         device_names([])
+
+
+def test_a_model_of_several_parameters_is_refused():
+    """A streamer has one list to give; a parameter with a default may be left out."""
+
+    class Two(Model):
+        def predict(self, text, lang):
+            return [one + into for one, into in zip(text, lang, strict=True)]
+
+    class Optional(Model):
+        def predict(self, text, lang="en"):
+            return [one + lang for one in text]
+
+    with pytest.raises(ConfigurationError, match=r"Two\.predict takes \(text, lang\)"):
+        as_model(Two)
+    model = as_model(Optional)
+    warm(model, "cpu")
+
+    assert ["aen"] == model.predict(["a"])
