@@ -309,6 +309,21 @@ def test_suspect_goes_first_and_alone():
     assert (["a", "b"], Reason.FULL) == _named(batcher.next(now=1.0))
 
 
+def test_newcomer_waits_behind_suspects_as_well():
+    """Requests that go alone go before everybody, and their rows count for who comes next."""
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0))
+    batcher.add(Request("urgent", arrived=0.0, urgency=1, rows=2))
+    batcher.add(Request("patient", arrived=0.0, urgency=9, rows=4))
+    first = batcher.urgency
+    batcher.add(Request("suspect", arrived=0.0, urgency=9, alone=True))
+
+    assert (1, 9) == (first, batcher.urgency)
+    assert (2, 3) == batcher.before(urgency=5)
+    assert (3, 7) == batcher.before(urgency=9)
+    assert 2 == batcher.rows_of(urgency=1)
+    assert 7 == batcher.rows
+
+
 def test_suspects_are_given_back_too():
     """Clearing the line forgets nobody."""
     batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2))

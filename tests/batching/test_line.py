@@ -37,6 +37,21 @@ def test_oldest_is_the_oldest_of_any_urgency():
     assert 1.0 == line.oldest
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(1, 9))),
+    st.integers(min_value=-1, max_value=4),
+)
+def test_newcomer_knows_who_goes_before_it(waiting: list[tuple[int, int]], urgency: int):
+    """Before a newcomer go all who are as urgent or more so, however many rows they have."""
+    line: Line[int] = Line()
+    for n, (each, rows) in enumerate(waiting):
+        line.append(Request(n, float(n), each, rows=rows))
+    before = [rows for each, rows in waiting if each <= urgency]
+
+    assert (len(before), sum(before)) == line.before(urgency)
+    assert sum(rows for each, rows in waiting if each == urgency) == line.rows_of(urgency)
+
+
 def places(line: Line[str], size: int, share: float) -> str:
     """Return the names of the next batch."""
     return "".join(str(request.item) for request in line.take(size, share))
