@@ -51,6 +51,8 @@ class Inbox:
         self.is_here = True
         #: Called when a look is due sooner than was foreseen.
         self.hurry: Callable[[], object] = noop
+        #: Begins a listener where the last one was closed; None while there is one.
+        self._begin: Callable[[], object] | None = None
 
     def __len__(self) -> int:
         """Return how many replies are known."""
@@ -113,6 +115,8 @@ class Inbox:
                 return False
             reply.watchers = [*(reply.watchers or ()), watcher]
             self._looks.watch(reply, is_urgent=is_urgent)
+        if self._begin is not None:
+            self._begin()
         if is_urgent:
             self.hurry()
         return True
@@ -135,6 +139,8 @@ class Inbox:
                 return False
             reply.followers = [*(reply.followers or ()), watcher]
             is_fresh = self._looks.follow(reply)
+        if self._begin is not None:
+            self._begin()
         if is_fresh:
             self.hurry()
         return True
@@ -146,6 +152,28 @@ class Inbox:
                 return False
             reply.listeners = [*(reply.listeners or ()), watcher]
             return True
+
+    def opened(self, hurry: Callable[[], object]) -> None:
+        """Note that a listener hears and looks for all that is watched."""
+        self.hurry = hurry
+        self._begin = None
+
+    def closed(self, begin: Callable[[], object]) -> bool:
+        """
+        Note that the listener was closed; return whether somebody waits for a reply.
+
+        Args:
+            begin: Begins another one; called as soon as somebody waits.
+        """
+        with self._lock:
+            self.hurry, self._begin = noop, begin
+        return self.is_awaited()
+
+    def is_awaited(self) -> bool:
+        """Return whether somebody waits for a reply that is looked for."""
+        with self._lock:
+            self._let_go()
+            return len(self._looks) > 0
 
     def leave(self, reply: Reply, watcher: Watcher) -> bool:
         """Return whether a function was still to be called; it will not be any more."""

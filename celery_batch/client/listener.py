@@ -11,7 +11,9 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterable
+from functools import partial
 from importlib import import_module
 from typing import Any
 from uuid import uuid4
@@ -54,10 +56,13 @@ class Listener:
         self._is_open = True
         self._subscription: Subscription | None = None
         self._sweeper = Sweeper(self._inbox, store, self.check)
-        self._inbox.hurry = self._sweeper.hurry
         self._guard = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
-        self.check()
+        self._inbox.opened(self._sweeper.hurry)
+        #: Whether its threads could be started; none can while the interpreter ends.
+        self.is_started = self.check()
+        if not self.is_started:
+            self.close()
 
     def wait(self, timeout: float) -> bool:
         """
@@ -95,26 +100,38 @@ class Listener:
         for result, reply in zip(results, replies, strict=True):
             result.reply = reply
 
-    def check(self) -> None:
-        """Begin again what should run and does not: nobody may wait for a thread that died."""
+    def check(self) -> bool:
+        """
+        Begin again what should run and does not: nobody may wait for a thread that died.
+
+        Returns:
+            False if a thread could not be started.
+        """
         if not self._guard.acquire(blocking=False):
-            return  # somebody does, perhaps this very thread
+            return True  # somebody does, perhaps this very thread
         try:
-            for name, run in (("replies", self._hear), ("sweep", self._sweeper.run)):
-                thread = self._threads.get(name)
-                if name == "replies" and self.is_forbidden:
-                    continue
-                if self._is_open and (thread is None or not thread.is_alive()):
-                    if thread is not None:
-                        logger.error("The thread that hears of results had died: begun again")
-                    thread = threading.Thread(target=run, name=f"celery-batch-{name}", daemon=True)
-                    self._threads[name] = thread
-                    thread.start()
+            return all([self._check_one("replies"), self._check_one("sweep")])
         finally:
             self._guard.release()
 
+    def _check_one(self, name: str) -> bool:
+        thread = self._threads.get(name)
+        is_wanted = self._is_open and not (name == "replies" and self.is_forbidden)
+        if not is_wanted or (thread is not None and thread.is_alive()):
+            return True
+        if thread is not None:
+            logger.error("The thread that hears of results had died: begun again")
+        run = self._hear if name == "replies" else self._sweeper.run
+        thread = threading.Thread(target=run, name=f"celery-batch-{name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter is ending, or there are too many
+            return False
+        self._threads[name] = thread
+        return True
+
     def close(self) -> None:
-        """Hear and look no more; who is in `get` falls back on looking by himself."""
+        """Hear and look no more."""
         self._is_open = False
         self._store.wake(self.channel)
         self._sweeper.close()
@@ -129,7 +146,7 @@ class Listener:
             except FORBIDDEN as error:
                 logger.warning("Redis does not let us listen (%s): results one by one", error)
                 self.is_forbidden = True
-                if not self.is_confirmed:  # else some wait already: the sweeper finds it for them
+                if not self._inbox.is_awaited():  # else the sweeper finds it for those who wait
                     self._is_open = False
                     self._sweeper.close()
             except Exception as error:  # noqa: BLE001 (whatever it is, we must hear again)
@@ -172,7 +189,7 @@ _listeners: dict[Any, Listener | None] = {}
 _guard = threading.RLock()
 
 
-def listener_for(app: Any) -> Listener | None:
+def listener_for(app: Any, timeout: float = PATIENCE) -> Listener | None:
     """
     Return the app's listener in this process, begun when it is first asked for.
 
@@ -180,10 +197,12 @@ def listener_for(app: Any) -> Listener | None:
 
     Args:
         app: The Celery app.
+        timeout: Most seconds to wait for the confirmation.
 
     Returns:
         None where results go Celery's own way: on other backends than Redis, with
-        ``batch_bulk = False``, inside a task, or while Redis cannot be reached.
+        ``batch_bulk = False``, inside a task, while Redis cannot be reached, or while the
+        interpreter ends.
     """
     if task_join_will_block():
         return None
@@ -191,7 +210,7 @@ def listener_for(app: Any) -> Listener | None:
         listener = _listeners[app]
     except KeyError:
         listener = _begin(app)
-    if listener is None or listener.is_forbidden or not listener.wait(PATIENCE):
+    if listener is None or listener.is_forbidden or not listener.wait(timeout):
         return None
     return listener
 
@@ -214,6 +233,8 @@ def _begin(app: Any) -> Listener | None:
         backend = app.backend
         wanted = ResultStore.knows(backend) and app.conf.get("batch_bulk", True)
         listener = Listener(app, ResultStore(backend)) if wanted else None
+        if listener is not None and not listener.is_started:
+            return None  # perhaps it can be the next time
         if listener is not None:
             import_module("celery_batch.client.group").adopt_groups(app)
         _listeners[app] = listener
@@ -224,12 +245,24 @@ def close_listener(app: Any) -> None:
     """
     End the app's listener, if it has one; it is begun again when it is asked for.
 
+    That is at once where somebody still waits, in a coroutine or by a future.
+
     Args:
         app: The Celery app.
     """
     listener = _listeners.pop(app, None)
-    if listener is not None:
-        listener.close()
+    if listener is None:
+        return
+    listener.close()
+    begin = partial(_begin_again, weakref.ref(app))
+    if inbox_of(app).closed(begin):
+        begin()
+
+
+def _begin_again(app: weakref.ref[Any]) -> None:
+    found = app()
+    if found is not None:
+        _begin(found)
 
 
 def _begin_anew() -> None:

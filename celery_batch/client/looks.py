@@ -29,6 +29,10 @@ class Looks:
         #: Those of whom nothing is known as yet.
         self._fresh = Round(0.0)
 
+    def __len__(self) -> int:
+        """Return how many looks are due some time."""
+        return sum(map(len, self._rounds()))
+
     def watch(self, reply: Reply, *, is_urgent: bool) -> None:
         """Look for a reply: soon, or in case we should not hear of it."""
         if is_urgent:
@@ -71,10 +75,12 @@ class Looks:
 
     def next_due(self) -> float:
         """Return when a look is due, by the monotonic clock."""
-        rounds = (self._strays, self._told, self._followed, self._fresh)
-        return min(each.next_due() for each in rounds)
+        return min(each.next_due() for each in self._rounds())
 
     def all_due(self) -> None:
         """Have all looks due at once."""
         for each in (self._told, self._strays, self._followed):
             each.all_due()
+
+    def _rounds(self) -> tuple[Round, ...]:
+        return self._strays, self._told, self._followed, self._fresh

@@ -11,6 +11,7 @@ from typing import Any
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_batch.client.listener import listener_for
+from celery_batch.client.store import PATIENCE
 
 __all__ = ["Patience"]
 
@@ -42,6 +43,11 @@ class Patience:
         """Seconds that are left; None for any number."""
         return None if self._end is None else max(self._end - time.monotonic(), 0.0)
 
+    def _shorter(self, seconds: float) -> float:
+        """Return that many seconds, or those that are left if they are fewer."""
+        left = self.left
+        return seconds if left is None else min(left, seconds)
+
     def wait(self, look: Callable[[], Any]) -> Any:
         """
         Return what has come, or what a look has found where nobody tells us.
@@ -53,11 +59,10 @@ class Patience:
             TimeoutError: Celery's; the time is over.
         """
         while True:
-            left = self.left
             pause = 0.0 if self._has_found else PIECE  # there may be more
             with suppress(queue.Empty):
-                return self._rung.get(timeout=pause if left is None else min(left, pause))
-            listener = listener_for(self._app)
+                return self._rung.get(timeout=self._shorter(pause))
+            listener = listener_for(self._app, self._shorter(PATIENCE))
             if listener is None or self.left == 0.0:
                 found = look()
                 self._has_found = found is not None

@@ -27,6 +27,7 @@ from celery_batch.client.listener import close_listener, is_listening, listener_
 from celery_batch.client.patience import PIECE, Patience
 from celery_batch.client.result import BatchResult
 from celery_batch.replies import LARGEST_VALUE
+from celery_batch.streamer.request_future import RequestFuture
 from tests.services.shop import emptied
 from tests.services.teller import Teller
 
@@ -173,6 +174,28 @@ def test_no_pause_after_a_find(monkeypatch: pytest.MonkeyPatch):
 
     assert ["a", "b", "c"] == found
     assert [PIECE, 0.0, 0.0, PIECE] == pauses
+
+
+@pytest.mark.parametrize("left", [0.1, None])
+def test_no_listener_is_waited_for_longer_than_somebody_has(
+    teller: Teller, monkeypatch: pytest.MonkeyPatch, left: float | None
+) -> None:
+    """A wait for a listener that is not there yet ends with the time of whoever waits."""
+    asked: list[float] = []
+    result = teller.ask()
+    monkeypatch.setattr(
+        "celery_batch.client.listener.Listener.wait",
+        lambda _, timeout: bool(asked.append(timeout)),
+    )
+    monkeypatch.setattr("celery_batch.client.patience.PIECE", 0.01)
+    end = iter([None, None])
+    patience = Patience(teller.app, left, lambda: next(end))
+    with pytest.raises((CeleryTimeoutError, StopIteration)):
+        patience.wait(lambda: None)
+
+    assert asked
+    assert result.reply.value is None
+    assert {store.PATIENCE} == set(asked) if left is None else max(asked) <= left
 
 
 def test_no_listener_while_redis_is_away(tmp_path: Path):
@@ -519,6 +542,108 @@ def test_slow_look_costs_no_long_rest(monkeypatch: pytest.MonkeyPatch):
 def _value(teller: Teller, value: object) -> str:
     meta = teller.app.backend._get_result_meta(value, "SUCCESS", None, None)
     return teller.app.backend.encode(meta)
+
+
+class Waiting:
+    """
+    Somebody who waits for a result in a way that has no thread of its own to look around.
+
+    Args:
+        way: ``await``, ``states``, ``future`` or ``streamer``.
+        result: The result.
+    """
+
+    def __init__(self, way: str, result: BatchResult) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        coroutines = {"await": _value_of, "states": _last_state_of}
+        if way in coroutines:
+            self.future = self._pool.submit(asyncio.run, coroutines[way](result))
+        elif way == "future":
+            self.future = result.future()
+        else:
+            self.future = RequestFuture([result], None)
+            self.future.watch()
+        reply = result.reply
+        wait_until(
+            lambda: "" if reply.watchers or reply.followers else "not yet",
+            [],
+            what="somebody who waits",
+            timeout=SOON,
+        )
+
+    def answer(self) -> object:
+        """Return what has come."""
+        with self._pool:
+            return self.future.result(SOON)
+
+
+async def _value_of(result: BatchResult) -> object:
+    async with asyncio.timeout(SOON):
+        return await result
+
+
+async def _last_state_of(result: BatchResult) -> object:
+    async with asyncio.timeout(SOON):
+        return [state async for state in result.states()][-1]
+
+
+WAYS = {"await": 1, "states": "SUCCESS", "future": 1, "streamer": [1]}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_waits_alone_outlives_a_closed_listener(teller: Teller, way: str) -> None:
+    """Closing the listener leaves nobody waiting, though nobody else asks for another one."""
+    result = teller.ask()
+    waiting = Waiting(way, result)
+    close_listener(teller.app)
+    teller.store(result, 1)
+
+    assert WAYS[way] == waiting.answer()
+
+
+def test_who_comes_as_the_listener_is_closed_is_answered(
+    teller: Teller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who saw a listener before it was closed, and waits afterwards, has begun one."""
+    result = teller.ask()
+    watch = Inbox.watch
+
+    def close_and_watch(self: Inbox, *args: object) -> bool:
+        monkeypatch.undo()
+        close_listener(teller.app)
+        teller.store(result, 1)
+        return watch(self, *args)
+
+    monkeypatch.setattr(Inbox, "watch", close_and_watch)
+
+    assert 1 == asyncio.run(_value_of(result))
+
+
+def test_closing_a_listener_begins_none_where_nobody_waits(teller: Teller) -> None:
+    """A listener that is closed is gone, and with it its connections."""
+    result = teller.ask()
+    teller.answer(result, 1)
+    value = result.get(timeout=SOON)
+    close_listener(teller.app)
+    wait_until(lambda: "" if not teller.subscribers() else "heard", [], what="end", timeout=SOON)
+
+    assert 1 == value
+    assert not is_listening(teller.app)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_who_waits_outlives_a_listener_that_may_not_begin_again(tmp_path: Path, way: str) -> None:
+    """Where Redis has forbidden to listen meanwhile, what is waited for is looked for."""
+    with RedisServer(tmp_path / "redis") as server, Teller(server) as teller:
+        result = teller.ask()
+        waiting = Waiting(way, result)
+        allowed = "&celery-task-meta-*"
+        teller.redis.execute_command("ACL", "SETUSER", "default", "resetchannels", allowed)
+        close_listener(teller.app)
+        teller.store(result, 1)
+        answer = waiting.answer()
+
+    assert WAYS[way] == answer
 
 
 def test_who_waits_outlives_a_closed_listener(teller: Teller):
