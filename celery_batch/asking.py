@@ -6,6 +6,8 @@ The client's side is imported when something is sent.
 
 from __future__ import annotations
 
+# redis imports this one with the first call, and while the interpreter ends nobody can.
+import concurrent.futures.thread  # noqa: F401
 from collections.abc import Iterable
 from functools import cache
 from importlib import import_module

@@ -126,6 +126,9 @@ class DepthWatch:
                 name = "celery-batch-depths"
                 self._thread = threading.Thread(target=self._run, name=name, daemon=True)
                 self._thread.start()
+        except RuntimeError:  # the interpreter is ending, or there are too many threads
+            for depth in list(self._depths.values()):
+                depth.lose()
         finally:
             self._guard.release()
 

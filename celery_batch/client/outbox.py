@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
+from celery_batch.client.copied import copied
+
 __all__ = ["FULL", "PIECE", "Letter", "Outbox"]
 
 #: Most letters in one write.
@@ -93,7 +95,7 @@ class Outbox:
             raise
         for letter in own:
             if letter.error is not None:
-                raise letter.error
+                raise copied(letter.error)  # other threads may raise it, too
 
     def write_with(self, producer: Any, letters: list[Letter]) -> None:
         """

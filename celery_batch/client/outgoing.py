@@ -1,8 +1,8 @@
 """
 The calls of event loops that are about to leave, written together and beside the loop.
 
-Those that come while a write is on its way leave with the next one, in one thread
-of the loop's executor.
+Those that come while a write is on its way leave with the next one.  Each loop has a thread
+of its own for that: in asyncio's executor a call would wait for whatever else blocks there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from contextvars import Context, copy_context
 from functools import partial
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from celery_batch.client.alike import Alike
+from celery_batch.client.copied import copied
 from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.client.publisher import Publisher
 from celery_batch.client.room import Passage, admitted, items_of
@@ -59,7 +61,7 @@ class LoopCall(NamedTuple):
         """Say what has come of sending it, to whoever waits for that or has gone."""
         if isinstance(outcome, BaseException):
             if not self.future.done():
-                self.future.set_exception(outcome)
+                self.future.set_exception(copied(outcome))  # its neighbours may have it, too
         elif not self.future.done():
             self.sent(self.future, outcome)
         elif self.on_abandoned is not None:
@@ -80,6 +82,8 @@ class _Outgoing:
     def __init__(self) -> None:
         self._calls: list[LoopCall] = []
         self._is_leaving = False
+        #: Its thread ends with the loop.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="celery-batch-send")
 
     def add(self, loop: asyncio.AbstractEventLoop, call: LoopCall) -> None:
         """Have a call leave once all coroutines that are ready have had their turn."""
@@ -94,22 +98,24 @@ class _Outgoing:
         if not calls:
             return
         try:
-            writing = loop.run_in_executor(None, _send, calls)
-        except RuntimeError as error:  # the executor is shut down
-            self._is_leaving = False
-            _tell(calls, [error] * len(calls))
-            return
-        writing.add_done_callback(partial(self._arrived, loop, calls))
+            self._writer.submit(self._write, loop, calls)
+        except RuntimeError:  # the interpreter is ending, and starts no thread any more
+            self._arrived(loop, calls, _send(calls))
+
+    def _write(self, loop: asyncio.AbstractEventLoop, calls: list[LoopCall]) -> None:
+        """Write calls, in the thread for it, and have the loop tell what has come of that."""
+        try:
+            outcomes = _send(calls)
+        except BaseException as error:  # noqa: BLE001 (it is raised where the calls were made)
+            outcomes = [error] * len(calls)
+        try:
+            loop.call_soon_threadsafe(self._arrived, loop, calls, outcomes)
+        except RuntimeError:  # the loop is closed; what was sent may still be called back
+            _tell(calls, outcomes)
 
     def _arrived(
-        self, loop: asyncio.AbstractEventLoop, calls: list[LoopCall], writing: asyncio.Future[Any]
+        self, loop: asyncio.AbstractEventLoop, calls: list[LoopCall], outcomes: list[Any]
     ) -> None:
-        if writing.cancelled():
-            outcomes: list[Any] = [RuntimeError("the event loop ended")] * len(calls)
-        elif (error := writing.exception()) is not None:
-            outcomes = [error] * len(calls)
-        else:
-            outcomes = writing.result()
         try:
             _tell(calls, outcomes)
         finally:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from amqp.exceptions import NotFound
+from kombu.exceptions import OperationalError
 
+from celery_batch.client.copied import copied
 from celery_batch.client.gathering import Gathering
 from celery_batch.client.outbox import FULL, PIECE, Letter, Outbox
 
@@ -198,3 +202,56 @@ def test_an_interrupted_writer_leaves_others_letters_to_them() -> None:
     assert ["a", "b"] == sorted(broker.pieces[1])
     assert 1 == len(broker.pieces[2])
     assert 0 == len(outbox)
+
+
+def test_each_caller_of_a_failed_write_has_a_traceback_of_its_own() -> None:
+    """The error that one caller handles does not grow by those of the others."""
+    ready = threading.Barrier(8)
+
+    def fail() -> None:
+        raise OperationalError("no broker")
+
+    def share() -> None:
+        """Wait until all letters are in this write, or fail."""
+        while len(outbox) < 7:
+            threading.Event().wait(0.001)
+
+    broker = Broker(share, fail)
+    outbox = Outbox(broker.write)
+
+    def send(name: int) -> BaseException | None:
+        ready.wait()
+        try:
+            outbox.send(letters(str(name)))
+        except OperationalError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(8) as threads:
+        errors = [error for error in threads.map(send, range(8)) if error is not None]
+    depths = [len(traceback.extract_tb(error.__traceback__)) for error in errors]
+
+    assert [1, 7] == [len(piece) for piece in broker.pieces]
+    assert ["no broker"] * 7 == [str(error) for error in errors]
+    assert 7 == len({id(error) for error in errors})
+    assert max(depths) - min(depths) <= 2
+
+
+class Odd(Exception):
+    """An error that cannot be made of its own arguments."""
+
+    def __init__(self, one: str, two: str) -> None:
+        super().__init__(f"{one} {two}")
+
+
+def test_an_error_that_cannot_be_copied_is_raised_as_it_is() -> None:
+    """Whatever an error is made of, its caller has it, with its cause and its attributes."""
+    plain, odd = OperationalError("away"), Odd("a", "b")
+    plain.__cause__, plain.queue = OSError("gone"), "slow"
+    amqp = NotFound(404, "no queue", (50, 10), "Queue.declare")
+    twin = copied(plain)
+
+    assert (True, OperationalError, "away") == (twin is not plain, type(twin), str(twin))
+    assert (plain.__cause__, "slow") == (twin.__cause__, twin.queue)
+    assert odd is copied(odd)
+    assert str(amqp) == str(copied(amqp))

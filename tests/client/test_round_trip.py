@@ -88,7 +88,7 @@ def test_who_goes_while_it_is_answered_has_it_revoked(sender: Callable[..., Send
         now = time.monotonic()
         call = RoundTrip(Limits(now + 600, now + 600), lambda: None)
         asking = asyncio.create_task(call.make(here.task, ("a",), {}, told.append))
-        await asyncio.to_thread(eventually, lambda: call.result)
+        await asyncio.to_thread(eventually, lambda: call.result.id)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
@@ -120,7 +120,7 @@ def test_what_is_sent_too_late_has_failed_and_is_told_of(
             await trip(here, told, sent_by=0.1, until=0.05)
         assert time.monotonic() - began < SOON / 2
         gate.set()
-        await asyncio.to_thread(eventually, lambda: told)
+        await asyncio.to_thread(eventually, lambda: told[0])
 
     asyncio.run(ask())
 

@@ -22,6 +22,7 @@ from celery_batch.client.listener import listener_for
 from celery_batch.client.publisher import Publisher
 from celery_batch.client.result import BatchResult
 from tests.client.conftest import Sender
+from tests.services.eventually import eventually
 
 
 @contextmanager
@@ -522,3 +523,73 @@ def test_a_call_that_is_cancelled_while_it_is_sent_is_told_of(
     assert [result.id] == [
         message["headers"]["id"] for each in here.taken().values() for message in each
     ]
+
+
+def test_blocking_jobs_of_the_users_hold_up_no_call(sender: Callable[..., Sender]) -> None:
+    """A call leaves though whatever the application runs in the loop's threads blocks there."""
+    here = warmed(sender())
+    gate = threading.Event()
+
+    async def send() -> None:
+        """Send while the loop's only other thread is busy."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        blocking = loop.run_in_executor(None, gate.wait, 60)
+        try:
+            async with asyncio.timeout(20):
+                await here.task.adelay("a")
+        finally:
+            gate.set()
+            await blocking
+
+    asyncio.run(send())
+
+    assert ["('a',)"] == texts(here.taken())
+
+
+def test_coroutines_of_a_failed_write_have_errors_of_their_own(
+    sender: Callable[..., Sender],
+) -> None:
+    """What one coroutine does to its error is not done to its neighbours'."""
+    here = warmed(sender(task_publish_retry=False))
+    here.redis.set("celery", "not a list")
+
+    async def send() -> list[Any]:
+        """Make calls that go in one write."""
+        calls = (here.task.adelay(number) for number in range(5))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    errors = asyncio.run(send())
+
+    assert {OperationalError} == {type(error) for error in errors}
+    assert 5 == len({id(error) for error in errors})
+
+
+def test_what_is_sent_as_its_loop_ends_is_told_of(
+    sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that arrives after its loop was closed can still be called back."""
+    here = warmed(sender())
+    outbox = Publisher.of(here.app)._outbox
+    write, begun, gate = outbox._write, threading.Event(), threading.Event()
+    told: list[Any] = []
+
+    def slowly(letters: Any) -> None:
+        begun.set()
+        assert gate.wait(20)
+        write(letters)
+
+    monkeypatch.setattr(outbox, "_write", slowly)
+
+    async def send() -> None:
+        """Leave a call behind."""
+        call = apply_async(here.task, ("late",), None, {}, on_abandoned=told.append)
+        leaving = asyncio.create_task(call)
+        assert await asyncio.to_thread(begun.wait, 20)
+        leaving.cancel()
+
+    asyncio.run(send())
+    gate.set()
+    eventually(lambda: told[0])
+
+    assert [told[0].id] == [message["headers"]["id"] for message in here.taken()["celery"]]
