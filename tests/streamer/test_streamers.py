@@ -185,7 +185,7 @@ class TestOnce:
     def test_clients_of_a_slow_model_share_its_batches(self, kind):
         """One who came before 15 others and asks again with them is in their next batch."""
         with kind(count, 16) as streamer:
-            streamer._begin()._batcher.policy = BatchPolicy(16, 2.0, linger=0.1)
+            streamer._begin()._batcher.policy = BatchPolicy(16, 4.0, linger=0.3)
             first = streamer.submit([0])
             _wait_until_running(first)
             crowd = [streamer.submit([each]) for each in range(15)]

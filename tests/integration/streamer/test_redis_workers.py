@@ -57,6 +57,14 @@ def test_nobody_outlives_a_killed_parent(lab: Lab):
     assert len(gone) >= 2
 
 
+def test_threads_of_a_program_keep_workers_on_gpus_of_their_own(lab: Lab):
+    """Each worker sees the GPU that its own thread has named, and no other."""
+    with lab.run("threads_file.py", cwd=PROGRAMS):
+        about = [lab.streamer(prefix).predict(["about"])[0][:3] for prefix in ("left", "right")]
+
+    assert [["left nobody", "4", "4"], ["right nobody", "5", "5"]] == about
+
+
 def test_a_restarted_redis_is_found_again(shared_lab: Lab, tmp_path: Path, monkeypatch):
     """Streamer and worker go on after a restart, and what waited meanwhile is answered."""
     place = {"port": quiet_port(), "password": "secret", "appendonly": True}
