@@ -27,7 +27,7 @@ from kombu.utils.encoding import bytes_to_str
 from celery_batch.config import Settings
 from celery_batch.decoding import decode_json, payload_of
 from celery_batch.task import BatchTask
-from celery_batch.worker.dead_letters import keep_refused
+from celery_batch.worker.dead_letters import DeadLetters
 from celery_batch.worker.doors import Deliveries, FirstReads, bear_unreadable_properties
 from celery_batch.worker.inflate import limit_decompression
 from celery_batch.worker.refusal import (
@@ -74,6 +74,7 @@ class Gate:
         self._limit: int | None = None
         self._channel: Any = None
         self._teller = Teller()
+        self._letters = DeadLetters(consumer)
         #: Messages that were refused.
         self.refused = 0
         self._stock = {name: getattr(consumer, name) for name in _STOCK}
@@ -99,32 +100,34 @@ class Gate:
     def close(self) -> None:
         """Tell the last callers of refused messages; the worker is shutting down."""
         self._teller.close()
+        self._letters.close()
 
-    def read(self, raw: bytes) -> Any:
+    def read(self, raw: bytes, then: Callable[[], object] = noop) -> Any:
         """
         Return a message from a Redis list decoded, or None if it is refused.
 
         Args:
             raw: As it lay in the list.
+            then: If it is refused, called on the event loop when its copy has been kept.
         """
         if self._limit is not None and len(raw) > self._limit:
             excess = TooLarge(f"it has {len(raw)} bytes, more than batch_max_message_size")
             self._tell(glimpse(raw), excess, noop)
-            self._refuse_envelope(raw, str(excess))
+            self._refuse_envelope(raw, str(excess), then)
             return None
         try:
             envelope = decode_json(bytes_to_str(raw))
             check_envelope(envelope, self._channel.codecs, small=is_small(raw))
         except Exception as error:  # noqa: BLE001 (whatever a decoder does with garbage)
-            self._refuse_envelope(raw, reason_of(error))
+            self._refuse_envelope(raw, reason_of(error), then)
             return None
         return envelope
 
-    def _refuse_envelope(self, raw: bytes, reason: str) -> None:
+    def _refuse_envelope(self, raw: bytes, reason: str, then: Callable[[], object] = noop) -> None:
         """Let go of what is no message, and so can be neither acknowledged nor rejected."""
         self.refused += 1
         log_refusal(raw, reason)
-        keep_refused(self._app, raw, reason)
+        self._letters.keep_refused(raw, reason, then)
 
     def _guarded_handler(self) -> Callable[[Any], Any]:
         handle = self._stock["create_task_handler"]()
@@ -216,13 +219,15 @@ class Gate:
         about = {
             name: str(headers[name])[:LONGEST_REASON] for name in ("id", "task") if name in headers
         }
-        keep_refused(self._app, body, reason, **about)
-        # Its message is let go of when its caller has been told, so that somebody will.
-        self._tell({**message.properties, **headers}, error, partial(self._let_go, message))
+        # Its message is let go of when its caller has been told, so that somebody will, and
+        # when its copy has been kept.
+        let_go = partial(self._let_go, message)
+        keep = partial(self._letters.keep_refused, body, reason, let_go, **about)
+        self._tell({**message.properties, **headers}, error, keep)
         signals.task_rejected.send(sender=self._consumer, message=message, exc=error)
 
     def _let_go(self, message: Any) -> None:
-        if not message.acknowledged:
+        if not message.acknowledged and message.channel is self._channel:  # else it comes again
             message.reject_log_error(logger, self._consumer.connection_errors)
 
     def _tell(self, fields: dict[str, Any], error: Exception, then: Callable[[], object]) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from celery.worker import state
@@ -14,7 +15,7 @@ from celery_batch.batching.batch import Batch
 from celery_batch.worker.ahead import Ahead
 from celery_batch.worker.alarm import alarm_for
 from celery_batch.worker.arrivals import Arrivals
-from celery_batch.worker.dead_letters import keep_dead_letter
+from celery_batch.worker.dead_letters import DeadLetters
 from celery_batch.worker.ending import Ending, give_up, not_run
 from celery_batch.worker.job import BatchJob
 from celery_batch.worker.lane import Lane
@@ -48,6 +49,9 @@ class Lanes:
         #: For newcomers.
         self.room = Room(self._lanes, self._jobs, self._slots)
         self._returns = Returns()
+        self._letters = DeadLetters(consumer)
+        #: Whose messages are acknowledged when their copies have been kept.
+        self._poison: set[Any] = set()
         self._telling = Telling(consumer.hub, self._returns, self._run_untold)
         self._arrivals = Arrivals(consumer, self._returns)
         self._alarm = alarm_for(consumer.hub, self._ring)
@@ -96,7 +100,12 @@ class Lanes:
         self._open = False
         self._alarm.cancel()
         self._ahead.close()
+        if restarting:
+            for request in self._poison:
+                request.disown()
         self._telling.tell_rest(restarting=restarting)
+        if not restarting:
+            self._letters.close()
         for lane in self._lanes.values():
             self._give_back(lane.forget())
         for job in list(self._jobs):
@@ -236,9 +245,22 @@ class Lanes:
     def _learn(self, job: BatchJob, ending: Ending) -> None:
         self.lane(job.task).learn(job.answer)
         for request, error in ending.poison:
-            keep_dead_letter(request, error)
+            self._poison.add(request)
+            request.before_end = partial(self._keep_dead_letter, request, error)
         if job.answer is not None and job.answer.broken:
             self._slots.recycle(job.pid, job.answer.broken)
+
+    def _keep_dead_letter(
+        self, request: Any, error: Exception, acknowledge: Callable[[], object]
+    ) -> None:
+        """Keep a copy of a poisonous request, whose end has been told, before it is let go of."""
+
+        def let_go() -> None:
+            self._poison.discard(request)
+            acknowledge()
+            self._returns.ended(request)
+
+        self._letters.keep(request, error, let_go)
 
     def _run_again(self, task: Any, ending: Ending) -> list[News]:
         """Put requests back in line; return what is left to tell those that cannot run again."""

@@ -12,9 +12,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import Empty
 from typing import Any
 
+from celery.utils.functional import noop
 from kombu.transport import virtual
 from kombu.utils.json import dumps
 from redis.exceptions import ConnectionError as RedisConnectionError
@@ -50,7 +52,8 @@ class BulkFetch:
         hub: Celery's event loop.
         lease: What is read belongs to it.
         lanes: Where what is read goes, and how much more they can put to use.
-        read: Decodes a message; None if it refuses it.
+        read: Decodes a message; None if it refuses it, and then it calls what it is given
+            when the message may be forgotten.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class BulkFetch:
         hub: Any,
         lease: Lease,
         lanes: Lanes,
-        read: Callable[[bytes], Any],
+        read: Callable[[bytes, Callable[[], object]], Any],
     ) -> None:
         self._channel = channel
         self._qos = channel.qos
@@ -72,6 +75,7 @@ class BulkFetch:
         #: The lists in which nothing was found, until a bell rings.
         self._quiet: frozenset[str] = frozenset()
         self._lists = Lists(channel, lanes)
+        self._is_closed = False
         self._is_asked = False
         self._is_single = False
         self._is_refused = False
@@ -88,6 +92,7 @@ class BulkFetch:
 
     def close(self) -> None:
         """Wait for nothing more; an answer that is on its way can still be read."""
+        self._is_closed = True
         self._bells.close()
 
     def _wake(self) -> None:
@@ -202,13 +207,13 @@ class BulkFetch:
         while found:
             queue, tag, message = found.pop(0)
             try:
-                envelope = self._decode(message)
+                envelope = self._decode(message, partial(self._forget, tag) if tag else noop)
                 if envelope is not None:
                     self._note(queue, envelope.get("headers"))
                     # Checked already: past the gate that stands before `_deliver`.
                     virtual.Transport._deliver(self._channel.connection, envelope, queue)  # noqa: SLF001
                 elif tag:
-                    self._forget(tag)
+                    self._written_down.discard(tag)
             except Exception:
                 # What is left has been popped and met nobody: it goes back at once.
                 for queue, tag, message in found:
@@ -237,7 +242,8 @@ class BulkFetch:
 
     def _forget(self, tag: str) -> None:
         """Cross out what was written down and refused."""
-        self._written_down.discard(tag)
+        if self._is_closed:
+            return  # it has gone back with its connection, or will
         virtual.QoS.append(self._qos, None, tag)  # so that the books of the prefetch are right
         self._qos.ack(tag)
 

@@ -68,6 +68,9 @@ class BatchRequest(Request):  # type: ignore[misc]
     #: Whether its message was rejected, and may be meant to come again.
     was_rejected = False
 
+    #: What has to be done before the broker hears how this has ended: is given what tells it.
+    before_end: Callable[[Callable[[], None]], object] | None = None
+
     #: What is to be said to the broker once a handler has done everything else.
     _last_words: Callable[[], None] | None = None
     _holds_back = False
@@ -99,22 +102,30 @@ class BatchRequest(Request):  # type: ignore[misc]
             self._holds_back = False
             last_words, self._last_words = self._last_words, None
         if last_words is not None:
-            last_words()
+            self._say(last_words)
 
     def acknowledge(self) -> None:
         """As Celery's; last of all, while a handler is held to that."""
-        if self._holds_back:
-            self._last_words = super().acknowledge
-        else:
-            super().acknowledge()
+        self._say(super().acknowledge)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's; last of all, while a handler is held to that."""
+        self._say(partial(self._reject, requeue=requeue))
+
+    def _reject(self, *, requeue: bool) -> None:
+        super().reject(requeue=requeue)
+        self.was_rejected = True
+
+    def _say(self, words: Callable[[], None]) -> None:
+        """Tell the broker something, as soon as it may hear that."""
+        before = self.before_end
         if self._holds_back:
-            self._last_words = partial(self.reject, requeue=requeue)
+            self._last_words = words
+        elif before is not None:
+            self.before_end = None
+            before(words)
         else:
-            super().reject(requeue=requeue)
-            self.was_rejected = True
+            words()
 
     def given_back(self) -> None:
         """Take note that the broker has its message again, without a word of ours to it."""

@@ -1,4 +1,4 @@
-"""One thread that stores what callers must hear, where a result backend may be away for long."""
+"""One thread for what may take long while the event loop goes on: a server may be away."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Teller"]
 
 logger = logging.getLogger(__name__)
 
-#: Callers of refused messages who wait to be told; whoever floods a worker is not told of more.
+#: What waits to be done, at most; of what a worker is flooded with beyond that, nothing is.
 _MOST = 1000
 
 #: Seconds that a stop waits for the last of them.
@@ -19,18 +19,24 @@ _LAST = 2.0
 
 
 class Teller:
-    """Does one thing after another, in a thread that is started when there is the first."""
+    """
+    Does one thing after another, in a thread that is started when there is the first.
 
-    def __init__(self) -> None:
+    Args:
+        name: Of the thread.
+    """
+
+    def __init__(self, name: str = "batch-teller") -> None:
+        self._name = name
         self._queue: Queue[Callable[[], object] | None] = Queue(_MOST)
         self._thread: Thread | None = None
 
     def soon(self, tell: Callable[[], object], then: Callable[[], object]) -> None:
         """
-        Tell somebody, and go on from there; only go on if too many wait already.
+        Do something, and go on from there; only go on if too much waits already.
 
         Args:
-            tell: Tells, and may take its time.
+            tell: Does it, and may take its time.
             then: Called in any case.
         """
 
@@ -38,16 +44,16 @@ class Teller:
             try:
                 tell()
             except Exception:
-                logger.exception("Could not tell a caller")
+                logger.exception("Could not do what was put off (%s)", self._name)
             then()
 
         if self._thread is None:
-            self._thread = Thread(target=self._run, name="batch-teller", daemon=True)
+            self._thread = Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         try:
             self._queue.put_nowait(both)
         except Full:
-            logger.warning("Too many messages are refused for their callers to be told")
+            logger.warning("Too much is put off (%s): one thing less is done", self._name)
             then()
 
     def close(self) -> None:
