@@ -13,7 +13,9 @@ So Redis is told to keep that answer to itself, and to say how long the list is 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,11 +77,14 @@ class Bells:
         self._on_ring = on_ring
         self._on_broken = on_broken
         self._bells: dict[str, _Bell] = {}
+        #: The lists for which a connection is on its way.
+        self._connecting: set[str] = set()
         self._may_be_quiet = True
+        self._is_closed = self._has_failed = False
 
     def arm(self, keys: Iterable[str]) -> None:
         """
-        Wait at each of these lists, unless we do.
+        Wait at each of these lists, unless we do; soon, where that takes a new connection.
 
         Args:
             keys: The lists, key prefix included.
@@ -89,14 +94,18 @@ class Bells:
             if key not in wanted or (bell.armed_at and now - bell.armed_at > _LOST_AFTER):
                 self._drop(key)
         for key in wanted:
-            bell = self._bells.get(key) or self._connect(key)
-            if bell.armed_at is None:
-                try:
-                    self._wait(bell, key)
-                except (RedisError, OSError):
-                    self._drop(key)
-                    raise
-                bell.armed_at = now
+            idle = self._bells.get(key)
+            if idle is not None and idle.armed_at is None:
+                self._begin(idle, key)
+        self._connect(wanted - self._bells.keys() - self._connecting)
+
+    def _begin(self, bell: _Bell, key: str) -> None:
+        try:
+            self._wait(bell, key)
+        except (RedisError, OSError):
+            self._drop(key)
+            raise
+        bell.armed_at = awake_seconds()
 
     def _wait(self, bell: _Bell, key: str) -> None:
         connection, wait = bell.connection, ("BLMOVE", key, key, "RIGHT", "RIGHT", _WAIT)
@@ -107,15 +116,44 @@ class Bells:
 
     def close(self) -> None:
         """Wait no more."""
+        self._is_closed = True
         for key in list(self._bells):
             self._drop(key)
 
-    def _connect(self, key: str) -> _Bell:
-        connection = self._pool.connection_class(**self._pool.connection_kwargs)
-        connection.connect()
+    def _connect(self, keys: set[str]) -> None:
+        """Connect for these lists, beside the event loop: a Redis may take seconds for it."""
+        if keys:
+            self._connecting |= keys
+            name = "batch-redis-connecting"
+            threading.Thread(target=self._connect_all, args=(keys,), name=name, daemon=True).start()
+
+    def _connect_all(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            try:
+                connection = self._pool.connection_class(**self._pool.connection_kwargs)
+                connection.connect()
+            except Exception as error:  # noqa: BLE001 (whatever it is, the loop goes on without)
+                self._hub.call_soon(self._not_connected, key, error)
+            else:
+                self._hub.call_soon(self._connected, key, connection)
+
+    def _connected(self, key: str, connection: Any) -> None:
+        self._connecting.discard(key)
+        if self._is_closed:
+            connection.disconnect()
+            return
+        self._has_failed = False
         bell = self._bells[key] = _Bell(connection, connection._sock.fileno())  # noqa: SLF001
         self._hub.add_reader(bell.socket, self._hear, key)
-        return bell
+        with suppress(RedisError, OSError):  # if Redis is gone, the next command meets it
+            self._begin(bell, key)
+
+    def _not_connected(self, key: str, error: Exception) -> None:
+        """Leave it: who asks us looks for himself every second, and then asks us again."""
+        self._connecting.discard(key)
+        if not self._is_closed and not self._has_failed:
+            self._has_failed = True
+            logger.warning("Could not connect to wait for messages (asked again soon): %s", error)
 
     def _drop(self, key: str) -> None:
         bell = self._bells.pop(key)
