@@ -39,6 +39,7 @@ CHECKS: tuple[Check, ...] = (
     of_results.expiry,
     of_results.serializers,
     of_workers.serving,
+    of_workers.unrouted,
     of_workers.pools,
     of_workers.sharing,
     of_workers.holding,

@@ -180,6 +180,7 @@ class Lane:
         waiting: Requests that wait in the worker.
         safe_size: Rows that fit into memory, where a batch has not.
         losses: Times a process has died.
+        routed: Whether the task is routed to a queue of the worker.
         steered: Whether an operator has changed its policy.
         halted: Whether an operator has paused or drained it.
         model: Seconds in the model that 99 of 100 batches have stayed below.
@@ -192,6 +193,7 @@ class Lane:
     waiting: int = 0
     safe_size: int | None = None
     losses: int = 0
+    routed: bool = True
     steered: bool = False
     halted: bool = False
     model: float | None = None
@@ -237,6 +239,7 @@ class Facts:
     Args:
         trouble: What celery_batch itself refuses in options and settings.
         tasks: The app's batch tasks.
+        routed: The queues that any of its tasks are routed to; None if that is not known.
         conf: The app's settings.
         broker: Where messages are.
         results: Where results are.
@@ -248,6 +251,7 @@ class Facts:
 
     trouble: tuple[str, ...] = ()
     tasks: tuple[Task, ...] = ()
+    routed: frozenset[str] | None = None
     conf: Conf = field(default_factory=Conf)
     broker: Server = field(default_factory=lambda: Server(kind="redis", redis=Redis()))
     results: Server = field(default_factory=lambda: Server(kind="redis", redis=Redis()))

@@ -10,6 +10,7 @@ from celery_batch.doctor.look_app import conf_of, tasks_of, trouble_of
 from celery_batch.doctor.look_machine import this_machine
 from celery_batch.doctor.look_servers import broker_of, depths_of, results_of
 from celery_batch.doctor.look_workers import workers_of
+from celery_batch.worker.capacity import routed_queues
 
 __all__ = ["gather"]
 
@@ -27,6 +28,7 @@ def gather(app: Any) -> Facts:
     return Facts(
         trouble=trouble,
         tasks=tasks,
+        routed=None if trouble else frozenset(routed_queues(app)),
         conf=conf,
         broker=broker,
         results=results_of(app),

@@ -106,6 +106,7 @@ def _lane(report: Mapping[str, Any], lately: Growth) -> Lane:
         waiting=report.get("waiting", 0),
         safe_size=report.get("safe_size"),
         losses=report.get("worker_losses", 0),
+        routed=report.get("routed", True),
         steered=bool(report.get("task_says")),
         halted=bool(report.get("paused") or report.get("drained")),
         model=(report.get("model") or {}).get("p99"),

@@ -17,6 +17,7 @@ __all__ = [
     "serving",
     "sharing",
     "slowness",
+    "unrouted",
 ]
 
 #: Batches after which an average says something.
@@ -63,6 +64,27 @@ def _discarding(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:
                 f" discards each message of it that it gets.",
                 f"Restart it with an app that has the task, or give {task.name} a queue of its"
                 f" own (task_routes).",
+            )
+
+
+def unrouted(facts: Facts) -> Iterator[Finding]:
+    """Whether workers get batch tasks, or wait for them, that are not routed to their queues."""
+    names = {task.name for task in facts.tasks}
+    fix = "Route the task to the worker's queue (task_routes), and restart the worker."
+    for worker in facts.workers or ():
+        late = [name for name, lane in worker.lanes.items() if not lane.routed]
+        queues = sorted((worker.queues or frozenset()) - (facts.routed or frozenset()))
+        if late:
+            yield warning(
+                f"{worker.name} was sent {', '.join(late)} by the name of a queue that no route"
+                " names for it: a model is not loaded there until its first request.",
+                fix,
+            )
+        elif facts.routed is not None and queues and names & (worker.knows or frozenset()):
+            yield warning(
+                f"{worker.name} consumes {', '.join(queues)}, to which no task is routed: a batch"
+                " task that is sent there by the queue's name finds no model loaded.",
+                fix,
             )
 
 

@@ -29,6 +29,8 @@ __all__ = [
     "move_in",
     "move_out",
     "one_batch",
+    "prepare",
+    "prepare_later",
     "renew",
     "resident",
     "settle_on",
@@ -48,6 +50,32 @@ _left = threading.Condition()
 #: What the batch that runs on a thread has.
 _here = threading.local()
 _device: str | None = None
+#: What is still to be done before the first batch.
+_preparation: Callable[[], object] | None = None
+
+
+def prepare_later(preparation: Callable[[], object]) -> None:
+    """
+    Have this process made ready for models by its first batch, and not before.
+
+    It may never run one, and what runs in it then is not to be told its device.
+
+    Args:
+        preparation: Called until it raises nothing.
+    """
+    global _preparation  # noqa: PLW0603 (a process is made ready once)
+    _preparation = preparation
+
+
+def prepare() -> None:
+    """Make this process ready for models, if that was put off."""
+    global _preparation  # noqa: PLW0603 (see above)
+    if _preparation is None:
+        return
+    with _lock:  # batches may begin on several threads
+        if _preparation is not None:
+            _preparation()
+            _preparation = None
 
 
 def settle_on(device: str) -> None:

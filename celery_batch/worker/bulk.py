@@ -97,7 +97,7 @@ class BulkPath:
     def _connect_without_sweep(self, *args: Any, **kwargs: Any) -> Any:
         """Connect, and keep kombu from a sweep by this host's clock before ours is in place."""
         connection = self._connect(*args, **kwargs)
-        if self._consumer.controller.batch_tasks and self._is_wanted(connection):
+        if self._is_wanted(connection):
             for channel in connection.transport.cycle._channels:  # noqa: SLF001
                 channel.qos.restore_visible = noop
         return connection

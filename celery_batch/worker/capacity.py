@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import MethodType
 from typing import Any
 
+from celery.exceptions import QueueNotFound
 from celery.worker.state import reserved_requests
 
 from celery_batch.batching.policy import BatchPolicy
@@ -14,11 +16,14 @@ from celery_batch.config import policy_of
 from celery_batch.task import BatchTask
 
 __all__ = [
+    "batch_tasks",
     "held_per_process",
     "hold",
+    "hold_enough",
     "lift_disabled_prefetch",
     "queue_of",
     "read_what_is_useful",
+    "routed_queues",
     "served_tasks",
     "warn_about_caps",
 ]
@@ -26,11 +31,25 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
+def batch_tasks(app: Any) -> list[Any]:
+    """Return all batch tasks of an app: any of them may come to any queue, named at the call."""
+    return [task for _, task in sorted(app.tasks.items()) if isinstance(task, BatchTask)]
+
+
 def served_tasks(app: Any) -> list[Any]:
-    """Return the batch tasks whose messages go to a queue that this worker consumes."""
-    batch_tasks = [task for _, task in sorted(app.tasks.items()) if isinstance(task, BatchTask)]
+    """Return the batch tasks that are routed to a queue that this worker consumes."""
     queues = app.amqp.queues.consume_from
-    return [task for task in batch_tasks if queue_of(app, task) in queues]
+    return [task for task in batch_tasks(app) if queue_of(app, task) in queues]
+
+
+def routed_queues(app: Any) -> set[str]:
+    """Return the queues that an app's tasks are routed to, batch tasks and others."""
+    found = set()
+    for name, task in app.tasks.items():
+        with suppress(QueueNotFound):  # who sends is told
+            if not name.startswith("celery."):  # Celery's own, which few apps send
+                found.add(queue_of(app, task))
+    return found
 
 
 def held_per_process(tasks: Iterable[Any], policy: Callable[[Any], BatchPolicy] = policy_of) -> int:
@@ -71,6 +90,21 @@ def hold(consumer: Any, wanted: int) -> tuple[int, int]:
     return processes * before, processes * now
 
 
+def hold_enough(consumer: Any) -> tuple[int, int]:
+    """
+    Have a running consumer hold what the tasks that it serves can put to use now.
+
+    Args:
+        consumer: Celery's consumer, its lanes on it.
+
+    Returns:
+        As `hold`.
+    """
+    lanes = consumer.batch_lanes
+    served = consumer.controller.batch_tasks
+    return hold(consumer, held_per_process(served, lambda task: lanes.lane(task).policy))
+
+
 def warn_about_caps(worker: Any, wanted: int) -> None:
     """
     Say loudly which setting would keep batches below their size.
@@ -95,7 +129,7 @@ def warn_about_caps(worker: Any, wanted: int) -> None:
         )
 
 
-def lift_disabled_prefetch(consumer: Any, tasks: list[Any]) -> None:
+def lift_disabled_prefetch(consumer: Any) -> None:
     """
     Let whole batches through where ``--disable-prefetch`` would let one task through.
 
@@ -104,28 +138,32 @@ def lift_disabled_prefetch(consumer: Any, tasks: list[Any]) -> None:
 
     Args:
         consumer: Celery's consumer, its task consumer started.
-        tasks: The batch tasks it serves.
     """
     conf = consumer.app.conf
     if not conf.worker_disable_prefetch or consumer.connection.transport.driver_type != "redis":
         return
-    lanes = [consumer.batch_lanes.lane(task) for task in tasks]
+    lanes = consumer.batch_lanes
 
     def per_process() -> int:
-        return 2 * sum(int(lane.policy.max_batch_size) for lane in lanes)
+        served = map(lanes.lane, consumer.controller.batch_tasks)
+        return 2 * sum(int(lane.policy.max_batch_size) for lane in served)
 
     def can_consume(qos: Any) -> bool:
+        most = per_process()
+        if not most:  # no batch task has come yet
+            return bool(celerys_own())
         processes = consumer.controller.max_concurrency or consumer.pool.num_processes
-        room = len(reserved_requests) < processes * per_process()
-        return bool(room and type(qos).can_consume(qos))
+        return bool(len(reserved_requests) < processes * most and type(qos).can_consume(qos))
 
     qos = consumer.task_consumer.channel.qos
+    celerys_own = qos.can_consume
     qos.can_consume = MethodType(can_consume, qos)
-    logger.warning(
-        "worker_disable_prefetch would cap batches at the pool's size;"
-        " this worker holds up to %s messages per pool process instead",
-        per_process(),
-    )
+    if per_process():
+        logger.warning(
+            "worker_disable_prefetch would cap batches at the pool's size;"
+            " this worker holds up to %s messages per pool process instead",
+            per_process(),
+        )
 
 
 def read_what_is_useful(consumer: Any) -> None:

@@ -42,28 +42,44 @@ _EVERYWHERE = "0.0.0.0"  # noqa: S104 (whoever names a port and no host wants th
 
 
 class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Serves what this worker has counted, from before its models are loaded to its end."""
+    """
+    Serves what this worker has counted, from before its models are loaded to its end.
+
+    A worker to which no batch task is routed begins with the first that comes all the same.
+    """
 
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         worker.batch_metrics_url = None
-        self._tasks = served_tasks(worker.app)
+        worker.batch_metrics = self
+        self._worker = worker
         self._exporter: _Exporter | None = None
 
-    def include_if(self, worker: Any) -> bool:  # noqa: ARG002 (Celery's signature)
-        """Stay out of workers that serve no batch task."""
-        return bool(self._tasks)
+    def serve(self, queues: list[str]) -> None:
+        """
+        Begin to serve, if that is wanted and has not been done.
+
+        Args:
+            queues: Whose depths to tell.
+
+        Raises:
+            ConfigurationError: The address is wrong, or a library is missing.
+        """
+        address = address_of(self._worker.app)
+        if address is not None and self._exporter is None:
+            depths = Depths(self._worker.app, queues)
+            self._exporter = _Exporter(self._worker, address, depths)
+            self._exporter.open()
 
     def start(self, worker: Any) -> None:
         """Begin to serve; pool processes that are there by now know nothing of it."""
+        routed = served_tasks(worker.app)
+        if not routed:
+            return
         try:
-            address = address_of(worker.app)
-            if address is not None:
-                queues = [queue_of(worker.app, task) for task in self._tasks]
-                self._exporter = _Exporter(worker, address, Depths(worker.app, queues))
-                self._exporter.open()
+            self.serve([queue_of(worker.app, task) for task in routed])
         except ConfigurationError as error:
             logger.critical("This worker cannot start: %s", error)
             raise WorkerShutdown(EX_FAILURE) from None

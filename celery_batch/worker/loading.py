@@ -16,6 +16,7 @@ import socket
 import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from celery import current_app, signals
@@ -115,10 +116,13 @@ def load_in_pool_process() -> None:
     plan = Plan.read()
     if plan is None:
         return
+    index = current_process_index(base=0)
+    load = partial(load_models, current_app, plan.tasks, index=index, processes=plan.processes)
     try:
-        load_models(
-            current_app, plan.tasks, index=current_process_index(base=0), processes=plan.processes
-        )
+        if plan.tasks:
+            load()
+        else:
+            residents.prepare_later(load)
     except Exception as error:  # noqa: BLE001 (whatever it was, the parent must hear of it)
         is_plain = isinstance(error, ConfigurationError)
         _report(plan, error=str(error) if is_plain else traceback.format_exc())

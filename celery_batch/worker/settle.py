@@ -32,6 +32,7 @@ from kombu.serialization import prepare_accept_content
 from celery_batch.encoding import explain_encode_errors
 from celery_batch.folding import Asked
 from celery_batch.seat import Answer, seat
+from celery_batch.serving import residents
 from celery_batch.serving.runner import Outcome
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
@@ -110,6 +111,7 @@ def settle(
         return BatchEnd([None] * len(deliveries), broken=broken, fate=Fate.REFUSED)
     app = current_app._get_current_object()  # noqa: SLF001 (Celery's own way to leave the proxy)
     try:
+        residents.prepare()
         return _Run(app.tasks[task_name], deliveries, perform).settle_all()
     except Exception:
         # Two of Celery's pools drop what a job raises, and with it everybody in it.

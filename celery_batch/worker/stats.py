@@ -29,6 +29,7 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     processes = lanes.processes
     reports, ages = lanes.report(), lanes.ages(now)
     served = {task.name for task in getattr(consumer.controller, "batch_tasks", [])}
+    routed = getattr(consumer.controller, "batch_routed", served)
     summaries = {name: _summary(lanes, name) for name in sorted({*served, *reports})}
     return {
         "seconds": round(seconds, 3),
@@ -41,6 +42,7 @@ def stats_of(consumer: Any) -> dict[str, Any]:
         "tasks": {
             name: {
                 "served": name in served,
+                "routed": name in routed,
                 **reports.get(name, {}),
                 **consumer.batch_steering.report(name),
                 "oldest_age": round(ages.get(name, 0.0), 6),

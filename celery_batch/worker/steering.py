@@ -175,11 +175,9 @@ class Steering:
 
     def _hold_enough(self, notes: list[str]) -> None:
         consumer = self._consumer
-        tasks = consumer.controller.batch_tasks
-        if not tasks:
+        if not consumer.controller.batch_tasks:
             return
-        wanted = capacity.held_per_process(tasks, lambda task: self._lanes.lane(task).policy)
-        before, now = capacity.hold(consumer, wanted)
+        before, now = capacity.hold_enough(consumer)
         if now > before and not consumer.qos_global and _is_amqp(consumer):
             notes.append(
                 f"queues of this kind keep their prefetch while they are consumed: the worker"

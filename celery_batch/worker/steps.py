@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -11,10 +12,10 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 
-from celery_batch.config import Settings, like_milliseconds, policy_of
+from celery_batch.config import Settings
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.serving import residents
-from celery_batch.worker import capacity, control, garbage
+from celery_batch.worker import capacity, control, garbage, unrouted
 from celery_batch.worker.amqp_acks import AmqpAcks
 from celery_batch.worker.amqp_frames import read_together
 from celery_batch.worker.bulk import BulkPath
@@ -28,6 +29,7 @@ from celery_batch.worker.redis_results import tell_clients
 from celery_batch.worker.shown import in_words
 from celery_batch.worker.stats import stats_of
 from celery_batch.worker.steering import Steering
+from celery_batch.worker.unrouted import announce
 from celery_batch.worker.warmup import WarmUp
 
 __all__ = ["BatchConsumer", "BatchWorker"]
@@ -52,16 +54,14 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
         self.tasks = worker.batch_tasks = capacity.served_tasks(worker.app)
+        worker.batch_routed = frozenset(self._names)
         self._warm_up: WarmUp | None = None
         worker.batch_warm_up = None
+        worker.batch_asked_prefetch = worker.prefetch_multiplier
         self._listens = False
         if self.tasks:
             self._hold_enough(worker)
-            tell_clients(worker.app, self.tasks)
-
-    def include_if(self, worker: Any) -> bool:  # noqa: ARG002 (Celery's signature)
-        """Stay out of workers that import batch tasks but serve none of their queues."""
-        return bool(self.tasks)
+        tell_clients(worker.app, capacity.batch_tasks(worker.app))
 
     def create(self, worker: Any) -> None:
         """Prepare to hear from pool processes, before the first of them starts."""
@@ -83,14 +83,18 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
             if self._warm_up is not None:
                 self._warm_up.wait(worker.pool)
                 del worker.pool.on_stop
-            else:
+            elif self.tasks:
                 load_models(worker.app, self._names)
+            else:
+                residents.prepare_later(partial(load_models, worker.app, ()))
         except BatchError as error:
             self._fail(error)
         garbage.keep_what_is_there()
         if self._warm_up is not None:
             garbage.look_seldom()
-        self._announce()
+        for task in self.tasks:
+            announce(task)
+        unrouted.say_what_is_cold(worker.app, self.tasks)
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 (Celery's signature)
         """Let go of the models of this process, and of what was heard on."""
@@ -116,22 +120,8 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     def _hold_enough(self, worker: Any) -> None:
         wanted = capacity.held_per_process(self.tasks)
         capacity.warn_about_caps(worker, wanted)
-        worker.batch_asked_prefetch = worker.prefetch_multiplier
         if worker.prefetch_multiplier != 0:  # 0 is Celery's word for no limit
             worker.prefetch_multiplier = max(worker.prefetch_multiplier, wanted)
-
-    def _announce(self) -> None:
-        for task in self.tasks:
-            policy = policy_of(task)
-            for warning in like_milliseconds(task.name, policy):
-                logger.warning("%s", warning)
-            logger.info(
-                "%s: batches of up to %d, max_wait %g s, linger %g s",
-                task.name,
-                policy.max_batch_size,
-                policy.max_wait,
-                policy.patience,
-            )
 
     def _fail(self, error: BatchError) -> None:
         cause = error.__cause__ if isinstance(error, LoadFailed) else None
@@ -157,14 +147,12 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, consumer: Any) -> None:
         """Let batches leave."""
-        tasks = getattr(consumer.controller, "batch_tasks", [])
-        if tasks:
-            capacity.lift_disabled_prefetch(consumer, tasks)
-            self.gate.open()
-            self.bulk.open()
-            if not self.bulk.is_open:
-                capacity.read_what_is_useful(consumer)
-            self._go_together(consumer)
+        capacity.lift_disabled_prefetch(consumer)
+        self.gate.open()
+        self.bulk.open()
+        if not self.bulk.is_open:
+            capacity.read_what_is_useful(consumer)
+        self._go_together(consumer)
         self.lanes.open()
         consumer.batch_steering.open()
 

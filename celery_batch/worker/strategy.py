@@ -15,6 +15,7 @@ from celery.worker import strategy
 from celery.worker.consumer import Consumer
 from celery.worker.state import task_reserved
 
+from celery_batch.worker import unrouted
 from celery_batch.worker.admission import Admission
 
 __all__ = ["batches"]
@@ -33,7 +34,9 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     """
     lanes = consumer.batch_lanes
     lane = lanes.lane(task)
-    line_up = partial(lanes.add, lane)
+    line_up: Callable[[Any], None] = partial(lanes.add, lane)
+    if task not in consumer.controller.batch_tasks:
+        line_up = partial(unrouted.line_up, consumer, lane)
     usual = strategy.default(task, app, _ConsumerProxy(consumer, line_up))
     return Admission(consumer, task, usual, line_up)
 

@@ -8,6 +8,7 @@ import os
 import socket
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ class WarmUp:
         self._socket.settimeout(_LOOK)
         self._timeout = timeout
         self._warm: set[int] = set()
-        Plan(tasks, processes, address, os.getpid()).publish()
+        self._plan = Plan(tasks, processes, address, os.getpid())
+        self._plan.publish()
 
     @property
     def folder(self) -> Path:
@@ -85,6 +87,11 @@ class WarmUp:
         """Go on listening on the event loop, for processes that replace others."""
         self._socket.settimeout(0)
         hub.add_reader(self._socket.fileno(), self._on_report)
+
+    def add(self, task: str) -> None:
+        """Have processes that are started from now on load one more task's model."""
+        self._plan = replace(self._plan, tasks=[*self._plan.tasks, task])
+        self._plan.publish()
 
     def close(self) -> None:
         """Stop listening."""

@@ -59,6 +59,24 @@ def test_with_redis_and_a_worker(shop):
     assert ["warning"] == [level for level, *_ in said["persistence"]]
 
 
+def test_a_queue_that_no_route_names(shop):
+    """A worker whose queue is only named at calls is told of, before and after the first call."""
+    worker = shop.worker("-c", "1", "-Q", "slow")
+
+    def answered():
+        _, output = examined(shop.environment, "--json")
+        return found(output) if worker.name in output else None
+
+    (before,) = eventually(answered, "an answer in time", timeout=240)["unrouted"]
+    shop.double.apply_async((1,), queue="slow").get(timeout=60)
+    (after,) = eventually(answered, "another answer in time", timeout=240)["unrouted"]
+
+    assert "warning" == before[0] == after[0]
+    assert f"{worker.name} consumes slow, to which no task is routed" in before[1]
+    assert f"{worker.name} was sent shop.double by the name of a queue" in after[1]
+    assert "task_routes" in before[2]
+
+
 def test_with_rabbitmq_and_without_workers(rabbit_shop):
     """On RabbitMQ it tells what that needs, and that nobody is there is no problem yet."""
     code, output = examined(rabbit_shop.environment)

@@ -1,0 +1,133 @@
+"""Batch tasks whose messages come to a queue that they are not routed to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.services.place import eventually
+from tests.services.shop import Shop, Worker
+
+#: Twelve whole batches and a bit.
+ROWS = 200
+
+
+def send(shop: Shop) -> list[Any]:
+    """Ask for many doubles, with a queue that only the call names."""
+    return shop.double.apply_many([((n,), None) for n in range(ROWS)], queue="slow")
+
+
+def answers(results: list[Any]) -> list[Any]:
+    """Wait for every result."""
+    return [result.get(timeout=60) for result in results]
+
+
+def sizes(shop: Shop, kind: str) -> list[int]:
+    """Return how many items each batch had, the first one first."""
+    return [len(fact["items"]) for fact in shop.recall(kind)]
+
+
+def forget_queue(shop: Shop) -> None:
+    """Begin with an empty queue on a server that other tests have used."""
+    with shop.app.connection_for_write() as connection:
+        connection.default_channel.queue_delete("slow")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_whole_batches_after_the_first(each_shop: Shop, pool: str):
+    """A queue that only the call names gives batches as large as any other."""
+    forget_queue(each_shop)
+    worker = each_shop.worker("-P", pool, "-c", "1", "-Q", "slow")
+    results = send(each_shop)
+
+    assert [2 * n for n in range(ROWS)] == answers(results)
+    assert 16 == max(sizes(each_shop, "double"))
+    assert len(sizes(each_shop, "double")) <= 2 * ROWS / 16
+    assert worker.status()["shop.double"]["requests"] == ROWS
+
+
+def test_the_start_says_what_is_not_warm(shop: Shop):
+    """``-Q`` with no queue of a batch task is warned of, and so is the cold model later."""
+    worker = shop.worker("-c", "1", "-Q", "slow")
+    at_start = worker.log
+    answered = shop.clerk.apply_async((7,), queue="slow").get(timeout=60)
+
+    assert "-Q slow: no batch task is routed" in at_start
+    assert "shop.clerk" not in at_start.partition("-Q slow")[2].partition("ready.")[2]
+    assert 7 == answered[0]
+    assert "shop.clerk comes to a queue that it was not routed to" in worker.log
+    assert "its model is loaded by this request" in worker.log
+
+
+def test_a_queue_of_ordinary_tasks_is_no_reason_to_warn(shop: Shop):
+    """A worker of queues that other tasks are routed to is what it is meant to be."""
+    conf = {"task_routes": {"shop.plain": "mail"}}
+    worker = shop.worker("-c", "1", "-Q", "mail", conf=conf)
+
+    assert "no batch task is routed" not in worker.log
+
+
+def test_only_what_is_not_routed_is_told_where_some_are(shop: Shop):
+    """A worker of some batch tasks says of the others that their models are not loaded."""
+    worker = shop.worker("-c", "1", "-Q", "celery")
+
+    assert "no batch task is routed" not in worker.log
+    assert "Not loaded at the start, as other queues are theirs: shop.clerk" in worker.log
+
+
+def test_a_replaced_process_has_the_model_warm(shop: Shop):
+    """What has come once is loaded at the start of the processes that come later."""
+    worker = shop.worker("-c", "1", "-Q", "slow")
+    shop.clerk.apply_async((1,), queue="slow").get(timeout=60)
+    shop.deadly.apply_async(("kill",), queue="slow").get(timeout=60, propagate=False)
+    eventually(lambda: 2 == len(shop.recall("load")), "the second process to load")
+
+    assert 2 == len({fact["pid"] for fact in shop.recall("load")})
+    assert worker.child.exit_code is None
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_the_devices_are_those_of_the_settings(shop: Shop, pool: str):
+    """A model that is loaded late lives where the settings say."""
+    conf = {"batch_devices": ["cuda:1"]}
+    shop.worker("-P", pool, "-c", "1", "-Q", "slow", conf=conf, CUDA_VISIBLE_DEVICES="4,5")
+    shop.clerk.apply_async((1,), queue="slow").get(timeout=60)
+    (loaded,) = shop.recall("load")
+
+    assert ("cuda:0", "5") == (loaded["device"], loaded["visible"])
+
+
+def test_nothing_changes_before_a_batch_task_comes(shop: Shop):
+    """A worker of ordinary tasks keeps prefetch and devices, and serves no batch task yet."""
+    worker = shop.worker("-c", "1", "-Q", "slow")
+    answered = shop.plain.apply_async((1,), queue="slow").get(timeout=60)
+
+    assert 2 == answered
+    assert 4 == worker.stats()["prefetch_count"]
+    assert {} == worker.status()
+
+
+def test_the_prefetch_is_the_batches_own(each_shop: Shop):
+    """The first message lifts the prefetch to what the batches of its task can use."""
+    forget_queue(each_shop)
+    worker = each_shop.worker("-c", "1", "-Q", "slow")
+    each_shop.double.apply_async((1,), queue="slow").get(timeout=60)
+
+    assert 48 == eventually(lambda: lifted(worker), "a larger prefetch")
+
+
+def lifted(worker: Worker) -> int | None:
+    """Return the prefetch when it is no longer what the worker began with."""
+    prefetch: int = worker.stats()["prefetch_count"]
+    return prefetch if prefetch != 4 else None
+
+
+def test_metrics_begin_with_the_first_message(shop: Shop):
+    """The port is left to others until there is something to tell."""
+    worker = shop.worker("-c", "1", "-Q", "slow", CELERY_BATCH_METRICS="127.0.0.1:0")
+    before = worker.log
+    shop.double.apply_async((1,), queue="slow").get(timeout=60)
+    eventually(lambda: "Metrics for Prometheus" in worker.log, "metrics")
+
+    assert "Metrics for Prometheus" not in before
