@@ -153,6 +153,10 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         if not self.bulk.is_open:
             capacity.read_what_is_useful(consumer)
         self._go_together(consumer)
+        self.join(consumer)
+
+    def join(self, consumer: Any) -> None:
+        """Let batches leave on a connection whose messages may be read by Celery alone."""
         self.lanes.open()
         consumer.batch_steering.open()
 

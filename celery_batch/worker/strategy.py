@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from celery.worker import strategy
@@ -32,6 +33,8 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
         app: The Celery app.
         consumer: Celery's consumer, with our step's lanes on it.
     """
+    if not hasattr(consumer, "batch_lanes"):
+        return partial(_attach_and_take, task, app, consumer)
     lanes = consumer.batch_lanes
     lane = lanes.lane(task)
     line_up: Callable[[Any], None] = partial(lanes.add, lane)
@@ -39,6 +42,14 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
         line_up = partial(unrouted.line_up, consumer, lane)
     usual = strategy.default(task, app, _ConsumerProxy(consumer, line_up))
     return Admission(consumer, task, usual, line_up)
+
+
+def _attach_and_take(task: Any, app: Any, consumer: Any, *message: Any, **options: Any) -> Any:
+    """Take the first message of a batch task that was defined after this worker's start."""
+    if not hasattr(consumer, "batch_lanes"):  # else another task's message came first
+        import_module("celery_batch.worker.late").attach_steps(consumer)
+    handle = consumer.strategies[task.name] = batches(task, app, consumer)
+    return handle(*message, **options)
 
 
 class _ConsumerProxy:

@@ -1,0 +1,92 @@
+"""Celery's own fixtures for pytest, used as its manual says: the task is made in the test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.services.shop import ROOT
+
+#: What a user writes.  `celery_worker.reload` has the worker know of the new task.
+TEST = """
+import os
+
+import pytest
+
+from celery_batch import BatchTask, Model
+
+pytest_plugins = ("celery.contrib.pytest",)
+
+
+@pytest.fixture(scope="session")
+def celery_config():
+    url = os.environ["THEIR_BROKER"]
+    return {"broker_url": url, "result_backend": url} if url else {}
+
+
+@pytest.fixture(scope="session")
+def celery_includes():
+    return ["celery.contrib.testing.tasks"]
+
+
+def test_a_task_of_the_test(celery_app, celery_worker):
+    batches = []
+
+    @celery_app.task(base=BatchTask, max_batch_size=8, max_wait=5.0, linger=1.0)
+    def square(x):
+        batches.append(len(x))
+        return [each * each for each in x]
+
+    celery_worker.reload()
+    results = square.delay_many(range(16))
+
+    assert [n * n for n in range(16)] == [result.get(timeout=20) for result in results]
+    assert 8 == max(batches)
+
+
+def test_a_model_of_the_next_test(celery_app, celery_worker):
+    class Half(Model):
+        def load(self, device):
+            self.device = device
+
+        def predict(self, batch):
+            return [each / 2 for each in batch]
+
+    half = Half.as_task(celery_app, name="their.half")
+
+    @celery_app.task
+    def plain(x):
+        return x + 1
+
+    celery_worker.reload()
+
+    assert 4 == half.delay(8).get(timeout=20)
+    assert 9 == plain.delay(8).get(timeout=20)
+    assert 5 == half.delay(10).get(timeout=20)
+"""
+
+
+@pytest.mark.parametrize("transport", ["memory", "redis"])
+def test_a_task_that_is_made_in_the_test(
+    transport: str, request: pytest.FixtureRequest, tmp_path: Path
+):
+    """A worker that began without batch tasks answers, and batches, those that come later."""
+    (tmp_path / "test_theirs.py").write_text(TEST)
+    url = request.getfixturevalue("broker") if transport == "redis" else ""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "test_theirs.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "THEIR_BROKER": url},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+    )
+
+    assert 0 == done.returncode, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
