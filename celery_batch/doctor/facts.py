@@ -93,19 +93,21 @@ class Redis:
         maxmemory: Bytes it may use; 0 for any.
         used: Bytes it uses.
         appendonly: Whether it keeps an append-only file.
-        snapshots: Whether it takes snapshots; None where it does not say.
+        snapshots: Whether it takes snapshots.
         scripts: Whether we may run scripts.
         ahead: Seconds by which its clock is ahead of this machine's.
+
+    What its access rules keep from this user is None.
     """
 
-    version: tuple[int, ...] = (7, 2, 0)
-    policy: str = "noeviction"
-    maxmemory: int = 0
-    used: int = 0
-    appendonly: bool = True
+    version: tuple[int, ...] | None = (7, 2, 0)
+    policy: str | None = "noeviction"
+    maxmemory: int | None = 0
+    used: int | None = 0
+    appendonly: bool | None = True
     snapshots: bool | None = True
     scripts: bool = True
-    ahead: float = 0.0
+    ahead: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +216,7 @@ class Worker:
         version: Its celery_batch, where it says.
         lanes: By the name of the task.
         has_told: Whether it has said which these are, if it knows any.
+        error: Why it could not say it; empty if it has, or has not answered.
         queues: What it consumes; None where nobody asked, or it did not say.
         knows: The names of all tasks of its app, likewise.
     """
@@ -227,6 +230,7 @@ class Worker:
     version: str = ""
     lanes: Mapping[str, Lane] = field(default_factory=dict)
     has_told: bool = True
+    error: str = ""
     queues: frozenset[str] | None = None
     knows: frozenset[str] | None = None
 
@@ -245,6 +249,7 @@ class Facts:
         results: Where results are.
         machine: This one.
         workers: Those that have answered; None if nobody could be asked.
+        unasked: Why nobody could be asked; empty where the broker's error says it.
         depths: Messages that wait in the broker, by queue.
         version: Our own.
     """
@@ -257,5 +262,6 @@ class Facts:
     results: Server = field(default_factory=lambda: Server(kind="redis", redis=Redis()))
     machine: Machine = field(default_factory=Machine)
     workers: tuple[Worker, ...] | None = ()
+    unasked: str = ""
     depths: Mapping[str, int] = field(default_factory=dict)
     version: str = ""

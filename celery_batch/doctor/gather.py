@@ -5,10 +5,10 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Any
 
-from celery_batch.doctor.facts import Facts
+from celery_batch.doctor.facts import Facts, Task, Worker
 from celery_batch.doctor.look_app import conf_of, tasks_of, trouble_of
 from celery_batch.doctor.look_machine import this_machine
-from celery_batch.doctor.look_servers import broker_of, depths_of, results_of
+from celery_batch.doctor.look_servers import broker_of, depths_of, results_of, why
 from celery_batch.doctor.look_workers import workers_of
 from celery_batch.worker.capacity import routed_queues
 
@@ -25,6 +25,7 @@ def gather(app: Any) -> Facts:
     trouble = trouble_of(app)
     tasks = () if trouble else tasks_of(app)
     conf, broker = conf_of(app), broker_of(app)
+    workers, unasked = (None, "") if broker.error else _workers(app, tasks)
     return Facts(
         trouble=trouble,
         tasks=tasks,
@@ -33,7 +34,16 @@ def gather(app: Any) -> Facts:
         broker=broker,
         results=results_of(app),
         machine=this_machine(wants_gpu=any(name.startswith("cuda") for name in conf.devices or ())),
-        workers=None if broker.error else workers_of(app, {task.name for task in tasks}),
+        workers=workers,
+        unasked=unasked,
         depths={} if broker.error else depths_of(app, {task.queue for task in tasks}),
         version=version("celery-batch"),
     )
+
+
+def _workers(app: Any, tasks: tuple[Task, ...]) -> tuple[tuple[Worker, ...] | None, str]:
+    """Return those that answer, and why they could not be asked."""
+    try:
+        return workers_of(app, {task.name for task in tasks}), ""
+    except Exception as error:  # noqa: BLE001 (whatever a transport raises)
+        return None, why(error)

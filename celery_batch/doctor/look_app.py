@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from datetime import timedelta
 from typing import Any
 
@@ -34,7 +36,23 @@ def trouble_of(app: Any) -> tuple[str, ...]:
         return (str(error) if str(error).endswith("?") else f"{error}.",)
     except ImportError as error:
         return (f"The app's tasks cannot be imported: {error}.",)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a module does when imported)
+        return (f"The app's tasks cannot be imported: {_told(error)}.",)
     return ()
+
+
+def _told(error: BaseException) -> str:
+    """Return what went wrong in a module of the app, and where."""
+    words = f"{type(error).__name__}: {error}"
+    library = sysconfig.get_paths()["stdlib"]
+    places = [
+        f"{frame.filename}, line {frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((library, "<frozen"))
+    ]
+    if isinstance(error, SyntaxError) or not places:
+        return words  # which names the place
+    return f"{words} ({places[-1]})"
 
 
 def tasks_of(app: Any) -> tuple[Task, ...]:

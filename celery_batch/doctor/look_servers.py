@@ -14,7 +14,7 @@ from celery_batch.depth_look import can_look, open_look
 from celery_batch.doctor.facts import Redis, Server
 from celery_batch.fleet.bus import impatient_connection
 
-__all__ = ["broker_of", "depths_of", "results_of"]
+__all__ = ["broker_of", "depths_of", "results_of", "why"]
 
 
 def broker_of(app: Any) -> Server:
@@ -28,7 +28,7 @@ def broker_of(app: Any) -> Server:
         found = impatient_connection(app)
     except Exception as error:  # noqa: BLE001 (no such transport, or no library for it)
         url = maybe_sanitize_url(str(app.conf.broker_url))
-        return Server(kind="unknown", url=url, error=_why(error))
+        return Server(kind="unknown", url=url, error=why(error))
     with found as connection:
         kind, url = str(connection.get_transport_cls().driver_type), connection.as_uri()
         try:
@@ -38,7 +38,7 @@ def broker_of(app: Any) -> Server:
                 return Server(kind=kind, url=url, redis=redis, options=_options(connection))
             return Server(kind=kind, url=url, version=_product(connection))
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
-            return Server(kind=kind, url=url, error=_why(error))
+            return Server(kind=kind, url=url, error=why(error))
 
 
 def results_of(app: Any) -> Server:
@@ -57,7 +57,7 @@ def results_of(app: Any) -> Server:
             return Server(kind=_kind(app.backend), url=url)
         return Server(kind="redis", url=url, redis=_redis(ResultStore(app.backend).client()))
     except Exception as error:  # noqa: BLE001 (no such backend, or no library for it, or away)
-        return Server(kind="unknown", url=url, error=_why(error))
+        return Server(kind="unknown", url=url, error=why(error))
 
 
 def depths_of(app: Any, queues: set[str]) -> dict[str, int]:
@@ -83,8 +83,10 @@ def _kind(backend: Any) -> str:
 
 
 def _redis(client: Any) -> Redis:
-    about = client.info()
-    seconds, micros = client.time()
+    about, scripts = _info(client), _may_run_scripts(client)
+    if about is None:
+        nothing = dict.fromkeys(("version", "policy", "maxmemory", "used", "appendonly"))
+        return Redis(**nothing, snapshots=None, scripts=scripts, ahead=_ahead(client))
     return Redis(
         version=tuple(
             int(part) for part in str(about["redis_version"]).split(".") if part.isdigit()
@@ -94,9 +96,25 @@ def _redis(client: Any) -> Redis:
         used=int(about.get("used_memory", 0)),
         appendonly=bool(int(about.get("aof_enabled", 0))),
         snapshots=_snapshots(client),
-        scripts=_may_run_scripts(client),
-        ahead=seconds + micros / 1e6 - time.time(),
+        scripts=scripts,
+        ahead=_ahead(client),
     )
+
+
+def _info(client: Any) -> Any:
+    """Return what it says of itself; None where its access rules keep that from this user."""
+    try:
+        return client.info()
+    except NoPermissionError:
+        return None
+
+
+def _ahead(client: Any) -> float | None:
+    try:
+        seconds, micros = client.time()
+    except NoPermissionError:
+        return None
+    return float(seconds + micros / 1e6 - time.time())
 
 
 def _snapshots(client: Any) -> bool | None:
@@ -125,6 +143,12 @@ def _options(connection: Any) -> tuple[str, ...]:
     return tuple(getattr(type(connection.default_channel), "from_transport_options", ()))
 
 
-def _why(error: Exception) -> str:
+def why(error: Exception) -> str:
+    """
+    Return an error as a sentence.
+
+    Args:
+        error: Of a server, or of its library.
+    """
     words = str(error).strip().rstrip(".") or type(error).__name__
     return f"{words}."

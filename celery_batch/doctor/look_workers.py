@@ -17,16 +17,16 @@ __all__ = ["workers_of"]
 _LISTEN = 2.0
 
 
-def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...] | None:
+def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...]:
     """
-    Ask all workers of an app.
+    Ask all workers of an app; return those that have answered.
 
     Args:
         app: The Celery app.
         tasks: The names of its batch tasks.
 
-    Returns:
-        Those that have answered; None if the broker could not be reached.
+    Raises:
+        Exception: Whatever a transport raises when nobody can be asked.
     """
     bus = Bus(app)
     try:
@@ -39,8 +39,6 @@ def workers_of(app: Any, tasks: Collection[str]) -> tuple[Worker, ...] | None:
         # Who serves all of them discards none.
         queues = {} if does_all else bus.ask("active_queues", _LISTEN)
         known = {} if does_all else bus.ask("registered", _LISTEN)
-    except Exception:  # noqa: BLE001 (whatever a transport raises)
-        return None
     finally:
         bus.close()
     return tuple(
@@ -94,6 +92,7 @@ def _worker(
             if report["served"]
         },
         has_told="tasks" in answers[1] or not _knows_batches(stats),
+        error=str(stats.get("error") or answers[1].get("error") or ""),
     )
 
 

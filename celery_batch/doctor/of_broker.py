@@ -66,9 +66,16 @@ def broker(facts: Facts) -> Iterator[Finding]:
 
 
 def _of_redis(url: str, redis: Redis, *, bulk: bool) -> Iterator[Finding]:
-    version = ".".join(map(str, redis.version))
+    version = ".".join(map(str, redis.version or ()))
     fine = True
-    if redis.version < _WITH_BLMOVE:
+    if redis.version is None:
+        fine = False
+        yield warning(
+            f"Redis answers at {url} and does not let this user run INFO: its version, memory and"
+            " persistence are not checked.",
+            "Run the check once as a user who may (ACL SETUSER USER +info).",
+        )
+    elif redis.version < _WITH_BLMOVE:
         fine = False
         yield warning(
             f"Redis {version} knows no BLMOVE: messages are read one by one.",
@@ -94,7 +101,7 @@ def _of_redis(url: str, redis: Redis, *, bulk: bool) -> Iterator[Finding]:
 def eviction(facts: Facts) -> Iterator[Finding]:
     """Redis' memory: what it does when there is none left."""
     redis = facts.broker.redis
-    if redis is None:
+    if redis is None or redis.policy is None:
         return
     if redis.maxmemory and redis.policy.startswith("allkeys"):
         yield problem(
@@ -109,9 +116,9 @@ def eviction(facts: Facts) -> Iterator[Finding]:
             " runs twice.",
             _NO_EVICTION,
         )
-    elif redis.maxmemory and redis.used > _NEARLY_FULL * redis.maxmemory:
+    elif redis.maxmemory and (redis.used or 0) > _NEARLY_FULL * redis.maxmemory:
         yield warning(
-            f"The broker uses {redis.used / redis.maxmemory:.0%} of its maxmemory; full, it"
+            f"The broker uses {(redis.used or 0) / redis.maxmemory:.0%} of its maxmemory; full, it"
             " refuses every call.",
             "Give it more, shorten result_expires, or bound queues with max_queue.",
         )
@@ -123,7 +130,7 @@ def eviction(facts: Facts) -> Iterator[Finding]:
 def persistence(facts: Facts) -> Iterator[Finding]:
     """What a broker remembers that is started again."""
     redis = facts.broker.redis
-    if redis is None:
+    if redis is None or redis.appendonly is None:
         return
     if redis.appendonly:
         yield ok("The broker writes down what waits in it (append-only file).")
@@ -238,7 +245,7 @@ def options(facts: Facts) -> Iterator[Finding]:
 def clock(facts: Facts) -> Iterator[Finding]:
     """Whether clocks agree: expiry and ETA are times of day."""
     redis = facts.broker.redis
-    if redis is None:
+    if redis is None or redis.ahead is None:
         return
     if abs(redis.ahead) > _APART:
         yield warning(

@@ -30,6 +30,12 @@ _NEAR = 0.5
 def serving(facts: Facts) -> Iterator[Finding]:
     """Whether somebody is there for each batch task."""
     if facts.workers is None:
+        if facts.unasked:
+            yield problem(
+                f"The workers could not be asked: {facts.unasked}",
+                "Run the check as a user who may send remote control commands (docs/security.md:"
+                " the worker's rules), and see that worker_enable_remote_control is on.",
+            )
         return
     if not facts.workers:
         if facts.tasks:
@@ -38,6 +44,8 @@ def serving(facts: Facts) -> Iterator[Finding]:
                 "Start one: celery -A APP worker --concurrency=1",
             )
         return
+    yield from _troubled(facts.workers)
+    silent = [worker.name for worker in facts.workers if not (worker.has_told or worker.error)]
     for task in facts.tasks:
         served = [worker.name for worker in facts.workers if task.name in worker.lanes]
         if served:
@@ -50,7 +58,25 @@ def serving(facts: Facts) -> Iterator[Finding]:
                 f" it{depth}.",
                 f"Start one that consumes it: celery -A APP worker -Q {task.queue}",
             )
+        elif silent:
+            yield warning(
+                f"Nobody who has answered serves {task.name}, and {', '.join(silent)} did not say"
+                " in time what it serves.",
+                "Check again: a worker on the solo pool reads no messages while a batch runs."
+                " Its log says what else keeps it.",
+            )
         yield from _discarding(task, facts.workers)
+
+
+def _troubled(workers: tuple[Worker, ...]) -> Iterator[Finding]:
+    """Name who answers with an error."""
+    for worker in workers:
+        if worker.error:
+            yield problem(
+                f"{worker.name} could not say what it serves: {worker.error}.",
+                "Look into its log, and restart it with the version of celery_batch that runs"
+                " here.",
+            )
 
 
 def _discarding(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
 from celery import Celery
 from kombu import Queue
 
@@ -70,6 +74,25 @@ def test_what_cannot_be_imported_is_trouble():
 
     assert "cannot be imported: No module named 'no'." in missing
     assert "batch_max_wiat: no such setting; did you mean batch_max_wait?" == misspelt
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("def broken(:", r"SyntaxError: .*flawed\.py, line 1"),
+        ("\nimport os; os.environ['NOT_SET_ANYWHERE']", r"KeyError: .*flawed\.py, line 2"),
+        ("raise SystemExit('not here')", r"SystemExit: not here .*flawed\.py, line 1"),
+    ],
+)
+def test_a_module_that_raises_is_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+):
+    """Whatever an included module raises is told with its kind and its place."""
+    (tmp_path / "flawed.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    (trouble,) = trouble_of(app_with(include=["flawed"]))
+
+    assert re.search(f"The app's tasks cannot be imported: {told}", trouble)
 
 
 def test_settings_are_read():

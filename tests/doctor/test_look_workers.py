@@ -41,7 +41,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 def test_workers_that_serve_all_are_asked_no_more(answers: dict[str, Any]):
     """Whoever serves every batch task discards none; the bus is slow to listen to."""
     assert "registered" not in answers
-    (ours,) = workers_of(object(), {"shop.toy"}) or ()
+    (ours,) = workers_of(object(), {"shop.toy"})
 
     assert ["shop.toy"] == list(ours.lanes)
     assert (None, None) == (ours.queues, ours.knows)
@@ -52,8 +52,17 @@ def test_others_say_what_they_consume_and_know(answers: dict[str, Any]):
     answers["stats"].update(plain={"pool": POOL}, silent={"pool": POOL})
     answers["active_queues"] = {"plain": [{"name": "celery"}, {"name": "images"}]}
     answers["registered"] = {"plain": ["shop.mail [rate_limit=1/s]", "shop.other"]}
-    ours, plain, silent = workers_of(object(), {"shop.toy"}) or ()
+    ours, plain, silent = workers_of(object(), {"shop.toy"})
 
     assert {"celery", "images"} == plain.queues
     assert {"shop.mail", "shop.other"} == plain.knows
     assert [(None, None)] * 2 == [(each.queues, each.knows) for each in (ours, silent)]
+
+
+def test_an_error_in_place_of_an_answer_is_kept(answers: dict[str, Any]):
+    """A worker that answers with an error has said nothing of what it serves, and why."""
+    answers["batch_stats"] = {"ours": {"error": "KeyError('max_wait')"}}
+    answers["active_queues"] = answers["registered"] = {}
+    (ours,) = workers_of(object(), {"shop.toy"})
+
+    assert ({}, False, "KeyError('max_wait')") == (ours.lanes, ours.has_told, ours.error)

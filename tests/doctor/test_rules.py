@@ -77,6 +77,14 @@ def worker(waiting=0, lane=None, **options):
     return replace(GOOD, workers=(one,), depths={"celery": waiting})
 
 
+def test_what_redis_keeps_to_itself_is_neither_good_nor_bad():
+    """Checks of what access rules keep from us say nothing."""
+    for check in (of_broker.eviction, of_broker.persistence, of_broker.clock):
+        assert [] == list(check(broker(**HIDDEN)))
+
+    assert "ok" == next(of_results.results(results(**HIDDEN))).level
+
+
 def test_nothing_is_wrong_where_all_is_well():
     """A sound setup has no warning and no problem, and nothing to mend."""
     found = [finding for _, finding in checkup(GOOD)]
@@ -87,7 +95,26 @@ def test_nothing_is_wrong_where_all_is_well():
 
 NO_LEASE = {"bulk": False, "transport_options": {"visibility_timeout": 20}}
 
+#: A Redis whose access rules keep INFO and TIME from us.
+HIDDEN = dict.fromkeys(
+    ("version", "policy", "maxmemory", "used", "appendonly", "snapshots", "ahead")
+)
+
 WRONG = [
+    (
+        of_workers.serving,
+        replace(GOOD, workers=None, unasked="No permission."),
+        "problem",
+        "could not be asked: No permission.",
+    ),
+    (
+        of_workers.serving,
+        worker(lanes={}, has_told=False, error="KeyError('x')"),
+        "problem",
+        "w could not say what it serves: KeyError('x')",
+    ),
+    (of_workers.serving, worker(lanes={}, has_told=False), "warning", "and w did not say in time"),
+    (of_broker.broker, broker(**HIDDEN), "warning", "does not let this user run INFO"),
     (of_tasks.settings, Facts(trouble=("batch_max_sice: no such setting.",)), "problem", "sice"),
     (of_tasks.tasks, replace(GOOD, tasks=()), "problem", "no batch task"),
     (of_tasks.policies, task(max_wait=10.0), "warning", "write 0.01"),
@@ -346,7 +373,6 @@ QUIET = [
     (of_workers.filling, worker(waiting=100, lane={"batches": 4, "rows": 4})),
     (of_workers.filling, worker(waiting=100, lane={"batches": 50, "rows": 200})),
     (of_workers.serving, replace(GOOD, workers=None)),
-    (of_workers.serving, worker(lanes={}, has_told=False)),
     (of_workers.health, worker(lane={"safe_size": 8})),
     (of_workers.slowness, replace(worker(lane={"model": 0.9}), tasks=task(time_limit=2).tasks)),
     (of_workers.slowness, worker(lane={"model": 0.9})),

@@ -7,7 +7,9 @@ import os
 import subprocess
 
 import pytest
+import redis
 
+from tests.integration.test_redis_rules import rules, url_for
 from tests.services.place import eventually
 from tests.services.shop import CELERY, environment_of
 from tests.services.terminal import Terminal
@@ -140,3 +142,36 @@ def test_nothing_is_right_and_a_person_looks():
     assert "The broker does not answer at redis://:**@127.0.0.1:1/0" in terminal.text
     assert "→ Use prefork" in terminal.text
     assert "secret" not in terminal.text
+
+
+@pytest.mark.parametrize("name", ["worker", "caller"])
+def test_a_user_with_few_rights(shop, redis_server, name):
+    """Access rules that keep INFO from a user are named, and not taken for a dead broker."""
+    with redis.Redis(unix_socket_path=str(redis_server.directory / "redis.sock")) as admin:
+        admin.execute_command("ACL", "SETUSER", name, "reset", *rules()[name])
+        url = url_for(redis_server, name)
+        try:
+            code, output = examined({**shop.environment, **environment_of(url)}, "--json")
+        finally:
+            admin.acl_deluser(name)
+    said = found(output)
+
+    assert ("warning", True) == (said["broker"][0][0], "INFO" in said["broker"][0][1])
+    assert "Callers are told of their answers" in said["results"][0][1]
+    if name == "worker":
+        assert (0, "warning") == (code, said["serving"][0][0])
+    else:
+        assert (1, "problem") == (code, said["serving"][0][0])
+        assert "The workers could not be asked: " in said["serving"][0][1]
+
+
+def test_a_module_that_cannot_be_imported(shop, tmp_path):
+    """A task module with an error in it is a finding, and no traceback."""
+    (tmp_path / "flawed.py").write_text("import os\nos.environ['NOT_SET_ANYWHERE']\n")
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    environment = {**shop.environment, "PYTHONPATH": path}
+    code, output = examined(environment, "--json", include=["flawed"])
+
+    assert 1 == code
+    assert "KeyError: 'NOT_SET_ANYWHERE'" in found(output)["settings"][0][1]
+    assert "flawed.py, line 2" in found(output)["settings"][0][1]
