@@ -27,10 +27,13 @@ def register() -> None:
 
 
 def batch_status(state: Any, **_: Any) -> dict[str, Any]:
-    """Batch tasks served here, with their models warm, and how their batches formed."""
+    """Batch tasks served here, whether their models are warm, and how their batches formed."""
     served = [task.name for task in getattr(state.consumer.controller, "batch_tasks", [])]
     lanes, steering = state.consumer.batch_lanes.report(), state.consumer.batch_steering
-    return {name: {"warm": True, **lanes.get(name, {}), **steering.report(name)} for name in served}
+    return {
+        name: {"warm": steering.is_warm(name), **lanes.get(name, {}), **steering.report(name)}
+        for name in served
+    }
 
 
 def batch_stats(state: Any, **_: Any) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class Reloading:
         self._hands: Any = None
         self._task: Any = None
         self._began = 0.0
+        self._is_in_place = False
         self._later: list[Later] = []
         self._timer: Any = None
         #: How it went the last time, by model.
@@ -81,6 +82,15 @@ class Reloading:
         if self._steps is not None and self._task.model is task.model:
             return self._so_far()
         return self._last.get(task.model)
+
+    def is_warm(self, task: Any) -> bool:
+        """
+        Say whether a task's model answers: not while its only weights are loaded in place.
+
+        Args:
+            task: The batch task.
+        """
+        return not (self._is_in_place and self._task.model is task.model)
 
     def reload(self, lane: Lane, *, in_place: bool, wait: float) -> Later:
         """
@@ -108,6 +118,7 @@ class Reloading:
             raise ConfigurationError(f"wait: must be seconds as a number from 0 up, got {wait!r}")
         self._task, self._began = task, time.monotonic()
         self._hands = hands_for(self._consumer)
+        self._is_in_place = in_place
         self._steps = self._in_place() if in_place else self._beside()
         later = Later(lambda: {"ok": self._so_far()}, self._began + wait)
         self._later.append(later)
@@ -193,6 +204,8 @@ class Reloading:
         self._timer, timer = None, self._timer
         if timer is not None:
             timer.cancel()
+        # Where that has failed there is nothing to answer with, and the worker stops.
+        self._is_in_place = self._is_in_place and how["state"] == "failed"
         at = datetime.now(UTC).isoformat(timespec="seconds")
         found = {"task": self._task.name, **how, "seconds": self._seconds, "at": at}
         self._last[self._task.model] = found

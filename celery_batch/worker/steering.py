@@ -60,6 +60,10 @@ class Steering:
             "reload": self._reloading.report(lane.task),
         }
 
+    def is_warm(self, name: str) -> bool:
+        """Return whether a task's model is there to answer."""
+        return self._reloading.is_warm(self._lane(name).task)
+
     @property
     def is_drained(self) -> bool:
         """Whether this worker takes nothing at all, by an order."""

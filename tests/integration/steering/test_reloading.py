@@ -143,12 +143,31 @@ def test_old_weights_answer_while_new_ones_load(helm: Helm):
             worker, "new weights", lambda: worker.status()[WEIGHED]["reload"]["state"] == "done"
         )
         after = helm.shop.weighed.delay(2).get(timeout=LONG)
+    (helm.folder / "go").unlink()
 
     assert ["loading", 2] == [told["state"], told["processes_at_it"]]
     assert "loading" == status["state"]
     assert [1, "old"] == meanwhile
     assert "steered.weighed is being loaded" in second["error"]
     assert [2, "slow"] == after
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_task_is_warm_while_something_can_answer(helm: Helm, *, in_place: bool):
+    """Beside the old weights a load leaves the task warm; in their place there is nothing."""
+    with helm.at_work("old", "-c", "1") as worker:
+        helm.weights.write_text("slow")
+        helm.done(worker, "batch_reload", task=WEIGHED, in_place=in_place)
+        meanwhile = worker.status()[WEIGHED]
+        (helm.folder / "go").touch()
+        helm.until(
+            worker, "new weights", lambda: worker.status()[WEIGHED]["reload"]["state"] == "done"
+        )
+        after = worker.status()[WEIGHED]
+    (helm.folder / "go").unlink()  # so that other tests' loads are slow, too
+
+    assert ["loading", "done"] == [each["reload"]["state"] for each in (meanwhile, after)]
+    assert [not in_place, True] == [each["warm"] for each in (meanwhile, after)]
 
 
 @pytest.mark.parametrize(
