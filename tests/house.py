@@ -32,6 +32,7 @@ ALLOWED = frozenset(
         ("celery_batch.task", "celery_batch.worker.loading"),
         ("celery_batch.task", "celery_batch.worker.pulse_step"),
         ("celery_batch.task", "celery_batch.worker.steps"),
+        ("celery_batch.task", "celery_batch.worker.strategy"),
         # `Model.as_task`: a method of the model that makes a task, which holds the model.
         ("celery_batch.serving.model", "celery_batch.task"),
         # Groups wait for the listener, whose beginning makes the app's groups such.
