@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import Any
 
-from celery_batch.client.elsewhere import is_of_thread
+from celery_batch.client.elsewhere import is_of_thread, keep_address
 from celery_batch.client.listener import is_listening, listener_for
 from celery_batch.client.loops import Doorbell
+from celery_batch.client.poller import SELDOM, SOON
 from celery_batch.client.reply import Reply
 
-__all__ = ["PARENTS", "SELDOM", "SOON", "arrived", "arrived_by", "off_loop"]
+__all__ = ["PARENTS", "arrived", "arrived_by", "begin_listening", "off_loop"]
 
 #: Seconds between two looks at the tasks before this one in its chain.
 PARENTS = 1.0
-
-#: Seconds before the first and most seconds between two looks where nobody tells us.
-SOON, SELDOM = 0.01, 0.5
 
 
 async def arrived(result: Any) -> None:
@@ -33,8 +34,8 @@ async def arrived(result: Any) -> None:
         Exception: Whatever a task before it in a chain has failed with.
     """
     if not result.is_elsewhere:
-        if not is_listening(result.app):  # the first one waits for Redis, so not in the loop
-            await asyncio.to_thread(listener_for, result.app)
+        if not is_listening(result.app):
+            await begin_listening(result.app)
         if is_listening(result.app):
             await _heard(result)
     if not result.reply.value:
@@ -117,6 +118,55 @@ async def off_loop(result: Any, ask: Callable[[], Any]) -> Any:
         result: A `BatchResult`.
         ask: Asks its backend.
     """
-    if is_of_thread(result.backend):
-        return ask()  # its messages come to the thread that has sent the task
-    return await asyncio.to_thread(ask)
+    backend = result.backend
+    keep_address(backend)
+    return await _in_thread(ask, _one_looker if is_of_thread(backend) else _lookers)
+
+
+async def begin_listening(app: Any) -> None:
+    """
+    Have a listener begin, which may wait for Redis, so not in the loop.
+
+    Args:
+        app: The Celery app.
+    """
+    await _in_thread(partial(listener_for, app), _lookers)
+
+
+async def _in_thread(ask: Callable[[], Any], threads: Threads) -> Any:
+    """Call a function in a thread: not one of asyncio's, where others' jobs may block."""
+    loop = asyncio.get_running_loop()
+    try:
+        waiting = loop.run_in_executor(threads.executor(), copy_context().run, ask)
+    except RuntimeError:  # the interpreter is ending, and starts no thread any more
+        return ask()
+    return await waiting
+
+
+class Threads:
+    """
+    A few threads, in a fork others.
+
+    Args:
+        most: How many.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._executor: ThreadPoolExecutor | None = None
+        os.register_at_fork(after_in_child=self._forget)
+
+    def executor(self) -> ThreadPoolExecutor:
+        """Return the executor that has them."""
+        found = self._executor
+        if found is None:
+            name = "celery-batch-look"
+            found = self._executor = ThreadPoolExecutor(self._most, thread_name_prefix=name)
+        return found
+
+    def _forget(self) -> None:
+        self._executor = None
+
+
+#: Look for results; over RPC one at a time, which takes all that has come out of the queue.
+_lookers, _one_looker = Threads(8), Threads(1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery.backends.rpc import RPCBackend
 
-__all__ = ["is_elsewhere", "is_of_thread"]
+__all__ = ["is_elsewhere", "is_of_thread", "keep_address"]
 
 
 def is_elsewhere(backend: Any, app: Any) -> bool:
@@ -36,3 +36,16 @@ def is_of_thread(backend: Any) -> bool:
         backend: Celery's result backend.
     """
     return isinstance(backend, RPCBackend)
+
+
+def keep_address(backend: Any) -> None:
+    """
+    Have a backend remember where its results come to, so that another thread may look there.
+
+    The backend of RPC takes the address of the thread that uses it first.
+
+    Args:
+        backend: Celery's result backend, of the thread that has asked.
+    """
+    if is_of_thread(backend):
+        getattr(backend, "oid")  # noqa: B009 (it is cached once it was read)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
+from celery_batch.client.elsewhere import keep_address
 from celery_batch.client.listener import listener_for
+from celery_batch.client.poller import SMALL, Poller
 from celery_batch.client.reply import Reply
 
-__all__ = ["ResultFuture", "future_of"]
+__all__ = ["ResultFuture", "are_small", "future_of", "settle"]
 
 
 class ResultFuture(Future):  # type: ignore[type-arg]
     """
-    Done when its task is; what is stored is decoded by whoever asks for it.
+    Done when its task is, with the value that it returned or the error that it failed with.
 
     `cancel` gives up waiting and leaves the task alone.
 
@@ -29,52 +32,28 @@ class ResultFuture(Future):  # type: ignore[type-arg]
 
     def watch(self) -> None:
         """Be done when the reply is heard of."""
-        if self._reply.inbox.watch(self._reply, self.settle):
+        if self._reply.inbox.watch(self._reply, self._heard):
             self.add_done_callback(self._abandon)
         else:
-            self.settle()
+            self._heard()
 
-    def settle(self) -> None:
-        """Wake those who wait."""
-        if self.set_running_or_notify_cancel():
-            self.set_result(None)
+    def poll(self) -> None:
+        """Be done when the result is found where it is stored."""
+        result = self._batch_result
+        keep_address(result.backend)
+        Poller.of(result.app).add(partial(self._settle, result.look))
 
-    def result(self, timeout: float | None = None) -> Any:
-        """
-        Return what the task returned.
+    def _heard(self) -> None:
+        result = self._batch_result
+        if not (are_small([result]) and self._settle(result._open)):  # noqa: SLF001
+            self.poll()
 
-        Args:
-            timeout: Most seconds to wait.
-
-        Raises:
-            TimeoutError: It has not ended by then.
-            CancelledError: The future was cancelled.
-            Exception: Whatever the task has failed with.
-        """
-        super().result(timeout)
-        return self._batch_result.get(timeout, disable_sync_subtasks=False)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """
-        Return what the task has failed with, or None.
-
-        Args:
-            timeout: Most seconds to wait.
-
-        Raises:
-            TimeoutError: It has not ended by then.
-            CancelledError: The future was cancelled.
-        """
-        super().exception(timeout)
-        try:
-            self._batch_result.get(timeout, disable_sync_subtasks=False)
-        except Exception as error:  # noqa: BLE001 (it is what was asked for)
-            return error
-        return None
+    def _settle(self, look: Callable[[], Any]) -> bool:
+        return settle(self, partial(_value, self._batch_result, look))
 
     def _abandon(self, _done: Any) -> None:
         if self.cancelled():
-            self._reply.inbox.leave_soon(self._reply, self.settle)
+            self._reply.inbox.leave_soon(self._reply, self._heard)
 
 
 def future_of(result: Any) -> ResultFuture:
@@ -86,19 +65,61 @@ def future_of(result: Any) -> ResultFuture:
     """
     future = ResultFuture(result)
     if result._ignored:  # noqa: SLF001 (it is there already: nothing)
-        future.settle()
-    elif listener_for(result.app) is None:
-        threading.Thread(target=_wait, args=(result, future), daemon=True).start()
+        future.set_result(None)
+    elif result.is_elsewhere or listener_for(result.app) is None:
+        future.poll()
     else:
         future.watch()
     return future
 
 
-def _wait(result: Any, future: ResultFuture) -> None:
+def settle(future: Future[Any], value: Callable[[], tuple[Any] | None]) -> bool:
+    """
+    End a future if there is a value for it, or an error; return whether nothing is left to do.
+
+    What it ends with is the value itself: asyncio and others read it without asking `result`.
+
+    Args:
+        future: Ended in this thread alone, but for being cancelled.
+        value: Returns the value in a tuple, or None if there is none as yet; what it raises
+            is the future's error.
+    """
+    if future.done():
+        return True
+    error: BaseException | None = None
     try:
-        result.get(propagate=False, disable_sync_subtasks=False)
-    except BaseException as error:  # noqa: BLE001 (whoever waits shall have it)
-        if future.set_running_or_notify_cancel():
+        found = value()
+    except BaseException as raised:  # noqa: BLE001 (whoever waits shall have it)
+        found, error = None, raised
+    if error is None and found is None:
+        return False
+    if future.set_running_or_notify_cancel():
+        if error is not None:
             future.set_exception(error)
-    else:
-        future.settle()
+        elif found is not None:
+            future.set_result(found[0])
+    return True
+
+
+def are_small(results: Iterable[Any]) -> bool:
+    """
+    Return whether results have been told, and are decoded in no time.
+
+    Args:
+        results: `BatchResult` objects.
+    """
+    left = SMALL
+    for result in results:
+        value = result.reply.value
+        left -= len(value or b"")
+        if not value or left < 0:
+            return False
+    return True
+
+
+def _value(result: Any, look: Callable[[], Any]) -> tuple[Any] | None:
+    if look() is None:
+        if result.parent:
+            result._maybe_reraise_parent_error()  # noqa: SLF001
+        return None
+    return (result.maybe_throw(),)

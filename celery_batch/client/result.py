@@ -6,20 +6,18 @@ Where nobody tells us, it is Celery's own result in all that it does.
 
 from __future__ import annotations
 
-import time
 import weakref
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from functools import partial
-from threading import Thread
 from typing import Any
 
 from celery.result import assert_will_not_block
 from vine import Thenable, barrier, promise
 
-from celery_batch.client.arrival import SELDOM, SOON, arrived
+from celery_batch.client.arrival import arrived
 from celery_batch.client.callbacks import is_delivering
-from celery_batch.client.futures import ResultFuture, future_of
+from celery_batch.client.futures import future_of
 from celery_batch.client.heard import HeardResult
 from celery_batch.client.listener import is_listening, listener_for
 from celery_batch.client.patience import Patience
@@ -109,14 +107,7 @@ class BatchResult(HeardResult):
 
         To cancel it gives up waiting and leaves the task alone; see `revoke`.
         """
-        if not (self._ignored or self.is_elsewhere):
-            return future_of(self)
-        future = ResultFuture(self)
-        if self._ignored:
-            future.settle()
-        else:
-            Thread(target=_settle, args=(self, future), daemon=True).start()
-        return future
+        return future_of(self)
 
     def states(self, timeout: float | None = None) -> States:
         """
@@ -183,21 +174,6 @@ class BatchResult(HeardResult):
 def _hears(app: Any) -> bool:
     """Return whether replies are heard in this process; in a fork that is still to begin."""
     return is_listening(app) or listener_for(app) is not None
-
-
-def _settle(result: BatchResult, future: ResultFuture) -> None:
-    pause = SOON  # Celery's own way of waiting is for one thread of a backend
-    try:
-        while not future.cancelled() and result.look() is None:
-            if result.parent:
-                result._maybe_reraise_parent_error()  # noqa: SLF001
-            time.sleep(pause)
-            pause = min(1.5 * pause, SELDOM)
-    except BaseException as error:  # noqa: BLE001 (whoever waits shall have it)
-        if future.set_running_or_notify_cancel():
-            future.set_exception(error)
-    else:
-        future.settle()
 
 
 def _call(result: weakref.ref[BatchResult], callback: Any) -> None:

@@ -13,10 +13,11 @@ from celery import states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import assert_will_not_block
 
-from celery_batch.client.arrival import PARENTS, SELDOM, SOON, off_loop
+from celery_batch.client.arrival import PARENTS, begin_listening, off_loop
 from celery_batch.client.listener import is_listening, listener_for
 from celery_batch.client.loops import Doorbell
 from celery_batch.client.patience import PIECE
+from celery_batch.client.poller import SELDOM, SOON
 
 __all__ = ["States"]
 
@@ -86,7 +87,7 @@ class States:
         end, pause = self._begin(), SOON
         result = self._result
         if not (self._is_over or result.is_elsewhere or is_listening(result.app)):
-            await asyncio.to_thread(listener_for, result.app)  # which may wait for Redis
+            await begin_listening(result.app)
         while not self._is_over:
             is_heard = is_listening(result.app) and not result.is_elsewhere
             if is_heard and result.own_reply().value != b"":

@@ -5,20 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from celery.exceptions import TimeoutError as CeleryTimeoutError
-
+from celery_batch.client.elsewhere import keep_address
+from celery_batch.client.futures import are_small, settle
 from celery_batch.client.listener import listener_for
+from celery_batch.client.poller import Poller
 
 __all__ = ["RequestFuture"]
-
-#: A request waits for its items wherever it is made, also in a task of somebody's.
-_ANYWHERE: dict[str, Any] = {"disable_sync_subtasks": False}
 
 
 class RequestFuture(Future):  # type: ignore[type-arg]
@@ -46,7 +43,7 @@ class RequestFuture(Future):  # type: ignore[type-arg]
         if not self._results:
             self._settle()
         elif listener_for(self._results[0].app) is None:
-            threading.Thread(target=_wait, args=(self,), daemon=True).start()
+            self._poll()
         else:
             self._listen()
 
@@ -62,17 +59,9 @@ class RequestFuture(Future):  # type: ignore[type-arg]
             CancelledError: The future was cancelled.
             Exception: What the first item that failed has failed with.
         """
-        timeout = self._patience if timeout is None else timeout
-        end = None if timeout is None else time.monotonic() + timeout
         self._follow_fork()
-        super().result(timeout)
-        try:
-            return [
-                result.get(None if end is None else max(end - time.monotonic(), 0.0), **_ANYWHERE)
-                for result in self._results
-            ]
-        except CeleryTimeoutError as error:  # it was told of, and is gone from Redis
-            raise TimeoutError from error
+        outputs: list[Any] = super().result(self._patience if timeout is None else timeout)
+        return outputs
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """
@@ -85,14 +74,8 @@ class RequestFuture(Future):  # type: ignore[type-arg]
             TimeoutError: The items are not all answered by then.
             CancelledError: The future was cancelled.
         """
-        timeout = self._patience if timeout is None else timeout
         self._follow_fork()
-        super().exception(timeout)
-        try:
-            self.result(timeout)
-        except Exception as error:  # noqa: BLE001 (it is what was asked for)
-            return error
-        return None
+        return super().exception(self._patience if timeout is None else timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """
@@ -141,13 +124,34 @@ class RequestFuture(Future):  # type: ignore[type-arg]
 
     def _count(self) -> None:
         if next(self._heard) == len(self._results):
-            self._settle()
+            self._watched.clear()
+            if not (are_small(self._results) and self._settle()):
+                self._poll()
 
-    def _settle(self) -> None:
-        self._watched.clear()
-        if self.set_running_or_notify_cancel():
-            self.set_result(None)
-        _kept.discard(self)
+    def _poll(self) -> None:
+        """Ask for the items where they are stored, as long as somebody holds this future."""
+        me = weakref.ref(self)
+
+        def poll() -> bool:
+            future = me()
+            return future is None or future._settle()  # noqa: SLF001 (our own)
+
+        for result in self._results:
+            keep_address(result.backend)
+        Poller.of(self._results[0].app).add(poll)
+
+    def _settle(self) -> bool:
+        is_done = settle(self, self._outputs)
+        if is_done:
+            _kept.discard(self)
+        return is_done
+
+    def _outputs(self) -> tuple[list[Any]] | None:
+        """Return the outputs if they are all there."""
+        for result in self._results:
+            if result.look() is None:
+                return None
+        return ([result.maybe_throw() for result in self._results],)
 
     def _let_go(self) -> None:
         _kept.discard(self)
@@ -161,15 +165,3 @@ class RequestFuture(Future):  # type: ignore[type-arg]
 
 #: Those whose callbacks somebody waits for.
 _kept: set[RequestFuture] = set()
-
-
-def _wait(future: RequestFuture) -> None:
-    """Wait in Celery's own way, where nobody tells us."""
-    try:
-        for result in future._results:  # noqa: SLF001 (our own)
-            result.get(propagate=False, **_ANYWHERE)
-    except BaseException as error:  # noqa: BLE001 (whoever waits shall have it)
-        if future.set_running_or_notify_cancel():
-            future.set_exception(error)
-    else:
-        future._settle()  # noqa: SLF001 (the same)
