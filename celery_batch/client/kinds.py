@@ -24,7 +24,7 @@ from celery_batch.client.lesson import Form
 from celery_batch.client.template import Template
 from celery_batch.client.unsubscribed import unsubscribed
 
-__all__ = ["Kinds", "is_plain_celery"]
+__all__ = ["Kinds", "is_plain_celery", "why_singly"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,8 @@ _SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.tas
 
 def _own(method: Any, module: Any) -> Any:
     """Return a method as its module defines it, or what no method is, if it was wrapped."""
-    is_own = isinstance(method, FunctionType) and method.__code__.co_filename == module.__file__
+    # Not by the file's name: code that was moved after it was compiled names another one.
+    is_own = isinstance(method, FunctionType) and method.__globals__ is vars(module)
     return method if is_own else object()
 
 
@@ -104,6 +105,28 @@ def is_plain_celery(app: Any) -> bool:
         and not any(signal.receivers for signal in _SIGNALS)
         and not _sending_callback.get()
     )
+
+
+def why_singly(app: Any) -> str:
+    """Return why calls go Celery's own road; an empty text if they do not have to."""
+    with app.connection_for_write() as connection:
+        driver = connection.get_transport_cls().driver_type
+    reasons = {
+        "batch_bulk is False": not app.conf.get("batch_bulk", True),
+        f"the broker is {driver}": driver not in _LEARN,
+        "Task.apply_async is wrapped": Task.apply_async is not _APPLY,
+        "send_task is overridden": type(app).send_task is not _SEND,
+        "Producer.publish is wrapped": messaging.Producer.publish is not _PUBLISH,
+        "a publishing signal has receivers": any(signal.receivers for signal in _SIGNALS),
+        "task_send_sent_event is on": bool(app.conf.task_send_sent_event),
+        "the app has an AMQP class of its own": type(app.amqp) is not amqp.AMQP,
+        "a route is a function": not _are_maps(app.amqp.router.routes),
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds)
+
+
+def _are_maps(routes: Any) -> bool:
+    return all(isinstance(route, MapRoute) for route in routes)
 
 
 class Kinds:
@@ -171,8 +194,7 @@ class Kinds:
         app = self._app
         with app.producer_or_acquire(producer) as one:
             driver = one.connection.transport.driver_type
-        routes = app.amqp.router.routes
-        if type(app.amqp) is amqp.AMQP and all(isinstance(route, MapRoute) for route in routes):
+        if type(app.amqp) is amqp.AMQP and _are_maps(app.amqp.router.routes):
             return _LEARN.get(driver)
         return None
 

@@ -7,6 +7,7 @@ same message.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection
 from functools import partial
@@ -18,7 +19,7 @@ from celery_batch.client.call import Call
 from celery_batch.client.expiry import expiry_of
 from celery_batch.client.gathering import Gathering, gathered
 from celery_batch.client.ids import new_id
-from celery_batch.client.kinds import Kinds, is_plain_celery
+from celery_batch.client.kinds import Kinds, is_plain_celery, why_singly
 from celery_batch.client.listener import listener_for
 from celery_batch.client.outbox import Outbox
 from celery_batch.client.own_road import OwnRoad
@@ -26,12 +27,15 @@ from celery_batch.client.result import BatchResult
 from celery_batch.client.room import Passage, Room, items_of
 from celery_batch.client.series import Series
 from celery_batch.client.short_road import ShortRoad
+from celery_batch.client.store import ResultStore
 from celery_batch.client.template import Fields
 from celery_batch.client.terms import Terms
 from celery_batch.client.unsubscribed import unsubscribed
 from celery_batch.replies import REPLY_HEADER
 
 __all__ = ["Publisher"]
+
+logger = logging.getLogger(__name__)
 
 #: Options by which a call differs from others of its kind in more than its arguments.
 _OWN = frozenset(("producer", "root_id", "link", "link_error", "chain", "chord"))
@@ -53,6 +57,7 @@ class Publisher:
         self._room = Room(app, self._terms)
         self._outbox = Outbox(ShortRoad(app).write)
         self._own_road = OwnRoad(app, self._outbox)
+        _log_fast_paths(app)
 
     @classmethod
     def of(cls, app: Any) -> Publisher:
@@ -221,6 +226,24 @@ class Publisher:
         if gathering is not None and gathering.app is not None and frozen is None:
             return None  # a canvas has results of its own
         return listener_for(self._app)
+
+
+def _log_fast_paths(app: Any) -> None:
+    """Say once in each process what of the fast paths can be taken, and why not the others."""
+    if not logger.isEnabledFor(logging.INFO) or app.conf.task_always_eager:
+        return
+    try:
+        singly = why_singly(app)
+    except Exception as error:  # noqa: BLE001 (the call itself meets it, and says so)
+        singly = str(error)
+    is_told = ResultStore.knows(app.backend) and app.conf.get("batch_bulk", True)
+    kind = type(app.backend).__name__
+    logger.info(
+        "Fast paths of %s here: publishing %s, results %s",
+        app.main,
+        f"off ({singly})" if singly else "on",
+        "on" if is_told else f"off ({kind})",
+    )
 
 
 def _is_usual(task: Any, call: Call) -> bool:

@@ -34,23 +34,27 @@ _BEFORE, _AFTER, _END = 7, 1, 0xCE
 _CONNECTION, _TRANSPORT = ("drain_events", "on_inbound_frame"), ("_read_buffer", "_quick_recv")
 
 
-def read_together(connection: Any, lanes: Lanes) -> None:
+def read_together(connection: Any, lanes: Lanes) -> bool:
     """
     Have a connection read what has come at once, for the rest of its life.
 
     Args:
         connection: Py-amqp's, which no event loop has read from yet.
         lanes: Where messages go.
+
+    Returns:
+        Whether it does.
     """
     missing = [name for name in _CONNECTION if not hasattr(connection, name)]
     transport = getattr(connection, "transport", None)
     if type(transport) is not TCPTransport:
-        return  # TLS has buffers of its own
+        return False  # TLS has buffers of its own
     missing += [name for name in _TRANSPORT if not hasattr(transport, name)]
     if missing:
         logger.warning("this py-amqp has no %s: messages are read singly", ", ".join(missing))
-        return
+        return False
     connection.drain_events = _Frames(connection, lanes).drain_events
+    return True
 
 
 class _Frames:

@@ -26,7 +26,18 @@ from celery_batch.worker.redis_buffer import (
 )
 from celery_batch.worker.redis_store import Entry, RedisStore
 
-__all__ = ["Recorder", "buffered_results", "explain_results", "tell_clients"]
+__all__ = ["Recorder", "buffered_results", "explain_results", "stores_in_bulk", "tell_clients"]
+
+
+def stores_in_bulk(backend: Any) -> bool:
+    """
+    Return whether the results of a batch are stored together.
+
+    Args:
+        backend: Celery's result backend.
+    """
+    known = type(backend) in (RedisBackend, SentinelBackend)
+    return known and bool(backend.app.conf.get("batch_bulk", True))
 
 
 class Recorder(threading.local):
@@ -47,8 +58,7 @@ class Recorder(threading.local):
         self._backend = backend
         self._store_one = type(backend)._store_result.__get__(backend)  # noqa: SLF001
         self._store = RedisStore(backend)
-        known = type(backend) in (RedisBackend, SentinelBackend)
-        self._stores_in_bulk = known and backend.app.conf.get("batch_bulk", True)
+        self._stores_in_bulk = stores_in_bulk(backend)
 
     @classmethod
     def of(cls, backend: Any) -> Recorder | None:

@@ -25,7 +25,7 @@ from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.loading import load_failed, load_models
 from celery_batch.worker.pool_words import listen_before_flush
 from celery_batch.worker.reconnect import reconnect_soon
-from celery_batch.worker.redis_results import tell_clients
+from celery_batch.worker.redis_results import stores_in_bulk, tell_clients
 from celery_batch.worker.shown import in_words
 from celery_batch.worker.stats import stats_of
 from celery_batch.worker.steering import Steering
@@ -142,6 +142,8 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         self.gate = consumer.batch_gate = Gate(consumer)
         self.bulk = BulkPath(consumer)
         self.acks: AmqpAcks | None = None
+        self._reads_together = False
+        self._fast_paths = ""
         reconnect_soon(consumer)
         control.register()
 
@@ -153,6 +155,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         if not self.bulk.is_open:
             capacity.read_what_is_useful(consumer)
         self._go_together(consumer)
+        self._log_fast_paths(consumer)
         self.join(consumer)
 
     def join(self, consumer: Any) -> None:
@@ -163,8 +166,21 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
     def _go_together(self, consumer: Any) -> None:
         is_amqp = consumer.connection.transport.driver_type == "amqp"
         if is_amqp and consumer.hub and consumer.app.conf.get("batch_bulk", True):
-            read_together(consumer.connection.connection, self.lanes)
+            self._reads_together = read_together(consumer.connection.connection, self.lanes)
             consumer.batch_ledger = self.acks = AmqpAcks(consumer)
+
+    def _log_fast_paths(self, consumer: Any) -> None:
+        """Say at the start, and when it has changed, which fast paths this worker takes."""
+        backend = consumer.app.backend
+        paths = {
+            "messages in bulk": self.bulk.is_open or self._reads_together,
+            "acknowledgements in bulk": self.bulk.is_open or self.acks is not None,
+            "results in bulk": stores_in_bulk(backend),
+        }
+        said = ", ".join(f"{path} {'on' if is_on else 'off'}" for path, is_on in paths.items())
+        if said != self._fast_paths:
+            logger.info("Fast paths: %s", said)
+        self._fast_paths = said
 
     def stop(self, consumer: Any) -> None:
         """Give back what has not been sent to the pool."""

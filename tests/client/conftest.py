@@ -60,7 +60,8 @@ class Sender:
     def close(self) -> None:
         """Let go of all connections."""
         close_listener(self.app)
-        self.app.backend.result_consumer.stop()
+        if hasattr(self.app.backend, "result_consumer"):
+            self.app.backend.result_consumer.stop()
         self.app.close()
         pools.reset()
 

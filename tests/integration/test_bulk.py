@@ -162,3 +162,21 @@ def test_plain_items_pass_their_tracers_by(shop: Shop, pool: str):
     assert {1} == {tracers for _, tracers in alone}
     assert max(size for size, _ in alone) > 1
     assert all(size == tracers for size, tracers in nested)
+
+
+@pytest.mark.parametrize(
+    ("conf", "states"),
+    [({}, ["on", "on", "on"]), ({"batch_bulk": False}, ["off", "off", "off"])],
+    ids=["bulk", "one by one"],
+)
+def test_a_worker_says_which_fast_paths_it_takes(
+    each_shop: Shop, conf: dict[str, bool], states: list[str]
+):
+    """One line at a worker's start says whether messages and results go in bulk."""
+    worker = each_shop.worker("-c", "1", conf=conf)
+    said = [line for line in worker.log.splitlines() if "Fast paths: " in line]
+    paths = ("messages", "acknowledgements", "results")
+
+    assert [", ".join(f"{path} in bulk {on}" for path, on in zip(paths, states, strict=True))] == [
+        line.partition("Fast paths: ")[2] for line in said
+    ]

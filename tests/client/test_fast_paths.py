@@ -1,0 +1,107 @@
+"""Which calls take the fast path, wherever Celery's code lies, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, signals
+
+from celery_batch import BatchTask
+from tests.client.conftest import Sender
+
+#: Celery, moved after it was compiled; then two calls, of which Celery sends what we do not.
+_RELOCATED = """
+from celery import Celery, Task
+from kombu.messaging import Producer
+
+for method in (Task.apply_async, Celery.send_task, Producer.publish):
+    method.__code__ = method.__code__.replace(co_filename="/build/elsewhere.py")
+
+from celery_batch import BatchTask
+
+app = Celery("moved", broker={url!r}, backend={url!r})
+
+@app.task(base=BatchTask, name="shout")
+def shout(text):
+    return text
+
+shout.delay("first of its kind")
+sent = []
+own = app.amqp.send_task_message
+app.amqp.send_task_message = lambda *args, **more: (sent.append(args), own(*args, **more))[1]
+shout.delay("a")
+shout.delay_many("bc")
+print(len(sent))
+"""
+
+
+def test_code_that_was_moved_is_known(broker: str, in_python: Callable[..., str]) -> None:
+    """Where Celery's code names files that are not there, calls take the fast path as ever."""
+    assert "0" == in_python(_RELOCATED.format(url=broker))
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was logged of fast paths."""
+    return [one.message for one in caplog.records if "Fast paths" in one.message]
+
+
+def test_the_first_call_says_which_fast_paths_are_on(
+    sender: Callable[..., Sender], caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line a process says that calls and results take the fast paths."""
+    caplog.set_level(logging.INFO)
+    here = sender()
+    for _ in range(3):
+        here.task.delay("a")
+
+    assert ["Fast paths of sender here: publishing on, results on"] == said(caplog)
+
+
+@pytest.mark.parametrize(
+    ("conf", "line"),
+    [
+        ({"batch_bulk": False}, "publishing off (batch_bulk is False), results off (RedisBackend)"),
+        ({"task_send_sent_event": True}, "publishing off (task_send_sent_event is on), results on"),
+        ({"task_routes": (lambda *_, **__: None,)}, "publishing off (a route is a function)"),
+        ({"result_backend": "cache+memory://"}, "publishing on, results off (CacheBackend)"),
+    ],
+    ids=str,
+)
+def test_what_is_off_is_said_with_its_reason(
+    sender: Callable[..., Sender],
+    caplog: pytest.LogCaptureFixture,
+    conf: dict[str, Any],
+    line: str,
+) -> None:
+    """The line names what keeps calls and results from the fast paths."""
+    caplog.set_level(logging.INFO)
+    sender(**conf).task.delay("a")
+
+    assert [True] == [line in one for one in said(caplog)]
+
+
+def test_other_brokers_and_receivers_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """So are a broker that we do not know, and whoever listens to publications."""
+    caplog.set_level(logging.INFO)
+    app = Celery("other", broker="memory://", set_as_current=False)
+
+    @app.task(base=BatchTask, name="shout", ignore_result=True)
+    def shout(text: list[str]) -> list[str]:
+        return text
+
+    def listen(**_: Any) -> None:
+        """Listen."""
+
+    signals.before_task_publish.connect(listen)
+    try:
+        shout.delay("a")
+    finally:
+        signals.before_task_publish.disconnect(listen)
+    reasons = "the broker is memory, a publishing signal has receivers"
+
+    assert [f"Fast paths of other here: publishing off ({reasons}), results off"] == [
+        line.rpartition(" (")[0] for line in said(caplog)
+    ]
