@@ -148,6 +148,35 @@ class Asking(Task):  # type: ignore[misc]
         """Forget results together, as a backfill does; see `celery_batch.client.forgetting`."""
         _client("forgetting").forget_many(results)
 
+    def is_served(self, queue: Any = None, *, timeout: float = 3.0) -> bool:
+        """
+        Return whether a worker is there that takes calls of this task, its models loaded.
+
+        The first call asks the broker. Those that follow are answered from memory, by what was
+        so within the last second, while somebody asks at least every five seconds.
+
+        Args:
+            queue: The queue that calls would name; the one that the task is routed to if None.
+            timeout: Seconds to wait for the broker.
+
+        Raises:
+            OperationalError: The broker has not answered.
+        """
+        return _client("served").is_served(self, queue, timeout)  # type: ignore[no-any-return]
+
+    async def ais_served(self, queue: Any = None, *, timeout: float = 3.0) -> bool:  # noqa: ASYNC109 (as its twin)
+        """
+        Return whether a worker is there, from a coroutine; see `is_served`.
+
+        Args:
+            queue: As for `is_served`.
+            timeout: Seconds to wait for the broker.
+
+        Raises:
+            OperationalError: The broker has not answered.
+        """
+        return await _client("served").ais_served(self, queue, timeout)  # type: ignore[no-any-return]
+
     def backfill(
         self,
         items: Iterable[Any],

@@ -1,17 +1,29 @@
-"""Looks at how many messages wait in the broker's queues, on a connection of its own."""
+"""Looks at how many messages wait in the broker's queues, and who takes them."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import Any, Protocol
 
+from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-__all__ = ["Look", "can_look", "open_look"]
+__all__ = ["Look", "can_look", "open_look", "served_key"]
 
 #: Seconds without an answer after which a look is given up.
 _PATIENCE = 1.0
+
+
+def served_key(queue: str, task: str) -> str:
+    """
+    Return the key in Redis of those who serve a task, without the app's prefix.
+
+    Args:
+        queue: The name of the queue from which they take it.
+        task: The task's name.
+    """
+    return f"celery-batch-served.{queue}.{task}"
 
 
 class Look(Protocol):
@@ -23,6 +35,18 @@ class Look(Protocol):
 
         Args:
             queue: Its name.
+
+        Raises:
+            Exception: Whatever the broker's library raises when there is no answer.
+        """
+
+    def is_served(self, queue: str, task: str) -> bool:
+        """
+        Return whether a worker takes a task's messages from a queue.
+
+        Args:
+            queue: Its name.
+            task: The task's; RabbitMQ knows no tasks, and tells of the queue alone.
 
         Raises:
             Exception: Whatever the broker's library raises when there is no answer.
@@ -41,9 +65,15 @@ class _RedisLook:
         _connect(self._connection)
         self._channel = self._connection.default_channel
         self._channel.client.set_retry(Retry(NoBackoff(), 0))
+        # Past kombu's own client, which puts the key prefix before some keys only.
+        self._plain = Redis(connection_pool=self._channel.pool)
+        self._plain.set_retry(Retry(NoBackoff(), 0))
 
     def count(self, queue: str) -> int:
         return int(self._channel._size(queue))  # noqa: SLF001 (of all its priorities' lists)
+
+    def is_served(self, queue: str, task: str) -> bool:
+        return bool(self._plain.zcard(self._channel.global_keyprefix + served_key(queue, task)))
 
     def close(self) -> None:
         self._connection.release()
@@ -56,13 +86,21 @@ class _AmqpLook:
         self._channel: Any = None
 
     def count(self, queue: str) -> int:
+        return self._declared(queue)[0]
+
+    def is_served(self, queue: str, task: str) -> bool:  # noqa: ARG002 (RabbitMQ knows no tasks)
+        return bool(self._declared(queue)[1])
+
+    def _declared(self, queue: str) -> tuple[int, int]:
+        """Return how many messages wait in a queue, and how many consume it."""
         with self._amqp.transport.having_timeout(_PATIENCE):
             if self._channel is None or self._channel.connection is None:
                 self._channel = self._connection.channel()
             try:
-                return int(self._channel.queue_declare(queue, passive=True).message_count)
+                found = self._channel.queue_declare(queue, passive=True)
             except self._connection.channel_errors:
-                return 0  # there is no such queue yet
+                return 0, 0  # there is no such queue yet
+            return int(found.message_count), int(found.consumer_count)
 
     def close(self) -> None:
         with suppress(Exception):

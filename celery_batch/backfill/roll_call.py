@@ -1,18 +1,17 @@
-"""Whether anybody is there who could answer: asked over the control bus."""
+"""Whether anybody is there who could answer."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
 
+from kombu.exceptions import OperationalError
+
 from celery_batch.fleet.bus import impatient_connection
 
 __all__ = ["queue_of", "reach", "unserved"]
 
 log = logging.getLogger(__name__)
-
-#: Seconds for which workers are listened to.
-_LISTEN = 2.0
 
 
 def queue_of(task: Any, options: dict[str, Any]) -> str:
@@ -40,20 +39,15 @@ def unserved(task: Any, options: dict[str, Any]) -> str:
     """
     app, queue = task.app, queue_of(task, options)
     try:
-        reach(task)  # else the question would wait for the broker
-        told = app.control.inspect(timeout=_LISTEN).active_queues() or {}
-        read = {each["name"] for queues in told.values() for each in queues}
-    except Exception as error:  # noqa: BLE001 (whatever a transport raises)
+        if task.is_served(queue):
+            return ""
+    except OperationalError as error:
         log.debug("Could not ask who is there: %r", error)
-        return ""
-    if queue in read:
         return ""
     usual = queue == app.conf.task_default_queue
     start = f"celery -A {app.main or 'APP'} worker" + ("" if usual else f" -Q {queue}")
-    others = f" (workers read {', '.join(sorted(read))})" if read else ""
     return (
-        f"No worker answers for {task.name}: none reads its queue {queue!r}{others};"
-        f" start one with {start}"
+        f"No worker answers for {task.name}: none reads its queue {queue!r}; start one with {start}"
     )
 
 

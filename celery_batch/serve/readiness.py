@@ -1,19 +1,16 @@
-"""Which workers have a warm handle, asked of the workers themselves."""
+"""Whether a worker has a warm handle, and which of them."""
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any
 
-__all__ = ["Readiness", "warm_workers"]
+from kombu.exceptions import OperationalError
+
+__all__ = ["warm_workers", "why_not_ready"]
 
 #: Seconds to listen: the first reply does not end it, since what others reply after that
 #: would lie in the broker for ever.
 _LISTEN = 1.0
-
-#: Seconds for which an answer is good.
-_FRESH = 1.0
 
 
 def warm_workers(app: Any, task: str) -> set[str]:
@@ -47,33 +44,15 @@ def _is_ready(state: dict[str, Any]) -> bool:
     return bool(state.get("warm")) and not state.get("paused")
 
 
-class Readiness:
+async def why_not_ready(task: Any) -> str:
     """
-    Whether requests can be served, asked at most once at a time.
+    Return why no request can be answered; the empty string if one can.
 
     Args:
-        app: The Celery app.
-        task: The name of the task that has to be warm.
+        task: The task that answers requests.
     """
-
-    def __init__(self, app: Any, task: str) -> None:
-        self._app = app
-        self._task = task
-        self._lock = asyncio.Lock()
-        self._asked = float("-inf")
-        self._reason = ""
-
-    async def why_not(self) -> str:
-        """Return why nothing can be served; the empty string if it can."""
-        async with self._lock:
-            if time.monotonic() - self._asked > _FRESH:
-                self._reason = await asyncio.to_thread(self._ask)
-                self._asked = time.monotonic()
-            return self._reason
-
-    def _ask(self) -> str:
-        try:
-            warm = warm_workers(self._app, self._task)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the answer is no)
-            return f"the broker cannot be reached: {error}"
-        return "" if warm else "no worker has its handle loaded"
+    try:
+        is_served = await task.ais_served()
+    except OperationalError as error:
+        return f"the broker cannot be reached: {error}"
+    return "" if is_served else "no worker has its handle loaded"

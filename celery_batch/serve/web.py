@@ -25,7 +25,7 @@ from starlette.routing import Route
 from celery_batch.serve.app import config_of_process, make_app, make_task
 from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.posted import posted_object
-from celery_batch.serve.readiness import Readiness
+from celery_batch.serve.readiness import why_not_ready
 from celery_batch.serve.refusals import Refusal, refusal_of
 
 __all__ = ["main", "make_web"]
@@ -49,14 +49,13 @@ def make_web(config: ServeConfig) -> Starlette:
     app = make_app(config)
     app.conf.redis_socket_connect_timeout = _CONNECT
     task = make_task(app, config)
-    readiness = Readiness(app, config.task_name)
 
     async def predict(request: Request) -> Response:
         info = await posted_object(request)
         return await _answer(task, info, config.time_limit)
 
     async def readyz(_request: Request) -> Response:
-        reason = await readiness.why_not()
+        reason = await why_not_ready(task)
         if reason:
             raise Refusal(503, reason)
         return JSONResponse({"status": "ready"})

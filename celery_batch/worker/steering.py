@@ -121,6 +121,7 @@ class Steering:
             ConfigurationError: A name is wrong, or the broker cannot do it; nothing has changed.
         """
         self._halting.pause([self._lane(name) for name in names])
+        self._consumer.batch_presence.refresh()
         return {name: self._standing(name) for name in names}
 
     def resume(self, names: Sequence[str]) -> dict[str, Any]:
@@ -140,11 +141,13 @@ class Steering:
             self._halting.resume([self._lane(name) for name in names])
         else:
             self._halting.resume_all()
+        self._consumer.batch_presence.refresh()
         return {lane.task.name: self._standing(lane.task.name) for lane in self._told_of(names)}
 
     def drain(self) -> dict[str, Any]:
         """Take nothing more, give back what waits, and return what still runs, by task."""
         self._halting.drain()
+        self._consumer.batch_presence.refresh()
         return {lane.task.name: self._standing(lane.task.name) for lane in self._told_of(())}
 
     def reload(self, name: str, *, in_place: bool = False, wait: float = ANSWER_SOON) -> Later:

@@ -24,6 +24,7 @@ from celery_batch.worker.gate import Gate
 from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.loading import load_failed, load_models
 from celery_batch.worker.pool_words import listen_before_flush
+from celery_batch.worker.presence import Presence
 from celery_batch.worker.reconnect import reconnect_soon
 from celery_batch.worker.redis_results import stores_in_bulk, tell_clients
 from celery_batch.worker.shown import in_words
@@ -141,6 +142,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         consumer.batch_steering = Steering(consumer)
         self.gate = consumer.batch_gate = Gate(consumer)
         self.bulk = BulkPath(consumer)
+        self.presence = consumer.batch_presence = Presence(consumer)
         self.acks: AmqpAcks | None = None
         self._reads_together = False
         self._fast_paths = ""
@@ -162,6 +164,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         """Let batches leave on a connection whose messages may be read by Celery alone."""
         self.lanes.open()
         consumer.batch_steering.open()
+        self.presence.open()
 
     def _go_together(self, consumer: Any) -> None:
         is_amqp = consumer.connection.transport.driver_type == "amqp"
@@ -185,6 +188,8 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
     def stop(self, consumer: Any) -> None:
         """Give back what has not been sent to the pool."""
         restarting = consumer.blueprint.state == bootsteps.RUN
+        if not restarting:
+            self.presence.close()
         self.lanes.close(restarting=restarting)
         if restarting:
             self.bulk.close()  # at a shutdown what runs is still ours until the channel closes

@@ -88,6 +88,7 @@ def test_rules_are_enough(caller: Shop, guarded: redis.Redis):
     answers = group(caller.double.s(n) for n in range(60)).delay().get(timeout=30)
     urgent = caller.double.apply_async((1,), priority=9).get(timeout=30)
     again = caller.flaky.delay("x").get(timeout=30)
+    served = caller.double.is_served()
     with pytest.raises(ValueError, match="a bad item"):
         caller.odd.delay("bad").get(timeout=30)
     worker.stop(30)
@@ -95,6 +96,7 @@ def test_rules_are_enough(caller: Shop, guarded: redis.Redis):
 
     assert [2 * n for n in range(60)] == answers
     assert (2, "x") == (urgent, again)
+    assert served
     assert scripts > 0
     assert [] == refusals(guarded)
     assert 0 == guarded.hlen("unacked")

@@ -106,6 +106,7 @@ def steering(worker: Worker) -> Steering:
     """The orders to a worker whose queues are of no interest."""
     worker.batch_lanes = worker.lanes  # type: ignore[attr-defined]
     worker.controller = SimpleNamespace(batch_tasks=[])  # type: ignore[attr-defined]
+    worker.batch_presence = SimpleNamespace(refresh=lambda: None)  # type: ignore[attr-defined]
     return Steering(worker)
 
 

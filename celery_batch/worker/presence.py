@@ -1,0 +1,131 @@
+"""
+Says in Redis which batch tasks this worker serves, and on which queues.
+
+There is a sorted set for each task on each queue, whose members are workers and whose scores
+are the times at which they expire, by the clock of Redis.  A thread renews the entries, as a
+model on the solo pool keeps the event loop from doing it.  The worker enters when its models
+are warm; it leaves when a task is paused, when it is drained, and when it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from itertools import product
+from typing import Any
+from uuid import uuid4
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from celery_batch.depth_look import served_key
+from celery_batch.worker.redis_owner import own_pool
+
+__all__ = ["Presence"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds from one renewal to the next, and for which an entry is good.
+_RENEW_EVERY, _GOOD_FOR = 4.0, 10.0
+
+#: Seconds after which a silent Redis is an error.
+_TIMEOUT = 2.0
+
+
+class Presence:
+    """
+    The entries of one worker.
+
+    Args:
+        consumer: Celery's consumer, its lanes on it.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._member = f"{consumer.hostname} {uuid4().hex}"
+        self._client: Redis | None = None
+        self._prefix = ""
+        #: The keys of the sets that have an entry of this worker.
+        self._entered: set[str] = set()
+        self._lock = threading.Lock()
+        self._changed, self._ended = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_failing = False
+
+    def open(self) -> None:
+        """Enter, over the Redis of a new connection; other brokers count their consumers."""
+        consumer = self._consumer
+        if consumer.connection.transport.driver_type != "redis":
+            return
+        channel = consumer.task_consumer.channel
+        with self._lock:
+            self._disconnect()
+            self._prefix = channel.global_keyprefix
+            self._client = Redis(connection_pool=own_pool(channel, _TIMEOUT))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="batch-presence", daemon=True)
+            self._thread.start()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Have what has changed entered at once."""
+        self._changed.set()
+
+    def close(self) -> None:
+        """Leave, and end the thread; a Redis that does not answer is not waited for again."""
+        self._ended.set()
+        self._changed.set()
+        if self._thread is not None:
+            self._thread.join(2 * _TIMEOUT)
+            self._thread = None
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._changed.clear()
+            self._enter(self._served())
+            self._changed.wait(_RENEW_EVERY)
+        if not self._is_failing:
+            self._enter(set())
+        with self._lock:
+            self._disconnect()
+
+    def _served(self) -> set[str]:
+        """Return the keys of what this worker takes: any of its tasks, on any of its queues."""
+        consumer = self._consumer
+        queues = list(consumer.app.amqp.queues.consume_from)
+        tasks = [lane.task.name for lane in consumer.batch_lanes if lane.kept is None]
+        return {served_key(queue, task) for queue, task in product(queues, tasks)}
+
+    def _enter(self, keys: set[str]) -> None:
+        try:
+            with self._lock:
+                if self._client is not None:
+                    self._write(self._client, keys)
+        except (RedisError, OSError) as error:
+            if not self._is_failing:
+                logger.warning("Cannot tell callers that this worker serves tasks: %s", error)
+            self._is_failing = True
+        except Exception:
+            logger.exception("Cannot tell callers that this worker serves tasks")
+        else:
+            self._is_failing = False
+
+    def _write(self, client: Redis, keys: set[str]) -> None:
+        if not keys and not self._entered:
+            return
+        seconds, micros = client.time()
+        now = seconds + micros / 1e6
+        with client.pipeline(transaction=False) as pipe:
+            for key in self._entered - keys:
+                pipe.zrem(self._prefix + key, self._member)
+            for key in (self._prefix + key for key in keys):
+                pipe.zadd(key, {self._member: now + _GOOD_FOR})
+                pipe.zremrangebyscore(key, "-inf", now)
+                pipe.pexpire(key, int(_GOOD_FOR * 1000))
+            pipe.execute()
+        self._entered = keys
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.connection_pool.disconnect()

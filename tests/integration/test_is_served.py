@@ -1,0 +1,165 @@
+"""Whether a task is served, asked before it is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+
+import psutil
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_batch import BatchTask
+from celery_batch.client import served as module
+from celery_batch.client.served import ServedWatch
+from tests.services.place import eventually
+from tests.services.ports import quiet_port
+from tests.services.shop import Shop
+
+
+def same(x):
+    """Return each input."""
+    return x
+
+
+def test_a_worker_that_is_there(each_shop: Shop):
+    """From when its models are warm to its end, for the queues that it consumes alone."""
+    before = each_shop.double.is_served()
+    worker = each_shop.worker("-c", "1")
+    eventually(each_shop.double.is_served, "a worker")
+    others = [each_shop.double.is_served("nobody"), each_shop.elsewhere.is_served()]
+    worker.stop()
+    eventually(lambda: not each_shop.double.is_served(), "nobody")
+
+    assert before is False
+    assert [False, False] == others
+
+
+def test_a_model_that_loads_is_not_served(shop: Shop):
+    """A worker whose models are loading is not there yet, though it has started."""
+    pulse = shop.folder / "pulse"
+    slowly = {"CELERY_BATCH_PULSE": str(pulse), "SHOP_LOAD_SECONDS": "6"}
+    worker = shop.launch("-c", "1", "-Q", "counter", **slowly)
+    eventually(lambda: pulse.exists() and "starting" in pulse.read_text(), "a worker that starts")
+    while_loading = shop.clerk.is_served()
+    eventually(shop.clerk.is_served, "a warm model")
+
+    assert while_loading is False
+    assert 1 == len(shop.recall("load"))
+    assert worker.child.exit_code is None
+
+
+def test_a_queue_that_only_calls_name(shop: Shop):
+    """Whoever takes the messages of a queue serves any task there, routed to it or not."""
+    shop.worker("-c", "1", "-Q", "slow")
+    eventually(lambda: shop.double.is_served("slow"), "a worker of the queue")
+
+    assert not shop.double.is_served()
+
+
+@pytest.mark.parametrize("order", ["batch_pause", "batch_drain"])
+def test_an_operator_takes_a_worker_away(shop: Shop, order: str):
+    """Paused and drained workers do not serve, and come back when they are told to."""
+    worker = shop.worker("-c", "1")
+    eventually(shop.double.is_served, "a worker")
+    arguments = {"task": "shop.double"} if order == "batch_pause" else {}
+    worker.ask(order, **arguments)
+    eventually(lambda: not shop.double.is_served(), "nobody")
+    neighbour = shop.slow.is_served()
+    worker.ask("batch_resume", **arguments)
+    eventually(shop.double.is_served, "the worker again")
+
+    assert neighbour is (order == "batch_pause")
+
+
+def test_a_killed_worker_is_forgotten(shop: Shop):
+    """What a killed worker has said of itself expires, though another one goes on."""
+    first, second = shop.worker("-c", "1"), shop.worker("-c", "1")
+    eventually(lambda: 2 == members(shop), "two workers")
+    family = psutil.Process(first.child.pid).children(recursive=True)
+    for process in family:
+        process.send_signal(signal.SIGKILL)
+    eventually(lambda: 1 == members(shop), "one worker")
+
+    assert shop.double.is_served()
+    assert second.child.exit_code is None
+
+
+def members(shop: Shop) -> int:
+    """Return how many workers have entered themselves for a task."""
+    with shop.memory() as client:
+        return client.zcard("celery-batch-served.celery.shop.double")
+
+
+def test_other_apps_workers_do_not_count(shop: Shop):
+    """A worker of another app on the same broker answers pings, and serves nothing of ours."""
+    shop.worker("-c", "1")
+    eventually(shop.double.is_served, "a worker")
+    with Celery("other", broker=shop.url, set_as_current=False) as app:
+        other = app.task(base=BatchTask, name="other.task")(same)
+
+        assert app.control.ping(timeout=10.0, limit=1)
+        assert not other.is_served()
+
+
+def test_only_the_first_question_waits(shop: Shop, monkeypatch: pytest.MonkeyPatch):
+    """A thousand questions are a few looks at the broker, none of them on the caller's thread."""
+    looks: list[str] = []
+    look = ServedWatch._look_at
+
+    def counted(self: ServedWatch, queue: str, task: str) -> bool:
+        looks.append(threading.current_thread().name)
+        return look(self, queue, task)
+
+    monkeypatch.setattr(ServedWatch, "_look_at", counted)
+    answers = {shop.double.is_served() for _ in range(1000)}
+
+    assert {False} == answers
+    assert {"celery-batch-served"} == set(looks)
+    assert len(looks) < 10
+
+
+def test_from_coroutines(shop: Shop):
+    """Many coroutines at once, of which each has the answer."""
+
+    async def ask() -> list[bool]:
+        return await asyncio.gather(*(shop.double.ais_served() for _ in range(100)))
+
+    before = asyncio.run(ask())
+    shop.worker("-c", "1")
+    eventually(lambda: all(asyncio.run(ask())), "a worker")
+
+    assert [False] * 100 == before
+
+
+def test_a_broker_that_is_away_is_no_answer():
+    """Nobody is told that no worker is there because nobody could be asked."""
+    with Celery("away", broker=f"redis://127.0.0.1:{quiet_port()}/0", set_as_current=False) as app:
+        task = app.task(base=BatchTask, name="away.task")(same)
+
+        with pytest.raises(OperationalError, match=r"Whether away\.task is served is not known"):
+            task.is_served()
+        with pytest.raises(OperationalError, match=r"Whether away\.task is served is not known"):
+            asyncio.run(task.ais_served())
+
+
+def test_the_thread_ends_when_nobody_asks(shop: Shop, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is left of a question a while after it."""
+    monkeypatch.setattr(module, "_IDLE", 0.1)
+    shop.double.is_served()
+    names = lambda: {each.name for each in threading.enumerate()}  # noqa: E731
+    eventually(lambda: "celery-batch-served" not in names(), "the end of the thread")
+
+    assert shop.double.is_served() is False
+
+
+def test_where_calls_run_at_once():
+    """An eager app needs no worker."""
+    with Celery("eager", set_as_current=False) as app:
+        app.conf.task_always_eager = True
+        task = app.task(base=BatchTask, name="eager.task")(same)
+
+        assert task.is_served()
+        assert asyncio.run(task.ais_served())
