@@ -13,13 +13,14 @@ from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 
 from celery_batch.config import Settings
-from celery_batch.errors import BatchError, LoadFailed
+from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
 from celery_batch.serving import residents
 from celery_batch.worker import capacity, control, garbage, unrouted
 from celery_batch.worker.amqp_acks import AmqpAcks
 from celery_batch.worker.amqp_frames import read_together
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.composure import keep_composed
+from celery_batch.worker.copies import Copies
 from celery_batch.worker.gate import Gate
 from celery_batch.worker.lanes import Lanes
 from celery_batch.worker.loading import load_failed, load_models
@@ -42,6 +43,10 @@ logger = logging.getLogger(__name__)
 _LOOK_AFTER_DEAD = 0.25
 
 
+#: Pools of green threads, by the modules of their classes.
+_GREEN = ("gevent", "eventlet")
+
+
 class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     """
     Has the models loaded before the worker takes its first task.
@@ -59,6 +64,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         self._warm_up: WarmUp | None = None
         worker.batch_warm_up = None
         worker.batch_asked_prefetch = worker.prefetch_multiplier
+        self._copies = Copies.unasked(worker, kwargs)
         self._listens = False
         if self.tasks:
             self._hold_enough(worker)
@@ -72,7 +78,8 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         conf = worker.app.conf
         # A replacement that is slow to load is not a process that hangs.
         conf.worker_proc_alive_timeout = max(conf.worker_proc_alive_timeout, timeout)
-        self._warm_up = WarmUp(self._names, worker.max_concurrency or worker.concurrency, timeout)
+        processes = worker.max_concurrency or worker.concurrency
+        self._warm_up = WarmUp(self._names, processes, timeout, self._copies)
         worker.batch_warm_up = self._warm_up
         # Who quits while models load would wait for them: a pool stops when its processes do.
         worker.pool.on_stop = worker.pool.on_terminate
@@ -80,7 +87,10 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, worker: Any) -> None:
         """Return when every process of the pool is warm."""
         keep_composed()
+        if self._copies is not None:
+            self._copies.announce()
         try:
+            _require_threads_of_its_own(worker)
             if self._warm_up is not None:
                 self._warm_up.wait(worker.pool)
                 del worker.pool.on_stop
@@ -129,6 +139,22 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         logger.critical("This worker cannot start: %s", error, exc_info=cause)
         load_failed.send(sender=None, error=str(error))
         raise WorkerShutdown(EX_FAILURE)
+
+
+def _require_threads_of_its_own(worker: Any) -> None:
+    """
+    Refuse a pool whose tasks run on the thread of the worker's loop, and stop it while they do.
+
+    Raises:
+        ConfigurationError: The pool is gevent's or eventlet's.
+    """
+    name = worker.pool_cls.__module__.rpartition(".")[2]
+    if name in _GREEN and worker.batch_tasks:
+        tasks = ", ".join(task.name for task in worker.batch_tasks)
+        raise ConfigurationError(
+            f"the {name} pool cannot run batch tasks ({tasks}): a model would stop the worker's"
+            f" loop; leave --pool out, or start a worker for other queues with --pool={name} -Q"
+        )
 
 
 class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]

@@ -15,6 +15,7 @@ from typing import Any
 from celery.worker import state
 
 from celery_batch.errors import LoadFailed
+from celery_batch.worker.copies import Copies
 from celery_batch.worker.loading import Plan, load_failed
 
 __all__ = ["WarmUp"]
@@ -43,15 +44,19 @@ class WarmUp:
         tasks: Names of the batch tasks to serve.
         processes: How many pool processes there will be.
         timeout: Seconds the loading may take.
+        copies: Says how much memory all processes will take, when the first is warm.
     """
 
-    def __init__(self, tasks: list[str], processes: int, timeout: float) -> None:
+    def __init__(
+        self, tasks: list[str], processes: int, timeout: float, copies: Copies | None = None
+    ) -> None:
         self._folder = _short_folder()
         address = str(Path(self._folder.name) / "loading")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address)
         self._socket.settimeout(_LOOK)
         self._timeout = timeout
+        self._copies = copies
         self._warm: set[int] = set()
         self._plan = Plan(tasks, processes, address, os.getpid())
         self._plan.publish()
@@ -107,6 +112,8 @@ class WarmUp:
         if report["error"]:
             raise LoadFailed(report["error"])
         self._warm.add(report["pid"])
+        if self._copies is not None:
+            self._copies.weigh(report["pid"])
 
     def _on_report(self) -> None:
         try:

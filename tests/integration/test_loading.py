@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 
 import psutil
 import pytest
 
+from celery_batch.cli.child import wait_until
 from tests.conftest import Shop
 
 COUNTER = ("-Q", "celery,counter")
@@ -88,6 +90,54 @@ def test_failed_load_or_warm_up_is_a_failed_start(
     assert "This worker cannot start" in worker.log
     assert "ready." not in worker.log
     assert "PENDING" == waiting.state
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one core, one copy")
+def test_a_model_for_each_core_is_told_at_the_start(shop: Shop):
+    """Without --concurrency the worker says how often it loads its models, and what that takes."""
+    worker = shop.worker(*COUNTER, SHOP_CLERK_MIB="64")
+    cores = os.cpu_count()
+    (told,) = re.findall(r"--concurrency is not set.*", worker.log)
+    (weight,) = re.findall(r"takes ([\d.]+) GiB .*so (\d+) of them will take ([\d.]+)", worker.log)
+
+    assert f"each of {cores} pool processes, one for each core, loads Clerk;" in told
+    assert "--concurrency=1" in told
+    assert cores == int(weight[1])
+    assert 0.06 < float(weight[0]) < 1
+    assert float(weight[2]) == pytest.approx(cores * float(weight[0]), rel=0.1)
+
+
+def test_a_number_of_processes_that_was_chosen_is_not_told(shop: Shop):
+    """Whoever has chosen how many copies there are need not be told."""
+    worker = shop.worker(*COUNTER, "-c", "2")
+
+    assert "--concurrency" not in worker.log
+
+
+def test_green_pools_are_refused(shop: Shop):
+    """On gevent a model would stop the worker's loop: the worker ends, and names a way out."""
+    waiting = shop.double.delay(1)
+    worker = shop.launch("-P", "gevent", "-c", "10")
+
+    assert worker.child.wait(60)
+    assert 0 != worker.child.exit_code
+    assert "This worker cannot start: the gevent pool cannot run batch tasks" in worker.log
+    assert "shop.double" in worker.log
+    assert "leave --pool out" in worker.log
+    assert "PENDING" == waiting.state
+
+
+def test_a_green_worker_of_other_queues_may_know_batch_tasks(shop: Shop):
+    """A worker that consumes no queue of a batch task starts on gevent as it always did."""
+    worker = shop.launch("-P", "gevent", "-c", "10", "-Q", "mail")
+    wait_until(
+        lambda: "" if "ready." in worker.log else "not ready",
+        [worker.child],
+        what="worker",
+        timeout=60,
+    )
+
+    assert "cannot run batch tasks" not in worker.log
 
 
 def test_process_that_dies_while_loading_is_a_failed_start(shop: Shop):
