@@ -17,7 +17,7 @@ from celery_batch import ConfigurationError, RedisStreamer
 from celery_batch.cli.child import wait_until
 from celery_batch.client.inbox import inbox_of
 from celery_batch.errors import QueueFull
-from tests.services.laboratory import Lab
+from tests.services.laboratory import LONG, PROGRAMS, Lab
 from tests.services.memory import recall
 
 
@@ -108,6 +108,33 @@ def test_a_lone_request_does_not_wait_for_company(lab: Lab):
     streamer = lab.streamer(worker_timeout=15)
 
     assert ["alone"] == streamer.predict(["alone"])
+
+
+def test_clients_of_a_slow_model_share_its_batches(lab: Lab):
+    """A Celery worker makes the batches that `ThreadedStreamer` and `Streamer` make."""
+    streamer = lab.streamer("counting")
+    with lab.run("counting_file.py", cwd=PROGRAMS) as worker:
+
+        def wait_for(batches: int) -> None:
+            def why() -> str:
+                return "" if len(recall("counted")) >= batches else f"no batch {batches}"
+
+            wait_until(why, [worker], what="a batch", timeout=LONG)
+
+        first = streamer.submit([0])
+        wait_for(1)
+        crowd = [streamer.submit([each]) for each in range(15)]
+        assert [1] == first.result(LONG)
+        wait_for(2)
+        crowd.append(streamer.submit([15]))  # while the others' batch runs
+        for _ in range(3):
+            wait(crowd[:15])
+            crowd[:15] = [streamer.submit([each]) for each in range(15)]
+            wait(crowd[15:])
+            crowd[15] = streamer.submit([15])
+        wait(crowd)
+
+    assert [1, 15, 16, 16, 16] == [fact["rows"] for fact in recall("counted")][:5]
 
 
 def test_coroutines(lab: Lab):
