@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterable
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.serving.devices import VISIBLE, visible_entries, why_doubtful
+from celery_batch.serving.devices import VISIBLE, visible_entries, visible_entry, why_doubtful
 
-__all__ = ["device_names"]
+__all__ = ["device_names", "visible_gpu"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,22 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
     if doubt := why_doubtful(names):
         logger.warning("cuda_devices: %s; leave it out, or say 'cpu', to do without", doubt)
     return names
+
+
+def visible_gpu(name: str) -> str:
+    """
+    Return what ``CUDA_VISIBLE_DEVICES`` has to say to show one GPU alone.
+
+    Args:
+        name: As `device_names` returned it.
+
+    Raises:
+        ConfigurationError: There is no such GPU.
+    """
+    try:
+        return visible_entry(name)
+    except ConfigurationError as error:
+        raise ConfigurationError(str(error).replace("batch_devices", "cuda_devices")) from None
 
 
 def _names(given: list[str]) -> list[str]:

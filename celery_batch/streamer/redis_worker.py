@@ -11,7 +11,7 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import ConfigurationError
 from celery_batch.serving import devices
 from celery_batch.streamer.celery_worker import serve
-from celery_batch.streamer.gpus import device_names
+from celery_batch.streamer.gpus import device_names, visible_gpu
 from celery_batch.streamer.line import app_for, queue_of, task_of
 from celery_batch.streamer.posts import Job, keep_running
 from celery_batch.streamer.redis_address import DEFAULT, connection_settings
@@ -181,6 +181,6 @@ def _job(worker: RedisWorker, number: int, device: str | None, workers: int) -> 
         # As many math threads as cores in every process would only fight.
         env["OMP_NUM_THREADS"] = str(max(devices.usable_cores() // workers, 1))
     if device is not None and device.startswith("cuda:"):
-        env["CUDA_VISIBLE_DEVICES"] = devices.visible_entry(device)
+        env["CUDA_VISIBLE_DEVICES"] = visible_gpu(device)
         gpu_id = None  # the only one that it can see
     return Job(f"{worker.queue} worker {number}", worker.run_forever, (gpu_id,), env)

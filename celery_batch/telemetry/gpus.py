@@ -155,7 +155,7 @@ class _Machine:
         """The GPUs in CUDA's order: by their slots where all are alike, else the fastest first."""
         nvml = self._nvml
         by_slot = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-        if by_slot or len({nvml.nvmlDeviceGetName(gpu) for gpu in self._gpus}) == 1:
+        if by_slot or len({nvml.nvmlDeviceGetName(gpu) for gpu in self._gpus}) <= 1:
             return sorted(self._gpus, key=self._slot)
         try:
             return [nvml.nvmlDeviceGetHandleByPciBusId(place) for place in _ask_cuda()]

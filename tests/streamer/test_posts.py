@@ -292,6 +292,14 @@ def test_workers_are_spread_over_gpus(monkeypatch: pytest.MonkeyPatch):
     assert ["4", "4", "4"] == [job.env["OMP_NUM_THREADS"] for job in jobs]
 
 
+def test_a_gpu_that_is_not_visible_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """Numbers that are not all in the variable count what it shows; the message says so."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+
+    with pytest.raises(ConfigurationError, match=r"cuda_devices: there is no cuda:5.*shows 2 GPUs"):
+        run_redis_workers_forever(len, 8, worker_num=2, cuda_devices=(5, 0))
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
