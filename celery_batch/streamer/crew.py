@@ -115,14 +115,20 @@ class _Feeder:
         #: Set when its first process has loaded its model, or could not.
         self.has_tried = threading.Event()
         self.trouble: LoadFailed | None = None
+        #: Clear while a batch may have been taken that its process does not have yet.
+        self._has_handed_over = threading.Event()
+        self._has_handed_over.set()
         name = f"celery_batch streamer {plan.index}"
         self.thread = threading.Thread(target=self._work, name=name, daemon=True)
 
     def stop(self, grace: float) -> None:
-        """End the process; its thread ends by itself, the intake being closed."""
+        """End the process after what was taken; its thread ends by itself, the intake is closed."""
+        deadline = time.monotonic() + grace
+        if self.thread is not threading.current_thread():
+            self._has_handed_over.wait(grace)
         process = self._process
         if process is not None:
-            process.stop(grace)
+            process.stop(max(deadline - time.monotonic(), 0))
         if self.thread is not threading.current_thread():
             self.thread.join(grace)
 
@@ -168,6 +174,13 @@ class _Feeder:
 
     def _feed(self, process: WorkerProcess) -> bool:
         """Feed a process until it ends; return whether it was asked anything."""
+        self._has_handed_over.clear()
+        try:
+            return self._hand_over(process)
+        finally:
+            self._has_handed_over.set()
+
+    def _hand_over(self, process: WorkerProcess) -> bool:
         slot = self._intake.slot(_ROOM)
         process.when_ended(partial(self._intake.retire, slot))
         is_asked = False

@@ -101,9 +101,10 @@ class WorkerProcess:
         End the process.
 
         Args:
-            grace: Seconds it gets for what it is running before it is killed.
+            grace: Seconds it gets for the batches that it was sent before it is killed; with
+                none, those that it has not begun are cancelled.
         """
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=not grace)
         for made in self._made:
             if made.pid is not None and not connection.wait([made.sentinel], grace):
                 made.kill()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import psutil
 import pytest
@@ -469,3 +470,39 @@ def test_works_in_gevent(in_python):
     )
 
     assert ["[0, 1, 2, 3, 4, 5, 6, 7] 4 True"] * 2 == out.splitlines()
+
+
+class Slow:
+    """An item on whose way to a worker process the test has a hand."""
+
+    begun, may_go = threading.Event(), threading.Event()
+
+    def __reduce__(self):
+        """Pickle it as a number, when the test lets it."""
+        Slow.begun.set()
+        Slow.may_go.wait(60)
+        return (int, (7,))
+
+
+def test_a_batch_on_its_way_to_a_process_that_is_to_end_is_answered():
+    """What runs, as its future says, is finished also where its process does not have it yet."""
+    streamer = Streamer(play, 1, wait_for_worker_ready=True)
+    future = streamer.submit([Slow()])
+    assert Slow.begun.wait(60)
+    assert future.running()
+    end = threading.Thread(target=streamer.destroy_workers)
+    end.start()
+    wait_until(lambda: "" if is_closed(streamer) else "takes requests", [], what="end", timeout=60)
+    Slow.may_go.set()
+
+    assert [7] == future.result()
+    end.join()
+
+
+def is_closed(streamer):
+    """Say whether a streamer takes no more requests."""
+    try:
+        streamer.submit([1]).cancel()
+    except StreamerClosed:
+        return True
+    return False
