@@ -266,6 +266,16 @@ WRONG = [
         "problem",
         "queue celery for it, where 3 messages wait",
     ),
+    (of_workers.unrouted, worker(lane={"routed": False}), "warning", "w was sent t by the name"),
+    (
+        of_workers.unrouted,
+        replace(
+            worker(lanes={}, queues=frozenset({"slow"}), knows=frozenset({"t"})),
+            routed=frozenset({"celery"}),
+        ),
+        "warning",
+        "w consumes slow, to which no task is routed",
+    ),
     (of_workers.pools, worker(pool="celery.concurrency.gevent"), "problem", "gevent pool"),
     (of_workers.pools, worker(max_tasks_per_child=5), "warning", "after 5 batches"),
     (
@@ -373,6 +383,13 @@ QUIET = [
     (of_workers.filling, worker(waiting=100, lane={"batches": 4, "rows": 4})),
     (of_workers.filling, worker(waiting=100, lane={"batches": 50, "rows": 200})),
     (of_workers.serving, replace(GOOD, workers=None)),
+    (
+        of_workers.unrouted,
+        replace(
+            worker(lanes={}, queues=frozenset({"mail"}), knows=frozenset({"t"})),
+            routed=frozenset({"celery", "mail"}),
+        ),
+    ),
     (of_workers.health, worker(lane={"safe_size": 8})),
     (of_workers.slowness, replace(worker(lane={"model": 0.9}), tasks=task(time_limit=2).tasks)),
     (of_workers.slowness, worker(lane={"model": 0.9})),
