@@ -19,7 +19,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from celery_batch.depth_look import served_key
-from celery_batch.worker.redis_owner import own_pool
+from celery_batch.worker.redis_owner import awake_seconds, own_pool
 
 __all__ = ["Presence"]
 
@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds from one renewal to the next, and for which an entry is good.
 _RENEW_EVERY, _GOOD_FOR = 4.0, 10.0
+
+#: Seconds between two looks at what has changed in this worker, which ask nobody.
+_LOOK_EVERY = 1.0
 
 #: Seconds after which a silent Redis is an error.
 _TIMEOUT = 2.0
@@ -48,6 +51,9 @@ class Presence:
         #: The keys of the sets that have an entry of this worker.
         self._entered: set[str] = set()
         self._lock = threading.Lock()
+        self._renewed_at = float("-inf")
+        #: By how many seconds the clock of Redis is ahead of ours, which began with the machine.
+        self._ahead: float | None = None
         self._changed, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._is_failing = False
@@ -62,6 +68,7 @@ class Presence:
             self._disconnect()
             self._prefix = channel.global_keyprefix
             self._client = Redis(connection_pool=own_pool(channel, _TIMEOUT))
+            self._renewed_at, self._ahead = float("-inf"), None
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="batch-presence", daemon=True)
             self._thread.start()
@@ -82,8 +89,10 @@ class Presence:
     def _run(self) -> None:
         while not self._ended.is_set():
             self._changed.clear()
-            self._enter(self._served())
-            self._changed.wait(_RENEW_EVERY)
+            served = self._served()
+            if served != self._entered or awake_seconds() - self._renewed_at >= _RENEW_EVERY:
+                self._enter(served)
+            self._changed.wait(_LOOK_EVERY)
         if not self._is_failing:
             self._enter(set())
         with self._lock:
@@ -113,19 +122,27 @@ class Presence:
     def _write(self, client: Redis, keys: set[str]) -> None:
         if not keys and not self._entered:
             return
-        seconds, micros = client.time()
-        now = seconds + micros / 1e6
+        if self._ahead is None:
+            self._ahead = _seconds(client.time()) - awake_seconds()
+        now = awake_seconds() + self._ahead
         with client.pipeline(transaction=False) as pipe:
+            pipe.time()
             for key in self._entered - keys:
                 pipe.zrem(self._prefix + key, self._member)
             for key in (self._prefix + key for key in keys):
                 pipe.zadd(key, {self._member: now + _GOOD_FOR})
                 pipe.zremrangebyscore(key, "-inf", now)
                 pipe.pexpire(key, int(_GOOD_FOR * 1000))
-            pipe.execute()
+            told, *_ = pipe.execute()
+        self._renewed_at = awake_seconds()
+        self._ahead = _seconds(told) - self._renewed_at
         self._entered = keys
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.connection_pool.disconnect()
+
+
+def _seconds(told: tuple[int, int]) -> float:
+    return told[0] + told[1] / 1e6

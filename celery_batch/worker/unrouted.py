@@ -84,6 +84,7 @@ def line_up(consumer: Any, lane: Lane, request: Any) -> None:
 def _take_on(consumer: Any, task: Any) -> None:
     worker = consumer.controller
     worker.batch_tasks.append(task)
+    capacity.warn_about_caps(worker, capacity.held_per_process(worker.batch_tasks))
     before, now = capacity.hold_enough(consumer)
     if now > before and consumer.connection.transport.driver_type == "amqp":
         consumer.call_soon(_consume_anew, consumer)

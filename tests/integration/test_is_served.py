@@ -18,6 +18,8 @@ from tests.services.place import eventually
 from tests.services.ports import quiet_port
 from tests.services.shop import Shop
 
+KEY = "celery-batch-served.celery.shop.double"
+
 
 def same(x):
     """Return each input."""
@@ -87,10 +89,10 @@ def test_a_killed_worker_is_forgotten(shop: Shop):
     assert second.child.exit_code is None
 
 
-def members(shop: Shop) -> int:
+def members(shop: Shop, prefix: str = "") -> int:
     """Return how many workers have entered themselves for a task."""
     with shop.memory() as client:
-        return client.zcard("celery-batch-served.celery.shop.double")
+        return client.zcard(prefix + KEY)
 
 
 def test_other_apps_workers_do_not_count(shop: Shop):
@@ -163,3 +165,28 @@ def test_where_calls_run_at_once():
 
         assert task.is_served()
         assert asyncio.run(task.ais_served())
+
+
+def test_apps_with_a_prefix_see_their_own(shop: Shop):
+    """The entries of an app with a key prefix are under that prefix."""
+    options = {"broker_transport_options": {"global_keyprefix": "mine:"}}
+    shop.launch("-c", "1", conf=options)  # whose answer to a ping would go to others
+    eventually(lambda: 1 == members(shop, "mine:"), "an entry")
+    without = shop.double.is_served()
+    with Celery("mine", broker=shop.url, set_as_current=False) as app:
+        app.conf.update(options)
+        task = app.task(base=BatchTask, name="shop.double")(same)
+
+        assert task.is_served()
+    assert not without
+
+
+def test_the_dead_are_forgotten_by_the_living(shop: Shop):
+    """An entry whose time is over is removed when another worker renews its own."""
+    with shop.memory() as client:
+        client.zadd(KEY, {"long gone": 1.0})
+        worker = shop.worker("-c", "1")
+        eventually(lambda: b"long gone" not in client.zrange(KEY, 0, -1), "its end")
+        (entry,) = client.zrange(KEY, 0, -1)
+
+    assert entry.startswith(worker.name.encode())
