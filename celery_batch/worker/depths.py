@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from celery_batch.depth_look import Look, can_look, open_look
+from celery_batch.forks import held_off
 
 __all__ = ["Depths"]
 
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 #: Seconds for which a look is good, and for which a broker that did not answer is left alone.
 _FRESH, _PAUSE = 1.0, 5.0
 
-#: Seconds that whoever asks waits for an answer; kombu tries to connect for as long as it takes.
+#: Seconds that whoever asks waits for an answer.
 _PATIENCE = 2.0
 
 
@@ -66,7 +67,8 @@ class Depths:
             if not can_look(self._app):
                 self._queues = []
                 return {}
-            self._look = open_look(self._app)
+            with held_off():
+                self._look = open_look(self._app)
         return {queue: self._look.count(queue) for queue in self._queues}
 
     def close(self) -> None:

@@ -111,6 +111,9 @@ class _Exporter:
                 f"metrics on {address}: prometheus_client is not installed;"
                 ' pip install "celery-batch[metrics]"'
             ) from None
+        # Now and not when somebody scrapes: a process that is forked while a thread imports
+        # something could never import it.
+        self._families: Any = import_module("celery_batch.telemetry.families")
         self._worker = worker
         self._address = address
         self._depths = depths
@@ -146,7 +149,7 @@ class _Exporter:
 
     def collect(self) -> Iterator[Any]:
         """Write down all numbers; called on the thread of whoever scrapes."""
-        families = import_module("celery_batch.telemetry.families")
+        families = self._families
         around = families.Surroundings(**_around(self._worker), depths=self._depths.look())
         counted = self._worker.consumer.batch_lanes.watch.ask(Meter.so_far)
         yield from families.families(counted, around)

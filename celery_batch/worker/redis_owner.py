@@ -15,6 +15,8 @@ from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_batch.forks import held_off
+
 __all__ = ["Keys", "awake_seconds", "describe_self", "is_dead", "machine", "own_pool"]
 
 _PROC = Path("/proc")
@@ -173,4 +175,13 @@ def own_pool(channel: Any, timeout: float) -> ConnectionPool:
         options["socket_connect_timeout"] = timeout
     options.pop("retry_on_timeout", None)
     options["retry"] = Retry(NoBackoff(), 0)  # who asks us asks again
-    return ConnectionPool(connection_class=like.connection_class, **options)
+    kind = type("OwnConnection", (_HoldsForksOff, like.connection_class), {})
+    return ConnectionPool(connection_class=kind, **options)
+
+
+class _HoldsForksOff:
+    """A connection that may be made on a thread, beside which no pool process is forked then."""
+
+    def _connect(self) -> Any:
+        with held_off():
+            return super()._connect()  # type: ignore[misc]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,12 +20,16 @@ from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import RedisServer
 from celery_batch.errors import ConfigurationError
 from tests.services.ports import quiet_port
+from tests.services.prometheus import scrape
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import Shop, Worker, open_shop
 from tests.services.tls import Papers, TlsRedis, find_tls_redis, make_papers
 
 #: Seconds in which a worker that is not let in has to say so, and in which it stops.
 SOON = 30.0
+
+#: How often a pool process dies and is replaced.
+DEATHS = 5
 
 
 def need(find: Callable[[], str]) -> None:
@@ -102,6 +110,43 @@ def test_redis_with_tls_and_password_is_read_in_bulk(tls_shop: Shop, tls_redis: 
     assert scripts > 0
     assert (0, 0) == left
     assert tls_redis.password not in worker.log
+
+
+@contextmanager
+def scraped(worker: Worker) -> Iterator[list[int]]:
+    """Have a worker's numbers read all the while, on a thread; yield how many there were."""
+    found = re.search(r"Metrics for Prometheus on (\S+)", worker.log)
+    assert found
+    is_over, counts = threading.Event(), [0]
+
+    def read() -> None:
+        while not is_over.is_set():
+            counts.append(len(scrape(found[1])))
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield counts
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_processes_are_replaced_beside_threads_that_talk(tls_shop: Shop):
+    """A pool process that is forked beside the lease's TLS and busy scrapes answers as any."""
+    worker = tls_shop.worker("-Q", "celery,counter", "-c", "1", CELERY_BATCH_METRICS="127.0.0.1:0")
+    answered = []
+    with scraped(worker) as counts:
+        for number in range(DEATHS + 1):
+            answer, pid = tls_shop.clerk.delay(number).get(timeout=60)
+            answered.append((answer, pid))
+            if number < DEATHS:
+                os.kill(pid, signal.SIGKILL)
+
+    assert list(range(DEATHS + 1)) == [answer for answer, _ in answered]
+    assert DEATHS + 1 == len({pid for _, pid in answered})
+    assert len(counts) > DEATHS
+    assert "forked while a thread connects" not in worker.log
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""
+Keeps this process from forking while one of its threads connects to a server.
+
+A fork copies the locks that other threads hold at that moment, and none of those threads:
+nobody in the child would ever free them.  OpenSSL and the resolver have such locks, which a
+thread holds while it connects.  A pool process that is started beside it, in place of one
+that has died, would hang in the first connection of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["held_off"]
+
+logger = logging.getLogger(__name__)
+
+#: Most seconds for which a fork waits: a worker's loop stands still meanwhile, and a server
+#: that does not answer may keep a thread for longer.
+_PATIENCE = 1.0
+
+
+class _Gate:
+    """How many threads connect, and whether a fork waits for them."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.connecting = 0
+        self.is_forking = False
+
+
+_gate = _Gate()
+
+
+@contextmanager
+def held_off() -> Iterator[None]:
+    """Connect in this context, on a thread that is not the main one: a fork waits until then."""
+    gate = _gate
+    with gate.changed:
+        gate.changed.wait_for(lambda: not gate.is_forking)
+        gate.connecting += 1
+    try:
+        yield
+    finally:
+        with gate.changed:
+            gate.connecting -= 1
+            gate.changed.notify_all()
+
+
+def _before() -> None:
+    gate = _gate
+    with gate.changed:
+        gate.is_forking = True
+        if not gate.changed.wait_for(lambda: not gate.connecting, _PATIENCE):
+            logger.warning("A process is forked while a thread connects, and may hang for that")
+
+
+def _after_in_parent() -> None:
+    gate = _gate
+    with gate.changed:
+        gate.is_forking = False
+        gate.changed.notify_all()
+
+
+def _after_in_child() -> None:
+    global _gate  # noqa: PLW0603 (its lock may be held by a thread that is not here)
+    _gate = _Gate()
+
+
+os.register_at_fork(
+    before=_before, after_in_parent=_after_in_parent, after_in_child=_after_in_child
+)
