@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from celery_batch.depth_look import Look, can_look, open_look
-from celery_batch.forks import held_off
+from celery_batch.fork_guard import held_off
 
 __all__ = ["Depths"]
 

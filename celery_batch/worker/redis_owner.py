@@ -15,7 +15,7 @@ from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_batch.forks import held_off
+from celery_batch.fork_guard import held_off
 
 __all__ = ["Keys", "awake_seconds", "describe_self", "is_dead", "machine", "own_pool"]
 

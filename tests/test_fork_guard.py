@@ -11,16 +11,16 @@ from types import SimpleNamespace
 import pytest
 import redis
 
-from celery_batch import forks
+from celery_batch import fork_guard
 from celery_batch.cli.child import wait_until
-from celery_batch.forks import held_off
+from celery_batch.fork_guard import held_off
 from celery_batch.worker.redis_owner import own_pool
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine is no server that does not answer."""
-    monkeypatch.setattr(forks, "_PATIENCE", 60.0)
+    monkeypatch.setattr(fork_guard, "_PATIENCE", 60.0)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_fork_waits_for_who_connects(
 
     with held_off():
         on_a_thread(lambda: forked(order))
-        until(lambda: forks._gate.is_forking)
+        until(lambda: fork_guard._gate.is_forking)
         second = on_a_thread(connect)
         order.append("first")
     second.join()
@@ -83,7 +83,7 @@ def test_a_fork_does_not_wait_for_ever(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A server that does not answer keeps no worker's loop, and the child is free all the same."""
-    monkeypatch.setattr(forks, "_PATIENCE", 0.0)
+    monkeypatch.setattr(fork_guard, "_PATIENCE", 0.0)
     with held_off():
         on_a_thread(lambda: forked(order)).join()
 
@@ -116,7 +116,7 @@ def test_a_workers_own_connections_hold_forks_off(
     on_a_thread(connect)
     begun.wait(60)
     on_a_thread(lambda: forked(order))
-    until(lambda: forks._gate.is_forking)
+    until(lambda: fork_guard._gate.is_forking)
     may_end.set()
     until(lambda: "child 7" in order)
 
