@@ -224,6 +224,36 @@ def test_fork_while_the_app_is_configured(run: Callable[[str], str]):
     assert "0" == printed
 
 
+@pytest.mark.parametrize("name", ["_transport_options", "retry_policy", "client"])
+def test_fork_while_another_thread_uses_a_backend(run: Callable[[str], str], name: str):
+    """A fork asks, stores and waits, though a thread that it does not have was just storing."""
+    printed = run(
+        f"""
+        from celery.backends.redis import RedisBackend
+        begun, stop = threading.Event(), threading.Event()
+        def use():
+            with vars(RedisBackend)["{name}"].lock:  # kombu has one for all backends
+                begun.set()
+                stop.wait(40)
+        ask(1)
+        threading.Thread(target=use, daemon=True).start()
+        begun.wait(20)
+        pid = os.fork()
+        if not pid:
+            import signal
+            signal.alarm(20)  # rather than hang
+            (mine,) = ask(1)
+            answer(mine, "mine")
+            os._exit(0 if mine.get(timeout=20) == "mine" else 1)
+        status = os.waitpid(pid, 0)[1]
+        stop.set()
+        print("status", status)
+        """
+    )
+
+    assert "status 0" == printed.splitlines()[-1]
+
+
 def test_waiting_in_gevent(run: Callable[..., str]):
     """In a process patched by gevent, greenlets wait without keeping others from running."""
     pytest.importorskip("gevent")
