@@ -9,13 +9,20 @@ stands, as in Celery; and so does what was revoked while its batch was running.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from celery import states
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, ResponseError
+from redis.exceptions import (
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    ResponseError,
+)
 
 from celery_batch.replies import (
     LARGEST_PAYLOAD,
@@ -36,6 +43,9 @@ _STANDING = (states.SUCCESS, states.REVOKED)
 
 #: Results and bytes of one script, or of one larger result: Redis does nothing else meanwhile.
 _MOST_RESULTS, _MOST_BYTES = 512, LARGEST_PAYLOAD
+
+#: Seconds until a Redis that forbade scripts is tried again: its rules may be mended.
+_TRY_AGAIN = 60.0
 
 #: What to do with a result: look at what is stored first, write it, or keep what is stored.
 _LOOK, _WRITE, _KEEP = "l", "w", "k"
@@ -84,8 +94,13 @@ class RedisStore:
         backend: A Redis or Sentinel backend.
     """
 
-    #: Why this process does without scripts; one Redis for all of its backends.
+    #: Why this backend does without scripts for now.
     no_scripts: str | None = None
+
+    #: When scripts are tried again, on the monotonic clock.
+    _tries_again_at = math.inf
+
+    _has_failed = False
 
     _has_warned = False
 
@@ -122,7 +137,7 @@ class RedisStore:
             self._publish({entry.address: [(name, stored, entry.wait)]})
 
     def _write_piece(self, piece: list[Entry]) -> None:
-        if RedisStore.no_scripts is not None:
+        if self.no_scripts is not None and time.monotonic() < self._tries_again_at:
             self._write_without_script(piece)
             return
         try:
@@ -130,8 +145,21 @@ class RedisStore:
         except ResponseError as error:
             _raise_passing(error)
             self._write_without_script(piece)
-            RedisStore.no_scripts = str(error)
-            logger.warning("Redis runs no script for us (%s): results take two steps", error)
+            self._note_failure(error)
+        else:
+            self.no_scripts, self._has_failed = None, False
+
+    def _note_failure(self, error: ResponseError) -> None:
+        """Do without scripts for a while where they are forbidden, else for this time only."""
+        level = logging.DEBUG if self._has_failed else logging.WARNING
+        self._has_failed = True
+        if _forbids_scripts(error):
+            self.no_scripts = str(error)
+            self._tries_again_at = time.monotonic() + _TRY_AGAIN
+            text = "Redis runs no script for us (%s): results take two steps"
+        else:
+            text = "A script has failed (%s): its results took two steps"
+        logger.log(level, text, error)
 
     def _run_script(self, piece: list[Entry]) -> None:
         unsure = self._call(piece, repeat(_LOOK))
@@ -224,6 +252,11 @@ def _pieces(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
         size += len(entry.value)
     if piece:
         yield piece
+
+
+def _forbids_scripts(error: ResponseError) -> bool:
+    """Say whether Redis runs no scripts at all: a user may not, or there is no such command."""
+    return isinstance(error, NoPermissionError) or "unknown command" in str(error).lower()
 
 
 def _raise_passing(error: ResponseError) -> None:

@@ -377,6 +377,64 @@ def test_without_scripts_the_same_is_stored_and_told(
     assert all(dict(each)["old"] == client.get("celery-task-meta-old") for each in told)
 
 
+def scripts_run(client: redis.Redis) -> int:
+    """Return how many scripts this Redis has run since its statistics were reset."""
+    return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+
+def test_forbidden_scripts_of_one_backend_are_run_for_another(
+    make_app: Callable[..., Celery], client: redis.Redis, without_scripts: str
+):
+    """What one user of a Redis may not do is no reason for the others to go without."""
+    poor, rich = make_app(), make_app()
+    poor.conf.result_backend = without_scripts
+    store(poor, ("one", states.SUCCESS, 1))
+    client.config_resetstat()
+    store(rich, ("two", states.SUCCESS, 2))
+
+    assert 1 == scripts_run(client)
+    assert [1, 2] == [rich.AsyncResult(name).result for name in ("one", "two")]
+
+
+def test_scripts_are_tried_again_when_the_rules_are_mended(
+    make_app: Callable[..., Celery],
+    client: redis.Redis,
+    without_scripts: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Nobody has to restart the worker for it."""
+    monkeypatch.setattr("celery_batch.worker.redis_store._TRY_AGAIN", 0.0, raising=False)
+    app = make_app()
+    app.conf.result_backend = without_scripts
+    store(app, ("one", states.SUCCESS, 1))
+    client.execute_command("ACL", "SETUSER", "plain", "+@scripting")
+    store(app, ("two", states.SUCCESS, 2))
+    client.config_resetstat()
+    store(app, ("three", states.SUCCESS, 3))
+
+    assert 1 == scripts_run(client)
+
+
+def test_script_that_fails_once_is_run_the_next_time(
+    make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+):
+    """Say somebody has killed it: its results are stored in steps, and later ones at once."""
+    app = make_app()
+    run = RedisStore._run_script
+
+    def killed(_store: RedisStore, _piece: Any) -> None:
+        raise redis.ResponseError("ERR Error running script: Script killed by user")
+
+    monkeypatch.setattr(RedisStore, "_run_script", killed)
+    store(app, ("one", states.SUCCESS, 1))
+    monkeypatch.setattr(RedisStore, "_run_script", run)
+    client.config_resetstat()
+    store(app, ("two", states.SUCCESS, 2))
+
+    assert 1 == scripts_run(client)
+    assert [1, 2] == [app.AsyncResult(name).result for name in ("one", "two")]
+
+
 def test_client_that_may_not_be_told_keeps_nobody_from_being_stored(
     make_app: Callable[..., Celery],
     client: redis.Redis,
@@ -410,7 +468,7 @@ def test_full_memory_is_reported_as_such(make_app: Callable[..., Celery], client
         client.config_set("maxmemory", "0")
 
     assert recorder is not None
-    assert RedisStore.no_scripts is None
+    assert recorder._store.no_scripts is None
 
 
 def test_what_is_too_large_is_the_item_s_error(
