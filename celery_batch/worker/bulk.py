@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
+from celery import bootsteps
 from celery.utils.functional import noop
+from celery.worker.state import maybe_shutdown
 from redis.exceptions import NoPermissionError
 
 from celery_batch.config import Settings
@@ -46,6 +49,7 @@ class BulkPath:
         self._fetch: BulkFetch | None = None
         self._lease: Lease | None = None
         self._last_owner: str | None = None
+        self._has_left = False
         self._connect = consumer.connection_for_read
         consumer.connection_for_read = self._connect_without_sweep
 
@@ -131,5 +135,14 @@ class BulkPath:
 
         seconds = Settings.of(consumer.app).lease
         lease = self._lease = Lease(channel, consumer.hostname, seconds, in_doubt)
+        lease.on_futile_stop = consumer.batch_lanes.end_running
+        lease.before_refusal = self._leave_retries
         lease.open()
         return lease
+
+    def _leave_retries(self) -> None:
+        """Shut down at once, unless that has begun: Celery tries some commands again for ever."""
+        on_main = threading.current_thread() is threading.main_thread()
+        if on_main and self._consumer.blueprint.state == bootsteps.RUN and not self._has_left:
+            self._has_left = True
+            maybe_shutdown()

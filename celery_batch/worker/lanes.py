@@ -127,6 +127,11 @@ class Lanes:
             self._arrivals.line_up(lane, request, alone=alone)
         self.pump()
 
+    def end_running(self) -> None:
+        """End the processes of batches that cannot be acknowledged any more, as others run them."""
+        jobs = [job for job in list(self._jobs) if job.accepted and job.task.acks_late]
+        self._slots.kill({job.pid for job in jobs if job.pid is not None})
+
     def hand_back(self, requests: list[Any]) -> None:
         """Give requests in no line back to the broker, over a connection that lives."""
         self._returns.never_ran(requests)

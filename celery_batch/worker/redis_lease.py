@@ -14,9 +14,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from celery.utils.functional import noop
+from celery.worker import state
 from kombu.utils.encoding import bytes_to_str
 from redis import Redis
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_batch.worker.redis_owner import (
     Keys,
@@ -27,6 +30,7 @@ from celery_batch.worker.redis_owner import (
 )
 from celery_batch.worker.redis_restore import Restorer
 from celery_batch.worker.redis_scripts import RENEW, RETIRE
+from celery_batch.worker.redis_silence import answers_again, break_off, keep_track
 from celery_batch.worker.redis_sweeper import Sweeper
 
 __all__ = ["Lease"]
@@ -62,6 +66,11 @@ class Lease:
         self.milliseconds = max(int(seconds * 1000), 1)
         self.client = Redis(connection_pool=own_pool(channel, max(seconds / 3, 1.0)))
         self.restorer = Restorer(channel, self.client, self.keys)
+        #: Called when a worker that shuts down would connect to a Redis that is silent.
+        self.before_refusal: Callable[[], object] = noop
+        #: Called, perhaps again and again, when a worker that shuts down has lost its lease to
+        #: the silence of Redis: what runs cannot be acknowledged any more.
+        self.on_futile_stop: Callable[[], object] = noop
         #: Whether others may have taken what we hold, and nobody has looked yet.
         self.in_doubt = False
         self._seconds = seconds
@@ -79,6 +88,7 @@ class Lease:
 
     def open(self) -> None:
         """Take the lease before the first message; errors of the connection are the caller's."""
+        keep_track()
         self._say()
         self._renewed_at = awake_seconds()
         self._thread.start()
@@ -185,6 +195,7 @@ class Lease:
 
     def _note_outage(self, error: Exception) -> None:
         self._sweeper.distrust_absence()
+        self._stop_without_redis(error)
         if self._is_out or self._stopped.is_set():
             return
         self._is_out = True
@@ -196,7 +207,17 @@ class Lease:
             exc_info=None if known else error,
         )
 
+    def _stop_without_redis(self, error: Exception) -> None:
+        """Keep a Redis that is silent from holding up a worker that shuts down."""
+        is_stopping = state.should_stop is not None or state.should_terminate is not None
+        if not is_stopping or not isinstance(error, RedisTimeoutError):
+            return
+        break_off(self.client, self.before_refusal)
+        if self.is_late:
+            self.on_futile_stop()
+
     def _note_return(self) -> None:
         if self._is_out:
             self._is_out = False
+            answers_again()
             logger.warning("The lease on messages is renewed again")

@@ -96,3 +96,14 @@ class Slots:
             logger.error("Process %d can use its device no more and is replaced: %s", pid, why)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # its exit handlers would want the device
+
+    def kill(self, pids: set[int]) -> None:
+        """
+        End processes of the pool at once.
+
+        Args:
+            pids: Which; this worker's own main process is left alone.
+        """
+        for pid in (pids & self.pids) - {os.getpid()}:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
