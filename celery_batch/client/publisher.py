@@ -233,11 +233,10 @@ def _log_fast_paths(app: Any) -> None:
     if not logger.isEnabledFor(logging.INFO) or app.conf.task_always_eager:
         return
     try:
-        singly = why_singly(app)
-    except Exception as error:  # noqa: BLE001 (the call itself meets it, and says so)
-        singly = str(error)
-    is_told = ResultStore.knows(app.backend) and app.conf.get("batch_bulk", True)
-    kind = type(app.backend).__name__
+        singly, kind = why_singly(app), type(app.backend).__name__
+        is_told = ResultStore.knows(app.backend) and app.conf.get("batch_bulk", True)
+    except Exception:  # noqa: BLE001 (the call itself meets it, and says so)
+        return
     logger.info(
         "Fast paths of %s here: publishing %s, results %s",
         app.main,

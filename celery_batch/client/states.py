@@ -18,6 +18,7 @@ from celery_batch.client.listener import is_listening, listener_for
 from celery_batch.client.loops import Doorbell
 from celery_batch.client.patience import PIECE
 from celery_batch.client.poller import SELDOM, SOON
+from celery_batch.client.store import PATIENCE
 
 __all__ = ["States"]
 
@@ -60,7 +61,7 @@ class States:
         end, pause = self._begin(), SOON
         result = self._result
         while not self._is_over:
-            listener = None if result.is_elsewhere else listener_for(result.app)
+            listener = None if result.is_elsewhere else listener_for(result.app, _until(end))
             state = self._look() if listener is None else self._news()
             if state is not None:
                 return state
@@ -181,3 +182,8 @@ class States:
                 await asyncio.wait((future,), timeout=None if seconds == float("inf") else seconds)
             finally:
                 reply.inbox.leave_soon(reply, watcher)
+
+
+def _until(end: float | None) -> float:
+    """Return how long a listener may be waited for, by somebody who waits until then."""
+    return PATIENCE if end is None else min(max(end - time.monotonic(), 0.0), PATIENCE)

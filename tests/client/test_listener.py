@@ -198,6 +198,23 @@ def test_no_listener_is_waited_for_longer_than_somebody_has(
     assert {store.PATIENCE} == set(asked) if left is None else max(asked) <= left
 
 
+def test_no_listener_is_waited_for_longer_than_a_step_may_take(
+    teller: Teller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step through a task's states ends in time, though no listener is there yet."""
+    asked: list[float] = []
+    result = teller.ask()
+    monkeypatch.setattr(
+        "celery_batch.client.listener.Listener.wait",
+        lambda _, timeout: bool(asked.append(timeout)),
+    )
+    with pytest.raises(CeleryTimeoutError):
+        next(result.states(timeout=0.1))
+
+    assert asked
+    assert max(asked) <= 0.1
+
+
 def test_no_listener_while_redis_is_away(tmp_path: Path):
     """A Redis that does not answer costs a moment, and is heard when it is back."""
     server = RedisServer(tmp_path / "redis")
