@@ -11,9 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kombu.message import Message
+from kombu.transport.virtual import Base64
 from kombu.utils import json
 
-from celery_batch.decoding import decode_json, payload_of
+from celery_batch.decoding import (
+    OnceDecoded,
+    Undecoded,
+    decode_envelope,
+    decode_json,
+    decoded_anew,
+    leave_undecoded,
+    payload_of,
+)
 
 TYPED = [
     datetime(2026, 1, 2, 3, 4, 5),  # noqa: DTZ001 (as a task's argument may be)
@@ -80,3 +89,85 @@ def outcome(decode: Any) -> tuple[str, str]:
         return "is", repr(decode())
     except Exception as error:  # noqa: BLE001 (whichever it is)
         return type(error).__name__, str(error)
+
+
+LARGE = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"body": LARGE, "headers": {"id": "a"}, "properties": {"priority": 0}}),
+        json.dumps({"body": LARGE}),
+        json.dumps({"headers": {}, "body": LARGE}),
+        json.dumps({"body": f'{LARGE}"\\', "headers": {}}),
+        json.dumps({"body": "ü" + LARGE}),
+        json.dumps([LARGE]),
+        '{"body": "' + LARGE,
+        '{"body": "' + LARGE + '"',
+        '{"body": "' + LARGE + '", "headers": {"id": }}',
+        '{"body": "' + LARGE + '"} and more',
+        '{"body": "short"}',
+    ],
+)
+def test_envelopes_are_kombu_s(text: str):
+    """A message with a large body is what kombu makes of it, or an error where it has one."""
+    for raw in (text, text.encode()):
+        assert (
+            outcome(lambda: json.loads(text))[:2]
+            == outcome(lambda raw=raw: decode_envelope(raw))[:2]
+        )
+
+
+def large(body: Any, **fields: Any) -> Message:
+    """Return a message with this body."""
+    usual = {"content_type": "application/json", "accept": {"application/json"}}
+    return Message(body, content_encoding="utf-8", **{**usual, **fields})
+
+
+@pytest.mark.parametrize("kind", [str, str.encode])
+def test_a_large_body_may_stay_undecoded(kind: Any):
+    """Something stands for its payload then, and what is in it can be had all the same."""
+    message = large(kind(json.dumps([[LARGE], {"y": 1}, None])))
+
+    assert leave_undecoded(message)
+    assert Undecoded is type(message.payload)
+    assert ([LARGE], {"y": 1}, {}) == decoded_anew(message)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        large(json.dumps([[1], {}, None])),
+        large(json.dumps({"args": [LARGE], "kwargs": {}})),
+        large(json.dumps([[LARGE], {}, None]), content_type="application/x-yaml"),
+        large(json.dumps([[LARGE], {}, None]), accept={"application/x-yaml"}),
+        large(None),
+    ],
+    ids=["small", "older protocol", "no JSON", "not accepted", "no body"],
+)
+def test_other_bodies_are_decoded_where_they_come(message: Message):
+    """What is small, or no JSON of the current protocol, is left to kombu."""
+    assert not leave_undecoded(message)
+
+
+@pytest.mark.parametrize(
+    "body", ["[" * 100_000, "[1, 2" + " " * 100_000 + "]", f'["{LARGE}", {{}}, []]']
+)
+def test_nothing_is_in_a_body_that_cannot_be_decoded(body: str):
+    """Who asks for its parts on the way to an error gets none."""
+    assert ([], {}, {}) == decoded_anew(large(body))
+
+
+def test_a_large_body_is_unpacked_once(monkeypatch: pytest.MonkeyPatch):
+    """Two who ask for the same in a row get the same, and nothing is kept for a third."""
+    codec, unpacked = Base64(), []
+    own = codec.decode
+    monkeypatch.setattr(codec, "decode", lambda text: unpacked.append(text) or own(text))
+    once = OnceDecoded(codec)
+    text = once.encode(LARGE.encode())
+
+    assert LARGE.encode() == once.decode(text) == once.decode(text)
+    assert [text] == unpacked
+    assert LARGE.encode() == once.decode(text)
+    assert 2 == len(unpacked)

@@ -77,7 +77,7 @@ class Admission:
         Take a message that asks for nothing rare.
 
         Args:
-            message: Checked and decoded, and of Celery's current protocol.
+            message: Checked, decoded unless its body is large, and of Celery's current protocol.
 
         Returns:
             Whether it has been taken; if not, nothing has been done.
@@ -102,7 +102,7 @@ class Admission:
         consumer = self._consumer
         return bool(
             message.headers.get("eta") is not None
-            or type(message.payload) is not list
+            or not isinstance(message.payload, list)
             or signals.task_received.receivers
             or wants_events(self._eventer, self._task)
             or (not consumer.disable_rate_limits and consumer.task_buckets[self._task.name])

@@ -10,7 +10,7 @@ from billiard.einfo import ExceptionInfo
 
 from celery_batch.telemetry.report import NO_WORK, Work
 
-__all__ = ["BatchEnd", "Fate", "Settled", "error_info"]
+__all__ = ["BatchEnd", "Fate", "Refused", "Settled", "error_info"]
 
 #: What Celery's request handler expects of a finished task: failed, result or error, runtime.
 Settled = tuple[int, Any, float]
@@ -25,21 +25,33 @@ class Fate(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """
+    A message whose body is not what it has to be, as its pool process was the first to see.
+
+    Args:
+        reason: What is wrong with it.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class BatchEnd:
     """
     What a pool process says of a batch.
 
     Args:
         settled: For each request what Celery's tracer made of it, in order; the error of
-            one whose failure is still to be stored; None for one that has no answer and
-            is to run again.
+            one whose failure is still to be stored; `Refused` for one that is none; None for
+            one that has no answer and is to run again.
         work: What it was to the model.
         safe_size: Most items that fit into memory; None if nothing ran out of it.
         broken: Why this process is of no more use, if it is.
         fate: What kept those that have no answer from it.
     """
 
-    settled: list[Settled | ExceptionInfo | None]
+    settled: list[Settled | ExceptionInfo | Refused | None]
     work: Work = NO_WORK
     safe_size: int | None = None
     broken: str | None = None

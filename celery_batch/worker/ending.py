@@ -23,7 +23,7 @@ from celery.worker import state
 from celery_batch.batching.recovery import Verdict, after_loss
 from celery_batch.config import rescue_of
 from celery_batch.errors import PoisonItem
-from celery_batch.worker.batch_end import BatchEnd, Fate, error_info
+from celery_batch.worker.batch_end import BatchEnd, Fate, Refused, error_info
 from celery_batch.worker.news import News
 from celery_batch.worker.routine import is_routine
 
@@ -43,6 +43,7 @@ class Ending:
     Args:
         news: What is left to tell its requests.
         done: Requests whose success is told as a matter of routine.
+        refused: Requests of messages that are none, with what is wrong with them.
         alone: Requests to run again, each by itself.
         again: Requests to run again like any other: the batch never began.
         poison: Requests that take processes down, with the error that their news tells.
@@ -53,6 +54,7 @@ class Ending:
     again: list[Any] = field(default_factory=list)
     poison: list[tuple[Any, PoisonItem]] = field(default_factory=list)
     done: list[Any] = field(default_factory=list)
+    refused: list[tuple[Any, str]] = field(default_factory=list)
 
 
 def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Ending:
@@ -66,7 +68,9 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> End
     """
     ending = Ending()
     for request, settled in zip(requests, end.settled, strict=True):
-        if isinstance(settled, ExceptionInfo):
+        if isinstance(settled, Refused):
+            ending.refused.append((request, settled.reason))
+        elif isinstance(settled, ExceptionInfo):
             ending.news.append(News(request, request.on_failure, (settled,)))
         elif settled is not None and not settled[0] and is_routine(request):
             ending.done.append(request)

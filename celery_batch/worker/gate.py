@@ -9,6 +9,8 @@ queue for them is configured, and the worker goes on.
 Rule 1: what is too large is refused before anything of it is decoded.
 Rule 2: messages of ordinary tasks are Celery's; only what it would die of is ours.
 Rule 3: an error of the connection is no message's fault, and is passed on.
+Rule 4: a large body of a batch task is decoded in the pool process, beside the event loop;
+        what is wrong with it is said from there, and refused here.
 """
 
 from __future__ import annotations
@@ -20,12 +22,11 @@ from typing import Any
 
 from celery import signals
 from celery.utils.functional import noop
-from celery.worker.state import requests
+from celery.worker.state import requests, task_ready
 from kombu.transport import virtual
-from kombu.utils.encoding import bytes_to_str
 
 from celery_batch.config import Settings
-from celery_batch.decoding import decode_json, payload_of
+from celery_batch.decoding import OnceDecoded, decode_envelope, leave_undecoded, payload_of
 from celery_batch.task import BatchTask
 from celery_batch.worker.dead_letters import DeadLetters
 from celery_batch.worker.doors import Deliveries, FirstReads, bear_unreadable_properties
@@ -90,6 +91,8 @@ class Gate:
         consumer.task_consumer.on_decode_error = self._on_decode_error
         channel = self._channel = consumer.task_consumer.channel
         if isinstance(channel, virtual.Channel):
+            once: Any = OnceDecoded(channel.codecs["base64"])
+            channel.codecs = {**channel.codecs, "base64": once}
             Deliveries(channel, self._refuse_envelope)
         driver = consumer.connection.transport.driver_type
         if driver == "redis":
@@ -116,7 +119,7 @@ class Gate:
             self._refuse_envelope(raw, str(excess), then)
             return None
         try:
-            envelope = decode_json(bytes_to_str(raw))
+            envelope = decode_envelope(raw)
             check_envelope(envelope, self._channel.codecs, small=is_small(raw))
         except Exception as error:  # noqa: BLE001 (whatever a decoder does with garbage)
             self._refuse_envelope(raw, reason_of(error), then)
@@ -166,8 +169,10 @@ class Gate:
         task = self._task(fields)
         if isinstance(task, BatchTask):
             check_headers(fields, message.properties)
-            check_payload(payload_of(message))
-            if fields is message.headers:
+            is_current = fields is message.headers
+            if not (is_current and leave_undecoded(message)):
+                check_payload(payload_of(message))
+            if is_current:
                 return getattr(self._consumer.strategies.get(task.name), "admit", None)
         elif task is not None:
             check_vital(fields)
@@ -209,6 +214,17 @@ class Gate:
         task = self._task(message.headers)
         is_ordinary = task is not None and not isinstance(task, BatchTask)
         return is_ordinary or message.channel is not self._channel
+
+    def refuse_read(self, request: Any, reason: str) -> None:
+        """
+        Refuse a message whose body was not decoded here, and turned out to be malformed.
+
+        Args:
+            request: Celery's request of it, which a pool process has read.
+            reason: What is wrong with it.
+        """
+        task_ready(request)
+        self._refuse(request.message, Malformed(reason))
 
     def _refuse(self, message: Any, error: Exception) -> None:
         body, headers = message.body, message.headers

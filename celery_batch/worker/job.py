@@ -320,6 +320,7 @@ def _delivery(request: Any) -> Delivery:
         request.content_type,
         request.content_encoding,
         request.arrived,
+        not request.is_undecoded,
     )
 
 

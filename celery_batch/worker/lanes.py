@@ -249,6 +249,9 @@ class Lanes:
 
     def _learn(self, job: BatchJob, ending: Ending) -> None:
         self.lane(job.task).learn(job.answer)
+        for request, reason in ending.refused:
+            if not request.is_done:  # revoked while it ran: its end has been announced
+                self._consumer.batch_gate.refuse_read(request, reason)
         for request, error in ending.poison:
             self._poison.add(request)
             request.before_end = partial(self._keep_dead_letter, request, error)

@@ -11,7 +11,7 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_batch.telemetry.report import End, Outcome
-from celery_batch.worker.batch_end import BatchEnd, Fate, Settled
+from celery_batch.worker.batch_end import BatchEnd, Fate, Refused, Settled
 from celery_batch.worker.ending import Ending
 from celery_batch.worker.job import BatchJob
 
@@ -72,7 +72,7 @@ def _outcome(request: Any, answer: BatchEnd | None, number: int) -> Outcome:
     settled = answer.settled[number]
     if settled is None:
         return Outcome.EXPIRED if request.has_expired else Outcome.FAILED
-    return _settled(settled)
+    return Outcome.REJECTED if isinstance(settled, Refused) else _settled(settled)
 
 
 def _settled(settled: Settled | ExceptionInfo) -> Outcome:

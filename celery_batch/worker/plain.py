@@ -204,10 +204,8 @@ class PlainWay:
     def _read(self, delivery: Delivery) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         if self._reads_json and delivery.content_type == _JSON:
             body = delivery.body
-            args, kwargs, embed = decode_json(body.decode() if isinstance(body, bytes) else body)
-        else:
-            args, kwargs, embed = delivery.decode(self._accept)
-        return args, kwargs, embed or {}
+            return delivery.checked(decode_json(body.decode() if isinstance(body, bytes) else body))
+        return delivery.decode(self._accept)
 
     def _is_plain(self, request: dict[str, Any], embed: dict[str, Any]) -> bool:
         info = request.get("delivery_info") or {}

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from celery.concurrency.base import BasePool
@@ -16,6 +16,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_batch.chunks import ROWS
+from celery_batch.decoding import Undecoded, decoded_anew
 from celery_batch.worker.shapes import are_limits
 
 __all__ = ["LOSSES", "BatchRequest", "wants_events"]
@@ -75,8 +76,12 @@ class BatchRequest(Request):  # type: ignore[misc]
     _last_words: Callable[[], None] | None = None
     _holds_back = False
 
+    #: Whether its body is left to the pool process to decode and to check.
+    is_undecoded = False
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.is_undecoded = type(self._message.payload) is Undecoded
         counted = self._request_dict.get(LOSSES)
         if isinstance(counted, int) and counted > 0:  # from the wire: anything may be there
             self.losses = counted
@@ -126,6 +131,34 @@ class BatchRequest(Request):  # type: ignore[misc]
             before(words)
         else:
             words()
+
+    @cached_property
+    def _payload(self) -> Any:
+        """
+        What its body holds; Celery asks for it to tell of an end without the pool process.
+
+        A large body is decoded then, since what is embedded beside the arguments has to hear.
+        """
+        payload = super()._payload
+        if not self.is_undecoded:
+            return payload
+        found = decoded_anew(self._message)
+        self._request_dict["args"], self._request_dict["kwargs"], _ = found
+        return found
+
+    @property
+    def args(self) -> Any:
+        """As Celery's; of a large body decoded when they are asked for."""
+        return self._payload[0]
+
+    @property
+    def kwargs(self) -> Any:
+        """As Celery's; of a large body decoded when they are asked for."""
+        return self._payload[1]
+
+    def info(self, safe: bool = False) -> Any:  # noqa: FBT001, FBT002 (Celery's signature)
+        """As Celery's, which shows the arguments; large ones as the message shows them."""
+        return super().info(safe=safe or self.is_undecoded)
 
     def given_back(self) -> None:
         """Take note that the broker has its message again, without a word of ours to it."""

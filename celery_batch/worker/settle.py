@@ -37,7 +37,7 @@ from celery_batch.serving.runner import Outcome
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_WORK
-from celery_batch.worker.batch_end import BatchEnd, Fate, Settled, error_info
+from celery_batch.worker.batch_end import BatchEnd, Fate, Refused, Settled, error_info
 from celery_batch.worker.delivery import Delivery
 from celery_batch.worker.expiry import Expiries
 from celery_batch.worker.facts import facts_of
@@ -45,6 +45,7 @@ from celery_batch.worker.model_call import ModelCall, out_of_use
 from celery_batch.worker.plain import PlainItem, PlainWay, is_plain
 from celery_batch.worker.redis_buffer import ResultBuffer, passing_errors
 from celery_batch.worker.redis_results import buffered_results, explain_results
+from celery_batch.worker.refusal import reason_of
 from celery_batch.worker.result_repr import is_shown, showing_results
 from celery_batch.worker.softlimit import SoftLimit
 from celery_batch.worker.started import store_starts
@@ -127,7 +128,7 @@ class _Run:
         self._deliveries = deliveries
         self._perform = perform
         self._accept = prepare_accept_content(task.app.conf.accept_content)
-        self._settled: list[Settled | ExceptionInfo | None] = [None] * len(deliveries)
+        self._settled: list[Settled | ExceptionInfo | Refused | None] = [None] * len(deliveries)
         self._asked: dict[int, Asked] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._call: ModelCall | None = None
@@ -223,10 +224,13 @@ class _Run:
         outcome = self._outcomes.get(index)
         self._settled[index] = None if outcome is not None and outcome.again else settled
 
-    def _trace(self, delivery: Delivery, answer: Answer) -> Settled | ExceptionInfo:
+    def _trace(self, delivery: Delivery, answer: Answer) -> Settled | ExceptionInfo | Refused:
         task = self._task
         try:
             args, kwargs, embed = delivery.decode(self._accept)
+        except Exception as error:  # noqa: BLE001 (a body that cannot be read, memory that ran out)
+            return self._fail(delivery, error) if delivery.is_checked else Refused(reason_of(error))
+        try:
             request = {**delivery.request, "args": args, "kwargs": kwargs, "is_eager": False}
             request.update(embed)
             seat.take(delivery.task_id, answer)
@@ -236,7 +240,7 @@ class _Run:
         except Reject:
             # Raised by hooks around the tracer; the worker rejects this message alone.
             return 1, ExceptionInfo(), 0.0
-        except Exception as error:  # noqa: BLE001 (a body that cannot be read, memory that ran out)
+        except Exception as error:  # noqa: BLE001 (Celery's own, memory that ran out)
             return self._fail(delivery, error)
         if runtime is not None:
             runtime = max(runtime - self._waited, 0.0)

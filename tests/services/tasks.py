@@ -17,8 +17,9 @@ from pathlib import Path
 
 from celery import Celery
 from celery.exceptions import Retry
+from kombu.message import Message
 
-from celery_batch import BatchTask, Model
+from celery_batch import BatchTask, Model, decoding
 from celery_batch.cli.child import wait_until
 from tests.services.memory import memory, recall, remember
 
@@ -104,6 +105,27 @@ def _odd_one(one):
 
             return {"of": [torch.ones(3)]}
     return one.upper()
+
+
+def _note_decoding():
+    """Remember which process decodes long texts."""
+    own, kombu_s = decoding._scan, Message._decode
+
+    def scan(text, start):
+        if len(text) > 100_000:
+            remember("decoded", pid=os.getpid())
+        return own(text, start)
+
+    def decode(message):
+        if len(message.body) > 100_000:
+            remember("decoded", pid=os.getpid())
+        return kombu_s(message)
+
+    decoding._scan, Message._decode = scan, decode
+
+
+if os.environ.get("SHOP_DECODED"):
+    _note_decoding()
 
 
 class Shown:

@@ -29,7 +29,7 @@ class Call:
         self.time_limits: tuple[float | None, float | None] = (None, None)
         self.delivery_info: dict[str, Any] = {}
         self.losses, self.deadline, self.limit, self.arrived = 0, None, None, None
-        self.is_cancelled = False
+        self.is_cancelled = self.is_undecoded = False
         self.deliveries, self.rows = 0, 1
         self.has_result = True
         self.correlation_id = self.reply_to = self.eventer = None

@@ -15,6 +15,7 @@ from celery.worker import state
 from celery.worker.request import create_request_cls
 
 from celery_batch import BatchTask
+from celery_batch.decoding import Undecoded
 from celery_batch.worker.request import BatchRequest
 
 
@@ -192,3 +193,17 @@ def test_process_of_a_batch_is_told_once_to_end(make: Any):
 
     assert [7] == told
     assert all(request.is_cancelled for request in requests)
+
+
+def test_large_arguments_are_decoded_when_somebody_asks(make: Any):
+    """Celery asks to tell of an end by itself; `inspect` shows them as the message does."""
+    message = Message(argsrepr="(...)")
+    message.payload = Undecoded(([], {}, None))
+    message._decode = lambda: [[1], {"y": 2}, {"errbacks": ["call"], "chord": "chord"}]
+    request, asked = make(message), make(message)
+
+    assert request.is_undecoded
+    assert "(...)" == request.info()["args"]
+    assert (["call"], "chord") == (request._context.errbacks, request._context.chord)
+    assert ([1], {"y": 2}) == (request._context.args, request._context.kwargs)
+    assert ([1], {"y": 2}) == (asked.args, asked.kwargs)

@@ -1,0 +1,115 @@
+"""Large bodies are decoded where their model runs, and hold up no other message."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from celery import chord
+from kombu import Connection
+
+from celery_batch import InvalidChunk, MessageRefused
+from celery_batch.chunks import ROWS
+from tests.services.hostile import encoded, post, valid
+from tests.services.place import eventually
+from tests.services.shop import Shop
+
+#: A list of it is a body of more than a megabyte.
+LARGE = [0.25] * 200_000
+
+#: Bodies that are nothing to run, each of more than 100 kB.
+MALFORMED = {
+    "cut short": json.dumps([[LARGE], {}, {}]).encode()[:-3],
+    "no text": b"[" + b"\xff" * 200_000 + b"]",
+    "nested": b"[" * 200_000,
+    "no arguments": json.dumps([5, {}, {"x": LARGE}]).encode(),
+    "a list of arguments by name": json.dumps([[LARGE], [1], {}]).encode(),
+    "a callback that is no task": json.dumps([[LARGE], {}, {"callbacks": [5]}]).encode(),
+    "too many parts": json.dumps([[LARGE], {}, {}, {}]).encode(),
+}
+
+
+def send(shop: Shop, message: dict) -> None:
+    """Put a message into the worker's queue."""
+    if shop.url.startswith("amqp"):
+        with Connection(shop.url) as connection:
+            assert post(connection.default_channel, message)
+    else:
+        with shop.memory() as client:
+            client.lpush("celery", encoded(message))
+
+
+def test_a_large_body_is_decoded_in_the_pool_process_alone(each_shop: Shop):
+    """The process that reads messages never calls a decoder on it, nor on what it lies in."""
+    worker = each_shop.worker("-c", "1", SHOP_DECODED="1")
+    answers = [each_shop.double.delay(LARGE) for _ in range(2)]
+    small = each_shop.double.delay(1)
+
+    assert [LARGE * 2] * 2 == [each.get(timeout=60) for each in answers]
+    assert 2 == small.get(timeout=60)
+    pids = {fact["pid"] for fact in each_shop.recall("decoded")}
+    assert 1 == len(pids)
+    assert worker.pid not in pids
+
+
+def test_large_bodies_that_are_malformed_are_refused_from_the_pool_process(each_shop: Shop):
+    """Their callers hear, neighbours run, the bytes are kept, and the broker lets go of them."""
+    worker = each_shop.worker("-c", "1", conf={"batch_dead_letter_queue": "dead"})
+    pid = worker.pid
+    refused, answers = [], []
+    for body in MALFORMED.values():
+        refused.append({**valid(), "body": body})
+        send(each_shop, refused[-1])
+        answers.append(each_shop.double.delay(len(answers)))
+
+    for message in refused:
+        with pytest.raises(MessageRefused):
+            each_shop.app.AsyncResult(message["headers"]["id"]).get(timeout=60)
+    assert [2 * n for n in range(len(refused))] == [each.get(timeout=60) for each in answers]
+    assert pid == worker.pid
+    assert len(refused) == worker.log.count("Refused a message")
+    with each_shop.app.connection_for_read() as connection:
+        letters = connection.SimpleQueue("dead")
+        kept = [letters.get(timeout=30) for _ in refused]
+        for letter in kept:
+            letter.ack()
+        letters.close()
+    assert {*MALFORMED.values()} == {letter.body for letter in kept}
+    idle = each_shop.app.control.inspect([worker.name], timeout=60.0, limit=1)
+    eventually(lambda: idle.active() == idle.reserved() == {worker.name: []}, "an idle worker")
+    if not each_shop.url.startswith("amqp"):
+        with each_shop.memory() as client:
+            eventually(lambda: not client.hlen("unacked"), "nothing unacknowledged")
+
+
+def test_large_chunks_are_counted_by_their_header(each_shop: Shop):
+    """A chunk has the rows that its header says, and fails where its body has others."""
+    each_shop.worker("-c", "1")
+    rows = list(range(40_000))
+    chunk = each_shop.double.delay_chunk(rows)
+    wrong = each_shop.double.apply_async((rows,), headers={ROWS: 5})
+
+    assert [2 * row for row in rows] == chunk.get(timeout=60)
+    with pytest.raises(InvalidChunk, match="must have 5 rows"):
+        wrong.get(timeout=60)
+
+
+def test_a_large_part_of_a_chord_that_is_revoked_fails_the_chord(shop: Shop):
+    """What is embedded beside large arguments is known when its end comes without the model."""
+    shop.worker("-c", "1")
+    late = shop.double.s(LARGE).set(expires=-1)
+    result = chord([shop.double.s(1), late])(shop.total.s())
+
+    with pytest.raises(Exception, match="expired"):
+        result.get(timeout=60)
+
+
+def test_large_messages_of_the_older_protocol_run(each_shop: Shop):
+    """There the body says what task it is for."""
+    each_shop.worker("-c", "1")
+    app = each_shop.app
+    message = app.amqp.as_task_v1("older", "shop.double", args=(LARGE,))
+    with app.producer_or_acquire() as producer:
+        app.amqp.send_task_message(producer, "shop.double", message)
+
+    assert LARGE * 2 == app.AsyncResult("older").get(timeout=60)
