@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from celery_batch.errors import BatchError, WrongResultCount
+from celery_batch.errors import BatchError, MessageRefused, WrongResultCount
+from celery_batch.serve.envelope import opened
 from celery_batch.serve.finding import find_handle
 from celery_batch.serve.handle import NO_GPU, Handle
 from celery_batch.serving.devices import require_seen, usable_cores
@@ -71,10 +72,11 @@ class HandleModel(Model):
         Returns:
             An answer for each; an error that is one request's alone in its place.
         """
+        envelopes = [_attempt(opened, data) for data in batch]
         if not self._takes_lists:
-            return [_attempt(self._one, data) for data in batch]
+            return [_attempt(self._one, data) for data in envelopes]
         try:
-            return self._many(batch)
+            return self._many(envelopes)
         except SoftTimeLimitExceeded:  # a thread may hang: leave it behind
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = _threads()
@@ -124,6 +126,8 @@ def _attempt(step: Callable[[Any], Any], value: Any) -> Any:
         return step(value)
     except SoftTimeLimitExceeded:
         raise
+    except MessageRefused as error:
+        return error
     except Exception as error:
         if is_device_broken(error):
             raise

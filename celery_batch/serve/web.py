@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from celery_batch.serve.app import config_of_process, make_app, make_task
 from celery_batch.serve.config import ServeConfig
+from celery_batch.serve.envelope import sealed
 from celery_batch.serve.posted import posted_object
 from celery_batch.serve.readiness import why_not_ready
 from celery_batch.serve.refusals import Refusal, refusal_of
@@ -51,8 +52,8 @@ def make_web(config: ServeConfig) -> Starlette:
     task = make_task(app, config)
 
     async def predict(request: Request) -> Response:
-        info = await posted_object(request)
-        return await _answer(task, info, config.time_limit)
+        posted = await posted_object(request)
+        return await _answer(task, posted, config.time_limit)
 
     async def readyz(_request: Request) -> Response:
         reason = await why_not_ready(task)
@@ -73,15 +74,15 @@ def make_web(config: ServeConfig) -> Starlette:
     )
 
 
-async def _answer(task: Any, info: dict[str, Any], limit: float) -> Response:
+async def _answer(task: Any, posted: dict[str, Any] | bytes, limit: float) -> Response:
     """
-    Serve one posted object.
+    Serve one posted object, or a body that nobody has parsed.
 
     Raises:
         Refusal: There is no answer, or it is no JSON.
     """
     task_id = str(uuid4())
-    args = ({"task_id": task_id, "task_info": info},)
+    args = (sealed(task_id, posted),)
     try:
         async with asyncio.timeout(limit) as time:
             result = await _sent(task.aapply_async(args, task_id=task_id))

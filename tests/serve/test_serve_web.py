@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from contextlib import contextmanager
 from unittest.mock import AsyncMock
@@ -68,6 +69,21 @@ def test_a_body_that_is_too_large_is_a_413(client, monkeypatch):
     assert (413, {"error": "the body is larger than 10 bytes"}) == _both(
         client.post("/predict", content=b'{"x": 123456}')
     )
+
+
+def test_a_large_body_is_not_parsed_by_the_web_server(client, monkeypatch):
+    """The loop that answers the others leaves it to the workers, as it leaves what is none."""
+    parsed, own = [], json.loads
+    monkeypatch.setattr(
+        json, "loads", lambda text, **how: parsed.append(len(text)) or own(text, **how)
+    )
+    answers = [
+        client.post("/predict", content=body)
+        for body in (json.dumps({"x": [0.5] * 100_000}), "[" * 100_000)
+    ]
+
+    assert [504, 504] == [answer.status_code for answer in answers]
+    assert [] == [length for length in parsed if length > 50_000]
 
 
 def test_what_is_not_there_is_told_in_json(client):

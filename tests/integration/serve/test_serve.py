@@ -116,10 +116,22 @@ def test_a_bug_in_a_handle_is_for_the_operator(serving):
 
 def test_what_is_no_json_object_is_refused(serving):
     """Malformed JSON is a 400 that says why, and so is JSON of another kind."""
-    for body in (b"", b"{", b"[1]", b"\xff", b"[" * 100_000):
+    bodies = (b"", b"{", b"[1]", b"\xff")
+    large = (b"[" * 100_000, b"[" + b"1," * 50_000 + b"1]", b'{"x": "' + b"\xff" * 100_000 + b'"}')
+    for body in bodies + large:
         status, answer = serving.post(body)
         assert 400 == status
         assert "the body" in answer["error"]
+
+
+def test_a_large_object_is_served_as_a_small_one(serving):
+    """What the web server has not looked into comes to the handle as an object, too."""
+    numbers = [n / 8 for n in range(50_000)]
+    status, answer = serving.post({"name": "ü", "numbers": numbers})
+
+    assert 200 == status
+    assert ("ü", numbers) == (answer["task_info"]["name"], answer["task_info"]["numbers"])
+    assert {"task_id", "task_info"} == set(answer)
 
 
 def test_a_request_survives_the_death_of_its_model_process(serving):
