@@ -256,6 +256,10 @@ RAW: dict[str, Callable[[], bytes]] = {
 }
 
 
+#: What py-amqp raises for what AMQP cannot carry; a LookupError for an unknown encoding.
+_UNSENDABLE = (TypeError, ValueError, AttributeError, LookupError)
+
+
 def post(channel: Any, message: dict[str, Any], queue: str = "celery") -> bool:
     """
     Publish a message to RabbitMQ; say whether AMQP can carry it.
@@ -283,6 +287,6 @@ def post(channel: Any, message: dict[str, Any], queue: str = "celery") -> bool:
         if len(letter._serialize_properties()) > _FRAME:
             return False
         channel.basic_publish(letter, exchange="", routing_key=queue)
-    except (TypeError, ValueError, AttributeError, struct.error, RecursionError, FrameError):
+    except (*_UNSENDABLE, FrameError, RecursionError, struct.error):
         return False
     return True

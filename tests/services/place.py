@@ -114,6 +114,11 @@ class Place:
             lambda: inspect.scheduled() == inspect.reserved() == nobody, "a worker that is idle"
         )
 
+    def wait_for_batches(self, task: str) -> None:
+        """Return when the worker has heard of the end of all batches of a task."""
+        ended = lambda: not self.worker.status()[task]["running"]  # noqa: E731
+        eventually(ended, f"the end of the batches of {task}")
+
     def get(self, results: Iterable[Any]) -> list[Any]:
         """Return the values or errors of results, in order, when all are there."""
         return [result.get(timeout=SOON, propagate=False) for result in results]

@@ -77,14 +77,14 @@ def test_small_chunks_are_merged(place: Place):
 def test_status_counts_rows_and_calls(place: Place):
     """An operator sees how many requests there were, and how many rows and model calls."""
     names = ("requests", "rows", "batches", "model_calls")
+    counts = lambda: [place.worker.status()["f.rows"][name] for name in names]  # noqa: E731
     place.rows.delay(1).get(timeout=SOON)
-    place.wait_for_nobody()
-    before = place.worker.status()["f.rows"]
+    place.wait_for_batches("f.rows")
+    before = counts()
     place.rows.delay_chunk(range(100)).get(timeout=SOON)
-    place.wait_for_nobody()
-    after = place.worker.status()["f.rows"]
+    place.wait_for_batches("f.rows")
 
-    assert [1, 100, 1, 2] == [after[name] - before[name] for name in names]
+    assert [1, 100, 1, 2] == [now - then for now, then in zip(counts(), before, strict=True)]
 
 
 def test_several_parameters_are_several_lists(place: Place):
