@@ -60,14 +60,6 @@ def test_the_start_says_what_is_not_warm(shop: Shop):
     assert "its model is loaded by this request" in worker.log
 
 
-def test_a_queue_of_ordinary_tasks_is_no_reason_to_warn(shop: Shop):
-    """A worker of queues that other tasks are routed to is what it is meant to be."""
-    conf = {"task_routes": {"shop.plain": "mail"}}
-    worker = shop.worker("-c", "1", "-Q", "mail", conf=conf)
-
-    assert "no batch task is routed" not in worker.log
-
-
 def test_only_what_is_not_routed_is_told_where_some_are(shop: Shop):
     """A worker of some batch tasks says of the others that their models are not loaded."""
     worker = shop.worker("-c", "1", "-Q", "celery")
