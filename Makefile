@@ -1,4 +1,4 @@
-.PHONY: help demo up test test-thorough faults backfill-kills fuzz check lock bench bench-seeds bench-web pictures format clean
+.PHONY: help demo up test test-thorough coverage faults backfill-kills fuzz check lock bench bench-seeds bench-web pictures format clean
 .DEFAULT_GOAL := help
 
 PYTHON ?= python3
@@ -35,6 +35,16 @@ faults: $(STAMP) ## Strike under load with every fault (SEEDS=10, FAULT=name), a
 backfill-kills: $(STAMP) ## Kill a backfill's producer, worker or Redis at random moments (SEEDS=20)
 	@$(BIN)/python -m tests.integration.backfill.kills --seeds $(or $(SEEDS),20)
 
+# What each process has seen is gathered in a folder of its own.
+GATHERED = $(CURDIR)/.coverage.processes
+PROCESSES = --rcfile=tests/processes.coveragerc
+
+coverage: $(STAMP) ## Branch coverage with all that tests start, pool processes too (TESTS="tests/worker" for some)
+	@rm -rf '$(GATHERED)' && mkdir '$(GATHERED)'
+	@COVERAGE_PROCESS_START='$(CURDIR)/tests/processes.coveragerc' COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m pytest -q $(or $(TESTS),tests)
+	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage combine --quiet $(PROCESSES)
+	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage report $(PROCESSES) --skip-covered
+
 check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, documented examples
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -69,7 +79,7 @@ format: $(STAMP) ## Put every file into shape
 	@$(BIN)/ruff format .
 
 clean: ## Remove the virtual environment and caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
 
 # The constraints name every version, and hold for the environment that builds our package, too.
 $(STAMP): pyproject.toml constraints.txt

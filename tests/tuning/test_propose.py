@@ -30,6 +30,7 @@ def test_a_model_that_gains_from_batches_gets_large_ones():
     assert chosen.forecast.p99 <= 0.05
 
 
+@pytest.mark.no_cover  # the simulation takes three times as long while it is measured
 def test_a_model_that_gains_nothing_gets_no_batches():
     """Of sizes that are about as good, the smaller."""
     proposal = propose(linear(0.0, 0.01), Goal(0.2, rate=50))
@@ -37,6 +38,7 @@ def test_a_model_that_gains_nothing_gets_no_batches():
     assert proposal.chosen.policy.max_batch_size == 1
 
 
+@pytest.mark.no_cover  # the simulation takes three times as long while it is measured
 def test_a_tight_target_keeps_batches_small():
     """A batch that takes longer than the target allows is no good, however many it holds."""
     curve = linear(0.010, 0.001)
@@ -46,6 +48,7 @@ def test_a_tight_target_keeps_batches_small():
     assert tight.bears < loose.bears
 
 
+@pytest.mark.no_cover  # the simulation takes three times as long while it is measured
 def test_of_sizes_about_as_good_the_one_that_a_crowd_needs():
     """Where the target binds long before batches are full, larger ones are for a crowd."""
     usual = {size: 0.001 * (1 + size / 16) for size in (1, 4, 16, 64)}
@@ -95,6 +98,7 @@ def test_too_many_for_one_process_is_said():
     latency=st.floats(0.002, 0.5),
     rate=st.floats(1, 2000),
 )
+@pytest.mark.no_cover  # the simulation takes three times as long while it is measured
 def test_nothing_that_misses_is_proposed_while_something_meets(fixed, each, latency, rate):
     """Of all that is tried: if any of it meets the target, so does the proposal."""
     curve = linear(fixed, each, largest=4)
