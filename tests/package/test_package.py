@@ -19,8 +19,8 @@ from celery_batch import __version__
 from celery_batch.cli.child import Child, wait_until
 from tests.docs.test_examples import README, ROOT, console_lines, readme_file
 
-#: What the first of these tests builds serves the others.
-pytestmark = pytest.mark.xdist_group("package")
+#: What the first of these tests builds serves the others; an installation may have to download.
+pytestmark = [pytest.mark.xdist_group("package"), pytest.mark.timeout(300)]
 
 #: The versions of the lock: what others release meanwhile fails no test of ours.
 _LOCKED = {**os.environ, "PIP_CONSTRAINT": "constraints.txt", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
