@@ -12,10 +12,60 @@ from celery_batch.client.listener import listener_for
 from celery_batch.client.poller import SMALL, Poller
 from celery_batch.client.reply import Reply
 
-__all__ = ["ResultFuture", "are_small", "future_of", "settle"]
+__all__ = ["EndedOnce", "ResultFuture", "are_small", "future_of"]
 
 
-class ResultFuture(Future):  # type: ignore[type-arg]
+class EndedOnce(Future):  # type: ignore[type-arg]
+    """A future that ends with a value, an error or by being cancelled, and tells who waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Whoever takes it out ends the future; a list, of which one thread alone can take it.
+        self._open = [True]
+
+    def cancel(self) -> bool:
+        """Give up waiting and return whether that was in time; see `concurrent.futures`."""
+        if not super().cancel():
+            return False
+        if self._begins_to_end():
+            self.set_running_or_notify_cancel()  # else `wait` and `as_completed` never return
+        return True
+
+    def end(self, value: Callable[[], tuple[Any] | None]) -> bool:
+        """
+        End if there is a value, or an error; return whether nothing is left to do.
+
+        What it ends with is the value itself: asyncio and others read it without `result`.
+
+        Args:
+            value: Returns the value in a tuple, or None if there is none as yet; what it
+                raises is the future's error.
+        """
+        if self.done():
+            return True
+        error: BaseException | None = None
+        try:
+            found = value()
+        except BaseException as raised:  # noqa: BLE001 (whoever waits shall have it)
+            found, error = None, raised
+        if error is None and found is None:
+            return False
+        if not self._begins_to_end() or not self.set_running_or_notify_cancel():
+            return True
+        if error is not None:
+            self.set_exception(error)
+        elif found is not None:
+            self.set_result(found[0])
+        return True
+
+    def _begins_to_end(self) -> bool:
+        try:
+            return self._open.pop()
+        except IndexError:
+            return False
+
+
+class ResultFuture(EndedOnce):
     """
     Done when its task is, with the value that it returned or the error that it failed with.
 
@@ -49,7 +99,7 @@ class ResultFuture(Future):  # type: ignore[type-arg]
             self.poll()
 
     def _settle(self, look: Callable[[], Any]) -> bool:
-        return settle(self, partial(_value, self._batch_result, look))
+        return self.end(partial(_value, self._batch_result, look))
 
     def _abandon(self, _done: Any) -> None:
         if self.cancelled():
@@ -71,34 +121,6 @@ def future_of(result: Any) -> ResultFuture:
     else:
         future.watch()
     return future
-
-
-def settle(future: Future[Any], value: Callable[[], tuple[Any] | None]) -> bool:
-    """
-    End a future if there is a value for it, or an error; return whether nothing is left to do.
-
-    What it ends with is the value itself: asyncio and others read it without asking `result`.
-
-    Args:
-        future: Ended in this thread alone, but for being cancelled.
-        value: Returns the value in a tuple, or None if there is none as yet; what it raises
-            is the future's error.
-    """
-    if future.done():
-        return True
-    error: BaseException | None = None
-    try:
-        found = value()
-    except BaseException as raised:  # noqa: BLE001 (whoever waits shall have it)
-        found, error = None, raised
-    if error is None and found is None:
-        return False
-    if future.set_running_or_notify_cancel():
-        if error is not None:
-            future.set_exception(error)
-        elif found is not None:
-            future.set_result(found[0])
-    return True
 
 
 def are_small(results: Iterable[Any]) -> bool:

@@ -11,14 +11,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from celery_batch.client.elsewhere import keep_address
-from celery_batch.client.futures import are_small, settle
+from celery_batch.client.futures import EndedOnce, are_small
 from celery_batch.client.listener import listener_for
 from celery_batch.client.poller import Poller
 
 __all__ = ["RequestFuture"]
 
 
-class RequestFuture(Future):  # type: ignore[type-arg]
+class RequestFuture(EndedOnce):
     """
     Done when all items of a request are answered.
 
@@ -141,7 +141,7 @@ class RequestFuture(Future):  # type: ignore[type-arg]
         Poller.of(self._results[0].app).add(poll)
 
     def _settle(self) -> bool:
-        is_done = settle(self, self._outputs)
+        is_done = self.end(self._outputs)
         if is_done:
             _kept.discard(self)
         return is_done

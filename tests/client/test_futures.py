@@ -163,6 +163,22 @@ def test_futures_on_other_backends_share_a_thread(redis_server: RedisServer, kin
     assert "bad" == str(futures[7].exception())
 
 
+@pytest.mark.parametrize("kind", ["result", "request"])
+def test_who_waits_for_a_cancelled_future_is_told(teller: Teller, kind: str) -> None:
+    """To cancel a future, once or twice, ends the wait of those who wait for several."""
+    result = teller.ask()
+    future = result.future() if kind == "result" else request_of(result)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait, [future], SOON)
+        cancelled = [future.cancel(), future.cancel()]
+        teller.answer(result, 1)
+        done, _ = waiting.result(2 * SOON)
+
+    assert [True, True] == cancelled
+    assert {future} == done == wait([future], SOON).done
+    assert 1 == result.get(timeout=SOON)
+
+
 def test_a_future_that_is_dropped_is_asked_for_no_more(redis_server: RedisServer) -> None:
     """A cancelled future, and a request that nobody holds, leave nothing behind."""
     emptied(redis_server)
