@@ -26,7 +26,7 @@ _NOT_HEADERS = ("args", "kwargs", "delivery_info", "hostname", "reply_to", "corr
 #: The message header that says why a message is here.
 _REASON = "batch_reason"
 
-#: Bytes of messages that wait to be written; what comes beyond that is not kept.
+#: Bytes of messages that wait to be written; what comes behind so many is not kept.
 _MOST_BYTES = 64 << 20
 
 
@@ -94,7 +94,7 @@ class DeadLetters:
             then()
             return
         size = len(body)
-        if self._waiting + size > _MOST_BYTES:
+        if self._waiting and self._waiting + size > _MOST_BYTES:
             logger.error("Could not keep a message in %s: too many wait to be written", name)
             then()
             return

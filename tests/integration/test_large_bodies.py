@@ -82,6 +82,23 @@ def test_large_bodies_that_are_malformed_are_refused_from_the_pool_process(each_
             eventually(lambda: not client.hlen("unacked"), "nothing unacknowledged")
 
 
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_large_bodies_that_are_malformed_are_refused_on_any_pool(shop: Shop, pool: str):
+    """Where there is no process, whoever runs the batch finds what is wrong with them."""
+    worker = shop.worker("-c", "1", "-P", pool)
+    refused = [{**valid(), "body": body} for body in MALFORMED.values()]
+    for message in refused:
+        send(shop, message)
+
+    assert 42 == shop.double.delay(21).get(timeout=60)
+    for message in refused:
+        with pytest.raises(MessageRefused):
+            shop.app.AsyncResult(message["headers"]["id"]).get(timeout=60)
+    assert len(refused) == worker.log.count("Refused a message")
+    with shop.memory() as client:
+        eventually(lambda: not client.hlen("unacked"), "nothing unacknowledged")
+
+
 def test_large_chunks_are_counted_by_their_header(each_shop: Shop):
     """A chunk has the rows that its header says, and fails where its body has others."""
     each_shop.worker("-c", "1")

@@ -1,0 +1,110 @@
+"""Copies of messages that nobody may run again, written on a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_batch.worker import dead_letters
+from celery_batch.worker.dead_letters import DeadLetters
+
+
+class Consumer:
+    """A consumer whose event loop does what it is told when a test has it go on."""
+
+    def __init__(self, queue: str | None) -> None:
+        self.app = Celery("letters", broker="memory://", set_as_current=False)
+        self.app.conf.batch_dead_letter_queue = queue
+        self.soon: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self.call_soon = self.soon.put
+
+
+@pytest.fixture
+def consumer() -> Iterator[Consumer]:
+    """One that has a queue for dead letters."""
+    consumer = Consumer("dead")
+    yield consumer
+    consumer.app.close()
+
+
+@dataclass
+class Written:
+    """What is written, and on which thread, each as soon as the test opens the gate."""
+
+    queue: SimpleQueue[tuple[Any, threading.Thread]]
+    open: Callable[[], None]
+
+    def get(self) -> tuple[Any, threading.Thread]:
+        """Return what is written next."""
+        return self.queue.get(timeout=20)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
+    """A broker that takes nothing until the test opens the gate."""
+    written: SimpleQueue[tuple[Any, threading.Thread]] = SimpleQueue()
+    gate = threading.Event()
+
+    def write(_: DeadLetters, __: str, body: Any, ___: dict[str, Any]) -> None:
+        gate.wait(20)
+        written.put((body, threading.current_thread()))
+
+    monkeypatch.setattr(DeadLetters, "_write", write)
+    yield Written(written, gate.set)
+    gate.set()
+
+
+def test_a_letter_is_written_on_a_thread_and_followed_on_the_loop(
+    consumer: Consumer, written: Written
+):
+    """Who keeps one goes on at once, and what follows is done by the loop."""
+    letters, done = DeadLetters(consumer), []
+    letters.keep_refused(b"a", "why", lambda: done.append("a"))
+    assert [] == done
+    written.open()
+    body, thread = written.get()
+    consumer.soon.get(timeout=20)()
+    letters.close()
+
+    assert (b"a", ["a"]) == (body, done)
+    assert thread is not threading.current_thread()
+
+
+def test_without_a_queue_nothing_is_put_off(written: Written):
+    """What follows is done at once, and no thread is started."""
+    done: list[str] = []
+    before = threading.active_count()
+    DeadLetters(Consumer(None)).keep_refused(b"a", "why", lambda: done.append("a"))
+
+    assert ["a"] == done
+    assert before == threading.active_count()
+    assert written.queue.empty()
+
+
+def test_letters_that_wait_have_a_bound(
+    consumer: Consumer,
+    written: Written,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """A large one is kept where none waits, and behind it no more; the log says so."""
+    monkeypatch.setattr(dead_letters, "_MOST_BYTES", 10)
+    letters, done = DeadLetters(consumer), []
+    letters.keep_refused(b"x" * 20, "why", lambda: done.append("large"))
+    letters.keep_refused(b"y", "why", lambda: done.append("small"))
+    assert ["small"] == done
+    written.open()
+    consumer.soon.get(timeout=20)()
+    letters.keep_refused(b"z", "why", lambda: done.append("later"))
+    consumer.soon.get(timeout=20)()
+    letters.close()
+
+    assert ["small", "large", "later"] == done
+    assert [b"x" * 20, b"z"] == [written.get()[0] for _ in range(2)]
+    assert ["Could not keep a message in dead: too many wait to be written"] == caplog.messages
