@@ -16,7 +16,7 @@ up: $(STAMP) ## Start Redis, worker, web app and Flower, and keep them until Ctr
 
 # Tests wait for real servers more than for the processor.  A process that is lost fails the run: pytest-xdist hangs
 # where it replaces one.
-PYTEST := $(BIN)/python -m pytest -n $(or $(PROCESSES),4) --dist loadgroup --max-worker-restart=0 \
+PYTEST := $(BIN)/python -m pytest -n $(or $(N),4) --dist loadgroup --max-worker-restart=0 \
 	-r fE --durations=20 --junitxml=build/junit/tests.xml --ignore=tests/docs
 
 test: $(STAMP) ## Run the whole test suite with real servers (TEST_SEED=n repeats a run)
@@ -37,13 +37,13 @@ backfill-kills: $(STAMP) ## Kill a backfill's producer, worker or Redis at rando
 
 # What each process has seen is gathered in a folder of its own.
 GATHERED = $(CURDIR)/.coverage.processes
-PROCESSES = --rcfile=tests/processes.coveragerc
+RCFILE = --rcfile=tests/processes.coveragerc
 
 coverage: $(STAMP) ## Branch coverage with all that tests start, pool processes too (TESTS="tests/worker" for some)
 	@rm -rf '$(GATHERED)' && mkdir '$(GATHERED)'
 	@COVERAGE_PROCESS_START='$(CURDIR)/tests/processes.coveragerc' COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m pytest -q $(or $(TESTS),tests)
-	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage combine --quiet $(PROCESSES)
-	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage report $(PROCESSES) --skip-covered
+	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage combine --quiet $(RCFILE)
+	@COVERAGE_FILE='$(GATHERED)/data' $(BIN)/python -m coverage report $(RCFILE) --skip-covered
 
 check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, documented examples
 	@$(BIN)/ruff check .
