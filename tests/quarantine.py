@@ -93,8 +93,9 @@ class Quarantine:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """If nothing failed but what may fail once, run that again, and let this be the outcome."""
-        if exitstatus != pytest.ExitCode.TESTS_FAILED or not all(self._failed.values()):
-            return
+        is_known = self._failed and all(self._failed.values())
+        if exitstatus != pytest.ExitCode.TESTS_FAILED or not is_known:
+            return  # tests that could not be collected are no failed ones, and are unknown
         options = [f"--junitxml={self._junit}", f"--{_AGAIN}", "-p", "tests.quarantine"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *self._failed],

@@ -92,6 +92,15 @@ def test_a_crash_of_a_test_process_fails_the_run(pytester, monkeypatch):
     result.stdout.no_fnmatch_line("*tried again*")
 
 
+def test_tests_that_cannot_be_read_fail_the_run(run, pytester):
+    """Where a file cannot be imported, nothing is tried again."""
+    pytester.makepyfile(test_unreadable="import no_such_module")
+    result = run(ENTRY.format(id="test_made_up.py::test_fails_once"))
+
+    assert pytest.ExitCode.OK != result.ret
+    result.stdout.no_fnmatch_line("*tried again*")
+
+
 def test_a_parametrized_test_is_covered_by_its_name():
     """An entry names one case, or all cases of a test."""
     entry = quarantine.Entry("a.py::test_b", "a reason", dt.date(2026, 11, 23))

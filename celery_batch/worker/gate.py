@@ -73,6 +73,8 @@ class Gate:
         self._app = consumer.app
         self._tasks = consumer.app.tasks
         self._limit: int | None = None
+        #: Whether the limit holds for ordinary tasks, too.
+        self._limits_all = False
         self._channel: Any = None
         self._teller = Teller()
         self._letters = DeadLetters(consumer)
@@ -84,7 +86,8 @@ class Gate:
         """Stand before the new connection's messages."""
         consumer = self._consumer
         self._limit = Settings.of(self._app).max_message_size
-        limit_decompression(self._limit)
+        if consumer.controller.batch_tasks:
+            self.limit_all()
         consumer.create_task_handler = self._guarded_handler
         consumer.on_decode_error = self._on_decode_error
         consumer.on_invalid_task = self._on_invalid_task
@@ -100,6 +103,11 @@ class Gate:
         elif driver == "amqp":
             bear_unreadable_properties()
 
+    def limit_all(self) -> None:
+        """Limit the size of all messages: this worker serves a batch task, others are not ours."""
+        self._limits_all = True
+        limit_decompression(self._limit)
+
     def close(self) -> None:
         """Tell the last callers of refused messages; the worker is shutting down."""
         self._teller.close()
@@ -113,7 +121,7 @@ class Gate:
             raw: As it lay in the list.
             then: If it is refused, called on the event loop when its copy has been kept.
         """
-        if self._limit is not None and len(raw) > self._limit:
+        if self._limits_all and self._limit is not None and len(raw) > self._limit:
             excess = TooLarge(f"it has {len(raw)} bytes, more than batch_max_message_size")
             self._tell(glimpse(raw), excess, noop)
             self._refuse_envelope(raw, str(excess), then)
@@ -153,10 +161,8 @@ class Gate:
         Returns:
             The short way in, if there is one for its task.
         """
-        if self._limit is not None and len(message.body or b"") > self._limit:
-            raise TooLarge(
-                f"its body has {len(message.body)} bytes, more than batch_max_message_size"
-            )
+        if self._limits_all:
+            self._check_length(message)
         check_content(message)
         if not isinstance(self._channel, virtual.Channel):  # there it has been done
             headers, properties = message.headers, message.properties
@@ -168,6 +174,7 @@ class Gate:
             fields = {**payload, **fields} if isinstance(payload, dict) else fields
         task = self._task(fields)
         if isinstance(task, BatchTask):
+            self._check_length(message)
             check_headers(fields, message.properties)
             is_current = fields is message.headers
             if not (is_current and leave_undecoded(message)):
@@ -178,6 +185,12 @@ class Gate:
             check_vital(fields)
             self._check_ordinary(message)
         return None
+
+    def _check_length(self, message: Any) -> None:
+        if self._limit is not None and len(message.body or b"") > self._limit:
+            raise TooLarge(
+                f"its body has {len(message.body)} bytes, more than batch_max_message_size"
+            )
 
     def _check_ordinary(self, message: Any) -> None:
         try:

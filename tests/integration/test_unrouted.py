@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from celery_batch import MessageTooLarge
 from tests.services.place import eventually
 from tests.services.shop import Shop, Worker
 
@@ -66,6 +67,18 @@ def test_only_what_is_not_routed_is_told_where_some_are(shop: Shop):
 
     assert "no batch task is routed" not in worker.log
     assert "Not loaded at the start, as other queues are theirs: shop.clerk" in worker.log
+
+
+def test_limits_of_size_come_with_the_first_batch_task(each_shop: Shop):
+    """Ordinary tasks may be of any size until the worker serves a batch task."""
+    forget_queue(each_shop)
+    each_shop.worker("-c", "1", "-Q", "slow", conf={"batch_max_message_size": 20_000})
+    large = {"queue": "slow", "headers": {"padding": "x" * 30_000}}
+    answer = each_shop.plain.apply_async((1,), **large).get(timeout=60)
+    with pytest.raises(MessageTooLarge):
+        each_shop.double.apply_async(("x" * 30_000,), queue="slow").get(timeout=60)
+
+    assert 2 == answer
 
 
 def test_a_replaced_process_has_the_model_warm(shop: Shop):
