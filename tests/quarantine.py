@@ -81,6 +81,8 @@ class Quarantine:
         self._entries = tuple(entries)
         self._junit = junit
         self._failed: dict[str, Entry | None] = {}
+        #: Whether there is a file whose tests are not known, and so have not run.
+        self._unread = False
         self._said: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -90,12 +92,16 @@ class Quarantine:
             entries = [] if report.when == _CRASHED else self._entries
             self._failed[nodeid] = next((e for e in entries if e.covers(nodeid)), None)
 
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note a file that cannot be read."""
+        self._unread = self._unread or report.failed
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """If nothing failed but what may fail once, run that again, and let this be the outcome."""
-        is_known = self._failed and all(self._failed.values())
+        is_known = self._failed and all(self._failed.values()) and not self._unread
         if exitstatus != pytest.ExitCode.TESTS_FAILED or not is_known:
-            return  # tests that could not be collected are no failed ones, and are unknown
+            return
         options = [f"--junitxml={self._junit}", f"--{_AGAIN}", "-p", "tests.quarantine"]
         done = subprocess.run(
             [sys.executable, "-m", "pytest", *options, *self._failed],
