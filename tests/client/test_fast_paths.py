@@ -68,7 +68,7 @@ def test_the_first_call_says_which_fast_paths_are_on(
         ({"task_routes": (lambda *_, **__: None,)}, "publishing off (a route is a function)"),
         ({"result_backend": "cache+memory://"}, "publishing on, results off (CacheBackend)"),
     ],
-    ids=str,
+    ids=["no bulk", "sent events", "a route", "another backend"],
 )
 def test_what_is_off_is_said_with_its_reason(
     sender: Callable[..., Sender],
