@@ -86,10 +86,14 @@ def _group(item: pytest.Item) -> str:
     return Path(folders[0]).name if folders else path.stem
 
 
+#: Celery's own tasks; what else is shared by then comes from the modules of tests.
+_BUILTINS = frozenset(_state._on_app_finalizers)
+
+
 @pytest.fixture(autouse=True)
 def _own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Celery shares every task with all apps there will be; not from one test to the next."""
-    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_BUILTINS))
 
 
 @pytest.fixture(scope="session")

@@ -83,7 +83,7 @@ def test_with_rabbitmq_and_without_workers(rabbit_shop):
     """On RabbitMQ it tells what that needs, and that nobody is there is no problem yet."""
     code, output = examined(rabbit_shop.environment)
 
-    assert 0 == code
+    assert 0 == code, output
     assert "ok       broker: RabbitMQ " in output
     assert "warning  priorities: Queue celery has no priorities" in output
     assert "warning  confirms: " in output

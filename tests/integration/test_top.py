@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -73,7 +74,7 @@ def test_a_script_asks_once(shop):
     assert "1" == task[1]
     assert float(task[task.index("of") - 3].replace(",", "")) > 0
     assert any(line.startswith(worker.name) for line in lines)
-    assert "messages in the broker: celery " in shown
+    assert re.search(r"messages in the broker: .*\bcelery \d", shown)
 
 
 def test_the_broker_is_away():

@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import redis
 from celery import _state
+from celery.exceptions import DuplicateTaskNameWarning
 from kombu import pools
 
 from celery_batch.cli.child import Child, wait_until
@@ -190,7 +192,14 @@ def enter_shop(
         module: The app's module.
     """
     sys.modules.pop(module, None)
-    shop = Shop(environment, folder, importlib.import_module(module))
+    before = frozenset(_state._on_app_finalizers)
+    with warnings.catch_warnings():
+        # Its shared tasks are offered to the apps of other tests, which may have them.
+        warnings.simplefilter("ignore", DuplicateTaskNameWarning)
+        shop = Shop(environment, folder, importlib.import_module(module))
+        shop.app.finalize()
+    # Else all its tasks were offered to every app that is made later, too.
+    _state._on_app_finalizers = set(before)
     if shop.url.startswith("amqp"):
         _delete_queues(shop.app)
     return shop

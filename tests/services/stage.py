@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, Self
@@ -122,7 +123,8 @@ class Stage:
             list(threads.map(lambda worker: worker.stop(grace=10), self._workers))
         for app in self._clients:
             if consumer := getattr(app.backend, "result_consumer", None):
-                consumer.stop()
+                with suppress(AttributeError):  # Celery's for RPC stops only what has begun
+                    consumer.stop()
                 consumer.cancel_for = noop  # results that nobody waited for are forgotten later
             app.close()
         self.redis.close()

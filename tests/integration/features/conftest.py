@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from celery import _state
-from celery.exceptions import DuplicateTaskNameWarning
 from kombu import pools
 
 from celery_batch.cli.redis_server import RedisServer
@@ -67,11 +65,8 @@ class Places:
             )
             folder = self._folder / pool
             folder.mkdir()
-            with surroundings(environment), warnings.catch_warnings():
-                # A shared task is offered to the apps of the other places, too.
-                warnings.simplefilter("ignore", DuplicateTaskNameWarning)
+            with surroundings(environment):
                 shop = enter_shop(environment, folder, MODULE)
-                shop.app.finalize()
             self._made[pool] = Place(shop, self._broker, pool)
         return self._made[pool]
 
