@@ -43,6 +43,7 @@ class DeadLetters:
         self._teller = Teller("batch-dead-letters")
         self._waiting = 0
         self._tries = 3
+        self._is_closed = False
 
     def keep(self, request: Any, error: Exception, then: Callable[[], object]) -> None:
         """
@@ -85,12 +86,17 @@ class DeadLetters:
         )
 
     def close(self) -> None:
-        """Write the last of them, unless that takes too long."""
+        """Write the last of them, unless that takes too long; what comes later, at once."""
+        self._is_closed = True
         self._teller.close()
 
     def _keep(self, body: Any, then: Callable[[], object], **message: Any) -> None:
         name = Settings.of(self._consumer.app).dead_letter_queue
         if name is None:
+            then()
+            return
+        if self._is_closed:  # the worker shuts down, and its loop may not come by again
+            self._write(name, body, message)
             then()
             return
         size = len(body)

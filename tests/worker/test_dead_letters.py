@@ -108,3 +108,18 @@ def test_letters_that_wait_have_a_bound(
     assert ["small", "large", "later"] == done
     assert [b"x" * 20, b"z"] == [written.get()[0] for _ in range(2)]
     assert ["Could not keep a message in dead: too many wait to be written"] == caplog.messages
+
+
+def test_a_letter_that_comes_after_the_close_is_written_at_once(
+    consumer: Consumer, written: Written
+):
+    """A loop that has ended does nothing more: what follows would never be done."""
+    letters, done = DeadLetters(consumer), []
+    letters.close()
+    written.open()
+    letters.keep_refused(b"a", "why", lambda: done.append("a"))
+    body, thread = written.get()
+
+    assert (b"a", ["a"]) == (body, done)
+    assert thread is threading.current_thread()
+    assert consumer.soon.empty()
