@@ -104,7 +104,10 @@ class Lanes:
             for request in self._poison:
                 request.disown()
         self._telling.tell_rest(restarting=restarting)
-        if not restarting:
+        if restarting:
+            for request in list(self._poison):  # which may come again before its copy is kept
+                self._returns.ended(request)
+        else:
             self._letters.close()
         for lane in self._lanes.values():
             self._give_back(lane.forget())

@@ -12,6 +12,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from celery_batch.errors import PoisonItem
 from celery_batch.worker.batch_end import BatchEnd, Fate, error_info
+from celery_batch.worker.dead_letters import DeadLetters
 from tests.worker.doubles import Call, Pool, Worker
 
 LOST = error_info(WorkerLostError("signal 9 (SIGKILL)"))
@@ -54,6 +55,41 @@ def test_item_that_kills_its_process_alone_is_poison(worker: Worker, pool: Pool)
     assert [["a", "b"], ["a"], ["b"]] == pool.batches
     assert isinstance(error_of(worker, "a"), PoisonItem)
     assert ["b"] == worker.told("settled")
+
+
+class Kept(Call):
+    """A request that does first what has to be done before it is acknowledged."""
+
+    before_end: Callable[[Callable[[], None]], object] | None = None
+
+    def acknowledge(self) -> None:
+        """Its message is done with, as soon as that may be said."""
+        before, self.before_end = self.before_end, None
+        done = super().acknowledge
+        if before is not None:
+            before(done)
+        else:
+            done()
+
+
+def test_poison_that_comes_again_before_its_copy_is_kept_is_not_run(
+    worker: Worker, pool: Pool, monkeypatch: pytest.MonkeyPatch
+):
+    """Its caller has been told; run once more, it would take another process down."""
+    monkeypatch.setattr(DeadLetters, "keep", lambda *_: None)  # which takes its time
+    lane = worker.lanes.lane(worker.app.tasks["single"])
+    worker.lanes.add(lane, Kept("a", worker.heard))
+    lose(pool)
+    lose(pool)
+    worker.lanes.close(restarting=True)
+    worker.lanes.open()
+    again = Kept("a", worker.heard)
+    again.is_redelivered = True
+    worker.lanes.add(lane, again)
+
+    assert [["a"], ["a"]] == pool.batches
+    assert isinstance(error_of(worker, "a"), PoisonItem)
+    assert again.acknowledged
 
 
 def test_losses_elsewhere_count(worker: Worker, pool: Pool):
