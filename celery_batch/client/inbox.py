@@ -51,8 +51,8 @@ class Inbox:
         self.is_here = True
         #: Called when a look is due sooner than was foreseen.
         self.hurry: Callable[[], object] = noop
-        #: Begins a listener where the last one was closed; None while there is one.
-        self._begin: Callable[[], object] | None = None
+        #: Begins a listener where the last one was closed; nothing while there is one.
+        self._begin: Callable[[], object] = noop
 
     def __len__(self) -> int:
         """Return how many replies are known."""
@@ -115,8 +115,7 @@ class Inbox:
                 return False
             reply.watchers = [*(reply.watchers or ()), watcher]
             self._looks.watch(reply, is_urgent=is_urgent)
-        if self._begin is not None:
-            self._begin()
+        self._begin()
         if is_urgent:
             self.hurry()
         return True
@@ -139,8 +138,7 @@ class Inbox:
                 return False
             reply.followers = [*(reply.followers or ()), watcher]
             is_fresh = self._looks.follow(reply)
-        if self._begin is not None:
-            self._begin()
+        self._begin()
         if is_fresh:
             self.hurry()
         return True
@@ -155,8 +153,7 @@ class Inbox:
 
     def opened(self, hurry: Callable[[], object]) -> None:
         """Note that a listener hears and looks for all that is watched."""
-        self.hurry = hurry
-        self._begin = None
+        self.hurry, self._begin = hurry, noop
 
     def closed(self, begin: Callable[[], object]) -> bool:
         """

@@ -250,12 +250,14 @@ def close_listener(app: Any) -> None:
     Args:
         app: The Celery app.
     """
-    listener = _listeners.pop(app, None)
-    if listener is None:
-        return
-    listener.close()
     begin = partial(_begin_again, weakref.ref(app))
-    if inbox_of(app).closed(begin):
+    with _guard:  # else another one could begin meanwhile, and the inbox take it for closed
+        listener = _listeners.pop(app, None)
+        if listener is None:
+            return
+        is_awaited = inbox_of(app).closed(begin)
+    listener.close()
+    if is_awaited:
         begin()
 
 

@@ -23,7 +23,12 @@ from celery_batch.cli.redis_server import RedisServer
 from celery_batch.client import store, sweep
 from celery_batch.client.arrival import arrived
 from celery_batch.client.inbox import Inbox, inbox_of
-from celery_batch.client.listener import close_listener, is_listening, listener_for
+from celery_batch.client.listener import (
+    Listener,
+    close_listener,
+    is_listening,
+    listener_for,
+)
 from celery_batch.client.patience import PIECE, Patience
 from celery_batch.client.result import BatchResult
 from celery_batch.replies import LARGEST_VALUE
@@ -634,6 +639,26 @@ def test_who_comes_as_the_listener_is_closed_is_answered(
     monkeypatch.setattr(Inbox, "watch", close_and_watch)
 
     assert 1 == asyncio.run(_value_of(result))
+
+
+def test_a_listener_that_begins_while_another_is_closed_looks_soon(
+    teller: Teller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is awaited then is looked for by the new one, at once where that is wanted."""
+    close = Listener.close
+
+    def begin_and_close(self: Listener) -> None:
+        monkeypatch.undo()
+        listener_for(teller.app)
+        close(self)
+
+    assert listener_for(teller.app)
+    monkeypatch.setattr(Listener, "close", begin_and_close)
+    close_listener(teller.app)
+    listener = listener_for(teller.app)
+
+    assert listener is not None
+    assert inbox_of(teller.app).hurry == listener._sweeper.hurry
 
 
 def test_closing_a_listener_begins_none_where_nobody_waits(teller: Teller) -> None:
