@@ -132,6 +132,17 @@ def test_a_shared_task_belongs_to_the_app_that_finalizes_it(app: Celery):
     assert 2 == app.tasks["eager.shared"].delay(1).get()
 
 
+def test_what_nobody_stores_need_not_be_encoded():
+    """Without a result backend a worker drops what a task returns, whatever that is."""
+    with Celery("eager", broker="memory://", set_as_current=False) as app:
+
+        @app.task(base=BatchTask, name="eager.made")
+        def made(x):
+            return [object() for _ in x]
+
+        assert "SUCCESS" == made.apply((1,)).state
+
+
 @pytest.fixture
 def scores(app: Celery):
     """A batch task that returns for each item an array in an object, and a tuple beside it."""
