@@ -84,6 +84,7 @@ def line_up(consumer: Any, lane: Lane, request: Any) -> None:
 def _take_on(consumer: Any, task: Any) -> None:
     worker = consumer.controller
     worker.batch_tasks.append(task)
+    consumer.batch_gate.limit_all()
     capacity.warn_about_caps(worker, capacity.held_per_process(worker.batch_tasks))
     before, now = capacity.hold_enough(consumer)
     if now > before and consumer.connection.transport.driver_type == "amqp":
@@ -114,7 +115,9 @@ def _consume_anew(consumer: Any) -> None:
     if tasks is None or consumer.qos_global:
         return
     consumer.qos.update()
-    for queue in list(tasks.queues):
-        tasks.cancel_by_queue(queue)
-        tasks.add_queue(queue)
+    tags = dict(tasks._active_tags)  # noqa: SLF001 (kombu knows one of each queue)
+    tasks._active_tags.clear()  # noqa: SLF001
     tasks.consume()
+    # Only now: a queue that deletes itself does so with its last consumer.
+    for tag in tags.values():
+        tasks.channel.basic_cancel(tag)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kombu import Queue
 
 from celery_batch import MessageTooLarge
 from tests.services.place import eventually
@@ -72,11 +73,14 @@ def test_only_what_is_not_routed_is_told_where_some_are(shop: Shop):
 def test_limits_of_size_come_with_the_first_batch_task(each_shop: Shop):
     """Ordinary tasks may be of any size until the worker serves a batch task."""
     forget_queue(each_shop)
-    each_shop.worker("-c", "1", "-Q", "slow", conf={"batch_max_message_size": 20_000})
+    worker = each_shop.worker("-c", "1", "-Q", "slow", conf={"batch_max_message_size": 20_000})
     large = {"queue": "slow", "headers": {"padding": "x" * 30_000}}
     answer = each_shop.plain.apply_async((1,), **large).get(timeout=60)
     with pytest.raises(MessageTooLarge):
         each_shop.double.apply_async(("x" * 30_000,), queue="slow").get(timeout=60)
+    each_shop.double.apply_async((1,), queue="slow").get(timeout=60)
+    each_shop.plain.apply_async(("x" * 30_000,), queue="slow")
+    eventually(lambda: 2 == worker.log.count("Refused a message"), "an ordinary one's refusal")
 
     assert 2 == answer
 
@@ -136,3 +140,16 @@ def test_metrics_begin_with_the_first_message(shop: Shop):
     eventually(lambda: "Metrics for Prometheus" in worker.log, "metrics")
 
     assert "Metrics for Prometheus" not in before
+
+
+def test_whole_batches_where_each_queue_has_a_prefetch_of_its_own(rabbit_shop: Shop):
+    """With a quorum queue a larger prefetch is for those who consume from then on."""
+    queue = Queue("steady", queue_arguments={"x-queue-type": "quorum"})
+    conf = {"task_create_missing_queue_type": "quorum"}
+    worker = rabbit_shop.worker("-c", "1", "-Q", queue.name, conf=conf)
+    rows = [((n,), None) for n in range(ROWS)]
+    results = rabbit_shop.double.apply_many(rows, queue=queue)
+
+    assert [2 * n for n in range(ROWS)] == answers(results)
+    assert 16 == max(sizes(rabbit_shop, "double"))
+    assert worker.status()["shop.double"]["requests"] == ROWS
