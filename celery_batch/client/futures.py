@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
+
+from celery.utils.functional import noop
 
 from celery_batch.client.elsewhere import keep_address
 from celery_batch.client.listener import listener_for
@@ -84,8 +87,20 @@ class ResultFuture(EndedOnce):
         """Be done when the reply is heard of."""
         if self._reply.inbox.watch(self._reply, self._heard):
             self.add_done_callback(self._abandon)
+            if self._batch_result.parent is not None:
+                self._watch_parents()
         else:
             self._heard()
+
+    def _watch_parents(self) -> None:
+        """Fail with a task before this one in its chain: then nobody tells of this one."""
+        me = weakref.ref(self)
+
+        def poll() -> bool:
+            future = me()
+            return future is None or future._settle(noop)  # noqa: SLF001 (our own)
+
+        Poller.of(self._batch_result.app).add(poll)
 
     def poll(self) -> None:
         """Be done when the result is found where it is stored."""

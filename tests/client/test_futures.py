@@ -75,6 +75,16 @@ def test_a_future_holds_what_its_task_returned(teller: Teller, size: str) -> Non
     assert [value, [value, value]] * 2 == found
 
 
+def test_a_future_fails_with_a_task_before_it_in_its_chain(teller: Teller) -> None:
+    """A task whose predecessor failed never runs; who waits for it is told, as by `get`."""
+    first = teller.ask()
+    future = teller.ask(parent=first).future()
+    teller.answer(first, ValueError("no"), states.FAILURE)
+
+    with pytest.raises(ValueError, match="no"):
+        future.result(SOON)
+
+
 @pytest.mark.usefixtures("copying")
 def test_a_future_holds_what_its_task_failed_with(teller: Teller) -> None:
     """An error is in the future's state, too; of a request, that of the first item with one."""
