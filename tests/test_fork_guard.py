@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import redis
+from celery.utils.functional import noop
 
 from celery_batch import fork_guard
 from celery_batch.cli.child import wait_until
 from celery_batch.fork_guard import held_off
 from celery_batch.worker.redis_owner import own_pool
+from celery_batch.worker.teller import Teller
 
 
 @pytest.fixture(autouse=True)
@@ -121,6 +123,29 @@ def test_a_workers_own_connections_hold_forks_off(
     until(lambda: "child 7" in order)
 
     assert ["connected", "forked", "child 7"] == order
+
+
+def test_what_a_worker_puts_off_holds_forks_off(
+    order: list[str], on_a_thread: Callable[[Callable[[], object]], threading.Thread]
+) -> None:
+    """A dead letter is written, on a connection perhaps, as the process that died is replaced."""
+    begun, may_end = threading.Event(), threading.Event()
+
+    def write() -> None:
+        begun.set()
+        may_end.wait(60)
+        order.append("written")
+
+    teller = Teller()
+    teller.soon(write, noop)
+    begun.wait(60)
+    on_a_thread(lambda: forked(order))
+    until(lambda: fork_guard._gate.is_forking)
+    may_end.set()
+    until(lambda: "child 7" in order)
+    teller.close()
+
+    assert ["written", "forked", "child 7"] == order
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from queue import Full, Queue
 from threading import Thread
 
+from celery_batch.fork_guard import held_off
+
 __all__ = ["Teller"]
 
 logger = logging.getLogger(__name__)
@@ -42,7 +44,8 @@ class Teller:
 
         def both() -> None:
             try:
-                tell()
+                with held_off():  # it may connect while a process is replaced
+                    tell()
             except Exception:
                 logger.exception("Could not do what was put off (%s)", self._name)
             then()
