@@ -97,13 +97,18 @@ class _Outgoing:
         self._is_leaving = bool(calls)
         if not calls:
             return
+        untaken = [calls]
         try:
-            self._writer.submit(self._write, loop, calls)
-        except RuntimeError:  # the interpreter is ending, and starts no thread any more
+            self._writer.submit(self._write, loop, untaken)
+        except RuntimeError:  # the interpreter is ending, or there are too many threads
+            untaken.clear()  # the executor keeps them, and would write them with the next ones
             self._arrived(loop, calls, _send(calls))
 
-    def _write(self, loop: asyncio.AbstractEventLoop, calls: list[LoopCall]) -> None:
+    def _write(self, loop: asyncio.AbstractEventLoop, untaken: list[list[LoopCall]]) -> None:
         """Write calls, in the thread for it, and have the loop tell what has come of that."""
+        if not untaken:
+            return
+        calls = untaken.pop()
         try:
             outcomes = _send(calls)
         except BaseException as error:  # noqa: BLE001 (it is raised where the calls were made)

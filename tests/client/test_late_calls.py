@@ -1,10 +1,16 @@
-"""Calls that are made while the interpreter ends, when no thread can be started any more."""
+"""Calls that are made when no thread can be started, as while the interpreter ends."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from threading import Thread
+from typing import Any
 
 import pytest
+from celery import Celery
+
+from celery_batch import BatchTask
 
 #: Python 3.12 and later start no thread in what runs at exit; before, it is made to be so.
 _PROGRAM = """
@@ -47,3 +53,32 @@ def test_the_first_call_may_come_at_exit(
     send, number = SENDS[way]
 
     assert str(number) == in_python(_PROGRAM.format(url=broker, most=most, send=send))
+
+
+def test_a_call_that_finds_no_thread_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are too many threads it is sent at once, and not again with the next one."""
+    start, refused = Thread.start, []
+
+    def refuse_once(self: Thread) -> None:
+        if self.name.startswith("celery-batch-send") and not refused:
+            refused.append(self)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    async def send(task: Any) -> None:
+        for text in "ab":
+            await task.adelay(text)
+
+    monkeypatch.setattr(Thread, "start", refuse_once)
+    with Celery("crowded", broker="memory://", set_as_current=False) as app:
+        task = app.task(base=BatchTask, name="shout", ignore_result=True)(_same)
+        asyncio.run(send(task))
+        with app.connection_for_read() as connection:
+            waiting = connection.default_channel._size("celery")
+
+    assert refused
+    assert 2 == waiting
+
+
+def _same(text: list[str]) -> list[str]:
+    return text
