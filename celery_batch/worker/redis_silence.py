@@ -77,12 +77,21 @@ def break_off(client: Any, before_refusal: Callable[[], object]) -> None:
     if not _silences:
         logger.warning("Redis does not answer, and this worker shuts down: it waits no longer")
         _silences.append(_Silence(address, threading.current_thread(), before_refusal))
-    for connection in list(_connections):
+    for connection in _made():
         # Its reader closes it: that may be in the middle of an answer.
         open_socket = getattr(connection, "_sock", None)
         if open_socket is not None and _address(vars(connection)) == address:
             with suppress(OSError):  # closed meanwhile
                 open_socket.shutdown(socket.SHUT_RDWR)
+
+
+def _made() -> list[Any]:
+    # No lock: a fork may copy it, held.
+    while True:
+        try:
+            return list(_connections)
+        except RuntimeError:  # another one was made meanwhile
+            continue
 
 
 def answers_again() -> None:
