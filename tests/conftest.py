@@ -40,7 +40,7 @@ settings.load_profile("new-examples")
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Have the order of the tests and Hypothesis' examples follow from the run's one seed."""
-    if config.option.randomly_seed == "default":
+    if getattr(config.option, "randomly_seed", None) == "default":
         config.option.randomly_seed = SEED
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(SEED)
