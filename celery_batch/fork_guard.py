@@ -25,12 +25,12 @@ _PATIENCE = 1.0
 
 
 class _Gate:
-    """How many threads connect, and whether a fork waits for them."""
+    """How many threads connect, and how many forks wait for them or are under way."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.connecting = 0
-        self.is_forking = False
+        self.forking = 0
 
 
 _gate = _Gate()
@@ -41,7 +41,7 @@ def held_off() -> Iterator[None]:
     """Connect in this context, on a thread that is not the main one: a fork waits until then."""
     gate = _gate
     with gate.changed:
-        gate.changed.wait_for(lambda: not gate.is_forking)
+        gate.changed.wait_for(lambda: not gate.forking)
         gate.connecting += 1
     try:
         yield
@@ -54,7 +54,7 @@ def held_off() -> Iterator[None]:
 def _before() -> None:
     gate = _gate
     with gate.changed:
-        gate.is_forking = True
+        gate.forking += 1
         if not gate.changed.wait_for(lambda: not gate.connecting, _PATIENCE):
             logger.warning("A process is forked while a thread connects, and may hang for that")
 
@@ -62,7 +62,7 @@ def _before() -> None:
 def _after_in_parent() -> None:
     gate = _gate
     with gate.changed:
-        gate.is_forking = False
+        gate.forking -= 1
         gate.changed.notify_all()
 
 

@@ -69,7 +69,7 @@ def test_a_fork_waits_for_who_connects(
 
     with held_off():
         on_a_thread(lambda: forked(order))
-        until(lambda: fork_guard._gate.is_forking)
+        until(lambda: fork_guard._gate.forking)
         second = on_a_thread(connect)
         order.append("first")
     second.join()
@@ -118,7 +118,7 @@ def test_a_workers_own_connections_hold_forks_off(
     on_a_thread(connect)
     begun.wait(60)
     on_a_thread(lambda: forked(order))
-    until(lambda: fork_guard._gate.is_forking)
+    until(lambda: fork_guard._gate.forking)
     may_end.set()
     until(lambda: "child 7" in order)
 
@@ -140,7 +140,7 @@ def test_what_a_worker_puts_off_holds_forks_off(
     teller.soon(write, noop)
     begun.wait(60)
     on_a_thread(lambda: forked(order))
-    until(lambda: fork_guard._gate.is_forking)
+    until(lambda: fork_guard._gate.forking)
     may_end.set()
     until(lambda: "child 7" in order)
     teller.close()

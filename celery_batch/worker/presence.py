@@ -28,6 +28,10 @@ logger = logging.getLogger(__name__)
 #: Seconds from one renewal to the next, and for which an entry is good.
 _RENEW_EVERY, _GOOD_FOR = 4.0, 10.0
 
+#: Renewals from one to the next that also removes the entries of workers that are gone.  They
+#: mislead nobody meanwhile: as long as somebody renews a set, the task is served.
+_TIDY_EVERY = 3
+
 #: Seconds between two looks at what has changed in this worker, which ask nobody.
 _LOOK_EVERY = 1.0
 
@@ -52,6 +56,7 @@ class Presence:
         self._entered: set[str] = set()
         self._lock = threading.Lock()
         self._renewed_at = float("-inf")
+        self._renewals = 0
         #: By how many seconds the clock of Redis is ahead of ours, which began with the machine.
         self._ahead: float | None = None
         self._changed, self._ended = threading.Event(), threading.Event()
@@ -125,18 +130,21 @@ class Presence:
         if self._ahead is None:
             self._ahead = _seconds(client.time()) - awake_seconds()
         now = awake_seconds() + self._ahead
+        tidy = keys != self._entered or self._renewals % _TIDY_EVERY == 0
         with client.pipeline(transaction=False) as pipe:
             pipe.time()
             for key in self._entered - keys:
                 pipe.zrem(self._prefix + key, self._member)
             for key in (self._prefix + key for key in keys):
                 pipe.zadd(key, {self._member: now + _GOOD_FOR})
-                pipe.zremrangebyscore(key, "-inf", now)
                 pipe.pexpire(key, int(_GOOD_FOR * 1000))
+                if tidy:
+                    pipe.zremrangebyscore(key, "-inf", now)
             told, *_ = pipe.execute()
         self._renewed_at = awake_seconds()
         self._ahead = _seconds(told) - self._renewed_at
         self._entered = keys
+        self._renewals += 1
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None

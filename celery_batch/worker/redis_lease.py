@@ -195,7 +195,8 @@ class Lease:
 
     def _note_outage(self, error: Exception) -> None:
         self._sweeper.distrust_absence()
-        self._stop_without_redis(error)
+        if self._is_out:  # one command that took long is no frozen Redis
+            self._stop_without_redis(error)
         if self._is_out or self._stopped.is_set():
             return
         self._is_out = True
