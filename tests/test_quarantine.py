@@ -26,10 +26,17 @@ FAILS_ONCE = """
 ENTRY = '[[test]]\nid = "{id}"\nreason = "its server starts slowly"\nsince = 2026-11-23\n'
 
 
-@pytest.fixture(params=[(), ("-n", "1", "--dist", "loadgroup")], ids=["alone", "xdist"])
-def run(request, pytester, monkeypatch):
-    """Run pytest with the plugin over a test that fails once."""
+@pytest.fixture(autouse=True)
+def _few_plugins(monkeypatch):
+    """Have pytest begin quickly: it loads no plugin but those that are named."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+@pytest.fixture(params=[(), ("-n", "1", "--dist", "loadgroup")], ids=["alone", "xdist"])
+def run(request, pytester):
+    """Run pytest with the plugin over a test that fails once."""
     pytester.makepyfile(test_made_up=FAILS_ONCE)
     file = pytester.makefile(".toml", quarantine="")
 
@@ -63,9 +70,8 @@ def test_a_quarantined_test_may_fail_once(run, pytester):
     assert ["test_fails_once"] == [case.get("name") for case in suites.iter("testcase")]
 
 
-def test_a_quarantined_test_may_not_fail_twice(pytester, monkeypatch):
+def test_a_quarantined_test_may_not_fail_twice(pytester):
     """A second failure fails the run."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makepyfile(test_made_up="def test_fails(): assert False")
     file = pytester.makefile(".toml", quarantine=ENTRY.format(id="test_made_up.py::test_fails"))
     result = pytester.runpytest_subprocess("-p", "tests.quarantine", f"--quarantine={file}")
@@ -74,9 +80,8 @@ def test_a_quarantined_test_may_not_fail_twice(pytester, monkeypatch):
     result.stdout.fnmatch_lines(["*tried again*", "*assert False*"])
 
 
-def test_a_crash_of_a_test_process_fails_the_run(pytester, monkeypatch):
+def test_a_crash_of_a_test_process_fails_the_run(pytester):
     """A test that takes its process down is not tried again, and nothing hangs."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makepyfile(
         test_crash="import os\ndef test_crash(): os._exit(1)",
         test_good="def test_good(): pass",
