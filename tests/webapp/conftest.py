@@ -27,6 +27,19 @@ ROOT = HERE.parents[1]
 OURS = {"WEBAPP_CONTRACT": "web_standin:contract", "WEBAPP_HEARTBEAT": "0.4"}
 
 
+#: The other servers of the same apps, which hold to the same contract.
+OTHERS = {"flask-gevent", "flask-parking", "django", "django-parking", "gevent", "parking"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Try each framework on one server, and on all of them in the thorough run."""
+    for item in items:
+        chosen = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if any(isinstance(each, str) and each in OTHERS for each in chosen):
+            item.add_marker(pytest.mark.thorough("web apps on their other servers"))
+
+
 @dataclass
 class Servers:
     """Starts what a test needs around one Redis; each server ends with its block."""
