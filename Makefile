@@ -14,13 +14,16 @@ demo: $(STAMP) ## Start everything, send sentences, measure naive against batche
 up: $(STAMP) ## Start Redis, worker, web app and Flower, and keep them until Ctrl-C
 	@$(BIN)/python -m deploy.local.up
 
-# Tests wait for real servers more than for the processor.  A process that is lost fails the run: pytest-xdist hangs
-# where it replaces one.
-PYTEST := $(BIN)/python -m pytest -n $(or $(N),4) --dist loadgroup --max-worker-restart=0 \
+# Tests wait for real servers as often as for the processor.  A process that is lost fails the run: pytest-xdist
+# hangs where it replaces one.
+PYTEST := $(BIN)/python -m pytest -n $(or $(N),6) --dist loadgroup --max-worker-restart=0 \
 	-r fE --durations=20 --junitxml=build/junit/tests.xml --ignore=tests/docs
 
+# Per cent of the package's branches that the test processes have to see; workers are left to `make coverage`.
+FLOOR := 50
+
 test: $(STAMP) ## Run the whole test suite with real servers (TEST_SEED=n repeats a run)
-	@$(PYTEST) tests
+	@$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=$(FLOOR) tests
 
 test-thorough: $(STAMP) ## Run it with all variants and sizes, and workers that are executed (ONLY=1: what it adds)
 	@THOROUGH=1 $(BIN)/python -m pytest --collect-only -qq -m thorough tests | sed -n '/^thorough:/p'

@@ -26,6 +26,12 @@ def waiting(here: Sender) -> int:
     return int(here.redis.llen("celery"))
 
 
+@pytest.fixture(autouse=True)
+def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept for long is written, too: on a slow machine sooner than a piece is full."""
+    monkeypatch.setattr("celery_batch.client.gathering.monotonic", lambda: 0.0)
+
+
 def canvas(here: Sender, kind: str, members: Iterator[Any]) -> Any:
     """Return a group, or a chord with one, over a generator."""
     return group(members) if kind == "group" else chord(members, here.task.si("body"))

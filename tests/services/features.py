@@ -21,6 +21,8 @@ __all__ = ["app", "memory", "recall", "remember"]
 
 app = Celery("features")
 app.conf.update(
+    # Its workers live on while other tests ask all workers of the same RabbitMQ.
+    control_exchange="features",
     task_default_queue=os.environ.get("SHOP_QUEUE", "celery"),
     task_queue_max_priority=10,
     worker_send_task_events=True,
