@@ -66,6 +66,7 @@ def test_a_call_that_finds_no_thread_is_sent_once(monkeypatch: pytest.MonkeyPatc
         start(self)
 
     async def send(task: Any) -> None:
+        """Send two calls."""
         for text in "ab":
             await task.adelay(text)
 

@@ -96,6 +96,7 @@ def test_coroutines_hear_it_too() -> None:
     task = limited(NOWHERE, 3, tries=2)
 
     async def ask() -> list[Any]:
+        """Send all calls at once."""
         calls = (task.adelay(number) for number in range(CALLS))
         return await asyncio.gather(*calls, return_exceptions=True)
 

@@ -127,6 +127,7 @@ def test_from_coroutines(shop: Shop):
     """Many coroutines at once, of which each has the answer."""
 
     async def ask() -> list[bool]:
+        """Ask a hundred times at once."""
         return await asyncio.gather(*(shop.double.ais_served() for _ in range(100)))
 
     before = asyncio.run(ask())

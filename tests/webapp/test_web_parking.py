@@ -140,6 +140,7 @@ def test_a_parked_answer_is_no_body():
     """Where something stands between app and server that sends it on, it is told so."""
 
     async def answer():
+        """Answer with an empty body."""
         return Answer(body=b"")
 
     with pytest.raises(TypeError, match=OFFER):
