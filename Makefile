@@ -25,7 +25,7 @@ FLOOR := 50
 test: $(STAMP) ## Run the whole test suite with real servers (TEST_SEED=n repeats a run)
 	@$(PYTEST) --cov --cov-report=term:skip-covered --cov-fail-under=$(FLOOR) tests
 
-test-thorough: $(STAMP) ## Run it with all variants and sizes, and workers that are executed (ONLY=1: what it adds)
+test-thorough: $(STAMP) ## Run all variants and sizes too, with workers that are executed (ONLY=1: these tests alone)
 	@THOROUGH=1 $(BIN)/python -m pytest --collect-only -qq -m thorough tests | sed -n '/^thorough:/p'
 	@THOROUGH=1 FUZZ_SECONDS=60 CANVAS_TORTURE=1000 $(PYTEST) $(if $(ONLY),-m thorough) tests
 

@@ -181,8 +181,8 @@ class DepthWatch:
         except Exception as error:  # noqa: BLE001 (whatever it is, calls have to go on)
             is_away = isinstance(error, _AWAY)
             if not self._is_failing:
-                who = "no more than may wait try to come" if is_away else "all may come"
-                logger.warning("Cannot look how many items wait, so %s: %s", who, error)
+                then = "max_queue calls at most are tried" if is_away else "no call is refused"
+                logger.warning("The queue's length is not known, so %s: %s", then, error)
             self._is_failing = True
             for _, depth in wanted:
                 depth.fail() if is_away else depth.lose()

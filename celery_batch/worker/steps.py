@@ -153,7 +153,7 @@ def _require_threads_of_its_own(worker: Any) -> None:
         tasks = ", ".join(task.name for task in worker.batch_tasks)
         raise ConfigurationError(
             f"the {name} pool cannot run batch tasks ({tasks}): a model would stop the worker's"
-            f" loop; leave --pool out, or start a worker for other queues with --pool={name} -Q"
+            f" loop; leave --pool out, or give this worker other queues: --pool={name} -Q NAME"
         )
 
 
