@@ -191,8 +191,8 @@ class Room:
         """Return why a call is refused: for want of room, or of an answer of the broker's."""
         if depth.is_doubtful:
             return BrokerUnreachable(
-                f"{task.name}: the broker does not answer; {waiting} items for queue {queue!r}"
-                f" could not be sent, or are not known to have come"
+                f"{task.name}: the broker does not answer, and {waiting} items for queue"
+                f" {queue!r} waited there or were on their way when it was last heard"
             )
         most = self.limit(task) or 0
         seconds = depth.seconds_until(waiting + items - most)
