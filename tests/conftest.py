@@ -13,6 +13,7 @@ import pytest
 from celery import _state
 from celery.app import builtins  # noqa: F401 (registers Celery's own shared tasks)
 from hypothesis import HealthCheck, settings
+from kombu.utils import json
 
 from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import ConfigurationError
@@ -94,6 +95,13 @@ _BUILTINS = frozenset(_state._on_app_finalizers)
 def _own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Celery shares every task with all apps there will be; not from one test to the next."""
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_BUILTINS))
+
+
+@pytest.fixture(autouse=True)
+def _own_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test teaches kombu's JSON is forgotten by the next."""
+    for name in ("_encoders", "_decoders"):
+        monkeypatch.setattr(json, name, dict(getattr(json, name)))
 
 
 @pytest.fixture(scope="session")

@@ -297,9 +297,11 @@ def test_bytes_stay_bytes_with_msgpack(apps: Any):
 
 @pytest.mark.parametrize("limit", [1, 10])
 def test_a_generators_first_members_are_there_before_its_last_is_made(
-    apps: Any, limit: int
+    apps: Any, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     """A group over a generator is sent piece by piece, with one connection, too."""
+    # What is kept for a second is sent, too: on a slow machine sooner than a piece is full.
+    monkeypatch.setattr("celery_batch.client.gathering.monotonic", lambda: 0.0)
     task = apps(result_backend="cache+memory://", broker_pool_limit=limit)
     group(task.s(0)).apply_async()  # the first of its kind
     found: list[Any] = []
