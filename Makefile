@@ -5,18 +5,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+# The tests start hundreds of processes, which would each compile all that they import: 5 s of processor time for torch.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Start everything, send sentences, measure naive against batched, stop
-	@$(BIN)/python -m deploy.local.demo
+	@$(BIN)/python -m demo
 
 up: $(STAMP) ## Start Redis, worker, web app and Flower, and keep them until Ctrl-C
-	@$(BIN)/python -m deploy.local.up
+	@$(BIN)/python -m demo.up
 
 # Tests wait for real servers as often as for the processor.  A process that is lost fails the run: pytest-xdist
 # hangs where it replaces one.
-PYTEST := $(BIN)/python -m pytest -n $(or $(N),6) --dist loadgroup --max-worker-restart=0 \
+PYTEST := $(BIN)/python -m pytest -n $(or $(N),6) --dist loadgroup --no-loadscope-reorder \
+	--max-worker-restart=0 \
 	-r fE --durations=20 --junitxml=build/junit/tests.xml --ignore=tests/docs
 
 test: $(STAMP) ## Run the whole test suite with real servers (TEST_SEED=n repeats a run)
@@ -67,12 +71,12 @@ bench-seeds: $(STAMP) ## Measure service-streamer's published tables again, with
 	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) seeds
 
 pictures: $(STAMP) ## Take the pictures of the page, the monitor, Flower and the dashboard in docs/img anew
-	@$(BIN)/python -m deploy.local.pictures
-	@$(BIN)/python -m deploy.local.fleet_pictures
-	@$(BIN)/python -m deploy.local.dashboard_picture
+	@$(BIN)/python -m demo.pictures
+	@$(BIN)/python -m demo.cluster_pictures
+	@$(BIN)/python -m demo.dashboard_picture
 
 bench-web: $(STAMP) ## Measure our web servers beside service-streamer's, LitServe's and mosec's, with wrk
-	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write) web
+	@$(BIN)/python -m bench $(if $(QUICK),--quick,--write --rounds 5) web
 
 # It has to work also where constraints.txt and pyproject.toml contradict each other.
 lock: $(if $(wildcard $(STAMP)),,$(STAMP)) ## Lock what pyproject.toml asks for (UPGRADE="ruff mypy" or UPGRADE=all for newer versions)

@@ -14,6 +14,7 @@ import psutil
 
 from bench.plot import draw
 from bench.sheet import Case, Effort, goals_sheet
+from bench.versions import commit
 from celery_batch import __version__
 
 __all__ = ["about", "write"]
@@ -36,6 +37,7 @@ def about(effort: Effort) -> dict[str, Any]:
         "python": platform.python_version(),
         "celery": celery.__version__,
         "celery_batch": __version__,
+        "commit": commit(),
     }
 
 
@@ -72,8 +74,10 @@ def _body(known: dict[str, Any], cases: dict[str, Case]) -> str:
 
 
 def _where(about: dict[str, Any]) -> str:
+    commit = f", commit {about['commit']}" if about.get("commit") else ""
     return (
         f"Measured {about['date']} on {about['cores']} cores with {about['memory_gib']} GiB,"
         f" load {about['load']} before; {about['rounds']} rounds,"
-        f" {about['share']:.0%} of the items; Python {about['python']}, Celery {about['celery']}."
+        f" {about['share']:.0%} of the items; Python {about['python']}, Celery {about['celery']}"
+        f"{commit}."
     )

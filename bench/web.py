@@ -15,8 +15,8 @@ from bench.roll_call import call_the_roll
 from bench.sleeper import expected
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.streamer import RedisStreamer
-from deploy.local.browser import why_not
-from deploy.local.load import Question, run_load
+from demo.http_client import why_not
+from demo.load import Question, run_load
 from examples.infill_redis import PREFIX
 
 __all__ = ["CLIENTS", "Site", "web"]

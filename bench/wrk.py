@@ -80,6 +80,6 @@ def run_wrk(url: str, *, clients: int, seconds: int, script: Path = _SCRIPT) -> 
     if rate is None:
         raise WrkFailed(f"wrk on {url}: {done.stdout}{done.stderr}")
     errors = re.findall(r"^ *((?:Socket errors|Non-2xx).*)$", done.stdout, re.MULTILINE)
-    shares = re.findall(r"^ +(\d+)% +([\d.]+)(us|ms|s|m)$", done.stdout, re.MULTILINE)
+    shares = re.findall(r"^ +(\d+)% +([\d.]+)(us|ms|s|m) *$", done.stdout, re.MULTILINE)
     latency = {int(percent): float(value) * _UNITS[unit] for percent, value, unit in shares}
     return Report(float(rate[1]), "; ".join(errors), latency)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from celery_batch.errors import BatchError as BatchError
     from celery_batch.errors import ChunkFailed as ChunkFailed
     from celery_batch.errors import ConfigurationError as ConfigurationError
+    from celery_batch.errors import DeadlineExceeded as DeadlineExceeded
     from celery_batch.errors import InvalidChunk as InvalidChunk
     from celery_batch.errors import LoadFailed as LoadFailed
     from celery_batch.errors import MessageRefused as MessageRefused
@@ -41,6 +42,14 @@ if TYPE_CHECKING:
     )
     from celery_batch.streamer.threaded import ThreadedStreamer as ThreadedStreamer
     from celery_batch.task import BatchTask as BatchTask
+    from celery_batch.web.errors import HttpError as HttpError
+    from celery_batch.web.errors import http_error as http_error
+    from celery_batch.web.predict import apredict as apredict
+    from celery_batch.web.predict import predict as predict
+    from celery_batch.web.prepare import prepare as prepare
+    from celery_batch.web.readiness import Readiness as Readiness
+    from celery_batch.web.readiness import areadiness as areadiness
+    from celery_batch.web.readiness import readiness as readiness
 
 __version__ = "0.1.0"
 
@@ -52,7 +61,9 @@ _HOME = {
     "BrokerUnreachable": "celery_batch.client.room",
     "ChunkFailed": "celery_batch.errors",
     "ConfigurationError": "celery_batch.errors",
+    "DeadlineExceeded": "celery_batch.errors",
     "GpuWorkerManager": "celery_batch.streamer",
+    "HttpError": "celery_batch.web.errors",
     "InvalidChunk": "celery_batch.errors",
     "LoadFailed": "celery_batch.errors",
     "ManagedModel": "celery_batch.streamer",
@@ -64,6 +75,7 @@ _HOME = {
     "PartlySent": "celery_batch.client.many",
     "PoisonItem": "celery_batch.errors",
     "QueueFull": "celery_batch.errors",
+    "Readiness": "celery_batch.web.readiness",
     "RedisStreamer": "celery_batch.streamer",
     "RedisWorker": "celery_batch.streamer",
     "StreamWorker": "celery_batch.streamer",
@@ -72,6 +84,12 @@ _HOME = {
     "ThreadedStreamer": "celery_batch.streamer",
     "WorkerLost": "celery_batch.errors",
     "WrongResultCount": "celery_batch.errors",
+    "apredict": "celery_batch.web.predict",
+    "areadiness": "celery_batch.web.readiness",
+    "http_error": "celery_batch.web.errors",
+    "predict": "celery_batch.web.predict",
+    "prepare": "celery_batch.web.prepare",
+    "readiness": "celery_batch.web.readiness",
     "run_redis_workers_forever": "celery_batch.streamer",
 }
 

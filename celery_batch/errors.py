@@ -11,6 +11,7 @@ live with the client; this module imports nothing of Celery's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "BatchError",
     "ChunkFailed",
     "ConfigurationError",
+    "DeadlineExceeded",
     "InvalidChunk",
     "InvalidRow",
     "LoadFailed",
@@ -47,6 +49,18 @@ class BatchError(Exception):
 
 class ConfigurationError(BatchError, ValueError):
     """A setting or task option is wrong."""
+
+
+class DeadlineExceeded(BatchError, TimeoutError):
+    """There was no answer in time."""
+
+    http = 504
+
+    def __init__(self, *words: str, results: Sequence[Any] = ()) -> None:
+        super().__init__(*words)
+        #: The result of each call, in order; those of calls that are left to finish can be
+        #: asked for later.
+        self.results = list(results)
 
 
 class MessageRefused(BatchError, ValueError):

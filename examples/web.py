@@ -1,4 +1,4 @@
-"""What the examples' web servers have in common: how they say no."""
+"""The error handlers of the examples' web servers, whose models are asked through streamers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["new_app"]
 
 def new_app() -> Flask:
     """
-    Make a Flask app that tells its clients why they get no answer.
+    Make a Flask app that answers the errors of a streamer with a status and a message.
 
-    An input that the model cannot read is a 400, and no answer in time a 504; a full
-    queue, a model that is away and their like have a status of their own.
+    An input that the model cannot read is 400, and no answer in time is 504; a full
+    queue, a lost worker and other errors of ours have a status of their own.
     """
     app = Flask("examples", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = 16 * 2**20

@@ -8,7 +8,8 @@ guess, the evaluation follows Celery:
 * A group in a group becomes one group; its members come in order where the outer
   group is the whole canvas, and turned around everywhere else.
 * A body that is a single task hears by its errback that the header failed, though it
-  never runs; a body that is a chain does not.
+  never runs.  Of a body that is a chain the first task does, if the chord is part of a
+  chain; if it is all there is, or stands in a group, none does.
 * A body that is a chain and opens with a group is not given the header's results.
 
 Where Celery gives no right answer, with ordinary tasks either, a canvas is not drawn;
@@ -240,18 +241,23 @@ class Evaluation:
                 return self._in_turn(parts, x)
             case Par(parts):
                 return self._together(_turned(parts), x)
-            case Join(header, body):
-                x = self.of(Par(header), x)
-                if isinstance(x, Broke):
-                    self._hear_of_header(body)
-                    return x
-                loses = isinstance(body, Seq) and isinstance(_first(body), Par)
-                return self.of(body, None if loses else x)
+            case Join():
+                return self._join(shape, x, is_in_chain=False)
         raise TypeError(shape)
+
+    def _join(self, join: Join, x: Any, *, is_in_chain: bool) -> Any:
+        body = join.body
+        x = self.of(Par(join.header), x)
+        if isinstance(x, Broke):
+            self._hear_of_header(_first(body) if is_in_chain else body)
+            return x
+        loses = isinstance(body, Seq) and isinstance(_first(body), Par)
+        return self.of(body, None if loses else x)
 
     def _in_turn(self, parts: tuple[Any, ...], x: Any) -> Any:
         for index, part in enumerate(parts):
-            x = self.of(part, x)
+            is_join = isinstance(part, Join)
+            x = self._join(part, x, is_in_chain=True) if is_join else self.of(part, x)
             if isinstance(x, Broke):
                 if isinstance(part, Par) and parts[index + 1 :]:
                     self._hear_of_header(_first(parts[index + 1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -26,6 +27,18 @@ pytest_plugins = ["tests.quarantine"]
 #: Tests of these folders share servers or workers, so one process runs all of them.
 _TOGETHER = ("tests/integration/features",)
 
+#: What takes longest starts first; otherwise one process still runs it when all others have ended.
+_LONGEST_FIRST = (
+    "tests/faults/test_faults.py",
+    "tests/integration/features",
+    "tests/deploy",
+    "tests/webapp",
+    "tests/integration/backfill",
+    "tests/integration",
+    "tests/cli",
+    "tests/client",
+)
+
 # Neither drawing an example nor running it is quick on a machine that does other things, too.
 # Under CI Hypothesis would draw the same examples in every run; here each run draws new ones.
 settings.register_profile(
@@ -41,6 +54,11 @@ settings.load_profile("new-examples")
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Have the order of the tests and Hypothesis' examples follow from the run's one seed."""
+    # A run in the background of a script ignores interrupts, and so would all that it starts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if getattr(config.option, "randomly_seed", None) == "default":
         config.option.randomly_seed = SEED
     if config.option.hypothesis_seed is None:
@@ -78,6 +96,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not item.get_closest_marker("xdist_group"):
             item.add_marker(pytest.mark.xdist_group(_group(item)))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_rank)
+
+
+def _rank(item: pytest.Item) -> int:
+    """Return the place of the test's file in the order of those that take longest."""
+    path = item.path.relative_to(ROOT)
+    ranks = (i for i, start in enumerate(_LONGEST_FIRST) if path.is_relative_to(start))
+    return next(ranks, len(_LONGEST_FIRST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
+    """Refuse to go on where pytest-xdist has not marked each test's group in its id."""
+    if not all("@" in nodeid for nodeid in ids):
+        pytest.exit("tests would not share their servers: use --dist loadgroup, locked versions", 4)
 
 
 def _group(item: pytest.Item) -> str:

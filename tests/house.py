@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("celery_batch", "workers", "webapp", "deploy", "bench", "examples")
+FOLDERS = ("celery_batch", "workers", "webapp", "demo", "bench", "examples")
 
 LONGEST_BODY = 40
 
@@ -42,10 +42,11 @@ ALLOWED = frozenset(
         # A Celery app names the modules of its tasks, which are decorated with the app.
         ("workers.celery", "workers.colours"),
         ("workers.celery", "workers.echo"),
+        ("workers.celery", "workers.huggingface"),
         ("workers.celery", "workers.infill"),
         # Django's settings name the application that reads them.
-        ("webapp.django_app.asgi", "webapp.django_app.asgi_settings"),
-        ("webapp.django_app.wsgi", "webapp.django_app.settings"),
+        ("webapp.django_site.asgi", "webapp.django_site.settings"),
+        ("webapp.django_site.wsgi", "webapp.django_site.settings"),
     }
 )
 

@@ -1,0 +1,1 @@
+"""Three web apps that call the same batch tasks: Flask, FastAPI and Django."""

@@ -1,70 +1,134 @@
-"""
-The Flask door: ``gunicorn -k webapp.parking.ParkingWorker webapp.flask_app:app``.
-
-It translates HTTP and nothing else; what is answered is `webapp.contract`'s business.
-"""
+"""The Flask app: ``gunicorn --threads 64 webapp.flask_app:app``."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
+from uuid import UUID
 
-from flask import Flask, Response, request
-from werkzeug.exceptions import HTTPException, InternalServerError
+from flask import Flask, Response, abort, json, request, url_for
+from prometheus_flask_exporter import PrometheusMetrics
+from werkzeug.exceptions import HTTPException
 
-from webapp.contract import Contract
-from webapp.parked import Parked
-from webapp.service import served_contract
-from webapp.wsgi import answer_to, head_of
+from celery_batch import predict
+from celery_batch.web.flask import readiness_blueprint, register_error_handlers
+from webapp import tasks
+from webapp.stats import stats
+from webapp.task_status import TaskStatus, task_status
 
-__all__ = ["app", "create_app"]
-
-
-class _Response(Response):
-    """What the contract says and no more: who asks for the head alone hears of no length 0."""
-
-    automatically_set_content_length = False
-
-
-class _Later(_Response):
-    """What Flask takes for an answer, and the server for its absence; its headers are kept."""
-
-    def __init__(self, parked: Parked) -> None:
-        super().__init__()
-        self._parked = parked
-
-    def __call__(self, _environ: Any, _start_response: Any) -> Any:
-        return Parked(self._parked.answering, self.close, [*self.headers.items()])
+app = Flask(__name__, static_folder=tasks.PAGE, static_url_path="/static")
+app.config["MAX_CONTENT_LENGTH"] = tasks.MAX_BODY
+app.register_blueprint(readiness_blueprint(tasks.app, [tasks.TASK]))
+register_error_handlers(app)
+PrometheusMetrics(app, group_by="url_rule")
 
 
-def create_app(contract: Contract) -> Flask:
-    """
-    Make a door to a contract.
-
-    Args:
-        contract: What is answered.
-    """
-    flask = Flask("webapp", static_folder=None)
-    flask.url_map.merge_slashes = False
-
-    def view(**_parameters: str) -> Response:
-        answer = answer_to(request.environ, contract)
-        if isinstance(answer, Parked):
-            return _Later(answer)
-        body = [answer.body] if isinstance(answer.body, bytes) else iter(answer.body)
-        return _Response(body, answer.status, dict(answer.headers))
-
-    for path, methods in contract.routes.paths().items():
-        rule = path.replace("{", "<").replace("}", ">")
-        flask.add_url_rule(rule, path, view, methods=methods, provide_automatic_options=False)
-
-    @flask.errorhandler(HTTPException)
-    def other(error: HTTPException) -> Response:
-        if isinstance(error, InternalServerError):
-            answer = contract.failed(head_of(request.environ))
-            return _Response([answer.body], answer.status, dict(answer.headers))
-        return view()  # unknown paths and methods are the contract's to refuse, too
-
-    return flask
+@app.errorhandler(HTTPException)
+def http_exception(error: HTTPException) -> Any:
+    """Return Flask's own errors as JSON, too."""
+    response = error.get_response()
+    response.data = json.dumps({"error": {"type": error.name, "message": error.description}})
+    response.content_type = "application/json"
+    return response
 
 
-app = create_app(served_contract())
+def timeout() -> float:
+    """Return the seconds that the client waits, at most ours."""
+    try:
+        wanted = float(request.headers.get("X-Timeout", tasks.TIMEOUT))
+    except ValueError:
+        abort(400, "X-Timeout must be a number of seconds.")
+    if not 0 < wanted < math.inf:
+        abort(400, "X-Timeout must be above 0.")
+    return min(wanted, tasks.TIMEOUT)
+
+
+def checked(inputs: Any) -> list[Any]:
+    """Return the inputs of a request, if they are a list and not too many."""
+    if not (isinstance(inputs, list) and 1 <= len(inputs) <= tasks.MAX_INPUTS):
+        abort(422, f"A request has a list of 1 to {tasks.MAX_INPUTS} inputs.")
+    return inputs
+
+
+def field(name: str) -> Any:
+    """Return a field of a JSON object in the body."""
+    try:
+        body = request.get_json()
+    except RecursionError:
+        abort(400, "The body is nested too deeply.")
+    if not (isinstance(body, dict) and name in body):
+        abort(422, f'The body must be a JSON object with "{name}".')
+    return body[name]
+
+
+@app.post("/predict")
+def predict_inputs() -> dict[str, Any]:
+    """Return an output for each input."""
+    inputs = checked(field("inputs"))
+    return {"outputs": predict(tasks.TASK, inputs, timeout=timeout())}
+
+
+@app.post("/stream")
+def stream() -> list[Any]:
+    """Return an output for each field ``s`` of a form."""
+    return predict(tasks.TASK, checked(request.form.getlist("s")), timeout=timeout())
+
+
+if tasks.NAIVE_TASK:
+
+    @app.post("/naive")
+    def naive() -> list[Any]:
+        """Do the same without batches, to compare."""
+        return predict(tasks.NAIVE_TASK, checked(request.form.getlist("s")), timeout=timeout())
+
+
+if tasks.IMAGE_TASK:
+
+    @app.post("/images")
+    def images() -> dict[str, Any]:
+        """Return an output for each uploaded file."""
+        files = checked([each.read() for each in request.files.getlist("image")])
+        if any(len(each) > tasks.MAX_IMAGE for each in files):
+            abort(413)
+        return {"outputs": predict(tasks.IMAGE_TASK, files, timeout=timeout())}
+
+
+@app.post("/tasks")
+def send() -> tuple[dict[str, str], int, dict[str, str]]:
+    """Send a call, and return its id at once."""
+    result = tasks.TASK.delay(field("input"))
+    url = url_for("state", task_id=result.id)
+    return {"id": result.id, "url": url}, 202, {"Location": url}
+
+
+@app.get("/tasks/<uuid:task_id>")
+def state(task_id: UUID) -> TaskStatus:
+    """Return a call's state, and its output once it has one."""
+    return task_status(task_id)
+
+
+@app.delete("/tasks/<uuid:task_id>")
+def revoke(task_id: UUID) -> TaskStatus:
+    """Revoke a call that has not begun."""
+    tasks.TASK.AsyncResult(str(task_id)).revoke()
+    return task_status(task_id)
+
+
+@app.get("/stats")
+def get_stats() -> dict[str, Any]:
+    """Return what the workers do at this moment."""
+    return {**stats()}
+
+
+@app.get("/healthz")
+def healthz() -> dict[str, bool]:
+    """Answer while the process lives."""
+    return {"ok": True}
+
+
+@app.get("/")
+def page() -> Response:
+    """Return the page."""
+    response = app.send_static_file("index.html")
+    response.headers["Content-Security-Policy"] = tasks.CSP
+    return response

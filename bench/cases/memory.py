@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import psutil
 
 from bench.sheet import Case, Effort, Sheet
-from deploy.local.load import Question, run_load
-from deploy.local.servers import Servers
+from demo.load import Question, run_load
+from demo.servers import Servers
 
 __all__ = ["CASE"]
 
@@ -21,6 +22,7 @@ _WARM_UP = 10_000
 
 _STEP = 5_000
 _CLIENTS = 64
+_SERVERS = ("web", "worker")
 _QUESTION = Question("twinkle twinkle [MASK] star.", "little")
 
 
@@ -29,10 +31,10 @@ def _measure(effort: Effort) -> dict[str, Any]:
         servers.start()
         url = f"{servers.web_url}/stream"
         _send(url, effort.items(_WARM_UP), servers)
-        looks = [_look()]
+        looks = [_look(servers)]
         for _ in range(_STEP, _REQUESTS + 1, _STEP):
             _send(url, effort.items(_STEP), servers)
-            looks.append(_look())
+            looks.append(_look(servers))
     return {"sizes": {name: [look[name] for look in looks] for name in looks[0]}}
 
 
@@ -44,27 +46,15 @@ def _send(url: str, requests: int, servers: Servers) -> None:
         raise AssertionError(load.errors[:3])
 
 
-def _look() -> dict[str, int]:
-    """Return the bytes that each serving process has to itself."""
-    sizes = {}
-    for process in psutil.Process().children(recursive=True):
-        if name := _part(process):
-            sizes[name] = process.memory_full_info().uss
-    return sizes
-
-
-def _part(process: psutil.Process) -> str | None:
-    """Say which part a process is, by its own command and its parent's."""
-    parent = process.parent()
-    own, parents = (" ".join(each.cmdline()) if each else "" for each in (process, parent))
-    for server, main, below in (
-        ("webapp.flask_app", None, "web process"),
-        ("celery -A workers worker", "worker", "pool process"),
-    ):
-        if server in own and "keeper.py" not in own:
-            is_main = "keeper.py" in parents
-            return main if is_main else below
-    return None
+def _look(servers: Servers) -> dict[str, int]:
+    """Return the bytes that the processes of the web server and the worker have to themselves."""
+    sizes: Counter[str] = Counter()
+    for child in servers.children:
+        if child.name in _SERVERS:
+            for process in psutil.Process(child.pid).children(recursive=True):
+                role = "main process" if process.children() else "process"
+                sizes[f"{child.name} {role}"] += process.memory_full_info().uss
+    return dict(sizes)
 
 
 def _sheets(data: dict[str, Any]) -> list[Sheet]:

@@ -5,89 +5,115 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from bench.contestants import CONTESTANTS, Contestant, Site, site
+from bench.http_servers import HTTP_SERVERS, RunningServer, running_server
 from bench.model import BATCH
 from bench.sheet import Case, Effort, Goal, Sheet
 from bench.stage import stage
+from bench.versions import versions
 from bench.wrk import find_wrk, run_wrk
 
 __all__ = ["CASE"]
 
-#: Who ask at the same time: a batch is in the model, and the next one fills.
+#: Clients that ask at the same time: a batch is in the model, and the next one fills.
 _CLIENTS = 128
 
 #: Seconds of a full batch of the "cost" model.
 _BATCH_SECONDS = 0.010 + 0.0001 * BATCH
 
-#: Of one measurement.
-_SECONDS = 8
+#: Seconds of one measurement, and before it.
+_SECONDS, _WARM_UP = 8, 2
 
-_FLASK, _ASGI = "ours: Flask, gthread that parks", "ours: FastAPI, uvicorn"
-_SERVICE_STREAMER, _LITSERVE = "service-streamer, Flask", "LitServe"
+_FLASK, _FASTAPI = "ours: Flask, gevent", "ours: FastAPI, uvicorn"
 
 
 def _measure(effort: Effort) -> dict[str, Any]:
     find_wrk()
-    playing = [each for each in CONTESTANTS if effort.peers or each.is_ours]
-    reports: dict[str, list[Any]] = {each.name: [] for each in playing}
+    servers = [each for each in HTTP_SERVERS if effort.peers or each.is_ours]
+    rounds: dict[str, list[dict[str, Any]]] = {each.name: [] for each in servers}
     with stage() as ground:
         for _ in range(effort.rounds):
-            for each in playing:
-                # One at a time: a server that only waits would take its share of two cores, too.
-                with site(each, ground.url()) as place:
-                    reports[each.name].append(_asked(place, each, effort))
-    return {"rows": [_row(name, each) for name, each in reports.items()]}
+            for server in servers:
+                # One at a time: an idle one would still use some of the CPU.
+                with running_server(server, ground.redis, ground.url()) as running:
+                    rounds[server.name].append(_round(running, effort))
+    return {
+        "versions": versions(servers_of_peers=effort.peers),
+        "rows": [_row(name, each) for name, each in rounds.items()],
+    }
 
 
-def _asked(place: Site, who: Contestant, effort: Effort) -> dict[str, Any]:
+def _round(server: RunningServer, effort: Effort) -> dict[str, Any]:
     seconds = max(1, round(_SECONDS * effort.share))
-    run_wrk(place.url, clients=_CLIENTS, seconds=2, script=who.script)
-    before = place.cpu()
-    report = run_wrk(place.url, clients=_CLIENTS, seconds=seconds, script=who.script)
-    cpu = (place.cpu() - before) / (report.rate * seconds)
-    return {"rate": report.rate, "errors": report.errors, "cpu": cpu, "p50": report.latency[50],
-            "p99": report.latency[99]}  # fmt: skip
+    run_wrk(server.url, clients=_CLIENTS, seconds=_WARM_UP, script=server.script)
+    cpu, redis = server.cpu(), server.redis_cpu()
+    report = run_wrk(server.url, clients=_CLIENTS, seconds=seconds, script=server.script)
+    requests = report.rate * seconds
+    return {
+        "rate": report.rate,
+        "p50": report.latency[50],
+        "p99": report.latency[99],
+        "cpu": (server.cpu() - cpu) / requests,
+        "redis": (server.redis_cpu() - redis) / requests,
+        "errors": report.errors,
+    }
 
 
-def _row(name: str, reports: list[dict[str, Any]]) -> dict[str, Any]:
-    figures = {key: median(each[key] for each in reports) for key in ("rate", "p50", "p99", "cpu")}
-    errors = "; ".join(each["errors"] for each in reports if each["errors"])
-    return {"name": name, "rates": [each["rate"] for each in reports], "errors": errors, **figures}
+def _row(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    keys = ("rate", "p50", "p99", "cpu", "redis")
+    figures = {key: median(each[key] for each in rounds) for key in keys}
+    errors = "; ".join(each["errors"] for each in rounds if each["errors"])
+    return {
+        "name": name,
+        "rates": [each["rate"] for each in rounds],
+        "errors": errors,
+        **figures,
+    }
 
 
 def _sheets(data: dict[str, Any]) -> list[Sheet]:
-    headings = ("", "requests/s", "p50 ms", "p99 ms", "CPU ms")
-    rows = [
-        (
-            row["name"],
-            f"{row['rate']:,.0f}",
-            f"{1000 * row['p50']:.1f}",
-            f"{1000 * row['p99']:.1f}",
-            f"{1000 * row['cpu']:.2f}",
-        )
-        for row in data["rows"]
+    headings = ("", "requests/s", "min", "max", "p50 ms", "p99 ms", "CPU ms", "Redis ms")
+    notes = [
+        f'{_CLIENTS} clients in a closed loop, one input a request, the model "cost".',
+        f"The model itself answers {BATCH / _BATCH_SECONDS:,.0f} a second, in full batches.",
+        "Two web processes for each but mosec, which has one in Rust, and ThreadedStreamer.",
+        "CPU is that of a request in all processes but wrk and Redis; Redis is beside it.",
     ]
-    notes = [f'{_CLIENTS} clients in a closed loop, one input a request, the model "cost".']
-    notes += [f"The model itself answers {BATCH / _BATCH_SECONDS:,.0f} a second, in full batches."]
-    notes += ["CPU is of all processes but wrk and Redis, for each request."]
     notes += [f"{row['name']}: {row['errors']}." for row in data["rows"] if row["errors"]]
-    return [Sheet("Over HTTP with wrk", headings, rows, tuple(notes))]
+    rows = [_cells(row) for row in data["rows"]]
+    return [Sheet("Over HTTP with wrk", headings, rows, (*notes, _versions(data["versions"])))]
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    rates = (row["rate"], min(row["rates"]), max(row["rates"]))
+    latency = (row["p50"], row["p99"])
+    return (
+        row["name"],
+        *(f"{rate:,.0f}" for rate in rates),
+        *(f"{1000 * seconds:.1f}" for seconds in latency),
+        *(f"{1000 * row[key]:.2f}" for key in ("cpu", "redis")),
+    )
+
+
+def _versions(found: dict[str, str]) -> str:
+    return f"Versions: {', '.join(f'{name} {version}' for name, version in found.items())}."
 
 
 def _goals(data: dict[str, Any]) -> list[Goal]:
-    rows = {row["name"]: row for row in data["rows"]}
+    rates = {row["name"]: row["rate"] for row in data["rows"]}
 
-    def ratio(ours: str, theirs: str, key: str = "rate") -> float | None:
-        if theirs not in rows:
-            return None
-        return float(rows[ours][key] / rows[theirs][key])
+    def ratio(ours: str, peer: str) -> float | None:
+        theirs = [rate for name, rate in rates.items() if name.startswith(peer)]
+        return float(rates[ours] / max(theirs)) if theirs else None
 
-    flask = "Flask and gthread that parks over service-streamer's Flask"
-    asgi = "FastAPI and uvicorn over LitServe"
     return [
-        Goal(f"{flask}: requests/s", ratio(_FLASK, _SERVICE_STREAMER), 2, unit=" times"),
-        Goal(f"{flask}: p99", ratio(_FLASK, _SERVICE_STREAMER, "p99"), 0.5, most=True),
-        Goal(f"{asgi}: requests/s", ratio(_ASGI, _LITSERVE), 2.5, unit=" times"),
+        Goal("FastAPI over LitServe: requests/s", ratio(_FASTAPI, "LitServe"), 2, unit=" times"),
+        Goal("FastAPI over mosec: requests/s", ratio(_FASTAPI, "mosec"), 0.75, unit=" times"),
+        Goal(
+            "Flask, gevent, over service-streamer: requests/s",
+            ratio(_FLASK, "service-streamer"),
+            1.5,
+            unit=" times",
+        ),
     ]
 
 

@@ -24,12 +24,13 @@ from celery_batch.serve.app import CONFIG, make_app
 from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.programs import (
     GRACE,
+    WORKERS,
     environment,
     programs,
     supervisor_conf,
 )
 from celery_batch.serve.readiness import warm_workers
-from celery_batch.serve.supervision import LOG, READY, Health, SupervisorAway, health
+from celery_batch.serve.supervision import LOG, READY, Health, SupervisorAway, health, restart
 
 __all__ = ["Deployment"]
 
@@ -41,6 +42,9 @@ _ELSEWHERE = (
     *("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"),
     "CELERY_RESULT_BACKEND",
 )
+
+#: States of a process that has ended soon after its start.
+_FAILED = ("crashing", "given up")
 
 #: Lines of a log that are shown when its process ends too soon.
 _LINES = 20
@@ -140,16 +144,48 @@ class Deployment:
         Raises:
             ServerFailed: A process ended meanwhile; with the last lines of its log.
         """
-        app = make_app(self.config)
-        timeout = Settings.of(app).load_timeout
-        with app:
-            wait_until(
-                lambda: self._why_not_ready(app),
-                [self._require_child()],
-                what=f"serving {self.config.handle}",
-                timeout=timeout,
-            )
+        with make_app(self.config) as app:
+            timeout = Settings.of(app).load_timeout
+        wait_until(
+            self._why_not_ready,
+            [self._require_child()],
+            what=f"serving {self.config.handle}",
+            timeout=timeout,
+        )
         (self.folder / READY).touch()
+
+    def restart_workers(self) -> None:
+        """
+        Have each worker finish what it runs, and start again.
+
+        Raises:
+            SupervisorAway: Supervisor does not answer.
+        """
+        restart(WORKERS, self.folder)
+
+    def why_crashing(self) -> str:
+        """
+        Return why a worker ends soon after its start; empty if none does.
+
+        Raises:
+            SupervisorAway: Supervisor does not answer.
+        """
+        for row in self.health():
+            if row.program.device and row.state in _FAILED:
+                return _last_words(row, self.folder)
+        return ""
+
+    def why_not_loaded(self) -> str:
+        """Return which workers have not loaded their handle; empty if all have."""
+        host = socket.gethostname()  # others may serve the same queue
+        wanted = {f"{program.node}@{host}" for program in self.programs if program.node}
+        try:
+            with make_app(self.config) as app:
+                warm = warm_workers(app, self.config.task_name)
+        except OperationalError as error:
+            return f"the broker cannot be reached: {error}"
+        cold = sorted(wanted - warm)
+        return f"no handle yet in {', '.join(cold)}" if cold else ""
 
     def warnings(self) -> list[str]:
         """Return what the handle, or what we say of it, has warned of while it was loaded."""
@@ -179,23 +215,15 @@ class Deployment:
         """
         return health(self.programs, self.folder)
 
-    def _why_not_ready(self, app: object) -> str:
+    def _why_not_ready(self) -> str:
         try:
             rows = self.health()
         except SupervisorAway as error:
             return str(error)
         for row in rows:
-            if row.restarts or row.state in ("crashing", "given up"):
+            if row.restarts or row.state in _FAILED:
                 raise ServerFailed(_last_words(row, self.folder))
-        host = socket.gethostname()  # others may serve the same queue
-        wanted = {f"{program.node}@{host}" for program in self.programs if program.node}
-        try:
-            warm = warm_workers(app, self.config.task_name)
-        except OperationalError as error:
-            return f"the broker cannot be reached: {error}"
-        if cold := sorted(wanted - warm):
-            return f"no handle yet in {', '.join(cold)}"
-        return self._why_no_web()
+        return self.why_not_loaded() or self._why_no_web()
 
     def _why_no_web(self) -> str:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

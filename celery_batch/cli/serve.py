@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +14,7 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.cli import run_folder
+from celery_batch.config import LARGEST_BATCH
 from celery_batch.errors import BatchError
 from celery_batch.serving.devices import why_doubtful
 
@@ -21,46 +24,89 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 @click.command(name="serve", cls=CeleryCommand)
+@click.argument("handle", required=False, metavar="[MODULE:CLASS]")
 @click.option(
     "-c",
     "--config",
     "path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    required=True,
-    help="A YAML file with Handle, GPUs, ProcessPerGPU, ...",
+    help="A YAML file with Handle, GPUs, ProcessPerGPU, ...  The options below win over it.",
 )
-@click.option("-p", "--port", type=click.IntRange(1, 65535), help="Instead of the file's Port.")
+@click.option("--host", help="Where the web server listens.  By default on 127.0.0.1.")
+@click.option("-p", "--port", type=click.IntRange(1, 65535), help="Its port.  By default 9876.")
+@click.option(
+    "--workers",
+    "web_workers",
+    type=click.IntRange(1),
+    help="Processes of the web server.  By default 1.",
+)
+@click.option("--gpus", "devices", help='Ids of GPUs, as in "0,1", or cpu.  By default all.')
+@click.option(
+    "--max-batch-size", type=click.IntRange(1, LARGEST_BATCH), help="Most requests in one batch."
+)
+@click.option(
+    "--max-wait", type=click.FloatRange(0), help="Most seconds a request waits for others."
+)
+@click.option(
+    "--reload", is_flag=True, help="Restart the workers when the handle's Python files change."
+)
 @click.option(
     "--dir",
     "directory",
     type=_FOLDER,
     help="Keep sockets and logs in this folder.  By default one in the temporary folder.",
 )
-def serve(path: Path, port: int | None, directory: Path | None) -> None:
+def serve(
+    handle: str | None, path: Path | None, directory: Path | None, *, reload: bool, **options: Any
+) -> None:
     """
     Serve a handle over HTTP: its workers, a web server, and a Redis unless one is named.
 
     It says when it is ready, and keeps every process alive until Ctrl-C or SIGTERM.
     """
+    if (handle is None) == (path is None):
+        raise click.UsageError("give a handle as module:Class, or a file by -c")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        config = _needed("celery_batch.serve.config").read_config(path)
-        config = replace(config, port=port or config.port)
+        config = _config(handle, path, options)
         folder = directory or run_folder.usual_folder(config.port)
+        beside = path.parent if path else Path.cwd()
+        source = _source(config, beside) if reload else None
         with _needed("celery_batch.cli.deployment").Deployment(config, folder) as deployment:
-            _serve(deployment, path)
+            _serve(deployment, beside, source)
     except KeyboardInterrupt:
         click.echo("Everything has stopped.", err=True)
     except BatchError as error:
         raise click.ClickException(str(error)) from error
 
 
-def _serve(deployment: Any, path: Path) -> None:
+def _config(handle: str | None, path: Path | None, options: dict[str, Any]) -> Any:
+    """Return what is served: a file's values, or defaults, and the options that are given."""
+    configs = _needed("celery_batch.serve.config")
+    given = {name: value for name, value in options.items() if value is not None}
+    if "devices" in given:
+        try:
+            given["devices"] = configs.devices_of(given["devices"])
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--gpus") from error
+    config = configs.read_config(path) if path else configs.make_config(handle)
+    return replace(config, **given)
+
+
+def _source(config: Any, beside: Path) -> Path:
+    """Return the file of the handle's module."""
+    path = config.env.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [str(Path.cwd()), str(beside.absolute()), *filter(None, path), *sys.path]
+    found: Path = _needed("celery_batch.cli.reload").source_of(config.handle, folders)
+    return found
+
+
+def _serve(deployment: Any, beside: Path, source: Path | None) -> None:
     config = deployment.config
     if doubt := why_doubtful(config.devices):
         click.echo(f"Warning: GPUs: {doubt}; write GPUs: cpu to serve without", err=True)
     click.echo(f"Starting {config.handle}; logs in {deployment.folder}", err=True)
-    deployment.start(path.parent)
+    deployment.start(beside)
     deployment.wait_until_ready()
     workers = len(config.devices) * config.slots
     click.echo(deployment.url)
@@ -72,8 +118,10 @@ def _serve(deployment: Any, path: Path) -> None:
     )
     for warning in deployment.warnings():
         click.echo(f"Warning: {warning}", err=True)
+    reloader = _needed("celery_batch.cli.reload").Reloader(deployment, source) if source else None
     while not deployment.ended(0.5):
-        pass
+        if reloader and (told := reloader.step()):
+            click.echo(told, err=True)
     deployment.check()
 
 

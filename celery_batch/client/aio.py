@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from celery_batch.client.outgoing import send_soon
+from celery_batch.client.outgoing import first_look, send_soon
 
 __all__ = ["apply_async"]
 
@@ -33,6 +33,7 @@ async def apply_async(
     Raises:
         QueueFull: There is no room for it; said at once, and not after other calls' writes.
     """
+    await first_look(task, options)
     parent = task.app.current_worker_task
     if parent:  # known to this thread alone
         request = parent.request
@@ -41,7 +42,13 @@ async def apply_async(
             options.setdefault("priority", request.delivery_info.get("priority"))
     future = asyncio.get_running_loop().create_future()
     with send_soon((task, args, kwargs, options), future, _note, on_abandoned):
-        result = await future
+        try:
+            result = await future
+        except asyncio.CancelledError:
+            # It may come in the same pass of the loop as the result.
+            if on_abandoned and future.done() and not (future.cancelled() or future.exception()):
+                on_abandoned(future.result())
+            raise
     if parent and options.get("add_to_parent", True):
         parent.add_trail(result)
     return result

@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 from vine import promise
 
 from celery_batch.client.amqp_template import AmqpLetter
+from celery_batch.client.outbox import last_deadline
 
 __all__ = ["AmqpLetters"]
 
@@ -22,6 +23,9 @@ _PIECE = 1 << 18
 
 #: Seconds after which a broker that takes nothing, as when it is short of memory, is given up.
 _PATIENCE = 60.0
+
+#: Seconds for which it is waited for at least, also where the senders' time is over.
+_LEAST = 0.001
 
 #: What ends a frame, and the bytes that a frame has beside what is in it.
 _END, _AROUND = b"\xce", 8
@@ -65,6 +69,7 @@ class AmqpLetters:
 
 def _push(producer: Any, letters: list[AmqpLetter]) -> None:
     left = [letter for letter in letters if not letter.sent]
+    patience = max(min(_PATIENCE, last_deadline(left) - monotonic()), _LEAST)
     for template in {id(letter.template): letter.template for letter in left}.values():
         for entity in template.declare:
             producer.maybe_declare(entity)
@@ -80,14 +85,14 @@ def _push(producer: Any, letters: list[AmqpLetter]) -> None:
             for frame in _frames(letter, channel.channel_id, connection.frame_max - _AROUND)
         ]
         try:
-            with connection.transport.having_timeout(_PATIENCE):
+            with connection.transport.having_timeout(patience):
                 connection.transport.write(b"".join(frames))
             connection.bytes_sent += len(piece)  # which counts messages, for the heartbeat
-            if len(left) > 1:
-                _await_receipt(channel)
+            if len(left) > 1 or left[0].is_gathered:
+                _await_receipt(channel, patience)
         except TimeoutError as error:
             connection.collect()  # to close it in form would be to wait for the broker again
-            text = f"the broker has taken nothing for {_PATIENCE:.0f} seconds"
+            text = f"the broker has taken nothing for {patience:.2g} seconds"
             raise OperationalError(text) from error
         for letter in piece:
             letter.sent = True
@@ -102,7 +107,7 @@ def _hear(connection: Any) -> None:
             return
 
 
-def _await_receipt(channel: Any) -> None:
+def _await_receipt(channel: Any, patience: float) -> None:
     """
     Return when the broker has read all that was written on a channel.
 
@@ -115,7 +120,7 @@ def _await_receipt(channel: Any) -> None:
     """
     heard = channel._pending[spec.Basic.QosOk] = promise()  # noqa: SLF001 (as py-amqp's `wait`)
     channel.send_method(spec.Basic.Qos, "lBb", (0, 0, False))
-    due = monotonic() + _PATIENCE
+    due = monotonic() + patience
     while not heard.ready:
         connection, left = channel.connection, due - monotonic()
         if connection is None:

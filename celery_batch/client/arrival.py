@@ -58,10 +58,13 @@ async def arrived_by(result: Any, deadline: float) -> bool:
         await _heard_by(reply, deadline)
         if reply.value or reply.value is None:
             return reply.value is not None
+    scope = asyncio.timeout(max(deadline - time.monotonic(), 0.0))
     try:
-        async with asyncio.timeout(max(deadline - time.monotonic(), 0.0)):
+        async with scope:
             await arrived(result)
-    except TimeoutError:
+    except TimeoutError:  # the backend may raise it, too
+        if not scope.expired():
+            raise
         return False
     return True
 

@@ -154,6 +154,16 @@ class Depth:
         """Whether the broker may be away, for all that is known."""
         return self._has_failed or self._look is None
 
+    def has_waited(self, seconds: float, now: float) -> bool:
+        """
+        Return whether somebody has asked, and no look has come to anything, for so long.
+
+        Args:
+            seconds: For how long.
+            now: Seconds, of the same clock.
+        """
+        return self._unanswered is not None and now - self._unanswered >= seconds
+
     def forget(self) -> None:
         """Take down that nobody looks any more: the next who asks begins anew."""
         with self._guard:

@@ -6,6 +6,7 @@ The thread looks while calls are made, and ends a while after the last.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 #: Seconds from one look to the next; and at least, where callers find little room.
 INTERVAL, _SOON = 0.05, 0.005
 
-#: Most seconds for which a call waits for a first look: an event loop may stand still meanwhile.
+#: Most seconds from the first question about a queue for which calls wait for a first look.
 _FIRST = 0.25
 
 #: Part of the time that looks may take of a thread whose callers find little room.
@@ -104,11 +105,26 @@ class DepthWatch:
         Args:
             depth: What is known of the queue.
         """
-        self.hurry()
-        until = time.monotonic() + _FIRST
         # No lock: a signal's handler may call a task while its thread waits here.
-        while not depth.is_seen and time.monotonic() < until:
+        while self._is_worth_waiting(depth):
             time.sleep(_SOON)
+
+    async def first_look(self, depth: Depth) -> None:
+        """
+        Wait as `await_look`, from a coroutine.
+
+        Args:
+            depth: What is known of the queue.
+        """
+        while self._is_worth_waiting(depth):  # noqa: ASYNC110 (a thread looks, for many loops)
+            await asyncio.sleep(_SOON)
+
+    def _is_worth_waiting(self, depth: Depth) -> bool:
+        """Return whether a first look may come soon; have it hurry."""
+        if depth.is_seen or depth.has_waited(_FIRST, time.monotonic()):
+            return False
+        self.hurry()
+        return True
 
     def hurry(self) -> None:
         """Have queues looked at soon: there is little room."""

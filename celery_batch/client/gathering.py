@@ -74,6 +74,7 @@ class Gathering:
             self._outbox = outbox
         if not self._kept:
             self._since = monotonic()
+        letter.is_gathered = True
         self._kept.append((letter, result))
         self._size += len(letter.text)
         if self._is_full and self.app is None:  # a canvas notes its call's result first

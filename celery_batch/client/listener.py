@@ -26,7 +26,7 @@ from celery_batch.client.store import FORBIDDEN, PATIENCE, ResultStore, Subscrip
 from celery_batch.client.sweep import Sweeper
 from celery_batch.replies import FACTS_ID, REPLY_CHANNEL, read_replies
 
-__all__ = ["Listener", "close_listener", "is_listening", "listener_for"]
+__all__ = ["Listener", "close_listener", "is_cut_off", "is_listening", "listener_for"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,11 @@ class Listener:
         self.is_started = self.check()
         if not self.is_started:
             self.close()
+
+    @property
+    def has_tried(self) -> bool:
+        """Whether the first try to subscribe has ended."""
+        return self._decided.is_set()
 
     def wait(self, timeout: float) -> bool:
         """
@@ -224,6 +229,19 @@ def is_listening(app: Any) -> bool:
     """
     listener = _listeners.get(app)
     return listener is not None and listener.is_confirmed
+
+
+def is_cut_off(app: Any) -> bool:
+    """
+    Return whether the app's replies would be heard in this process if Redis could be reached.
+
+    Args:
+        app: The Celery app, whose listener was asked for.
+    """
+    listener = _listeners.get(app)
+    if listener is None or listener.is_confirmed or listener.is_forbidden:
+        return False
+    return listener.has_tried
 
 
 def _begin(app: Any) -> Listener | None:

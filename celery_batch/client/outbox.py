@@ -11,15 +11,18 @@ lock instead, each would have to hand it to the next, to find its letter sent lo
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from time import monotonic
 from typing import Any
 
 from celery_batch.client.copied import copied
 
-__all__ = ["FULL", "PIECE", "Letter", "Outbox"]
+__all__ = ["FULL", "PIECE", "Letter", "Outbox", "by_key", "last_deadline", "sent_by"]
 
 #: Most letters in one write.
 PIECE = 1000
@@ -32,6 +35,26 @@ FULL = 8 << 20
 #: was about to call it.
 _LOOK_AFTER = 1.0
 
+_until: ContextVar[float] = ContextVar("celery_batch_until", default=math.inf)
+
+
+@contextmanager
+def sent_by(deadline: float) -> Iterator[None]:
+    """
+    Give up at a deadline on calls that are made meanwhile and that the broker has not taken.
+
+    It is kept where the call is a `Letter`.  Letters that are written together are given up
+    together, at the last of their deadlines.
+
+    Args:
+        deadline: By the monotonic clock.
+    """
+    token = _until.set(deadline)
+    try:
+        yield
+    finally:
+        _until.reset(token)
+
 
 class Letter:
     """
@@ -42,13 +65,17 @@ class Letter:
         text: The message, or most of it.
     """
 
-    __slots__ = ("error", "key", "sent", "text")
+    __slots__ = ("error", "is_gathered", "key", "sent", "text", "until")
 
     def __init__(self, key: str, text: str | bytes) -> None:
         self.key = key
         self.text = text
         self.sent = False
+        #: Whether it is one of many calls, of which it is told which were sent.
+        self.is_gathered = False
         self.error: BaseException | None = None
+        #: When its sender gives up, by the monotonic clock.
+        self.until = _until.get()
 
     @property
     def is_done(self) -> bool:
@@ -82,13 +109,15 @@ class Outbox:
         Return when all of them are sent.
 
         Raises:
+            TimeoutError: Their deadline is over; see `sent_by`.
             Exception: What came of writing the first one that is not.
         """
         own = list(letters)
+        until = last_deadline(own)
         self._ready.extend(own)
         try:
             while not all(letter.is_done for letter in own):
-                self._write_or_wait()
+                self._write_or_wait(until)
         except BaseException as error:
             for letter in own:  # nobody is to send them later in our stead
                 letter.error = letter.error or error
@@ -112,15 +141,18 @@ class Outbox:
         """
         self._write(letters, producer)
 
-    def _write_or_wait(self) -> None:
+    def _write_or_wait(self, until: float) -> None:
         """Write what lies ready, or wait until who writes has written; the caller looks again."""
+        left = until - monotonic()
+        if left <= 0:
+            raise TimeoutError("the time was over before the broker had taken the calls")
         if not self._writing.acquire(blocking=False):
             call = threading.Lock()
             call.acquire()
             self._waiting.append(call)
             # Once more: who is found writing now will call when that is over, and find us.
             if not self._writing.acquire(blocking=False):
-                call.acquire(timeout=_LOOK_AFTER)
+                call.acquire(timeout=min(_LOOK_AFTER, left))
                 return
         try:
             self._write_ready()
@@ -158,6 +190,11 @@ class Outbox:
                     piece.append(letter)
                     size += len(letter.text)
         return piece
+
+
+def last_deadline(letters: Iterable[Letter]) -> float:
+    """Return when the last of the letters' senders gives up, by the monotonic clock."""
+    return max((letter.until for letter in letters), default=math.inf)
 
 
 def by_key(letters: Iterable[Letter]) -> dict[str, list[Letter]]:

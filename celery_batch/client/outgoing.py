@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from contextvars import Context, copy_context
@@ -23,7 +23,7 @@ from celery_batch.client.gathering import Gathering, gathered_by
 from celery_batch.client.publisher import Publisher
 from celery_batch.client.room import Passage, admitted, items_of
 
-__all__ = ["LoopCall", "send_soon"]
+__all__ = ["LoopCall", "first_look", "send_soon"]
 
 logger = logging.getLogger(__name__)
 
@@ -136,6 +136,22 @@ def _outgoing(loop: asyncio.AbstractEventLoop) -> _Outgoing:
     if found is None:
         found = _loops[loop] = _Outgoing()
     return found
+
+
+async def first_look(task: Any, options: Mapping[str, Any], items: int | None = None) -> None:
+    """
+    Wait, if ``max_queue`` needs it, for the first look at the queue that calls go to.
+
+    `send_soon` and `room_for` do not have to wait for it then, which would block the loop.
+
+    Args:
+        task: The task that is called.
+        options: As for `apply_async`, the same for all calls.
+        items: How many items there are; by default those of one call.
+    """
+    room = Publisher.of(task.app).room()
+    if room.limit(task) is not None:
+        await room.first_look(task, {**options}, items or items_of(options))
 
 
 def send_soon(

@@ -200,6 +200,10 @@ class Publisher:
         """
         return self.room().passage(task, options, items_of(options))
 
+    def is_eager(self) -> bool:
+        """Return whether tasks are run at once, where they are called."""
+        return self._settled().is_eager
+
     def room(self) -> Room:
         """Return what lets calls pass, or refuses them."""
         self._settled()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from time import monotonic
 from typing import Any
 
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
 
-from celery_batch.client.outbox import Letter, by_key
+from celery_batch.client.outbox import Letter, by_key, last_deadline
 
 __all__ = ["RedisRoad"]
 
@@ -37,13 +39,15 @@ class RedisRoad:
 
         Raises:
             OperationalError: The broker could not be reached, or refused them.
+            TimeoutError: It has not taken them by the last of their deadlines.
         """
         channel = self._channel if producer is None else None
         if channel is not None and not channel.closed:
             try:
                 _push(channel, letters)
             except RedisError as error:
-                if not self._app.conf.task_publish_retry:
+                is_late = last_deadline(letters) <= monotonic()
+                if is_late or not self._app.conf.task_publish_retry:
                     raise OperationalError(str(error)) from error
             else:
                 return
@@ -71,10 +75,12 @@ def _push(channel: Any, letters: list[Letter]) -> None:
     """Send one LPUSH for each list and read the answers; leave out what is there already."""
     lists = by_key(letter for letter in letters if not letter.sent)
     pool, refused = channel.pool, None
+    until = last_deadline(letters)
     connection = pool.get_connection()
     try:
         connection.send_packed_command([_packed(*each) for each in lists.items()])
         for bundle in lists.values():
+            _await_answer(connection, until)
             try:
                 connection.read_response()
             except ResponseError as error:
@@ -89,6 +95,16 @@ def _push(channel: Any, letters: list[Letter]) -> None:
         pool.release(connection)
     if refused is not None:
         raise refused
+
+
+def _await_answer(connection: Any, until: float) -> None:
+    """Wait for an answer if a deadline comes before the connection's own time-out."""
+    if until == math.inf:
+        return
+    left = max(until - monotonic(), 0.0)
+    patience = connection.socket_timeout
+    if (patience is None or left < patience) and not connection.can_read(left):
+        raise TimeoutError("the broker has not taken the calls in time")
 
 
 def _packed(key: str, letters: list[Letter]) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import chain, islice
@@ -34,7 +34,9 @@ _admitted: ContextVar[frozenset[str]] = ContextVar("celery_batch_admitted", defa
 
 class BrokerUnreachable(BatchError, OperationalError):
     """
-    The broker does not answer, so nobody knows whether there is room for the call.
+    The broker or the result store cannot be reached.
+
+    With ``max_queue`` that is told at once: nobody knows whether there is room for a call.
 
     Args:
         words: Why.
@@ -129,11 +131,8 @@ class Room:
             QueueFull: There is no room for all of them.
             BrokerUnreachable: There may be none, and the broker does not answer.
         """
-        most = self.limit(task)
-        if most is None or task.name in _admitted.get() or self._is_exempt(options):
-            return _ANYHOW
-        queue = self._queue(task, options)
-        if queue is None:
+        queue, most = self._limited_queue(task, options), self.limit(task)
+        if queue is None or most is None:
             return _ANYHOW
         if items > most:
             raise QueueFull(
@@ -153,6 +152,24 @@ class Room:
             return Passage(depth, items, messages)
         watch.hurry()
         raise self._refusal(task, queue, depth, items, waiting)
+
+    async def first_look(self, task: Any, options: dict[str, Any], items: int) -> None:
+        """
+        Wait for the first look at a queue, so that `passage` does not block an event loop.
+
+        Args:
+            task: The task that is called.
+            options: As `apply_async` takes them.
+            items: How many there are.
+        """
+        queue, most = self._limited_queue(task, options), self.limit(task)
+        if queue is None or most is None:
+            return
+        now = time.monotonic()
+        watch = DepthWatch.of(self._app)
+        depth = watch.depth(queue, now)
+        if not depth.is_seen and items <= most < (depth.at(now) or 0) + items:
+            await watch.first_look(depth)
 
     @contextmanager
     def passing(
@@ -202,6 +219,12 @@ class Room:
             retry_after=seconds,
         )
 
+    def _limited_queue(self, task: Any, options: dict[str, Any]) -> str | None:
+        """Return the queue in which calls may find no room; None if they may pass anyhow."""
+        if self.limit(task) is None or task.name in _admitted.get() or self._is_exempt(options):
+            return None
+        return self._queue(task, options)
+
     def _is_exempt(self, options: dict[str, Any]) -> bool:
         return bool(options.get("retries")) or self.is_exempt()
 
@@ -250,7 +273,7 @@ def admitted(names: Iterable[str]) -> Iterator[None]:
         _admitted.reset(token)
 
 
-def items_of(options: dict[str, Any]) -> int:
+def items_of(options: Mapping[str, Any]) -> int:
     """
     Return how many items a call asks for: the rows of a chunk, else one.
 

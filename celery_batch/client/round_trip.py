@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from celery_batch.client.listener import is_listening
 from celery_batch.client.loops import Doorbell
-from celery_batch.client.outgoing import send_soon
+from celery_batch.client.outgoing import first_look, send_soon
 
 __all__ = ["Limits", "RoundTrip"]
 
@@ -71,6 +71,7 @@ class RoundTrip:
             QueueFull: There is no room for it.
             TimeoutError: It was not sent in time.
         """
+        await first_look(task, options)
         now = time.monotonic()
         if now >= self._sent_by:
             raise TimeoutError

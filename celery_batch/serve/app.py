@@ -23,9 +23,6 @@ LARGEST_BODY = 16 << 20
 #: Seconds after its soft time limit at which a batch's process is killed, model and all.
 _LAST_MOMENT = 5.0
 
-#: How long to try a server that is away: a client waits.
-_ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
-
 
 def config_of_process() -> ServeConfig:
     """
@@ -57,7 +54,6 @@ def make_app(config: ServeConfig) -> Celery:
         broker_connection_retry_on_startup=True,
         # What a handle prints stands in the log as it is, and not as a warning.
         worker_redirect_stdouts=False,
-        task_publish_retry_policy=_ONCE_MORE,
     )
     return app
 
@@ -84,6 +80,7 @@ def task_options(config: ServeConfig) -> dict[str, Any]:
     return {
         "max_batch_size": config.max_batch_size,
         "max_wait": config.max_wait,
+        "max_queue": config.max_queue,
         "expires": config.time_limit,
         "soft_time_limit": config.time_limit,
         "time_limit": config.time_limit + _LAST_MOMENT,

@@ -1,5 +1,5 @@
 """
-What `celery batch serve` is told in its YAML file.
+What `celery batch serve` serves, as its YAML file has it.
 
 easy-serve's three keys mean what they mean there; each further key has a default.
 What is wrong is refused with its key and line, before anything starts.
@@ -21,12 +21,13 @@ from celery_batch.config import LARGEST_BATCH, did_you_mean
 from celery_batch.errors import ConfigurationError
 from celery_batch.serving.devices import discover
 
-__all__ = ["ServeConfig", "read_config"]
+__all__ = ["ServeConfig", "devices_of", "make_config", "read_config"]
 
 _HANDLE = re.compile(r"([^\W\d]\w*(\.[^\W\d]\w*)*:)?[^\W\d]\w*")
 _QUEUE = re.compile(r"[\w.-]+")
 _VARIABLE = re.compile(r"[^\W\d]\w*")
 _GPU = re.compile(r"\d+|(GPU|MIG)-[\w/-]+")
+_GPUS = 'must be GPU ids as in "0,1", or cpu'
 _REDIS = re.compile(r"(rediss?|redis\+socket|sentinel)://.+", re.DOTALL)
 
 
@@ -47,6 +48,8 @@ class ServeConfig:
         queue: Where requests wait; the handle's name unless given.
         env: Environment of the workers and the web server.
         time_limit: Seconds in which a request has its answer.
+        web_workers: Processes of the web server.
+        max_queue: Most requests that may wait; None for any number.
     """
 
     handle: str
@@ -60,6 +63,8 @@ class ServeConfig:
     queue: str = ""
     env: dict[str, str] = field(default_factory=dict)
     time_limit: float = 30.0
+    web_workers: int = 1
+    max_queue: int | None = None
 
     @property
     def task_name(self) -> str:
@@ -102,6 +107,25 @@ def read_config(path: Path) -> ServeConfig:
         raise ConfigurationError(f"{path}:{error.line}: {error}") from error
     if "handle" not in values:
         raise ConfigurationError(f"{path}: Handle is missing; name the class that serves requests")
+    return _completed(values)
+
+
+def make_config(handle: str) -> ServeConfig:
+    """
+    Return the configuration of a handle for which there is no file.
+
+    Args:
+        handle: ``"module:Class"``, or ``"Class"`` in ``handle.py``.
+
+    Raises:
+        ConfigurationError: It names no class.
+    """
+    if not _HANDLE.fullmatch(handle):
+        raise ConfigurationError(f"must be module:Class, or a class in handle.py, got {handle!r}")
+    return _completed({"handle": handle})
+
+
+def _completed(values: dict[str, Any]) -> ServeConfig:
     values.setdefault("queue", values["handle"].rpartition(":")[2])
     values.setdefault("devices", tuple(discover()))
     return ServeConfig(**values)
@@ -178,13 +202,27 @@ def _seconds(*, zero: bool) -> Callable[[yaml.Node], float]:
 
 def _devices(node: yaml.Node) -> tuple[str, ...]:
     """Read ``GPUs`` as it is written: ``0`` is a number to YAML, and an id to us."""
-    text = node.value if isinstance(node, yaml.ScalarNode) else None
-    entries = [entry.strip() for entry in text.split(",")] if text is not None else [""]
-    if text is not None and entries in ([""], ["cpu"]):
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError(f"{_GPUS}, got {_plain(node)!r}")  # noqa: TRY004 (as for its words)
+    return devices_of(node.value)
+
+
+def devices_of(text: str) -> tuple[str, ...]:
+    """
+    Return the devices that are named by the ids of GPUs.
+
+    Args:
+        text: Ids with commas between them; ``"cpu"`` or nothing for none.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    entries = [entry.strip() for entry in text.split(",")]
+    if entries in ([""], ["cpu"]):
         return ("cpu",)
     for entry in entries:
         if not _GPU.fullmatch(entry):
-            raise ValueError(f'must be GPU ids as in "0,1", or cpu, got {_plain(node)!r}')
+            raise ValueError(f"{_GPUS}, got {text!r}")
     if len(set(entries)) < len(entries):
         raise ValueError(f"a GPU is named twice in {text!r}; ProcessPerGPU is for that")
     return tuple(f"cuda:{entry}" for entry in entries)
@@ -215,4 +253,6 @@ _KEYS: dict[str, tuple[str, Callable[[yaml.Node], Any]]] = {
     "Queue": ("queue", _text(_QUEUE, "a name of letters, digits, '_', '.' and '-'")),
     "Env": ("env", _environment),
     "TimeLimit": ("time_limit", _seconds(zero=False)),
+    "WebWorkers": ("web_workers", _whole(1)),
+    "MaxQueue": ("max_queue", _whole(1)),
 }

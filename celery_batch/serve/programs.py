@@ -84,7 +84,9 @@ def programs(config: ServeConfig, folder: Path) -> Iterator[Program]:
             node = f"{config.queue}.{name}.{config.port}"
             worker = (*celery, "-A", "celery_batch.serve.worker", "worker", "-n", f"{node}@%h")
             yield Program(name, (*worker, *options), 20, device, node)
-    yield Program("web", (sys.executable, "-m", "celery_batch.serve.web"), 30)
+    for number in range(config.web_workers):
+        name = "web" if config.web_workers == 1 else f"web-{number}"
+        yield Program(name, (sys.executable, "-m", "celery_batch.serve.web"), 30)
 
 
 def environment(

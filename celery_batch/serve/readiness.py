@@ -1,12 +1,10 @@
-"""Whether a worker has a warm handle, and which of them."""
+"""Which workers have loaded their handle."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kombu.exceptions import OperationalError
-
-__all__ = ["warm_workers", "why_not_ready"]
+__all__ = ["warm_workers"]
 
 #: Seconds to listen: the first reply does not end it, since what others reply after that
 #: would lie in the broker for ever.
@@ -42,17 +40,3 @@ def warm_workers(app: Any, task: str) -> set[str]:
 
 def _is_ready(state: dict[str, Any]) -> bool:
     return bool(state.get("warm")) and not state.get("paused")
-
-
-async def why_not_ready(task: Any) -> str:
-    """
-    Return why no request can be answered; the empty string if one can.
-
-    Args:
-        task: The task that answers requests.
-    """
-    try:
-        is_served = await task.ais_served()
-    except OperationalError as error:
-        return f"the broker cannot be reached: {error}"
-    return "" if is_served else "no worker has its handle loaded"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import signal
 import xmlrpc.client
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +17,7 @@ from supervisor.xmlrpc import Faults, SupervisorTransport
 from celery_batch.errors import BatchError
 from celery_batch.serve.programs import MARK, Program
 
-__all__ = ["LOG", "READY", "Health", "SupervisorAway", "health", "table"]
+__all__ = ["LOG", "READY", "Health", "SupervisorAway", "health", "restart", "table"]
 
 #: Supervisor's own log, in which it tells of each start.
 LOG = "supervisord.log"
@@ -99,11 +99,36 @@ def health(running: Sequence[Program], folder: Path) -> list[Health]:
     Raises:
         SupervisorAway: It does not answer.
     """
+    with _supervisor(folder) as supervisor:
+        found = {each["name"]: each for each in supervisor.getAllProcessInfo()}
+    told = (folder / LOG).read_text(errors="replace")
+    return [_health(each, found[each.name], told, folder) for each in running]
+
+
+def restart(group: str, folder: Path) -> None:
+    """
+    Stop the processes of a group, each when it has finished what it does, and start them again.
+
+    Args:
+        group: The group's name.
+        folder: Where supervisor's socket is.
+
+    Raises:
+        SupervisorAway: It does not answer.
+    """
+    with _supervisor(folder) as supervisor:
+        supervisor.stopProcessGroup(group)
+        supervisor.startProcessGroup(group, False)  # noqa: FBT003 (do not wait)
+
+
+@contextmanager
+def _supervisor(folder: Path) -> Iterator[Any]:
+    """Connect to supervisor's socket."""
     transport = SupervisorTransport(serverurl=f"unix://{folder / 'supervisor.sock'}")
     try:
         with closing(transport):
             proxy: Any = xmlrpc.client.ServerProxy("http://localhost", transport)
-            found = {each["name"]: each for each in proxy.supervisor.getAllProcessInfo()}
+            yield proxy.supervisor
     except xmlrpc.client.Fault as error:
         if error.faultCode != Faults.SHUTDOWN_STATE:
             raise SupervisorAway(f"{folder}: supervisor does not answer: {error}") from error
@@ -114,8 +139,6 @@ def health(running: Sequence[Program], folder: Path) -> list[Health]:
         raise SupervisorAway(f"{folder}: nothing runs from here: supervisor is gone") from error
     except (OSError, xmlrpc.client.Error) as error:
         raise SupervisorAway(f"{folder}: supervisor does not answer: {error}") from error
-    told = (folder / LOG).read_text(errors="replace")
-    return [_health(each, found[each.name], told, folder) for each in running]
 
 
 def _health(program: Program, info: dict[str, Any], told: str, folder: Path) -> Health:

@@ -1,138 +1,164 @@
 """
 The web server of a served handle: ``POST /predict``, an ASGI app under uvicorn.
 
-It sends one task for each request and awaits its end; nothing is polled, and no
-request keeps another waiting.
+Each request is one task, whose end is awaited; a client that disconnects has it revoked.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import os
+import socket
+import time
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import uvicorn
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from celery_batch.serve.app import config_of_process, make_app, make_task
+from celery_batch.errors import MessageTooLarge
+from celery_batch.serve.app import CONFIG, LARGEST_BODY, config_of_process, make_app, make_task
 from celery_batch.serve.config import ServeConfig
-from celery_batch.serve.envelope import sealed
-from celery_batch.serve.posted import posted_object
-from celery_batch.serve.readiness import why_not_ready
-from celery_batch.serve.refusals import Refusal, refusal_of
+from celery_batch.serve.envelope import is_large, object_in, sealed
+from celery_batch.serve.metrics import Metrics
+from celery_batch.serve.openapi import openapi
+from celery_batch.web.disconnect import ClientDisconnected, until_disconnect
+from celery_batch.web.errors import HttpError, http_error
+from celery_batch.web.predict import apredict
+from celery_batch.web.prepare import prepare
+from celery_batch.web.readiness import areadiness
 
 __all__ = ["main", "make_web"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds in which a broker has to take a connection.
-_CONNECT = 2.0
-
 #: Seconds for requests that are being answered when the server is stopped.
 _GRACE = 5
 
+#: Seconds in which the broker takes the largest message, 30 MB, on a slow network.
+_SEND = 10.0
 
-def make_web(config: ServeConfig) -> Starlette:
+#: Connections that wait to be accepted, as uvicorn has it by default.
+_BACKLOG = 2048
+
+
+def make_web(config: ServeConfig, counts: Path | None = None) -> Starlette:
     """
     Make the ASGI app.
 
     Args:
         config: With a broker.
+        counts: The folder for the metrics of several web processes.
     """
     app = make_app(config)
-    app.conf.redis_socket_connect_timeout = _CONNECT
+    app.conf.broker_transport_options = {"socket_timeout": _SEND}
+    prepare(app)
     task = make_task(app, config)
+    metrics, description = Metrics.if_installed(counts), openapi(config)
 
     async def predict(request: Request) -> Response:
-        posted = await posted_object(request)
-        return await _answer(task, posted, config.time_limit)
+        began = time.perf_counter()
+        response = await _answer(request, task, config.time_limit)
+        if metrics:
+            metrics.record(response.status_code, time.perf_counter() - began)
+        return response
 
     async def readyz(_request: Request) -> Response:
-        reason = await why_not_ready(task)
-        if reason:
-            raise Refusal(503, reason)
-        return JSONResponse({"status": "ready"})
+        found = await areadiness(app, [task])
+        body = {"ready": found.is_ready, "reasons": found.reasons}
+        return JSONResponse(body, 200 if found.is_ready else 503)
 
     async def healthz(_request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    return Starlette(
-        routes=[
-            Route("/predict", predict, methods=["POST"]),
-            Route("/healthz", healthz),
-            Route("/readyz", readyz),
-        ],
-        exception_handlers={Refusal: _refuse, HTTPException: _refuse_unknown},
-    )
+    async def describe(_request: Request) -> Response:
+        return JSONResponse(description)
+
+    routes = [
+        Route("/predict", predict, methods=["POST"]),
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/openapi.json", describe),
+    ]
+    if metrics:
+        routes.append(Route("/metrics", metrics.view))
+    return Starlette(routes=routes, exception_handlers={HTTPException: _refuse_route})
 
 
-async def _answer(task: Any, posted: dict[str, Any] | bytes, limit: float) -> Response:
+async def _answer(request: Request, task: Any, timeout: float) -> Response:  # noqa: ASYNC109
+    """Serve one request as one task."""
+    task_id = None
+    try:
+        posted = await _posted(request)
+        task_id = str(uuid4())
+        call = apredict(task, [sealed(task_id, posted)], timeout=timeout, task_id=task_id)
+        (answer,) = await until_disconnect(request.receive, call)
+        return JSONResponse(answer)  # a ValueError, if the handle has returned a NaN
+    except (ClientDisconnect, ClientDisconnected):
+        return Response(status_code=ClientDisconnected.http)
+    except Exception as exception:
+        error = http_error(exception)
+        if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            logger.exception("Task %s has no answer", task_id)
+        elif error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            logger.warning("Task %s has no answer: %r", task_id, exception)
+        return _error_response(error, task_id)
+
+
+async def _posted(request: Request) -> dict[str, Any] | bytes:
     """
-    Serve one posted object, or a body that nobody has parsed.
+    Return a request's body, which has to be a JSON object; a large one is not parsed.
 
     Raises:
-        Refusal: There is no answer, or it is no JSON.
+        MessageRefused: It is too large, or no JSON object.
+        ClientDisconnect: It has not come to its end.
     """
-    task_id = str(uuid4())
-    args = (sealed(task_id, posted),)
-    try:
-        async with asyncio.timeout(limit) as time:
-            result = await _sent(task.aapply_async(args, task_id=task_id))
-            answer = await result
-    except Refusal:
-        raise
-    except Exception as error:
-        if time.expired():
-            raise Refusal(504, f"no answer within {limit:g} s", task_id) from error
-        raise refusal_of(error, task_id) from error
-    try:
-        return JSONResponse(answer)
-    except (TypeError, ValueError) as error:
-        logger.exception("task %s: what the handle returned is no JSON", task_id)
-        raise Refusal(500, f"what the handle returned is no JSON: {error}", task_id) from error
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > LARGEST_BODY:
+            raise MessageTooLarge(f"the body is larger than {LARGEST_BODY} bytes")
+    return bytes(body) if is_large(body) else object_in(body)
 
 
-async def _sent(sending: Awaitable[Any]) -> Any:
-    try:
-        return await sending
-    except (OperationalError, RedisError, OSError) as error:
-        logger.warning("the broker cannot be reached: %s: %s", type(error).__name__, error)
-        raise Refusal(503, "the broker cannot be reached") from error
+def _error_response(error: HttpError, task_id: str | None = None) -> JSONResponse:
+    body = error.body | ({"task_id": task_id} if task_id else {})
+    return JSONResponse(body, error.status, error.headers)
 
 
-async def _refuse(_request: Request, refusal: Exception) -> Response:
-    assert isinstance(refusal, Refusal)  # noqa: S101 (what the table of handlers says)
-    return refusal.response()
+async def _refuse_route(_request: Request, exception: Exception) -> Response:
+    """Answer a wrong path or method."""
+    assert isinstance(exception, HTTPException)  # noqa: S101 (what the table of handlers says)
+    kind = HTTPStatus(exception.status_code).phrase.replace(" ", "")
+    error = HttpError(exception.status_code, kind, exception.detail)
+    return JSONResponse(error.body, error.status, exception.headers)
 
 
-async def _refuse_unknown(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 (likewise)
-    return JSONResponse({"error": error.detail}, error.status_code, error.headers)
-
-
-def main(serve: Callable[..., None] = uvicorn.run) -> None:
-    """
-    Serve what this process is configured for, until it is stopped.
-
-    Args:
-        serve: Runs an ASGI app.
-    """
-    config = config_of_process()
-    serve(
-        make_web(config),
-        host=config.host,
-        port=config.port,
-        access_log=False,
-        timeout_graceful_shutdown=_GRACE,
+def _listener_of(config: ServeConfig) -> socket.socket:
+    """Return a socket that listens where a configuration says; web processes share the port."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    return socket.create_server(
+        (config.host, config.port),
+        family=family,
+        backlog=_BACKLOG,
+        reuse_port=config.web_workers > 1,
     )
+
+
+def main() -> None:
+    """Serve what this process is configured for, until it is stopped."""
+    config = config_of_process()
+    counts = Path(os.environ[CONFIG]).parent / "metrics" if config.web_workers > 1 else None
+    web = make_web(config, counts)
+    server = uvicorn.Server(uvicorn.Config(web, access_log=False, timeout_graceful_shutdown=_GRACE))
+    with _listener_of(config) as listener:
+        server.run(sockets=[listener])
 
 
 if __name__ == "__main__":

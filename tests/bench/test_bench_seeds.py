@@ -69,3 +69,13 @@ def test_silence_is_a_failure(says):
 
     with pytest.raises(wrk.WrkFailed, match="unable to connect"):
         wrk.run_wrk("http://127.0.0.1/", clients=8, seconds=1)
+
+
+def test_latencies_are_read_in_each_unit(says):
+    """Wrk writes microseconds to minutes, and a space behind seconds."""
+    lines = "  Latency Distribution\n     50%  940.00us\n     90%   23.70ms\n     99%    1.07s \n"
+    says(SAID.format(errors=lines))
+
+    report = wrk.run_wrk("http://127.0.0.1/", clients=8, seconds=1)
+
+    assert {50: 940e-6, 90: 0.0237, 99: 1.07} == pytest.approx(report.latency)

@@ -11,9 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from celery_batch.cli import run_folder
+from celery_batch.cli.reload import source_of
 from celery_batch.cli.run_folder import ASKED, SOCKET, clear
 from celery_batch.cli.serve import serve, status
 from celery_batch.errors import ConfigurationError
+from celery_batch.serve.config import ServeConfig
 
 
 @pytest.fixture
@@ -37,6 +39,73 @@ def test_a_wrong_file_is_refused_with_its_line(refusal):
 
     assert said.startswith("Error: ")
     assert said.endswith("serve.yaml:2: GPU: no such key; did you mean GPUs?\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "give a handle as module:Class, or a file by -c"),
+        (["a:B", "-c", __file__], "give a handle as module:Class, or a file by -c"),
+        (["a:B", "--gpus", "0,0"], "--gpus: a GPU is named twice in '0,0'"),
+        (["a:B", "--workers", "0"], "0 is not in the range x>=1"),
+        (["a/b.py:B"], "must be module:Class, or a class in handle.py, got 'a/b.py:B'"),
+        (["no_such:B", "--reload"], "no module no_such for no_such:B"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, said):
+    """Nothing starts, and what to write is said."""
+    done = CliRunner().invoke(serve, options)
+
+    assert 0 != done.exit_code
+    assert said in done.output
+    assert not isinstance(done.exception, ConfigurationError)
+
+
+def test_options_win_over_the_file(tmp_path, monkeypatch):
+    """Those that are given; the file's other values stay."""
+    path = tmp_path / "serve.yaml"
+    path.write_text("Handle: a:B\nGPUs: cpu\nMaxBatchSize: 8\nMaxWait: 1\nPort: 80\n")
+    made = []
+
+    def deployment(config, _folder):
+        made.append(config)
+        raise ConfigurationError("no further")
+
+    monkeypatch.setattr("celery_batch.cli.deployment.Deployment", deployment)
+    options = ["--gpus", "1", "--max-wait", "0.5", "--host", "::1", "--workers", "2"]
+    CliRunner().invoke(serve, ["-c", str(path), *options])
+    CliRunner().invoke(serve, ["a:B", *options, "--port", "80", "--max-batch-size", "8"])
+
+    wanted = ServeConfig(
+        "a:B",
+        ("cuda:1",),
+        queue="B",
+        max_batch_size=8,
+        max_wait=0.5,
+        host="::1",
+        port=80,
+        web_workers=2,
+    )
+    assert [wanted, wanted] == made
+
+
+def test_the_file_of_a_module_is_found_without_importing_it(tmp_path):
+    """A module, one in a package, a package; a folder without an __init__.py has none."""
+    for name in ("plain.py", "package/__init__.py", "package/inner.py", "bare/inner.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise RuntimeError('imported')")
+
+    def found(module):
+        return source_of(f"{module}:A", [str(tmp_path)]).relative_to(tmp_path)
+
+    assert Path("plain.py") == found("plain")
+    assert Path("package/__init__.py") == found("package")
+    assert [Path("package/inner.py"), Path("bare/inner.py")] == [
+        found("package.inner"),
+        found("bare.inner"),
+    ]
+    with pytest.raises(ConfigurationError, match="bare is a folder without"):
+        found("bare")
 
 
 def test_a_port_in_use_is_refused(refusal, tmp_path):

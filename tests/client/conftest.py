@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,11 +13,21 @@ from celery import Celery, Task
 from kombu import pools
 
 from celery_batch import BatchTask
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.client import listener
 from celery_batch.client.listener import close_listener
+from tests.conftest import need
 from tests.services.shop import emptied
 from tests.services.teller import Teller
+
+
+@pytest.fixture(scope="module")
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis without the connections that the apps of other files may have left."""
+    need(find_redis_server)
+    with RedisServer() as server:
+        yield server
+        gc.collect()  # Celery's results unsubscribe when they go, and try for 20 s where it is away
 
 
 class Sender:

@@ -72,10 +72,11 @@ def test_a_call_that_finds_no_thread_is_sent_once(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Thread, "start", refuse_once)
     with Celery("crowded", broker="memory://", set_as_current=False) as app:
+        app.conf.task_default_queue = "crowded"  # kombu has one memory for the whole process
         task = app.task(base=BatchTask, name="shout", ignore_result=True)(_same)
         asyncio.run(send(task))
         with app.connection_for_read() as connection:
-            waiting = connection.default_channel._size("celery")
+            waiting = connection.default_channel._size("crowded")
 
     assert refused
     assert 2 == waiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket
 import threading
 import time
 from collections import Counter
@@ -154,3 +155,26 @@ def test_the_error_survives_the_way_to_others() -> None:
     error = pickle.loads(pickle.dumps(BrokerUnreachable("away", retry_after=2.5)))  # noqa: S301
 
     assert ("away", 2.5, 503) == (str(error), error.retry_after, error.http)
+
+
+def test_the_loop_goes_on_while_a_first_look_is_awaited() -> None:
+    """A broker that hangs keeps coroutines from sending, and the event loop from nothing."""
+
+    async def ask(task: Any) -> tuple[list[Any], int]:
+        """Send all calls at once, and count how often the loop goes round meanwhile."""
+        calls = [asyncio.ensure_future(task.adelay(number)) for number in range(CALLS)]
+        refused, turns = calls[MOST:], 0
+        while not all(each.done() for each in refused):
+            await asyncio.sleep(0.005)
+            turns += 1
+        for each in calls:
+            each.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        return [each.exception() for each in refused], turns
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        host, port = silent.getsockname()
+        errors, turns = asyncio.run(ask(limited(f"redis://{host}:{port}/0")))
+
+    assert {BrokerUnreachable} == {type(each) for each in errors}
+    assert turns > 10

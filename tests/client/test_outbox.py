@@ -49,12 +49,14 @@ def test_letters_go_in_pieces() -> None:
 def test_nobody_whose_letter_is_sent_waits_for_the_next_write() -> None:
     """All who waited for a write are called when it is over, whoever writes by then."""
     begun, first, last = threading.Event(), threading.Event(), threading.Event()
+    second = threading.Event()
 
     def hold() -> None:
         begun.set()
         first.wait(10)
 
     def until_another_is_ready() -> None:
+        second.set()
         while not outbox:
             last.wait(0.001)
 
@@ -68,6 +70,7 @@ def test_nobody_whose_letter_is_sent_waits_for_the_next_write() -> None:
             last.wait(0.001)
         first.set()
         leader.result(10)
+        second.wait(10)  # else the late one would go along
         late = threads.submit(outbox.send, letters("g"))
         for each in crowd:
             each.result(10)

@@ -281,6 +281,25 @@ def test_broker_that_takes_nothing_is_given_up(
     assert {each.id for each in results} <= set(ids(taken(task)))
 
 
+def test_broker_that_takes_nothing_is_given_up_by_one_call_of_many(
+    apps: Any, rabbitmq_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that is written alone, since the next was late, waits until the broker has it."""
+    monkeypatch.setattr(amqp_letters, "_PATIENCE", 0.3)
+    task = apps(task_publish_retry=False)
+    task.delay_many(range(2))
+    (broker,) = psutil.Process(rabbitmq_server.child.pid).children()
+    at_last = threading.Timer(20, broker.resume)
+    at_last.start()
+    broker.suspend()
+    try:
+        with pytest.raises(OperationalError, match="has taken nothing"):
+            task.delay_many(range(1))
+    finally:
+        at_last.cancel()
+        broker.resume()
+
+
 def test_bytes_stay_bytes_with_msgpack(apps: Any):
     """A file travels as it is, by the first road and by the short one, alone and among many."""
     shout = apps(task_serializer="msgpack", accept_content=["json", "msgpack"])

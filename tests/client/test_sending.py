@@ -17,6 +17,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, PartlySent
 from celery_batch.cli.redis_server import RedisServer
+from celery_batch.client import aio
 from celery_batch.client.aio import apply_async
 from celery_batch.client.listener import listener_for
 from celery_batch.client.publisher import Publisher
@@ -523,6 +524,33 @@ def test_a_call_that_is_cancelled_while_it_is_sent_is_told_of(
     assert [result.id] == [
         message["headers"]["id"] for each in here.taken().values() for message in each
     ]
+
+
+def test_a_call_that_is_cancelled_as_it_is_sent_is_told(
+    sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the result and the cancellation come in the same pass of the loop, none is lost."""
+    here, told = warmed(sender()), []
+    note = aio._note
+
+    async def send() -> None:
+        """Cancel right after the future has its result."""
+        sending = asyncio.ensure_future(
+            apply_async(here.task, ("late",), None, {}, on_abandoned=told.append)
+        )
+
+        def note_and_cancel(future: asyncio.Future[Any], result: Any) -> None:
+            """Cancel when the result is there."""
+            note(future, result)
+            sending.cancel()
+
+        monkeypatch.setattr(aio, "_note", note_and_cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await sending
+
+    asyncio.run(send())
+
+    assert [told[0].id] == [message["headers"]["id"] for message in here.taken()["celery"]]
 
 
 def test_blocking_jobs_of_the_users_hold_up_no_call(sender: Callable[..., Sender]) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
+import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
+import psutil
 import pytest
 import redis
 from redis.backoff import NoBackoff
@@ -25,7 +29,9 @@ from tests.services.nginx import find_nginx
 pytestmark = pytest.mark.timeout(400)
 
 #: Grafana has no package of Debian's; test_grafana.py looks at its files.
-NAMES = ["redis", "worker", "web", "flask", "flower", "nginx", "prometheus"]
+NAMES = ["redis", "worker", "web", "flower", "nginx", "prometheus"]
+OVERRIDES = ["nginx", "monitoring", "production"]
+PASSWORDS = {"REDIS_PASSWORD": "an-open-sesame", "FLOWER_PASSWORD": "garlic"}
 
 #: Sends many sentences as the web container would, and says their ids.
 SEND = """
@@ -49,7 +55,7 @@ def place(tmp_path_factory) -> Iterator[Containers]:
     if missing := programs_missing("redis-cli", "prometheus", "wget"):
         assert os.environ.get("CI") != "true", missing
         pytest.skip(f"not installed: {', '.join(missing)}")
-    place = Containers(tmp_path_factory.mktemp("compose"), NAMES, {})
+    place = Containers(tmp_path_factory.mktemp("compose"), NAMES, OVERRIDES, PASSWORDS)
     before = contents(place)
     try:
         yield place
@@ -72,16 +78,21 @@ def contents(place: Containers) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def through_nginx(place: Containers, port: int) -> httpx.Client:
-    """Return a client of one of nginx's ports."""
-    address = f"http://127.0.0.1:{place['nginx'].port(port)}"
+def client_of(place: Containers, name: str, port: int) -> httpx.Client:
+    """Return a client of a service's port."""
+    address = f"http://127.0.0.1:{place[name].port(port)}"
     return httpx.Client(base_url=address, trust_env=False, timeout=60)
+
+
+def redis_url(place: Containers) -> str:
+    """Return where Redis is on this machine, with its password."""
+    return place["worker"].translated(place["worker"].service["environment"]["CELERY_BROKER_URL"])
 
 
 def send_from_web(place: Containers, count: int) -> list[str]:
     """Send sentences from the web tier's own image, which has no torch; return their ids."""
     web = place["web"]
-    url = place["worker"].translated(place.secret("redis_url"))
+    url = redis_url(place)
     urls = {"CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url}
     env = {**web.image.env, **urls, "HOW_MANY": str(count)}
     python = web.image.inside("/venv/bin/python")
@@ -94,7 +105,7 @@ def send_from_web(place: Containers, count: int) -> list[str]:
 
 def test_request_goes_through_nginx_web_and_worker(up):
     """A sentence that is posted to the published port comes back with its word."""
-    with through_nginx(up, 8000) as client:
+    with client_of(up, "nginx", 8000) as client:
         answer = client.post("/predict", json={"inputs": ["twinkle twinkle [MASK] star."]})
 
     assert (200, {"outputs": ["little"]}) == (answer.status_code, answer.json())
@@ -102,39 +113,54 @@ def test_request_goes_through_nginx_web_and_worker(up):
 
 
 def test_client_is_who_asks_nginx(up):
-    """The web tier's log names the address that nginx saw, whatever the client says."""
-    with through_nginx(up, 8000) as client:
-        client.get("/healthz", headers={"X-Forwarded-For": "10.9.9.9", "X-Request-ID": "mine"})
-    (line,) = [line for line in up["web"].log.read_text().splitlines() if '"mine"' in line]
+    """The web server's log names the address that nginx saw, whatever the client says."""
+    with client_of(up, "nginx", 8000) as client:
+        client.get("/healthz?mine", headers={"X-Forwarded-For": "10.9.9.9"})
+    (line,) = [line for line in up["web"].log.read_text().splitlines() if "?mine" in line]
 
+    assert "127.0.0.1" in line
     assert "10.9.9.9" not in line
+
+
+def test_client_with_too_many_requests_is_refused(up):
+    """Beyond its rate a client gets 429 from nginx, in the form of the web server's errors."""
+    port = up["nginx"].port(8000)
+    head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+    answer = b""
+    for _ in range(20):
+        with ExitStack() as closing:
+            clients = [
+                closing.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+                for _ in range(100)
+            ]
+            for client in clients:
+                client.sendall(head)  # nginx counts it before it reads the body
+            ready, _, _ = select.select(clients, [], [], 0.1)
+            if ready:
+                answer = ready[0].recv(10_000)
+                break
+    head, _, body = answer.partition(b"\r\n\r\n")
+
+    assert head.startswith(b"HTTP/1.1 429 ")
+    assert b"Retry-After: 1" in head
+    assert "TooManyRequests" == json.loads(body)["error"]["type"]
 
 
 def test_counts_stay_inside(up):
     """What is for Prometheus is not told to the world."""
-    with through_nginx(up, 8000) as client:
+    with client_of(up, "nginx", 8000) as client:
         assert 404 == client.get("/metrics").status_code
 
 
-def test_flask_answers_as_well(up):
-    """The other web service gives the same answer to the same request."""
-    with httpx.Client(trust_env=False, timeout=60) as client:
-        address = f"http://127.0.0.1:{up['flask'].port(8000)}"
-        answer = client.post(
-            f"{address}/predict", json={"inputs": ["twinkle twinkle [MASK] star."]}
-        )
-
-    assert {"outputs": ["little"]} == answer.json()
-
-
 def test_flower_wants_its_password(up):
-    """Flower shows nothing without the password from its secret, and the worker with it."""
-    name, _, password = up.secret("flower_auth").partition(":")
-    with through_nginx(up, 5555) as client:
+    """Flower shows nothing without the password of its override, and the worker with it."""
+    with client_of(up, "flower", 5555) as client:
         stranger = client.get("/workers").status_code
 
         def why_not() -> str:
-            page = client.get("/workers", params={"json": "1"}, auth=(name, password))
+            page = client.get(
+                "/workers", params={"json": "1"}, auth=("admin", PASSWORDS["FLOWER_PASSWORD"])
+            )
             return "" if page.json()["data"] else "no worker"
 
         wait_until(why_not, [], what="Flower", timeout=60)
@@ -173,16 +199,16 @@ def test_scaler_has_an_answer(up):
 
 
 def test_redis_wants_its_password(up):
-    """Who is in the network and does not know the password is refused, and pings are not enough."""
+    """A client without the password is refused; it is not in the list of processes."""
     client = redis.Redis(port=up["redis"].port(6379), retry=Retry(NoBackoff(), 0))
     with pytest.raises(redis.AuthenticationError):
         client.ping()
     client.close()
-    env = up["redis"]._environment()
-    password = up.secret("redis_password")
+    told = up["redis"].why_not_healthy()
+    (process,) = psutil.Process(up["redis"].pid).children()
 
-    assert password not in " ".join(env.values())
-    assert "" == up["redis"].why_not_healthy()
+    assert "" == told
+    assert PASSWORDS["REDIS_PASSWORD"] not in " ".join(process.cmdline())
 
 
 def test_unhealthy_is_noticed(up):
@@ -198,7 +224,7 @@ def test_worker_gives_back_what_it_holds(up):
     ids = send_from_web(up, count)
     took = up["worker"].stop()
     reason = up["worker"].why_not_healthy()
-    url = up["worker"].translated(up.secret("redis_url"))
+    url = redis_url(up)
     with redis.Redis.from_url(url) as client:
         waiting = client.llen("celery")
         done = client.exists(*(f"celery-task-meta-{each}" for each in ids))

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from deploy.local.counts import BatchCounts, read_counts
+from demo.counts import BatchCounts, read_counts
 
 
 def test_mean_batch_size_is_of_the_batches_since():

@@ -13,7 +13,7 @@ import yaml
 
 from celery_batch.cli.child import wait_until
 from celery_batch.cli.redis_server import RedisServer
-from deploy.local.prometheus import SHIPPED, Prometheus, find_prometheus
+from demo.prometheus import SHIPPED, Prometheus, find_prometheus
 from tests.conftest import need
 from tests.services.shop import ROOT, Shop, emptied, open_shop
 

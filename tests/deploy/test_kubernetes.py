@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +16,18 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.services.compose import read_compose
+from tests.services.compose import ROOT, read_compose
 from tests.services.image import stages
 from tests.services.kustomize import KUBERNETES, built
 
 OVERLAYS = ["cpu", "gpu"]
+#: Paths of the web server for probes and for Prometheus.
+INTERNAL = {"/healthz", "/metrics", "/readyz"}
 #: The oldest and the newest release that the manifests are meant for, with those between.
 RELEASES = ["1.28", "1.32", "1.37"]
-SERVICES = read_compose({})["services"]
+#: As Kubernetes writes what a secret holds into arguments.
+PASSWORDS = {"REDIS_PASSWORD": "$(REDISCLI_AUTH)", "FLOWER_PASSWORD": "any"}
+SERVICES = read_compose("production", environ=PASSWORDS)["services"]
 
 
 def objects(overlay: str) -> dict[tuple[str, str], dict[str, Any]]:
@@ -128,6 +134,11 @@ def test_names_lead_somewhere(overlay):
 
             assert spec["selector"].items() <= labels[name].items()
             assert {port["targetPort"] for port in spec["ports"]} <= ports
+        if kind == "Ingress":
+            backends = [path["backend"]["service"] for path in spec["rules"][0]["http"]["paths"]]
+            ports = [port["name"] for port in found["Service", "web"]["spec"]["ports"]]
+
+            assert {("web", *ports)} == {(each["name"], each["port"]["name"]) for each in backends}
     assert "redis" == found["StatefulSet", "redis"]["spec"]["serviceName"]
 
 
@@ -149,10 +160,10 @@ def test_network_lets_pass_what_is_needed():
         for port in container("cpu", name)["ports"]
     }
 
-    assert {} == policies["nobody-but-as-said"]["podSelector"]
-    assert ["Ingress", "Egress"] == policies["nobody-but-as-said"]["policyTypes"]
+    assert {} == policies["default-deny"]["podSelector"]
+    assert ["Ingress", "Egress"] == policies["default-deny"]["policyTypes"]
     assert opened == listens
-    assert [6379] == [port["port"] for port in policies["asks-redis"]["egress"][0]["ports"]]
+    assert [6379] == [port["port"] for port in policies["egress-to-redis"]["egress"][0]["ports"]]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -172,40 +183,59 @@ def test_pod_may_do_little(overlay, name):
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_pods_have_the_secrets_that_they_name(overlay):
-    """Each file that a variable names is mounted from a key that the template has."""
+@pytest.mark.parametrize("name", ["worker", "web", "redis"])
+def test_pods_have_the_secrets_that_they_name(overlay, name):
+    """Each secret's key is one that the template has; what arguments and URLs refer to is set."""
     template = yaml.safe_load((KUBERNETES / "secret.template.yaml").read_text())
-    for name in ("worker", "web"):
-        pod = pods(overlay)[name]["spec"]
-        (secret,) = [each["secret"] for each in pod["volumes"] if "secret" in each]
-        (mount,) = [
-            each for each in container(overlay, name)["volumeMounts"] if each["name"] == "secret"
-        ]
-        mounted = {f"{mount['mountPath']}/{item['path']}" for item in secret["items"]}
-        named = {
-            each["value"]
-            for each in container(overlay, name)["env"]
-            if each["name"].endswith("_FILE")
-        }
+    said = container(overlay, name)
+    secrets = {
+        each["name"]: each["valueFrom"]["secretKeyRef"]
+        for each in said["env"]
+        if "valueFrom" in each
+    }
+    values = [*said["args"], *(each["value"] for each in said["env"] if "value" in each)]
+    used = {found for value in values for found in re.findall(r"\$\((\w+)\)", value)}
 
-        assert mounted == named
-        assert {item["key"] for item in secret["items"]} <= set(template["stringData"])
-        assert template["metadata"]["name"] == secret["secretName"]
+    assert used == set(secrets)
+    assert {template["metadata"]["name"]} == {each["name"] for each in secrets.values()}
+    assert {each["key"] for each in secrets.values()} <= set(template["stringData"])
+
+
+def test_ingress_passes_what_is_for_clients():
+    """Each path of the app's document is passed on; what the cluster itself asks is not."""
+    rules = objects("cpu")["Ingress", "web"]["spec"]["rules"][0]["http"]["paths"]
+    exact = {each["path"] for each in rules if each["pathType"] == "Exact"}
+    prefixes = {each["path"] for each in rules if each["pathType"] == "Prefix"}
+    code = "import json; from webapp.fastapi_app import app; print(json.dumps(app.openapi()))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    served = json.loads(done.stdout)["paths"]
+    kept = {path for path in served if not (path in exact or f"/{path.split('/')[1]}" in prefixes)}
+
+    assert {"/predict", "/tasks/{task_id}"} <= set(served)
+    assert kept <= INTERNAL
+    assert not INTERNAL & (exact | prefixes)
 
 
 def test_containers_run_what_compose_runs():
     """The commands and probes are those of the compose file, which are tried as processes."""
     worker, web, redis = (container("cpu", name) for name in ("worker", "web", "redis"))
-    health = SERVICES["worker"]["healthcheck"]["test"][1:]
-    said = SERVICES["redis"]["command"][-1].replace("/run/secrets/", "/run/secrets/celery-batch/")
+    health = run_by("worker", "HEALTHCHECK")
+    probe = redis["readinessProbe"]["exec"]["command"]
 
     assert shlex.split(SERVICES["worker"]["command"]) == worker["args"]
-    assert shlex.split(SERVICES["web"]["command"]) == web["args"]
+    assert run_by("web", "CMD") == web["args"]
     assert health == worker["readinessProbe"]["exec"]["command"]
     assert [*health, "--live"] == worker["livenessProbe"]["exec"]["command"]
-    assert said.strip() == redis["command"][-1].strip()
+    assert shlex.split(SERVICES["redis"]["command"]) == redis["args"]
+    assert SERVICES["redis"]["healthcheck"]["test"] == ["CMD", *probe]
     assert SERVICES["redis"]["image"] == redis["image"]
     assert all(f"celery-batch-{each}" in str(image) for each, image in images().items())
+
+
+def run_by(stage: str, word: str) -> list[str]:
+    """Return the words of a command that the Dockerfile gives to an image."""
+    (step,) = [step for step in stages()[stage][1] if step.word == word]
+    return step.command
 
 
 def images() -> dict[str, str]:

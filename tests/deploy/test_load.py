@@ -12,7 +12,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from deploy.local.load import Load, Question, run_load
+from demo.load import Load, Question, run_load
 
 
 class Echo(BaseHTTPRequestHandler):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import select
@@ -16,11 +15,11 @@ import uuid
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
-from deploy.local import browser
-from deploy.local.browser import post_json, why_not
-from deploy.local.servers import _bound
+from demo.http_client import post_json, why_not
+from demo.servers import _bound
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +43,7 @@ pytestmark = [
 
 
 class Command:
-    """A command of the local deployment, its processes and its temporary files."""
+    """A command of the demo, its processes and its temporary files."""
 
     def __init__(self, folder, module, *arguments, **environment):
         """Start the command in an environment of its own."""
@@ -53,7 +52,7 @@ class Command:
         env = {**os.environ, "TMPDIR": folder, MARK: self.mark, **environment}
         env = {name: value for name, value in env.items() if value is not None}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", f"deploy.local.{module}", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             env=env,
             stdout=subprocess.PIPE,
@@ -139,8 +138,8 @@ def test_demo_shows_what_it_promises(run):
 @pytest.mark.parametrize(
     ("variable", "value", "part", "words"),
     [
-        ("INFILL_MODEL", "/no/such/model", "worker", "/no/such/model"),
-        ("GUNICORN_CMD_ARGS", "--threads=many", "web", "invalid int value: 'many'"),
+        ("HF_MODEL", "/no/such/model", "worker", "/no/such/model"),
+        ("UVICORN_BACKLOG", "many", "web", "'many' is not a valid integer"),
         ("REDIS_SERVER", "/bin/false", "redis", "(nothing)"),
     ],
 )
@@ -215,7 +214,7 @@ def test_killed_demo_leaves_nothing(run):
 
 def test_up_serves_until_interrupted(run):
     """``up`` answers over HTTP, Flower's API names each sentence, Ctrl-C ends all in peace."""
-    up = run("up", FLOWER_UNAUTHENTICATED_API=None)
+    up = run("demo.up", FLOWER_UNAUTHENTICATED_API=None)
     flower = up.read_until(r"Flower is ready after .*: (\S+)\n")[1]
     web = up.read_until(r"curl (\S+)/stream")[1]
     up.read_until("Ctrl-C stops everything")
@@ -248,8 +247,7 @@ def tasks_in_flower(flower, count):
 
 def get_json(url):
     """Return the JSON that a URL answers with."""
-    with browser._browser.open(url, timeout=10) as answer:
-        return json.load(answer)
+    return httpx.get(url, timeout=10, trust_env=False).raise_for_status().json()
 
 
 def test_taken_port_gives_way_to_a_free_one():

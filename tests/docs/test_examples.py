@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from kombu import pools
 from celery_batch import config
 from celery_batch.batching.policy import DEFAULT_LINGER
 from celery_batch.cli.child import Child, wait_until
-from webapp.settings import Settings as WebSettings
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -29,6 +28,7 @@ DOCUMENTS = [
 ]
 README = ROOT / "README.md"
 OPTIONS = ROOT / "docs" / "options.md"
+WEB = ROOT / "docs" / "web.md"
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
@@ -43,6 +43,27 @@ for thing in list(globals().values()):
         print(thing.__name__)
 residents.move_out()
 """
+
+#: Appended to a web app of docs/web.md: what its view answers, in the framework's test client.
+_POST = {
+    "fastapi_view.py": """
+from fastapi.testclient import TestClient
+print(TestClient(app).post("/double", json=[1, 2]).json())
+""",
+    "flask_view.py": """
+print(app.test_client().post("/double", json=[1, 2]).json)
+""",
+    "django_view.py": """
+from django.test import Client
+print(Client().post("/double", [1, 2], "application/json").json()["outputs"])
+""",
+    "django_view.py under ASGI": """
+import asyncio
+from django.test import AsyncClient
+sent = AsyncClient().post("/adouble", [1, 2], "application/json")
+print(asyncio.run(sent).json()["outputs"])
+""",
+}
 
 
 @dataclass(frozen=True)
@@ -69,9 +90,12 @@ def examples() -> Iterator[Example]:
                 yield Example(document, code)
 
 
-def readme_file(name: str) -> str:
-    """Return the README's example of a file."""
-    return next(each.code for each in examples() if (each.document, each.file) == (README, name))
+def write_files(document: Path, folder: Path) -> dict[str, str]:
+    """Write the Python examples of a document as files, and return them by name."""
+    files = {each.file: each.code for each in examples() if each.document == document}
+    for name, code in files.items():
+        (folder / name).write_text(code)
+    return files
 
 
 def console_lines(document: Path) -> list[list[str]]:
@@ -91,24 +115,15 @@ def table_rows(document: Path) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize("example", [each for each in examples() if each.file != "ask.py"], ids=str)
-def test_example_runs(example: Example, in_python):
-    """Each Python example runs as it stands, and its models can be loaded and warmed up."""
-    printed = in_python(example.code + _LOAD_MODELS, CELERY_BROKER_URL="memory://")
-
-    assert re.findall(r"^class (\w+)\(Model\)", example.code, re.MULTILINE) == printed.split()
-
-
-def test_readme_example_answers(broker: str, tmp_path: Path):
-    """The README's app, served by the README's command, gives the README's answers."""
-    for name in ("tasks.py", "ask.py"):
-        (tmp_path / name).write_text(readme_file(name))
-    celery, *words = next(line for line in console_lines(README) if "worker" in line)
+@contextmanager
+def documented_worker(document: Path, folder: Path, broker: str) -> Iterator[dict[str, str]]:
+    """Run the document's command for a worker, and give the environment of its clients."""
+    celery, *words = next(line for line in console_lines(document) if "worker" in line)
     urls = {"CELERY_BROKER_URL": broker, "CELERY_RESULT_BACKEND": broker}
-    env = {**os.environ, **urls, "PYTHONPATH": str(tmp_path)}
+    env = {**os.environ, **urls, "PYTHONPATH": str(folder)}
     command = [str(Path(sys.executable).with_name(celery)), *words]
     with (
-        Child(command, tmp_path / "worker.log", env=env) as worker,
+        Child(command, folder / "worker.log", env=env) as worker,
         Celery(broker=broker, set_as_current=False) as client,
     ):
         ping = client.control.ping
@@ -119,6 +134,30 @@ def test_readme_example_answers(broker: str, tmp_path: Path):
             timeout=60,
         )
         pools.reset()
+        yield env
+
+
+@pytest.mark.parametrize("example", [each for each in examples() if each.file != "ask.py"], ids=str)
+def test_example_runs(example: Example, in_python, tmp_path: Path):
+    """Each Python example runs beside its page's others, and its models load and warm up."""
+    if "HF_MODEL" in example.code:
+        pytest.importorskip("transformers")
+        from tests.services.tiny_transformer import save_classifier  # noqa: PLC0415 (needs it)
+
+        save_classifier(tmp_path)
+    write_files(example.document, tmp_path)
+    environ = {"CELERY_BROKER_URL": "memory://"} | dict.fromkeys(
+        ("HF_MODEL", "PYTHONPATH"), str(tmp_path)
+    )
+    printed = in_python(example.code + _LOAD_MODELS, **environ)
+
+    assert re.findall(r"^class (\w+)\(Model\)", example.code, re.MULTILINE) == printed.split()
+
+
+def test_readme_example_answers(broker: str, tmp_path: Path):
+    """The README's app, served by the README's command, gives the README's answers."""
+    files = write_files(README, tmp_path)
+    with documented_worker(README, tmp_path, broker) as env:
         asked = subprocess.run(
             [sys.executable, "ask.py"],
             cwd=tmp_path,
@@ -128,11 +167,22 @@ def test_readme_example_answers(broker: str, tmp_path: Path):
             timeout=60,
             check=False,
         )
-    promised = re.findall(r"  # (.+)$", readme_file("ask.py"), re.MULTILINE)
+    promised = re.findall(r"  # (.+)$", files["ask.py"], re.MULTILINE)
 
-    assert ["celery", "-A", "tasks", "worker", "--concurrency=1"] == [celery, *words]
     assert "" == asked.stderr
     assert ["42", "1", "999000", "[2, 4, 6]", "42"] == promised == asked.stdout.splitlines()
+
+
+def test_documented_views_answer(broker: str, tmp_path: Path, in_python):
+    """Each web app of the page about them gives the outputs of the page's worker."""
+    files = write_files(WEB, tmp_path)
+    with documented_worker(WEB, tmp_path, broker) as env:
+        answers = {
+            name: in_python(files[name.partition(" ")[0]] + post, **env)
+            for name, post in _POST.items()
+        }
+
+    assert dict.fromkeys(_POST, "[2, 4]") == answers
 
 
 def test_every_setting_is_documented_with_its_default():
@@ -157,18 +207,14 @@ def test_every_task_option_is_documented_with_its_default():
     assert all(in_options[each].startswith(": ".join(defaults[each])) for each in defaults)
 
 
-def test_web_settings_are_documented_with_their_defaults():
-    """Each variable that the example web server reads is listed with its default."""
-    rows = table_rows(ROOT / "docs" / "web.md")
-    documented = {row[0]: row[1] for row in rows if row[0].startswith("WEBAPP_")}
-    defaults = {
-        f"WEBAPP_{field.name.upper()}": "none"
-        if field.default in (None, "")
-        else str(field.default).removesuffix(".0").replace("False", "0")
-        for field in dataclasses.fields(WebSettings)
-    }
+def test_web_variables_are_documented_with_their_defaults():
+    """Each variable that the example web apps read is listed with its default."""
+    documented = {row[0]: row[1] for row in table_rows(WEB) if row[0].startswith("WEBAPP_")}
+    source = (ROOT / "webapp" / "tasks.py").read_text()
+    defaults = dict(re.findall(r'"(WEBAPP_\w+)", "([^"]*)"', source))
 
-    assert defaults == documented
+    assert set(re.findall(r"\bWEBAPP_[A-Z_]+\b", source)) == defaults.keys()
+    assert {name: default or "none" for name, default in defaults.items()} == documented
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from celery_batch.cli.child import Child, wait_until
-from deploy.local.browser import why_not
+from demo.http_client import why_not
 from tests.services.ports import quiet_port
 from tests.services.shop import ROOT
 

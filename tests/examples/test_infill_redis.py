@@ -7,8 +7,8 @@ import socket
 import sys
 
 from celery_batch.cli.child import Child, wait_until
-from deploy.local.browser import why_not
-from deploy.local.load import Question, run_load
+from demo.http_client import why_not
+from demo.load import Question, run_load
 from tests.services.shop import ROOT
 
 QUESTIONS = [Question(f"[MASK] number {each}", f"[MASK] NUMBER {each}") for each in range(200)]

@@ -7,7 +7,7 @@ from http import HTTPStatus
 import pytest
 
 from bench.wrk import find_wrk, run_wrk
-from deploy.local.load import Question, run_load
+from demo.load import Question, run_load
 from examples import infill_naive, infill_processes, infill_threaded
 from tests.conftest import need
 from tests.services.served import served

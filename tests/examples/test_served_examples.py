@@ -119,7 +119,7 @@ def test_pictures_are_classified(served):
         (status, answer["task_info"]["result"]) for status, answer in answers
     ]
     assert 422 == status
-    assert "img: no base64" in refusal["error"]
+    assert "img: no base64" in refusal["error"]["message"]
 
 
 def test_sample_client_is_answered(served, tmp_path):

@@ -25,7 +25,10 @@ def lasting_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbi
 
 
 #: One pool process, where batches overlap in it, and two.
-both_shapes = pytest.mark.parametrize("processes", [1, 2])
+both_shapes = pytest.mark.parametrize(
+    "processes",
+    [pytest.param(n, marks=pytest.mark.xdist_group(f"processes-{n}")) for n in (1, 2)],
+)
 
 
 def _on(broker: str) -> pytest.MarkDecorator:

@@ -46,7 +46,7 @@ def rest_from_reading(shop: Shop, worker: Worker, sent: int) -> None:
 def test_unacknowledged_messages_can_be_given_back_by_any_worker(shop: Shop, bulk: bool):  # noqa: FBT001
     """What a killed worker held is written down as kombu writes it, and comes back whole."""
     worker = shop.worker("-c", "1", conf={"batch_bulk": bulk})
-    results = [shop.slow.delay(n) for n in range(60)]
+    results = [shop.slow.delay(n) for n in range(240)]
     results[5].get(timeout=30)
     rest_from_reading(shop, worker, len(results))
     os.kill(worker.pid, signal.SIGKILL)
@@ -64,7 +64,7 @@ def test_unacknowledged_messages_can_be_given_back_by_any_worker(shop: Shop, bul
     assert {
         tag for tag, (message, _, _) in kept.items() if message["properties"]["delivery_tag"] == tag
     } == set(kept)
-    assert list(range(60)) == [result.get(timeout=60) for result in results]
+    assert list(range(240)) == [result.get(timeout=60) for result in results]
 
 
 @BOTH

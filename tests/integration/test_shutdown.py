@@ -59,7 +59,7 @@ def test_quitting_under_load_loses_nothing(
     """SIGQUIT, out of the blue or to hurry a warm shutdown: it ends, and the next one goes on."""
     shop = each_shop
     first = shop.worker(*options, conf={"worker_soft_shutdown_timeout": 1.0})
-    results = [shop.slow.delay(n) for n in range(300)]
+    results = [shop.slow.delay(n) for n in range(600)]
     results[30].get(timeout=60)
     for number in signals:
         os.kill(first.pid, number)
@@ -68,8 +68,8 @@ def test_quitting_under_load_loses_nothing(
     shop.worker(*options)
 
     assert ended, first.log
-    assert done_by_first < 300
-    assert list(range(300)) == [result.get(timeout=120) for result in results]
+    assert done_by_first < 600
+    assert list(range(600)) == [result.get(timeout=120) for result in results]
 
 
 def test_buffered_requests_are_back_in_the_queue(shop: Shop):

@@ -17,7 +17,7 @@ from celery import Celery
 
 from celery_batch import __version__
 from celery_batch.cli.child import Child, wait_until
-from tests.docs.test_examples import README, ROOT, console_lines, readme_file
+from tests.docs.test_examples import README, ROOT, console_lines, write_files
 
 #: What the first of these tests builds serves the others; an installation may have to download.
 pytestmark = [pytest.mark.xdist_group("package"), pytest.mark.timeout(300)]
@@ -94,8 +94,7 @@ def test_both_pass_the_index_own_check(built: Path) -> None:
 
 def test_readme_example_answers_from_an_empty_environment(installed: Path, tmp_path: Path) -> None:
     """Installed alone, outside the tree: the README's three shells give the README's answers."""
-    for name in ("tasks.py", "ask.py"):
-        (tmp_path / name).write_text(readme_file(name))
+    files = write_files(README, tmp_path)
     env = {"PATH": f"{installed}:/usr/bin:/bin", "HOME": str(tmp_path)}
     redis, worker, ask = (
         next(line for line in console_lines(README) if shlex.join(line).startswith(start))
@@ -109,7 +108,7 @@ def test_readme_example_answers_from_an_empty_environment(installed: Path, tmp_p
             answers = _run(*ask, cwd=tmp_path, env=env).splitlines()
     code = "import celery_batch; print(celery_batch.__file__)"
     where = _run("python", "-c", code, cwd=tmp_path, env=env)
-    promised = re.findall(r"  # (.+)$", readme_file("ask.py"), re.MULTILINE)
+    promised = re.findall(r"  # (.+)$", files["ask.py"], re.MULTILINE)
 
     assert where.startswith(str(installed.parent))
     assert ["42", "1", "999000", "[2, 4, 6]", "42"] == promised == answers

@@ -49,7 +49,8 @@ def test_every_key_has_its_place(read):
     """Each key of ours fills its field."""
     config = read(
         "Handle: my.models:Cats\nGPUs: cpu\nMaxBatchSize: 8\nMaxWait: 0\nPort: 80\n"
-        "Host: '::'\nQueue: cats\nTimeLimit: 2\nBroker: rediss://h/1\nEnv:\n  A: 1\n  B: yes\n"
+        "Host: '::'\nQueue: cats\nTimeLimit: 2\nBroker: rediss://h/1\nWebWorkers: 2\n"
+        "MaxQueue: 100\nEnv:\n  A: 1\n  B: yes\n"
     )
 
     assert config == ServeConfig(
@@ -61,6 +62,8 @@ def test_every_key_has_its_place(read):
         queue="cats",
         time_limit=2.0,
         broker="rediss://h/1",
+        web_workers=2,
+        max_queue=100,
         env={"A": "1", "B": "yes"},
     )
     assert config == ServeConfig.from_json(config.to_json())

@@ -11,12 +11,9 @@ from xmlrpc.client import Fault
 from xmlrpc.server import SimpleXMLRPCDispatcher, SimpleXMLRPCRequestHandler
 
 import pytest
-from celery.exceptions import TaskRevokedError
 
-from celery_batch.errors import ConfigurationError, LoadFailed, MessageTooLarge
 from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.programs import Program, environment, programs, supervisor_conf
-from celery_batch.serve.refusals import refusal_of
 from celery_batch.serve.supervision import LOG, READY, Health, SupervisorAway, health, table
 
 FOLDER = Path("/run/100%")
@@ -35,6 +32,13 @@ def test_each_slot_of_each_gpu_has_a_worker():
     assert ["cuda:0"] * 4 + ["cuda:1"] * 4 == [worker.device for worker in workers]
     assert 8 == len({worker.node for worker in workers})
     assert all("--concurrency=1" in worker.command for worker in workers)
+
+
+def test_each_web_worker_is_a_process():
+    """One has the plain name; several are numbered."""
+    config = ServeConfig("H", broker="redis://h", queue="q", web_workers=2)
+
+    assert ["cpu-0", "web-0", "web-1"] == [each.name for each in programs(config, FOLDER)]
 
 
 def test_a_named_broker_is_not_started():
@@ -174,23 +178,3 @@ def test_the_table_has_a_line_for_each_process():
         "cuda0-0  cuda:0  crashing  0:00:03  2         KeyError: 'x'",
         "web      -       running   1:00:00  0         -",
     ] == table(rows).splitlines()
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "words"),
-    [
-        (ValueError("no face"), 422, "no face"),
-        (ValueError("x" * 600), 422, "x" * 500 + "…"),
-        (TypeError("'NoneType' object is not callable"), 500, "the handle failed"),
-        (MessageTooLarge("17 MB"), 413, "17 MB"),
-        (LoadFailed("secret path"), 503, "The model could not be loaded or warmed up."),
-        (ConfigurationError("secret"), 500, "A setting or task option is wrong."),
-        (TaskRevokedError("expired"), 503, "the request was not served"),
-        (KeyError("secret"), 500, "the handle failed"),
-    ],
-)
-def test_a_client_hears_what_is_meant_for_it(error, status, words):
-    """Its own mistakes in full, ours by their kind."""
-    refusal = refusal_of(error, "id")
-
-    assert (status, words, "id") == (refusal.status, str(refusal), refusal.task_id)

@@ -7,20 +7,25 @@ import uuid
 from contextlib import contextmanager
 from unittest.mock import AsyncMock
 
+import jsonschema
 import pytest
+import schemathesis
 from starlette.testclient import TestClient
 
 from celery_batch.client.listener import close_listener
-from celery_batch.errors import ConfigurationError
-from celery_batch.serve import app, posted, web
+from celery_batch.errors import ConfigurationError, OutOfMemory, QueueFull
+from celery_batch.serve import app, metrics, web
 from celery_batch.serve.config import ServeConfig
+from celery_batch.web.errors import task_error
 
 
 @contextmanager
-def client_of(broker, time_limit=0.3):
+def client_of(broker, time_limit=0.3, **values):
     """Give the client of a server on some broker, and close its connections."""
     made = []
-    config = ServeConfig("H", queue=uuid.uuid4().hex, broker=broker, time_limit=time_limit)
+    config = ServeConfig(
+        "H", queue=uuid.uuid4().hex, broker=broker, time_limit=time_limit, **values
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(web, "make_app", lambda config: made.append(app.make_app(config)) or made[0])
         asgi = web.make_web(config)
@@ -44,31 +49,38 @@ def test_a_late_answer_is_a_504(client):
     answer = client.post("/predict", json={"x": 1})
 
     assert 504 == answer.status_code
-    assert "no answer within 0.3 s" == answer.json()["error"]
+    assert "DeadlineExceeded" == answer.json()["error"]["type"]
+    assert "no answer within 0.3 s" in answer.json()["error"]["message"]
+    assert 36 == len(answer.json()["task_id"])
     assert "1" == answer.headers["retry-after"]
 
 
 def test_without_workers_it_lives_and_is_not_ready(client):
     """A balancer can tell the two apart."""
     assert (200, {"status": "ok"}) == _both(client.get("/healthz"))
-    assert (503, {"error": "no worker has its handle loaded"}) == _both(client.get("/readyz"))
+    status, body = _both(client.get("/readyz"))
+
+    (reason,) = body["reasons"].values()
+    assert (503, False) == (status, body["ready"])
+    assert "no worker" in reason
 
 
 def test_a_broker_that_is_away_is_a_503(tmp_path):
     """A restart is waited for, but not for as long as the time limit."""
     with client_of(f"redis+socket://{tmp_path}/none.sock", time_limit=60) as client:
         status, body = _both(client.post("/predict", json={}))
-        assert (503, "the broker cannot be reached") == (status, body["error"])
-        assert "the broker cannot be reached" in client.get("/readyz").json()["error"]
+        assert (503, "BrokerUnreachable") == (status, body["error"]["type"])
+        status, body = _both(client.get("/readyz"))
+        assert (503, ["broker"]) == (status, list(body["reasons"]))
 
 
 def test_a_body_that_is_too_large_is_a_413(client, monkeypatch):
     """It is not read to its end."""
-    monkeypatch.setattr(posted, "LARGEST_BODY", 10)
+    monkeypatch.setattr(web, "LARGEST_BODY", 10)
+    status, body = _both(client.post("/predict", content=b'{"x": 123456}'))
 
-    assert (413, {"error": "the body is larger than 10 bytes"}) == _both(
-        client.post("/predict", content=b'{"x": 123456}')
-    )
+    assert (413, "MessageTooLarge") == (status, body["error"]["type"])
+    assert "the body is larger than 10 bytes" == body["error"]["message"]
 
 
 def test_a_large_body_is_not_parsed_by_the_web_server(client, monkeypatch):
@@ -88,33 +100,82 @@ def test_a_large_body_is_not_parsed_by_the_web_server(client, monkeypatch):
 
 def test_what_is_not_there_is_told_in_json(client):
     """Other paths and methods, too."""
-    assert (404, {"error": "Not Found"}) == _both(client.get("/nothing"))
-    assert (405, {"error": "Method Not Allowed"}) == _both(client.get("/predict"))
+    missing, wrong = client.get("/nothing"), client.get("/predict")
+
+    assert (404, "NotFound") == (missing.status_code, missing.json()["error"]["type"])
+    assert (405, "MethodNotAllowed") == (wrong.status_code, wrong.json()["error"]["type"])
+    assert "POST" == wrong.headers["allow"]
 
 
-def test_an_answer_that_is_no_json_is_a_500(client, monkeypatch):
-    """A number that JSON has not, say."""
-    answered = AsyncMock(return_value=float("nan"))
-    monkeypatch.setattr(web, "_sent", AsyncMock(side_effect=lambda it: it.close() or answered()))
-    status, body = _both(client.post("/predict", json={}))
+@pytest.mark.parametrize(
+    ("outcome", "status", "kind"),
+    [
+        ([float("nan")], 500, "InternalServerError"),
+        (task_error(ValueError("no face"), "id"), 422, "ValueError"),
+        (task_error(TypeError("secret"), "id"), 500, "InternalServerError"),
+        (QueueFull("secret", retry_after=3.5), 429, "QueueFull"),
+        (OutOfMemory("secret"), 503, "OutOfMemory"),
+    ],
+)
+def test_the_status_is_that_of_the_error(client, monkeypatch, caplog, outcome, status, kind):
+    """As in any web server; what is the handle's own fault stands in the log, with its task."""
+    side_effect = outcome if isinstance(outcome, Exception) else [outcome]
+    monkeypatch.setattr(web, "apredict", AsyncMock(side_effect=side_effect))
+    answer = client.post("/predict", json={})
+    body = answer.json()
 
-    assert 500 == status
-    assert "what the handle returned is no JSON" in body["error"]
+    assert (status, kind) == (answer.status_code, body["error"]["type"])
+    assert "secret" not in answer.text
+    assert (status == 429) == (answer.headers.get("retry-after") == "4")
+    assert (status >= 500) == (body["task_id"] in caplog.text)
+
+
+def test_a_full_queue_is_a_429(broker):
+    """MaxQueue bounds what waits; who is refused is told when to come again."""
+    with client_of(broker, max_queue=1) as client:
+        first = client.post("/predict", json={})
+        second = client.post("/predict", json={})
+
+    assert [504, 429] == [first.status_code, second.status_code]
+    assert "QueueFull" == second.json()["error"]["type"]
+    assert second.headers["retry-after"].isdecimal()
+
+
+def test_metrics_count_requests_by_status(client):
+    """Those of /predict, with the time that they took."""
+    for body in (b"{", b"[", b"{}"):
+        client.post("/predict", content=body)
+    answer = client.get("/metrics")
+
+    assert 200 == answer.status_code
+    assert 'celery_batch_serve_requests_total{status="400"} 2.0' in answer.text
+    assert 'celery_batch_serve_requests_total{status="504"} 1.0' in answer.text
+    assert "celery_batch_serve_request_seconds_count 3.0" in answer.text
+
+
+def test_without_prometheus_there_are_no_metrics(broker, monkeypatch):
+    """The rest is served."""
+    monkeypatch.setattr(metrics, "find_spec", lambda _name: None)
+    with client_of(broker) as client:
+        assert 404 == client.get("/metrics").status_code
+        assert 400 == client.post("/predict", content=b"{").status_code
+
+
+def test_the_openapi_document_describes_every_route(client):
+    """With the body and the errors of each, as the server has them."""
+    document = client.get("/openapi.json").json()
+    schemathesis.openapi.from_dict(document).validate()
+    predict = document["paths"]["/predict"]["post"]["responses"]
+    answer = client.post("/predict", content=b"{")
+    error = document["components"]["schemas"]["Error"]
+
+    assert {"/predict", "/healthz", "/readyz"} == set(document["paths"])
+    assert {"200", "400", "413", "422", "429", "500", "503", "504"} == set(predict)
+    jsonschema.validate(answer.json(), error)
 
 
 def _both(answer):
     return answer.status_code, answer.json()
-
-
-def test_it_listens_where_it_is_told(monkeypatch, tmp_path):
-    """Host and port come from the file that the environment names."""
-    path = tmp_path / "serve.json"
-    path.write_text(ServeConfig("H", queue="q", host="::1", port=7, broker="redis://h").to_json())
-    monkeypatch.setenv(app.CONFIG, str(path))
-    told = {}
-    web.main(lambda _app, **options: told.update(options))
-
-    assert ("::1", 7) == (told["host"], told["port"])
 
 
 def test_a_process_without_configuration_says_how_it_is_started(monkeypatch):

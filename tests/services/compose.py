@@ -1,4 +1,4 @@
-"""The compose file, read as `docker compose` reads it."""
+"""The compose files, read and merged as `docker compose -f ... -f ...` does."""
 
 from __future__ import annotations
 
@@ -9,21 +9,54 @@ from typing import Any
 
 import yaml
 
-__all__ = ["COMPOSE_FILE", "aliases_of", "in_order", "ports_of", "read_compose"]
+__all__ = ["OVERRIDES", "ROOT", "in_order", "ports_of", "read_compose"]
 
-COMPOSE_FILE = Path(__file__).parents[2] / "docker-compose.yml"
+ROOT = Path(__file__).parents[2]
+COMPOSE_FILE = ROOT / "docker-compose.yml"
 
-_VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?::?-([^}]*))?\})")
+#: The files of deploy/compose/, by their stems.
+OVERRIDES = {path.stem: path for path in sorted((ROOT / "deploy" / "compose").glob("*.yml"))}
+
+_VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)(?::?([-?])([^}]*))?\})")
+
+#: Sequences that an override replaces; it adds to all others.
+_REPLACED = {"command", "entrypoint", "test"}
+
+_RESET = object()
 
 
-def read_compose(environ: Mapping[str, str]) -> dict[str, Any]:
+class _Loader(yaml.SafeLoader):
+    """YAML with the tag `!reset`, which removes what the files before have."""
+
+
+_Loader.add_constructor("!reset", lambda _loader, _node: _RESET)
+
+
+def read_compose(*overrides: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
     """
-    Return what the file says in an environment.
+    Return what docker-compose.yml and these overrides come to.
 
     Args:
-        environ: Its variables, and no others.
+        overrides: Stems of files in deploy/compose/, in order.
+        environ: The variables that the files are read with.
+
+    Raises:
+        KeyError: A variable is not set that has to be, as in `${NAME:?why}`.
     """
-    return _filled(yaml.safe_load(COMPOSE_FILE.read_text()), environ)
+    merged: dict[str, Any] = {}
+    for path in (COMPOSE_FILE, *(OVERRIDES[name] for name in overrides)):
+        said = yaml.load(path.read_text(), _Loader)  # noqa: S506 (a SafeLoader)
+        merged = _merged(merged, _filled(said, environ or {}))
+    return {key: value for key, value in merged.items() if not key.startswith("x-")}
+
+
+def _merged(below: Any, above: Any, key: str = "") -> Any:
+    if isinstance(below, dict) and isinstance(above, dict):
+        both = {name: _merged(below.get(name), value, name) for name, value in above.items()}
+        return {name: value for name, value in (below | both).items() if value is not _RESET}
+    if isinstance(below, list) and isinstance(above, list) and key not in _REPLACED:
+        return [*below, *above]
+    return above
 
 
 def _filled(value: Any, environ: Mapping[str, str]) -> Any:
@@ -35,27 +68,20 @@ def _filled(value: Any, environ: Mapping[str, str]) -> Any:
         return value
 
     def fill(found: re.Match[str]) -> str:
-        dollar, name, otherwise = found.groups()
-        return dollar or environ.get(name) or otherwise or ""
+        dollar, name, operator, otherwise = found.groups()
+        if dollar:
+            return "$"
+        if operator == "?" and not environ.get(name):
+            raise KeyError(f"{name} {otherwise}")
+        return environ.get(name) or otherwise or ""
 
     return _VARIABLE.sub(fill, value)
 
 
 def ports_of(service: Mapping[str, Any]) -> list[int]:
-    """Return the ports on which a container listens."""
+    """Return the ports on which a container is published or exposed."""
     published = [each.rpartition(":")[2] for each in service.get("ports", ())]
     return sorted({int(port) for port in (*service.get("expose", ()), *published)})
-
-
-def aliases_of(services: Mapping[str, Any]) -> dict[str, str]:
-    """Return which service each name in the networks stands for; the first of several."""
-    names = {name: name for name in services}
-    for name, service in services.items():
-        networks = service.get("networks", ())
-        for network in networks if isinstance(networks, list) else networks.values():
-            for alias in network.get("aliases", ()) if isinstance(network, dict) else ():
-                names.setdefault(alias, name)
-    return names
 
 
 def in_order(services: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,9 @@
 """
 A service of the compose file as a process of this machine.
 
-It runs its own command, with its own environment and no other, and is asked by its own health
-check; an image of ours is made of the Dockerfile's steps, the others' programs are Debian's.
+It runs its own command, or its image's, with its own environment and no other, and is asked by
+its own health check; an image of ours is made of the Dockerfile's steps, the others' programs
+are Debian's.
 What differs is where things are: a container's names and ports become free ports on loopback,
 and its paths become paths in a folder of its own.
 """
@@ -23,7 +24,7 @@ import psutil
 
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.redis_server import find_redis_server
-from tests.services.compose import COMPOSE_FILE
+from tests.services.compose import ROOT
 from tests.services.image import Image
 from tests.services.nginx import find_nginx
 
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from tests.services.containers import Containers
 
 __all__ = ["Container"]
-
-ROOT = COMPOSE_FILE.parent
 
 #: Programs that an image starts by itself, with the words that make them stay in a folder.
 _PROGRAMS: Mapping[str, Callable[[Path], list[str]]] = {
@@ -77,6 +76,12 @@ class Container:
         return self._child is not None and self._child.exit_code is None
 
     @property
+    def pid(self) -> int:
+        """The process that keeps it."""
+        assert self._child is not None
+        return self._child.pid
+
+    @property
     def log(self) -> Path:
         """What it has said."""
         return self.root / f"{self.name}.log"
@@ -84,7 +89,7 @@ class Container:
     @property
     def grace(self) -> float:
         """Seconds that it has to end by itself."""
-        return float(self.service["stop_grace_period"].removesuffix("s"))
+        return float(self.service.get("stop_grace_period", "10s").removesuffix("s"))
 
     def port(self, port: int) -> int:
         """Return where one of its ports is on this machine."""
@@ -119,9 +124,7 @@ class Container:
 
     def why_not_healthy(self) -> str:
         """Ask its own health check."""
-        kind, *words = self.service["healthcheck"]["test"]
-        words = [self.translated(word) for word in words]
-        command = ["sh", "-c", *words] if kind == "CMD-SHELL" else words
+        command = [self.translated(word) for word in self._health_check()]
         done = subprocess.run(
             command, env=self._environment(), cwd=self._folder, capture_output=True, check=False
         )
@@ -147,7 +150,7 @@ class Container:
 
     def translated(self, text: str) -> str:
         """Return a text of the container's with names, ports and paths of this machine."""
-        for (name, inside), outside in self._place.addresses():
+        for (name, inside), outside in self._place.ports.items():
             text = re.sub(rf"(?<![\w.-]){name}:{inside}\b", f"127.0.0.1:{outside}", text)
         for (name, inside), outside in self._place.ports.items():
             if name == self.name:
@@ -157,17 +160,26 @@ class Container:
         found = rf"(?<![\w./}}-])({paths})(?=[/\s\"';:,)]|$)"
         return re.sub(found, lambda match: str(self._paths[match[1]]), text)
 
+    def _health_check(self) -> list[str]:
+        """Return the words of its health check, or of its image's."""
+        if "healthcheck" in self.service:
+            kind, *words = self.service["healthcheck"]["test"]
+            assert kind == "CMD"
+            return words
+        return self._of_image("HEALTHCHECK")
+
+    def _of_image(self, word: str) -> list[str]:
+        assert self.image is not None
+        return self.image.settings[word].command
+
     @property
     def _folder(self) -> Path:
         return self.image.folder if self.image else self.root
 
     def _command(self) -> list[str]:
-        command = self.service["command"]
+        command = self.service.get("command") or self._of_image("CMD")
         words = shlex.split(command) if isinstance(command, str) else command
         words = [self.translated(word) for word in words]
-        if self.image:
-            shell, path = self.image.settings["ENTRYPOINT"].words
-            return self._at_home([shell, str(self.image.inside(path)), *words])
         if program := _PROGRAMS.get(self.name):
             own = [] if words == [self.name] else words
             return self._at_home([*program(self.root), *own])
@@ -183,8 +195,6 @@ class Container:
         if self.image:
             programs.insert(0, str(self.image.inside("/venv/bin")))
         ours = {name: self.translated(value) for name, value in ours.items()}
-        if trusted := ours.get("WEBAPP_TRUSTED_PROXIES"):
-            ours["WEBAPP_TRUSTED_PROXIES"] = f"{trusted} 127.0.0.1"  # this machine's network
         return {**ours, "PATH": os.pathsep.join(programs)}
 
     def _mount(self) -> dict[str, Path]:
@@ -192,7 +202,7 @@ class Container:
         inside = [each.partition(":")[0] for each in self.service.get("tmpfs", ())]
         volumes = [each.split(":") for each in self.service.get("volumes", ())]
         inside += [target for _, target, *_ in volumes]
-        paths = {path: self.root / path.lstrip("/") for path in ["/run/secrets", "/tmp", *inside]}  # noqa: S108 (the container's)
+        paths = {path: self.root / path.lstrip("/") for path in ["/tmp", *inside]}  # noqa: S108 (the container's)
         self._paths = paths
         for path, where in paths.items():
             (where.parent if Path(path).suffix else where).mkdir(parents=True, exist_ok=True)
@@ -200,9 +210,6 @@ class Container:
         for source, target, *_ in volumes:
             if source.startswith("./"):
                 self._lay(ROOT / source, paths[target])
-        for secret in self.service.get("secrets", ()):
-            name = secret if isinstance(secret, str) else secret["source"]
-            self._lay(self._place.secrets / name, paths["/run/secrets"] / name)
         return paths
 
     def _lay(self, source: Path, target: Path) -> None:

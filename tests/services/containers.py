@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
 
-from tests.services.compose import COMPOSE_FILE, aliases_of, in_order, ports_of, read_compose
+from tests.services.compose import in_order, ports_of, read_compose
 from tests.services.container import Container
 from tests.services.image import Image, image_of
 from tests.services.ports import quiet_port
 
 __all__ = ["Containers", "programs_missing"]
 
-ROOT = COMPOSE_FILE.parent
-
-#: Ports that only a container itself knows.
-_OWN = {"nginx": [8081]}
+#: Ports that are listened on in the networks, and that no file has to name.
+_LISTENS = {"redis": [6379], "worker": [9808], "web": [8000]}
 
 
 class Containers:
@@ -30,22 +27,20 @@ class Containers:
     Args:
         folder: An empty folder, for all that they have.
         names: Which of them.
-        environ: The variables that the file is read with.
+        overrides: The files that are added to it.
+        environ: The variables that the files are read with.
     """
 
-    def __init__(self, folder: Path, names: list[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, names: list[str], overrides: list[str], environ: Mapping[str, str]
+    ) -> None:
         self.folder = folder
-        self.secrets = folder / "secrets"
-        script = ROOT / "deploy" / "docker" / "secrets.sh"
-        command = ["/bin/sh", str(script), str(self.secrets)]
-        subprocess.run(command, check=True, capture_output=True)
-        every = read_compose(environ)["services"]
+        every = read_compose(*overrides, environ=environ)["services"]
         self._services = {name: every[name] for name in names}
-        self._names = aliases_of(self._services)
         self.ports = {
             (name, port): quiet_port()
             for name, service in self._services.items()
-            for port in [*ports_of(service), *_OWN.get(name, [])]
+            for port in {*ports_of(service), *_LISTENS.get(name, [])}
         }
         images: dict[str, Image] = {}
         self.running: dict[str, Container] = {}
@@ -77,19 +72,6 @@ class Containers:
         """End all in any case."""
         for container in reversed(self.running.values()):
             container.close()
-
-    def addresses(self) -> list[tuple[tuple[str, int], int]]:
-        """Return every name and port in the networks, and where that is on this machine."""
-        return [
-            ((alias, inside), outside)
-            for alias, name in self._names.items()
-            for (owner, inside), outside in self.ports.items()
-            if owner == name
-        ]
-
-    def secret(self, name: str) -> str:
-        """Return a secret."""
-        return (self.secrets / name).read_text()
 
     def adapted(self, file: Path) -> str:
         """Return a configuration as a machine without Docker's resolver can read it."""

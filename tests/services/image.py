@@ -37,6 +37,11 @@ class Step:
         """What it is given: the list of its JSON form, or its words."""
         return json.loads(self.rest) if self.rest.startswith("[") else self.rest.split()
 
+    @property
+    def command(self) -> list[str]:
+        """What is run by CMD, or by HEALTHCHECK after its options."""
+        return json.loads(self.rest[self.rest.index("[") :])
+
 
 @dataclass
 class Image:

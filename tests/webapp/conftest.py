@@ -1,130 +1,127 @@
-"""Real servers for the web tier's tests: Redis, Celery workers, gunicorn, uvicorn."""
+"""Real servers for the tests of the web apps: a Redis, a worker, gunicorn and uvicorn."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import sys
-import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import pytest
-import redis
-from web_door import KINDS, Door, command
+from celery import Celery
+from web_site import COMMANDS, Site, environ, running
+from web_tasks import SEEN
 
-from celery_batch.cli.child import Child
 from celery_batch.cli.redis_server import RedisServer
 from tests.services.forked import start
+from tests.services.ports import quiet_port
 from tests.services.shop import CELERY
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+#: The apps' other servers, which are asked in the thorough run.
+_OTHERS = {"flask-gevent", "django-asgi"}
 
-#: What makes a door one to the stand-in service; no test waits long for a heartbeat.
-OURS = {"WEBAPP_CONTRACT": "web_standin:contract", "WEBAPP_HEARTBEAT": "0.4"}
+KINDS = [
+    pytest.param(kind, marks=pytest.mark.thorough("web apps on their other servers"))
+    if kind in _OTHERS
+    else kind
+    for kind in COMMANDS
+]
 
-
-#: The other servers of the same apps, which hold to the same contract.
-OTHERS = {"flask-gevent", "flask-parking", "django", "django-parking", "gevent", "parking"}
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Try each framework on one server, and on all of them in the thorough run."""
-    for item in items:
-        chosen = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        if any(isinstance(each, str) and each in OTHERS for each in chosen):
-            item.add_marker(pytest.mark.thorough("web apps on their other servers"))
-
-
-@dataclass
-class Servers:
-    """Starts what a test needs around one Redis; each server ends with its block."""
-
-    redis: RedisServer
-    logs: Path
-
-    def client(self):
-        """Return a client of the Redis, to look around with."""
-        path = str(self.redis.directory / "redis.sock")
-        return redis.Redis(unix_socket_path=path, decode_responses=True)
-
-    def environ(self, more):
-        """Return the environment of a server here, with some variables more."""
-        path = os.pathsep.join([str(HERE), str(ROOT)])
-        url = self.redis.url
-        urls = {"CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url, "PYTHONPATH": path}
-        return {**os.environ, **urls, **OURS, **more}
-
-    def _log(self, name):
-        """Return a new file for a server's output."""
-        return self.logs / f"{name}{len(list(self.logs.iterdir()))}.log"
-
-    @contextmanager
-    def worker(self, app="web_standin_tasks", options=("--pool=threads", "-c8"), **environ):
-        """Run a Celery worker; when it is ready is for a door's /readyz to say."""
-        log = self._log("worker")
-        command = [CELERY, "-A", app, "worker", "--loglevel=INFO"]
-        name = f"--hostname={log.stem}@test"
-        with start([*command, name, *options], log, env=self.environ(environ)) as child:
-            yield child
-
-    @contextmanager
-    def door(self, kind="flask", ready="/healthz", options=(), **environ):
-        """Run an app on its server; wait until a path answers."""
-        with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
-            number = listener.fileno()
-            line = [sys.executable, *command(kind, number), *options]
-            environment = self.environ(environ)
-            log = self._log(kind)
-            with Child(line, log, env=environment, pass_fds=[number]) as child:
-                door = Door(listener.getsockname()[1], child)
-                door.until(ready)
-                yield door
+Open = Callable[..., Site]
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory):
-    """What to start servers with, around a Redis that stays up."""
-    with RedisServer() as server:
-        yield Servers(server, tmp_path_factory.mktemp("logs"))
+def open_site(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Open]:
+    """Start an app of some kind, once, with all that it needs or without something."""
+    logs = tmp_path_factory.mktemp("sites")
+    nowhere = f"redis://127.0.0.1:{quiet_port()}/0"
+    environs = {
+        "": environ(redis_server.url),
+        "broker": environ(nowhere),
+        "backend": environ(redis_server.url, nowhere, WEBAPP_NAIVE_TASK="", WEBAPP_IMAGE_TASK=""),
+    }
+    opened: dict[Any, Site] = {}
+    with ExitStack() as stack:
+
+        def open_site(kind: str, without: str = "") -> Site:
+            key = kind, without
+            if key not in opened:
+                log = logs / f"{kind}-{without}.log"
+                opened[key] = stack.enter_context(running(kind, log, environs[without]))
+            return opened[key]
+
+        yield open_site
 
 
-@pytest.fixture
-def own_servers(tmp_path):
-    """What to start servers with, around a Redis that the test may stop and start."""
-    # A test's own folder may have too long a path for a socket.
-    folder = tempfile.mkdtemp(prefix="web-")
-    with RedisServer(folder, appendonly=True) as server:
-        yield Servers(server, tmp_path)
-    shutil.rmtree(folder)
+class Workers:
+    """
+    The worker behind the apps, and what its model has seen.
+
+    Args:
+        url: The Redis.
+        log: The worker's log.
+    """
+
+    def __init__(self, url: str, log: Path) -> None:
+        self.log = log
+        self._app = Celery("tests", broker=url, backend=url, set_as_current=False)
+
+    def __enter__(self) -> Self:
+        line = [CELERY, "-A", "web_tasks", "worker", "--pool=threads", "-c4", "-n", "web@test"]
+        quick = ["-l", "INFO", "--without-mingle", "--without-gossip"]
+        self._child = start([*line, *quick], self.log, env=environ(self._app.conf.broker_url))
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._child.stop(grace=10)
+        self._app.close()
+
+    def seen(self) -> list[str]:
+        """Return the texts that the model was given so far."""
+        return [text.decode() for text in self._app.backend.client.lrange(SEEN, 0, -1)]
+
+    def waiting(self) -> int:
+        """Return how many calls of the task wait in its queue."""
+        return self._app.backend.client.llen("web_tasks")
+
+    def revoked(self) -> list[str]:
+        """Return the ids of the calls that the worker will not run."""
+        return self._app.control.inspect(["web@test"], timeout=20.0, limit=1).revoked()["web@test"]
+
+    @contextmanager
+    def drained(self) -> Iterator[None]:
+        """Have the worker take nothing while the context lasts."""
+        self._order("batch_drain")
+        try:
+            yield
+        finally:
+            self._order("batch_resume")
+
+    def _order(self, command: str) -> None:
+        answer = self._app.control.broadcast(command, reply=True, timeout=20.0, limit=1)
+        assert "ok" in answer[0]["web@test"], answer
 
 
 @pytest.fixture(scope="session")
-def doors(servers):
-    """Opens a door of some kind, once, with a warm worker behind it."""
-    opened = {}
-    with servers.worker(), ExitStack() as running:
-
-        def open_door(kind):
-            if kind not in opened:
-                opened[kind] = running.enter_context(servers.door(kind, ready="/readyz"))
-            return opened[kind]
-
-        yield open_door
+def workers(
+    redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Workers]:
+    """The worker behind the apps, which may not be ready yet."""
+    with Workers(redis_server.url, tmp_path_factory.mktemp("worker") / "worker.log") as workers:
+        yield workers
 
 
 @pytest.fixture(params=KINDS)
-def door(request, doors):
-    """Each of the doors in turn, with a warm worker behind it."""
-    return doors(request.param)
+def kind(request: pytest.FixtureRequest) -> str:
+    """Each of the apps on its server."""
+    return request.param
 
 
 @pytest.fixture
-def idle_door(servers):
-    """A door to a service that has no workers, with a queue of its own."""
-    with servers.door("fastapi", STANDIN_QUEUE="nobody") as door:
-        yield door
+def site(kind: str, open_site: Open, workers: Workers) -> Site:  # noqa: ARG001
+    """Each of the apps in turn, with a worker behind it."""
+    site = open_site(kind)
+    site.until("/readyz")
+    return site

@@ -388,6 +388,7 @@ def test_forbidden_scripts_of_one_backend_are_run_for_another(
     """What one user of a Redis may not do is no reason for the others to go without."""
     poor, rich = make_app(), make_app()
     poor.conf.result_backend = without_scripts
+    store(rich, ("none", states.SUCCESS, 0))  # the server has the script from here on
     store(poor, ("one", states.SUCCESS, 1))
     client.config_resetstat()
     store(rich, ("two", states.SUCCESS, 2))
@@ -420,6 +421,7 @@ def test_script_that_fails_once_is_run_the_next_time(
 ):
     """Say somebody has killed it: its results are stored in steps, and later ones at once."""
     app = make_app()
+    store(app, ("none", states.SUCCESS, 0))  # the server has the script from here on
     run = RedisStore._run_script
 
     def killed(_store: RedisStore, _piece: Any) -> None:

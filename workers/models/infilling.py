@@ -1,17 +1,23 @@
-"""Text infilling: ``twinkle twinkle [MASK] star.`` becomes ``little``."""
+"""
+A small masked-language model: ``twinkle twinkle [MASK] star.`` becomes ``little``.
+
+``infilling.safetensors`` was trained from scratch for this repository, on nursery rhymes, poems
+and proverbs in the public domain, and holds nothing of other models.  The texts and the training
+program are in the repository's history, as ``workers/models/corpus`` and ``train_infilling.py``.
+"""
 
 from __future__ import annotations
 
-import os
+import json
+import re
+import reprlib
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from celery_batch import LoadFailed, Model
-from workers.models.vocabulary import MASK
+from celery_batch import Model
 
-__all__ = ["SENTENCES", "WEIGHTS", "TextInfilling"]
-
-WEIGHTS = Path(__file__).with_name("infilling.safetensors")
+__all__ = ["SENTENCES", "TextInfilling"]
 
 #: What the model is warmed up with, and must know.
 SENTENCES = (
@@ -20,136 +26,91 @@ SENTENCES = (
     "the answer to life, the [MASK], and everything.",
 )
 
-#: How much of an input an error message repeats, in characters.
-_QUOTED = 60
-
-
-class Filler(Protocol):
-    """A loaded language model that knows its own numbers for tokens."""
-
-    #: The longest row that fits, in tokens.
-    positions: int
-
-    def encode(self, sentences: list[str]) -> list[list[int]]:
-        """Number the tokens of each sentence, ``[MASK]`` included."""
-
-    def fill(self, rows: list[list[int]]) -> list[str]:
-        """Answer each row, all in one pass."""
+_WEIGHTS = Path(__file__).with_name("infilling.safetensors")
+_SPECIAL = ("[PAD]", "[UNK]", "[MASK]")
+_PAD, _UNKNOWN, _MASK = range(len(_SPECIAL))
+_TOKEN = re.compile(r"\[MASK\]|[^\W_]+(?:'[^\W_]+)*|[^\w\s]|_")
 
 
 class TextInfilling(Model):
     """
     A model that finds the masked word of a sentence.
 
-    It answers with one word for each ``[MASK]``, several joined by a space, each
-    found without knowing the others.  By default it is the small network whose
-    weights lie beside this file; where the environment variable ``INFILL_MODEL``
-    names a local folder or a hub id, it is that model, through ``transformers``.
+    It answers with a word for each ``[MASK]``, several joined by a space, each found without
+    knowing the others.  What is no sentence with a mask, or too long, is a ValueError in its
+    place, without harm to the others of its batch.
     """
 
-    def __init__(self) -> None:
-        self._filler: Filler | None = None
-
     def load(self, device: str) -> None:
-        name = os.environ.get("INFILL_MODEL")
-        self._filler = _pretrained(name, device) if name else _trained_here(WEIGHTS, device)
+        import torch
+        from safetensors import safe_open
+        from torch import nn
+
+        if device == "cpu":
+            # So small a network gains nothing from several threads, and a web server
+            # on the same machine needs them.
+            torch.set_num_threads(1)
+        with safe_open(_WEIGHTS, framework="pt", device=device) as file:
+            about = json.loads(file.metadata()["infilling"])
+            self.weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+        # The words are the end of the table of tokens: only they are answers.
+        self.words: list[str] = about["words"]
+        tokens = (*_SPECIAL, *about["marks"], *self.words)
+        self.numbers = {token: number for number, token in enumerate(tokens)}
+        width, self.positions = about["shape"]["width"], about["shape"]["positions"]
+        layer = nn.TransformerEncoderLayer(
+            width,
+            about["shape"]["heads"],
+            4 * width,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        layers, norm = about["shape"]["layers"], nn.LayerNorm(width)
+        encoder = nn.TransformerEncoder(layer, layers, norm, enable_nested_tensor=False)
+        encoder.load_state_dict(
+            {
+                name.removeprefix("encoder."): weight
+                for name, weight in self.weights.items()
+                if name.startswith("encoder.")
+            }
+        )
+        self.encoder = encoder.to(device).eval()
+        self.device = device
 
     def examples(self) -> tuple[str, ...]:
         return SENTENCES
 
-    def predict(self, batch: list[Any]) -> list[str | Exception]:
-        """
-        Find the masked words.
+    def predict(self, batch: list[Any]) -> list[str | ValueError]:
+        rows = [self._encode(item) for item in batch]
+        good = [row for row in rows if isinstance(row, list)]
+        answers = iter(self._fill(good) if good else ())
+        return [next(answers) if isinstance(row, list) else row for row in rows]
 
-        Args:
-            batch: Sentences, each with at least one ``[MASK]``.
+    def _encode(self, item: Any) -> list[int] | ValueError:
+        """Number the tokens of a sentence: words in lower case, and punctuation marks."""
+        if not isinstance(item, str) or "[MASK]" not in item:
+            return ValueError(f"a sentence with [MASK] is wanted, not {reprlib.repr(item)}")
+        tokens = _TOKEN.findall(item.translate({0x2018: "'", 0x2019: "'"}))
+        if len(tokens) > self.positions:
+            return ValueError(f"{len(tokens)} tokens are too many, send {self.positions} at most")
+        words = (text if text == "[MASK]" else text.lower() for text in tokens)
+        return [self.numbers.get(word, _UNKNOWN) for word in words]
 
-        Returns:
-            A word per sentence; for an input that cannot be answered, a TypeError
-            or ValueError that says why, without harm to the others.
+    def _fill(self, rows: list[list[int]]) -> list[str]:
+        """Find the words of all rows in one pass through the network."""
+        import torch
+        from torch.nn.functional import linear
+        from torch.nn.utils.rnn import pad_sequence
 
-        Raises:
-            RuntimeError: The model is not loaded.
-        """
-        if self._filler is None:
-            msg = "the model is not loaded: call load(device) before predict(batch)"
-            raise RuntimeError(msg)
-        rows = _prepare(batch, self._filler)
-        good = [row for row in rows if not isinstance(row, Exception)]
-        answers = iter(self._filler.fill(good) if good else ())
-        return [row if isinstance(row, Exception) else next(answers) for row in rows]
-
-    def unload(self) -> None:
-        self._filler = None
-
-
-def _prepare(batch: list[Any], filler: Filler) -> list[list[int] | Exception]:
-    problems = [_problem(item) for item in batch]
-    readable = [item for item, problem in zip(batch, problems, strict=True) if problem is None]
-    rows = iter(filler.encode(readable) if readable else ())
-    return [
-        problem or _fitting(next(rows), item, filler.positions)
-        for item, problem in zip(batch, problems, strict=True)
-    ]
-
-
-def _problem(item: Any) -> Exception | None:
-    if not isinstance(item, str):
-        return TypeError(f"an input must be a string with {MASK}, not {type(item).__name__}")
-    if MASK not in item:
-        return ValueError(f"no {MASK} in {_quoted(item)}: write {MASK} where a word is wanted")
-    try:
-        item.encode()
-    except UnicodeEncodeError:
-        return ValueError(f"{_quoted(item)} has half a character in it: send well-formed Unicode")
-    return None
-
-
-def _fitting(row: list[int], item: str, positions: int) -> list[int] | Exception:
-    if len(row) <= positions:
-        return row
-    return ValueError(
-        f"{_quoted(item)} has {len(row)} tokens, but the model reads at most {positions}: "
-        f"send a shorter text around {MASK}",
-    )
-
-
-def _quoted(item: str) -> str:
-    return ascii(item if len(item) <= _QUOTED else item[: _QUOTED - 3] + "...")
-
-
-def _trained_here(path: Path, device: str) -> Filler:
-    remedy = "run `python -m workers.models.train_infilling` to write it anew (about two minutes)"
-    try:
-        from workers.models.network import WordFiller, restore  # noqa: PLC0415 (brings in torch)
-    except ImportError as exc:
-        msg = f"text infilling needs torch: pip install 'celery-batch[torch]' ({exc})"
-        raise LoadFailed(msg) from exc
-    try:
-        network, vocabulary = restore(path)
-    except FileNotFoundError as exc:
-        msg = f"the weights file {path} is missing: {remedy}"
-        raise LoadFailed(msg) from exc
-    except (OSError, ValueError) as exc:
-        msg = f"the weights file {path} does not fit this model ({exc}): {remedy}"
-        raise LoadFailed(msg) from exc
-    return WordFiller(network, vocabulary, device)
-
-
-def _pretrained(name: str, device: str) -> Filler:
-    try:
-        from workers.models.bert import BertFiller  # noqa: PLC0415 (brings in transformers)
-    except ImportError as exc:
-        msg = (
-            f"INFILL_MODEL={name} needs transformers: pip install 'celery-batch[transformers]', "
-            f"or unset it to use the small model ({exc})"
-        )
-        raise LoadFailed(msg) from exc
-    try:
-        return BertFiller(name, device)
-    except Exception as exc:  # each family of models has its own kinds of errors
-        msg = (
-            f"INFILL_MODEL={name} could not be loaded as a masked-language model ({exc}): name a "
-            f"local folder or a hub id that holds one, or unset it to use the small model"
-        )
-        raise LoadFailed(msg) from exc
+        several = [torch.tensor(row) for row in rows]
+        tokens = pad_sequence(several, batch_first=True, padding_value=_PAD).to(self.device)
+        table, positions = self.weights["tokens.weight"], self.weights["positions.weight"]
+        with torch.inference_mode():
+            hidden = table[tokens] + positions[: tokens.shape[1]]
+            hidden = self.encoder(hidden, src_key_padding_mask=tokens == _PAD)
+            scores = linear(
+                hidden[tokens == _MASK], table[-len(self.words) :], self.weights["bias"]
+            )
+        words = (self.words[number] for number in scores.argmax(-1).tolist())
+        return [" ".join(islice(words, row.count(_MASK))) for row in rows]

@@ -493,7 +493,10 @@ def test_the_window_grows_with_the_workers(app, monkeypatch, window, wanted):
     pace = Pace.of(app.double, window=window)
     with Backfill(app.double, source, pace, {"queue": "crowd"}) as backfill:
         monkeypatch.setattr(backfill._sender, "workers", lambda: 50)
-        backfill.turn(timeout=0.1)
+        for _ in range(100):  # a turn sends for so long only
+            backfill.turn(timeout=0.1)
+            if backfill.facts()["flying"] >= wanted:
+                break
 
         assert (wanted, wanted) == tuple(backfill.facts()[name] for name in ("window", "flying"))
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +20,7 @@ import pytest
 from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.deployment import Deployment
 from celery_batch.serve.supervision import Health
+from tests.services.ports import quiet_port
 from tests.services.shop import CELERY, ROOT
 
 #: Seconds for anything that takes a moment on a slow machine.
@@ -30,13 +30,13 @@ PATIENCE = 90.0
 class Serving:
     """A ``serve`` that runs, and what its clients and its operator do."""
 
-    def __init__(self, config: str, folder: Path) -> None:
+    def __init__(self, config: str, folder: Path, *options: str, **env: str) -> None:
         self.run = folder / "run"
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        path = folder / "serve.yaml"
-        path.write_text(f"{config}\nPort: {self.port}\n")
+        self.port = quiet_port()
+        if config:
+            path = folder / "serve.yaml"
+            path.write_text(config)
+            options = ("-c", str(path), *options)
         self._env = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -44,9 +44,10 @@ class Serving:
             # A shell may have them for something else: these are no servers of ours.
             "CELERY_BROKER_URL": "redis://127.0.0.1:1/0",
             "CELERY_RESULT_BACKEND": "redis://127.0.0.1:1/0",
+            **env,
         }
         self.child = Child(
-            [CELERY, "batch", "serve", "-c", str(path), "--dir", str(self.run)],
+            [CELERY, "batch", "serve", *options, "-p", str(self.port), "--dir", str(self.run)],
             folder / "serve.log",
             env=self._env,
         )
@@ -75,14 +76,22 @@ class Serving:
         return self._request("POST", path, data)
 
     def get(self, path: str) -> tuple[int, Any]:
-        """Get a page."""
+        """Get a page of JSON."""
         return self._request("GET", path)
 
+    def text(self, path: str) -> str:
+        """Get a page as it is."""
+        return self._exchange("GET", path)[1].decode()
+
     def _request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+        status, answer = self._exchange(method, path, body)
+        return status, json.loads(answer)
+
+    def _exchange(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         with closing(HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)) as connection:
             connection.request(method, path, body)
             answer = connection.getresponse()
-            return answer.status, json.load(answer)
+            return answer.status, answer.read()
 
     def asking(self, info: dict[str, Any]) -> Future[tuple[int, Any]]:
         """Post beside this thread."""
@@ -124,12 +133,12 @@ class Serving:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Callable[[str], Serving]]:
-    """Start one with a configuration of its own."""
+def served(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
+    """Start one with a configuration of its own, or none, and further options."""
     running: list[Serving] = []
 
-    def start(config: str) -> Serving:
-        running.append(Serving(config, tmp_path))
+    def start(config: str, *options: str, **env: str) -> Serving:
+        running.append(Serving(config, tmp_path, *options, **env))
         return running[-1]
 
     yield start

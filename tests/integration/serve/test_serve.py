@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from uuid import uuid4
 
 import redis
 
+from celery_batch.serve.app import make_app
+from celery_batch.serve.config import ServeConfig
 from tests.integration.serve.conftest import Serving
 
 
@@ -99,7 +104,7 @@ def test_an_error_is_its_requests_alone_and_kills_nobody(serving):
     for each in bad:
         status, answer = each.result()
         assert 422 == status
-        assert "does not like" in answer["error"]
+        assert "does not like" in answer["error"]["message"]
     assert {(200, pid)} == {
         (status, answer["task_info"]["result"]["pid"])
         for status, answer in (each.result() for each in good)
@@ -110,8 +115,36 @@ def test_a_bug_in_a_handle_is_for_the_operator(serving):
     """A client hears of an unexpected error, and of the task to look for; not what it says."""
     status, answer = serving.post({"name": "bug", "crash": "forward"})
 
-    assert (500, "the handle failed") == (status, answer["error"])
+    assert (500, "InternalServerError") == (status, answer["error"]["type"])
+    assert "secret" not in answer["error"]["message"]
     assert "RuntimeError: a secret" in (serving.run / "cpu-0.log").read_text()
+    log = serving.run / "web.log"
+    serving.until(lambda: "" if answer["task_id"] in log.read_text() else "it is not logged")
+
+
+def test_a_client_that_goes_is_not_served(serving):
+    """What it has asked for is revoked; the handle never sees it."""
+    name = uuid4().hex
+    first = serving.asking({"name": "first", "hold": name})
+    serving.until(lambda: _held(serving, name))
+    with closing(HTTPConnection("127.0.0.1", serving.port)) as leaving:
+        leaving.request("POST", "/predict", json.dumps({"name": "gone", "hold": f"{name}.gone"}))
+        serving.until(lambda: "" if _asked(serving, "batch_status") else "nothing waits yet")
+    serving.until(lambda: "" if _asked(serving, "revoked") else "nothing is revoked yet")
+    (_folder(serving) / name).touch()
+
+    assert 200 == first.result()[0]
+    assert 200 == serving.post({"name": "next"})[0]
+    assert not (_folder(serving) / f"{name}.gone.held").exists()
+
+
+def _asked(serving, command):
+    """Return how many requests wait in the worker, or which are revoked."""
+    config = ServeConfig.from_json((serving.run / "serve.json").read_text())
+    with make_app(config) as app:
+        (reply,) = app.control.broadcast(command, reply=True, timeout=5, limit=1)
+    (answer,) = reply.values()
+    return answer[config.task_name]["waiting"] if command == "batch_status" else answer
 
 
 def test_what_is_no_json_object_is_refused(serving):
@@ -121,7 +154,7 @@ def test_what_is_no_json_object_is_refused(serving):
     for body in bodies + large:
         status, answer = serving.post(body)
         assert 400 == status
-        assert "the body" in answer["error"]
+        assert "the body" in answer["error"]["message"]
 
 
 def test_a_large_object_is_served_as_a_small_one(serving):

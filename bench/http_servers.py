@@ -1,0 +1,244 @@
+"""The web servers that are measured over HTTP: ours and the peers', each with what it needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.request import ProxyHandler, Request, build_opener
+
+import psutil
+
+from bench.peers import peers_python
+from celery_batch.cli.child import Child, wait_until
+from celery_batch.cli.redis_server import RedisServer
+
+__all__ = ["HTTP_SERVERS", "HttpServer", "Query", "RunningServer", "running_server"]
+
+_ROOT = Path(__file__).parents[1]
+
+#: Seconds until a server answers, and seconds to wait for one answer.
+_READY_TIMEOUT, _ANSWER_TIMEOUT = 60.0, 10.0
+
+#: Processes of a web server, one for each core of the machine of the tables.
+_PROCESSES = "2"
+
+#: Threads of a process of gunicorn.  It has to have one for each client: the kernel does not
+#: spread connections evenly, and a client without a thread waits for another client's answer.
+_THREADS = "144"
+
+_GUNICORN = (
+    *("-m", "gunicorn", "-w", _PROCESSES, "-b", "127.0.0.1:{port}"),
+    *("--log-level", "warning", "--no-control-socket"),
+)
+_GTHREAD = (*_GUNICORN, "-k", "gthread", "--threads", _THREADS)
+_GEVENT = (*_GUNICORN, "-k", "gevent")
+_UVICORN = (
+    *("-m", "uvicorn", "--workers", _PROCESSES, "--port", "{port}"),
+    *("--log-level", "warning", "--no-access-log"),
+)
+
+_JSON, _FORM = "application/json", "application/x-www-form-urlencoded"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """
+    What a server is asked, again and again.
+
+    Args:
+        path: Where it is posted.
+        body: Its body.
+        content_type: Of the body.
+        answer: What comes back, as JSON.
+    """
+
+    path: str
+    body: str
+    content_type: str
+    answer: Any
+
+    def write_script(self, path: Path) -> None:
+        """Write it as a script for wrk."""
+        path.write_text(
+            f'wrk.method = "POST"\nwrk.body = {json.dumps(self.body)}\n'
+            f'wrk.headers["Content-Type"] = "{self.content_type}"\n'
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HttpServer:
+    """
+    A web server and its workers.
+
+    Args:
+        name: Its name in tables.
+        command: Python's options, with a place for the port.
+        query: What it is asked.
+        worker: Python's options for the process that has the model, if the server has none
+            itself; with places for Redis' URL and its address.
+        peers: The environment of a peer, by the name of its file; "" for ours.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    query: Query
+    worker: tuple[str, ...] = ()
+    peers: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it calls a Celery worker of ours."""
+        return not self.peers
+
+    @property
+    def python(self) -> str:
+        """The Python that runs it."""
+        return peers_python(self.peers) if self.peers else sys.executable
+
+
+_OUR_WORKER = (
+    *("-m", "celery", "-A", "bench.app", "worker", "--concurrency=1"),
+    *("--loglevel=WARNING", "--without-mingle"),
+)
+_INPUTS = Query("/predict", '{"inputs": ["3"]}', _JSON, {"outputs": ["33"]})
+_FIELD = Query("/stream", "s=3", _FORM, [6])
+
+
+def _ours(name: str, *command: str) -> HttpServer:
+    return HttpServer(f"ours: {name}", command, _INPUTS, _OUR_WORKER)
+
+
+def _server_of_models(name: str, path: str, *command: str) -> HttpServer:
+    query = Query(path, '{"x": 3}', _JSON, {"y": 6})
+    return HttpServer(name, command, query, peers="peers-http")
+
+
+HTTP_SERVERS = (
+    HttpServer(
+        "service-streamer: ThreadedStreamer",
+        ("-m", "bench.peers_http.threaded_streamer", "{port}"),
+        _FIELD,
+        peers="peers",
+    ),
+    HttpServer(
+        "service-streamer: RedisStreamer, gevent",
+        (*_GEVENT, "bench.peers_http.redis_streamer:app"),
+        _FIELD,
+        ("-m", "bench.players.redis_streamer_worker", "{address}", "1"),
+        peers="peers",
+    ),
+    _server_of_models(
+        "LitServe", "/predict", "-m", "bench.peers_http.litserve_server", "{port}", _PROCESSES
+    ),
+    _server_of_models("mosec", "/inference", "-m", "bench.peers_http.mosec_server", "{port}"),
+    _ours("Flask, gthread", *_GTHREAD, "webapp.flask_app:app"),
+    _ours("Flask, gevent", *_GEVENT, "webapp.flask_app:app"),
+    _ours("Django, gthread", *_GTHREAD, "webapp.django_site.wsgi"),
+    _ours("Django, uvicorn", *_UVICORN, "--lifespan", "off", "webapp.django_site.asgi:application"),
+    _ours("FastAPI, uvicorn", *_UVICORN, "webapp.fastapi_app:app"),
+)
+
+
+class RunningServer:
+    """
+    A web server that answers.
+
+    Args:
+        url: Where the query is posted.
+        script: The query, for wrk.
+        children: All processes that were started for it.
+        redis: The Redis that its worker has its requests from.
+    """
+
+    def __init__(self, url: str, script: Path, children: list[Child], redis: Child) -> None:
+        self.url = url
+        self.script = script
+        self._children = children
+        self._redis = redis
+
+    def cpu(self) -> float:
+        """Return the seconds of CPU that its processes have used, Redis' left out."""
+        return sum(map(_cpu, self._children))
+
+    def redis_cpu(self) -> float:
+        """Return the seconds of CPU that Redis has used."""
+        return _cpu(self._redis)
+
+
+def _cpu(child: Child) -> float:
+    processes = psutil.Process(child.pid).children(recursive=True)
+    return sum(float(sum(each.cpu_times()[:2])) for each in processes)
+
+
+@contextmanager
+def running_server(server: HttpServer, redis: RedisServer, url: str) -> Iterator[RunningServer]:
+    """
+    Run a server, with a worker where it needs one; yield it when it answers correctly.
+
+    Args:
+        server: Which.
+        redis: Redis.
+        url: Of a database of its own there.
+
+    Raises:
+        ServerFailed: A part ended, or did not get ready; with its log's last lines.
+    """
+    with ExitStack() as exits:
+        folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
+        env, port = {**os.environ, **_settings(url)}, _free_port()
+        places = {"port": port, "address": f"127.0.0.1:{redis.port}"}
+        commands = {"worker": server.worker, "web": server.command}
+        children = []
+        for name, options in commands.items():
+            if options:
+                command = [server.python, *(each.format(**places) for each in options)]
+                child = Child(command, folder / f"{name}.log", env=env)
+                children.append(exits.enter_context(child))
+        address = f"http://127.0.0.1:{port}{server.query.path}"
+        wait_until(
+            lambda: _why_not(address, server.query),
+            children,
+            what=server.name,
+            timeout=_READY_TIMEOUT,
+        )
+        script = folder / "query.lua"
+        server.query.write_script(script)
+        yield RunningServer(address, script, children, redis.child)
+
+
+def _settings(url: str) -> dict[str, str]:
+    ours = {"CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url, "WEBAPP_TIMEOUT": "30"}
+    tasks = {"WEBAPP_TASK": "bench.app:web", "WEBAPP_NAIVE_TASK": "bench.app:naive"}
+    theirs = {"BENCH_REDIS": url, "BENCH_MODEL": "cost"}
+    return {"PYTHONPATH": str(_ROOT), **ours, **tasks, "WEBAPP_IMAGE_TASK": "", **theirs}
+
+
+_opener = build_opener(ProxyHandler({}))
+
+
+def _why_not(address: str, query: Query) -> str:
+    """Return "" if a server answers the query correctly, else what came instead."""
+    headers = {"Content-Type": query.content_type}
+    request = Request(address, query.body.encode(), headers)  # noqa: S310 (our own server)
+    try:
+        with _opener.open(request, timeout=_ANSWER_TIMEOUT) as response:
+            answer = json.load(response)
+    except (OSError, HTTPException, ValueError) as error:
+        return str(error) or type(error).__name__
+    return "" if answer == query.answer else f"a wrong answer: {answer}"
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port

@@ -1,0 +1,1 @@
+"""Helpers for web servers that call batch tasks, whatever the framework."""

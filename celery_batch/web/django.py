@@ -1,0 +1,70 @@
+"""
+Django: a middleware for errors of batch tasks, and readiness probes.
+
+Under WSGI a view is not told that its client has gone.  What the client has asked for is
+computed until the deadline, when the calls that still wait expire.  Under ASGI Django cancels
+an asynchronous view, and `apredict` then revokes the calls that still wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+from celery import Celery
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.utils.deprecation import MiddlewareMixin
+
+from celery_batch.web.errors import ERRORS, http_error
+from celery_batch.web.readiness import Readiness, areadiness, readiness
+
+__all__ = ["BatchErrorMiddleware", "areadiness_view", "readiness_view"]
+
+
+class BatchErrorMiddleware(MiddlewareMixin):
+    """
+    Answers errors of batch tasks and of the broker with `http_error`'s status and JSON.
+
+    Other exceptions stay Django's.  Name it in ``MIDDLEWARE``:
+    ``"celery_batch.web.django.BatchErrorMiddleware"``.
+    """
+
+    def process_exception(self, _request: HttpRequest, exception: Exception) -> HttpResponse | None:
+        """Return a response for an exception of a view, or None to leave it to Django."""
+        if not isinstance(exception, ERRORS):
+            return None
+        error = http_error(exception)
+        if error.status == 500:  # noqa: PLR2004 (a ValueError of the view, or of the task's own)
+            return None
+        return JsonResponse(error.body, status=error.status, headers=error.headers)
+
+
+def readiness_view(celery: Celery, tasks: Collection[Any]) -> Callable[..., HttpResponse]:
+    """
+    Return a view that answers 200 if workers serve the tasks, else 503.
+
+    Args:
+        celery: The Celery app.
+        tasks: The batch tasks that the site calls.
+    """
+
+    def readyz(_request: HttpRequest) -> HttpResponse:
+        return _response(readiness(celery, tasks))
+
+    return readyz
+
+
+def areadiness_view(
+    celery: Celery, tasks: Collection[Any]
+) -> Callable[..., Awaitable[HttpResponse]]:
+    """Return the asynchronous view that does the same."""
+
+    async def readyz(_request: HttpRequest) -> HttpResponse:
+        return _response(await areadiness(celery, tasks))
+
+    return readyz
+
+
+def _response(found: Readiness) -> HttpResponse:
+    body = {"ready": found.is_ready, "reasons": found.reasons}
+    return JsonResponse(body, status=200 if found.is_ready else 503)

@@ -1,0 +1,171 @@
+"""HTTP statuses for what a call of a task can fail with."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from billiard.exceptions import SoftTimeLimitExceeded, TimeLimitExceeded, WorkerLostError
+from celery.backends.asynchronous import E_RETRY_LIMIT_EXCEEDED
+from celery.exceptions import TaskRevokedError
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from kombu.exceptions import EncodeError, OperationalError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_batch.client.copied import copied
+from celery_batch.errors import BatchError, DeadlineExceeded, OutOfMemory, QueueFull
+
+__all__ = ["ERRORS", "HttpError", "http_error", "task_error"]
+
+#: Characters of a message; some errors repeat their whole input.
+_LONGEST = 500
+
+#: Seconds after which a request that met a full queue or a missing server may succeed.
+_RETRY_AFTER = 1.0
+
+_TEMPORARY = {
+    HTTPStatus.TOO_MANY_REQUESTS,
+    HTTPStatus.SERVICE_UNAVAILABLE,
+    HTTPStatus.GATEWAY_TIMEOUT,
+}
+
+#: What fails again, whatever its status.
+_LASTING = (OutOfMemory, SoftTimeLimitExceeded, TimeLimitExceeded)
+
+#: The attribute that tells an exception of a task from one of the view.
+_TASK_ID = "batch_task_id"
+
+
+class HttpError(NamedTuple):
+    """
+    What a client is told instead of an answer.
+
+    Args:
+        status: The HTTP status.
+        type: The kind of error, in one word for programs.
+        message: The reason, for people; never a traceback.
+        retry_after: Seconds after which the request may succeed; None if it never will.
+    """
+
+    status: int
+    type: str
+    message: str
+    retry_after: float | None = None
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that go with the status."""
+        if self.retry_after is None:
+            return {}
+        return {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The response's body, for JSON."""
+        return {"error": {"type": self.type, "message": self.message}}
+
+
+def http_error(exception: BaseException) -> HttpError:
+    """
+    Return the HTTP status and message for an exception.
+
+    A ValueError is the client's fault only where `predict` raises it because a task has failed
+    with it.  One of the view itself is an internal error.
+
+    Args:
+        exception: What `predict`, `apredict` or a result of Celery has raised.
+
+    Returns:
+        The error for the client; 500 without details for an unknown exception.
+    """
+    status, kind, message = _described(exception)
+    retry_after = None
+    if status in _TEMPORARY and not isinstance(exception, _LASTING):
+        retry_after = getattr(exception, "retry_after", _RETRY_AFTER)
+    if len(message) > _LONGEST:
+        message = f"{message[:_LONGEST]}…"
+    return HttpError(int(status), kind, message, retry_after)
+
+
+def task_error(exception: BaseException, task_id: str) -> BaseException:
+    """
+    Return an exception that a task has failed with, to be raised in a view.
+
+    Args:
+        exception: The task's result, which keeps its own traceback.
+        task_id: The task's id.
+    """
+    twin = copied(exception)
+    with suppress(AttributeError):  # a class with slots
+        setattr(twin, _TASK_ID, task_id)
+    return twin
+
+
+_EXPIRED = (504, "DeadlineExceeded", "No worker took the task in time.")
+_REVOKED = (503, "TaskRevoked", "The task was revoked before it ran.")
+_NO_BACKEND = (503, "BackendUnreachable", "The result backend cannot be reached.")
+
+#: Exceptions of Celery, billiard and kombu by their classes.
+_CELERYS: tuple[tuple[tuple[type[BaseException], ...], tuple[int, str, str]], ...] = (
+    (
+        (SoftTimeLimitExceeded, TimeLimitExceeded),
+        (504, "TimeLimitExceeded", "The model took longer than its time limit."),
+    ),
+    ((WorkerLostError,), (503, "WorkerLost", "The worker process ended while it ran the task.")),
+    ((CeleryTimeoutError,), (504, "DeadlineExceeded", "There was no answer in time.")),
+    ((OperationalError,), (503, "BrokerUnreachable", "The broker cannot be reached.")),
+    (
+        (RedisConnectionError, RedisTimeoutError),
+        _NO_BACKEND,
+    ),
+    ((EncodeError,), (422, "EncodeError", "An input cannot be encoded for the task.")),
+)
+
+#: The exceptions that a framework hands to `http_error`.  A ValueError is answered if a task
+#: has failed with it, a RuntimeError if Celery raises it for a lost result backend.
+ERRORS: tuple[type[Exception], ...] = (
+    BatchError,
+    CeleryTimeoutError,
+    EncodeError,
+    OperationalError,
+    RedisConnectionError,
+    RedisTimeoutError,
+    RuntimeError,
+    SoftTimeLimitExceeded,
+    TaskRevokedError,
+    TimeLimitExceeded,
+    ValueError,
+    WorkerLostError,
+)
+
+
+def _described(exception: BaseException) -> tuple[int, str, str]:
+    name = type(exception).__name__
+    if isinstance(exception, BatchError):
+        return exception.http, name, _message_of(exception)
+    if isinstance(exception, TaskRevokedError):
+        return _EXPIRED if str(exception) == "expired" else _REVOKED
+    is_of_task = hasattr(exception, _TASK_ID)
+    if is_of_task and isinstance(exception, ValueError):
+        return 422, name, str(exception)
+    # A model may use a broker of its own, which is nothing of the client's.
+    for classes, described in _CELERYS[:2] if is_of_task else _CELERYS:
+        if isinstance(exception, classes):
+            return described
+    if not is_of_task and str(exception) == E_RETRY_LIMIT_EXCEEDED:
+        return _NO_BACKEND
+    return 500, "InternalServerError", "The server could not answer the request."
+
+
+def _message_of(exception: BatchError) -> str:
+    """Return an error's own words, or its class's where the words are for the operator."""
+    is_for_client = exception.http < HTTPStatus.INTERNAL_SERVER_ERROR
+    if isinstance(exception, DeadlineExceeded) or (
+        is_for_client and not isinstance(exception, QueueFull)
+    ):
+        return str(exception)
+    described = (type(exception).__doc__ or "").strip().splitlines()
+    return described[0] if described else type(exception).__name__

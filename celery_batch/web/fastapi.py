@@ -1,0 +1,163 @@
+"""FastAPI and Starlette: a dependency that calls a batch task, and handlers for its errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Annotated, Any
+
+from celery import Celery
+from fastapi import APIRouter, FastAPI, Header, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
+
+from celery_batch.web.disconnect import until_disconnect
+from celery_batch.web.errors import ERRORS, http_error
+from celery_batch.web.predict import apredict
+from celery_batch.web.readiness import areadiness
+
+__all__ = [
+    "ERROR_RESPONSES",
+    "ErrorBody",
+    "Predictor",
+    "add_exception_handlers",
+    "predictor",
+    "readiness_router",
+]
+
+
+class ErrorDetails(BaseModel):
+    """What has gone wrong: one word for programs, a sentence for people."""
+
+    type: str
+    message: str
+
+
+class ErrorBody(BaseModel):
+    """The body with which errors of batch tasks are answered."""
+
+    error: ErrorDetails
+
+
+class FrameworkErrorBody(BaseModel):
+    """The body with which FastAPI answers a request that it refuses."""
+
+    detail: Any
+
+
+_DESCRIPTIONS = {
+    400: "The body cannot be parsed.",
+    422: "The request is not valid, or the model refuses an input.",
+    429: "Too many calls wait in the task's queue.",
+    503: "The broker, the result backend or the model is not available.",
+    504: "There was no answer in time.",
+}
+
+#: For the parameter ``responses`` of a path operation: its errors, for the OpenAPI document.
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": words, "model": ErrorBody | FrameworkErrorBody}
+    for status, words in _DESCRIPTIONS.items()
+}
+
+
+class Predictor:
+    """
+    Calls a batch task for one request; see `predictor`.
+
+    Args:
+        task: The batch task.
+        request: The request, whose client may disconnect.
+        timeout: Seconds for all items together.
+        options: Of `apredict`.
+    """
+
+    def __init__(
+        self, task: Any, request: Request, timeout: float, options: dict[str, Any]
+    ) -> None:
+        self.timeout = timeout
+        self._task = task
+        self._request = request
+        self._options = options
+
+    async def __call__(self, items: Iterable[Any], **options: Any) -> list[Any]:
+        """
+        Call the task once for each item, and return the outputs in order.
+
+        Args:
+            items: The only argument of each call.
+            options: Of `apredict`, for this call.
+
+        Raises:
+            ClientDisconnected: The client has gone. Calls that still waited are revoked.
+            Exception: As `apredict`.
+        """
+        options = {"timeout": self.timeout, **self._options, **options}
+        calls = apredict(self._task, items, **options)
+        return await until_disconnect(self._request.receive, calls)
+
+
+def predictor(
+    task: Any, *, timeout: float = 10.0, **options: Any
+) -> Callable[..., Awaitable[Predictor]]:
+    """
+    Return a dependency that gives a view a `Predictor` for a batch task.
+
+    While the view waits for outputs, it is cancelled if the client disconnects.
+
+    Args:
+        task: The batch task.
+        timeout: Seconds for all items of a request.  A client may ask for less with the
+            header ``X-Timeout``.
+        options: Of `apredict`, for all requests.
+    """
+
+    async def dependency(
+        request: Request,
+        x_timeout: Annotated[
+            float | None,
+            Header(gt=0, allow_inf_nan=False, description="Seconds that the client waits."),
+        ] = None,
+    ) -> Predictor:
+        return Predictor(task, request, min(x_timeout or timeout, timeout), options)
+
+    return dependency
+
+
+def add_exception_handlers(app: FastAPI) -> None:
+    """
+    Answer errors of batch tasks and of the broker with `http_error`'s status and JSON.
+
+    Other exceptions stay the framework's: a status of 500 and a traceback in the log.  A handler
+    that the app has for one of their classes is kept.
+
+    Args:
+        app: The FastAPI or Starlette app.
+    """
+    for kind in ERRORS:
+        app.exception_handlers.setdefault(kind, _error_response)
+
+
+async def _error_response(_request: Request, exception: Exception) -> Response:
+    error = http_error(exception)
+    if error.status == 500:  # noqa: PLR2004 (a ValueError of the view, or of the task's own)
+        raise exception
+    return JSONResponse(error.body, error.status, error.headers)
+
+
+def readiness_router(celery: Celery, tasks: Collection[Any], *, path: str = "/readyz") -> APIRouter:
+    """
+    Return a router with a readiness probe: 200 if workers serve the tasks, else 503.
+
+    Args:
+        celery: The Celery app.
+        tasks: The batch tasks that the web app calls.
+        path: The probe's path.
+    """
+    router = APIRouter()
+
+    @router.get(path, include_in_schema=False)
+    async def readyz() -> Response:
+        found = await areadiness(celery, tasks)
+        body = {"ready": found.is_ready, "reasons": found.reasons}
+        return JSONResponse(body, 200 if found.is_ready else 503)
+
+    return router

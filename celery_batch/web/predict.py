@@ -1,0 +1,364 @@
+"""
+Calls of a batch task for one web request: sent together, waited for with one deadline.
+
+`predict` is for a view that has a thread, or a greenlet, for itself; `apredict` is for a
+coroutine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import queue
+import time
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+from weakref import WeakKeyDictionary
+
+from celery import states
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.local import maybe_evaluate
+from celery.result import assert_will_not_block
+from kombu.exceptions import OperationalError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from celery_batch.asking import Asking
+from celery_batch.client.aio import apply_async
+from celery_batch.client.arrival import arrived_by, begin_listening
+from celery_batch.client.listener import is_cut_off, is_listening, listener_for
+from celery_batch.client.many import PartlySent
+from celery_batch.client.outbox import sent_by
+from celery_batch.client.outgoing import first_look
+from celery_batch.client.publisher import Publisher
+from celery_batch.client.revokes import revoke_soon
+from celery_batch.client.room import BrokerUnreachable
+from celery_batch.client.round_trip import Limits, RoundTrip
+from celery_batch.client.together import room_for
+from celery_batch.errors import BatchError, ConfigurationError, DeadlineExceeded
+from celery_batch.web.errors import task_error
+
+__all__ = ["apredict", "predict"]
+
+OnTimeout = Literal["revoke", "leave"]
+
+#: What Celery, kombu and redis-py raise where a server is away.
+_UNREACHABLE = (OperationalError, RedisError, OSError)
+
+#: Of these, or of what has caused them, those that say that there is no connection.
+_DISCONNECTED = (RedisConnectionError, RedisTimeoutError, OSError)
+
+#: Seconds after a lost connection in which no request tries to connect again.
+_PAUSE = 1.0
+
+#: When each app's broker may be tried again, by the monotonic clock.
+_away_until: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
+
+def predict(
+    task: Any,
+    items: Iterable[Any],
+    *,
+    timeout: float,
+    on_timeout: OnTimeout = "revoke",
+    expires: float | None = None,
+    return_exceptions: bool = False,
+    **options: Any,
+) -> list[Any]:
+    """
+    Call a batch task once for each item, and return the outputs in order.
+
+    The calls are sent in one write. If not all have ended by the deadline, or the wait is
+    interrupted, those that still wait in a queue are revoked. A broker that hangs may hold one
+    of the requests beyond its deadline, for as long as `prepare` lets a command take.
+
+    Args:
+        task: The batch task.
+        items: The only argument of each call.
+        timeout: Seconds for all items together. The calls expire then, too.
+        on_timeout: "revoke", or "leave" to let the calls finish after the deadline.
+        expires: Seconds after which calls that are left expire; "leave" needs it.
+        return_exceptions: Return an item's exception in the place of its output.
+        options: As for `apply_async`, the same for all calls.
+
+    Returns:
+        One output for each item.
+
+    Raises:
+        DeadlineExceeded: Not all calls have ended in time; ``results`` has the result of each.
+        BrokerUnreachable: The broker does not take the calls.
+        QueueFull: ``max_queue`` leaves no room for all items; none was sent.
+        ConfigurationError: Results of this task cannot be waited for, or an option is wrong.
+        Exception: Whatever the first failed item has failed with.
+    """
+    task, values = maybe_evaluate(task), list(items)
+    deadline = time.monotonic() + _positive("timeout", timeout)
+    options |= _expiry(timeout, on_timeout, expires)
+    _check(task, options, len(values))
+    if not values:
+        return []
+    if Publisher.of(task.app).is_eager():
+        return _outputs(_eagerly(task, values, options), return_exceptions=return_exceptions)
+    assert_will_not_block()
+    with _reporting(task.app, deadline), sent_by(deadline):
+        _listen(task.app, deadline)
+        results = _send(task, values, options)
+    try:
+        _wait(results, deadline)
+    except BaseException:
+        _revoke_unfinished(task.app, results)
+        raise
+    _check_finished(task.app, results, timeout, on_timeout)
+    return _outputs(results, return_exceptions=return_exceptions)
+
+
+async def apredict(
+    task: Any,
+    items: Iterable[Any],
+    *,
+    timeout: float,  # noqa: ASYNC109 (it is sent with the calls, too)
+    on_timeout: OnTimeout = "revoke",
+    expires: float | None = None,
+    return_exceptions: bool = False,
+    **options: Any,
+) -> list[Any]:
+    """
+    Call a batch task once for each item from a coroutine; see `predict`.
+
+    Calls of requests that come at the same time share their writes, and the deadline bounds
+    sending, too. If the coroutine is cancelled, the calls that still wait in a queue are revoked.
+
+    Args:
+        task: The batch task.
+        items: The only argument of each call.
+        timeout: Seconds for all items together.
+        on_timeout: "revoke" or "leave".
+        expires: Seconds after which calls that are left expire.
+        return_exceptions: Return an item's exception in the place of its output.
+        options: As for `apply_async`, the same for all calls.
+
+    Raises:
+        Exception: As `predict`.
+    """
+    task, values = maybe_evaluate(task), list(items)
+    deadline = time.monotonic() + _positive("timeout", timeout)
+    options |= _expiry(timeout, on_timeout, expires)
+    _check(task, options, len(values))
+    if not values:
+        return []
+    if Publisher.of(task.app).is_eager():
+        results = await asyncio.to_thread(_eagerly, task, values, options)
+        return _outputs(results, return_exceptions=return_exceptions)
+    assert_will_not_block()
+    with _reporting(task.app, deadline), sent_by(deadline):
+        results = await _asend(task, values, options, deadline)
+    try:
+        for result in results:
+            if not (_has_ended(result) or await arrived_by(result, deadline)):
+                break
+    except BaseException:
+        _revoke_unfinished(task.app, results)
+        raise
+    _check_finished(task.app, results, timeout, on_timeout)
+    return _outputs(results, return_exceptions=return_exceptions)
+
+
+def _positive(name: str, seconds: float) -> float:
+    if not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds > 0):
+        raise ConfigurationError(f"{name} must be a number of seconds above 0, got {seconds!r}")
+    return seconds
+
+
+def _expiry(timeout: float, on_timeout: str, expires: float | None) -> dict[str, float]:
+    if on_timeout not in ("revoke", "leave"):
+        raise ConfigurationError(f'on_timeout must be "revoke" or "leave", got {on_timeout!r}')
+    if expires is None:
+        if on_timeout == "leave":
+            raise ConfigurationError('on_timeout="leave" needs expires: seconds until calls expire')
+        return {"expires": timeout}
+    return {"expires": _positive("expires", expires)}
+
+
+def _check(task: Any, options: dict[str, Any], count: int) -> None:
+    """Refuse calls whose results cannot be waited for."""
+    if not isinstance(task, Asking):
+        raise ConfigurationError(f"{task!r} is no batch task: give it base=BatchTask")
+    if options.get("ignore_result", task.ignore_result):
+        raise ConfigurationError(f"{task.name} ignores its results, so none can be waited for")
+    if "task_id" in options and count > 1:
+        raise ConfigurationError(f"{task.name}: {count} calls cannot have one task_id")
+
+
+def _eagerly(task: Any, items: Sequence[Any], options: dict[str, Any]) -> list[Any]:
+    return [task.apply_async((item,), **options, throw=False) for item in items]
+
+
+@contextmanager
+def _reporting(app: Any, deadline: float) -> Iterator[None]:
+    """Raise BrokerUnreachable if sending fails; after a lost connection, at once for a second."""
+    began = time.monotonic()
+    if began < _away_until.get(app, 0.0):
+        raise BrokerUnreachable("The broker could not be reached a moment ago.")
+    try:
+        yield
+    except (PartlySent, *_UNREACHABLE) as error:
+        if isinstance(error, PartlySent):
+            _revoke_unfinished(app, error.sent)
+        cause = error.__cause__ if isinstance(error, PartlySent) and error.__cause__ else error
+        if not isinstance(cause, _UNREACHABLE):
+            raise cause from None  # a call that could not be encoded, say
+        if isinstance(error, TimeoutError) and deadline - began < _PAUSE:
+            raise DeadlineExceeded("The time was over before the calls were sent.") from error
+        if not isinstance(error, TimeoutError) and _is_disconnected(cause):
+            _away_until[app] = time.monotonic() + _PAUSE
+        if isinstance(error, BrokerUnreachable):
+            raise
+        raise BrokerUnreachable(f"The broker has not taken the calls: {error}") from error
+
+
+def _is_disconnected(error: BaseException | None) -> bool:
+    """Return whether an error, or one that has caused it, says that there is no connection."""
+    for _ in range(5):
+        if error is None or isinstance(error, _DISCONNECTED):
+            return error is not None
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _listen(app: Any, deadline: float) -> None:
+    """Begin to hear of results: else each is waited for in Celery's way, with its long retries."""
+    if not is_listening(app):
+        listener_for(app, max(deadline - time.monotonic(), 0.0))
+        _check_heard(app)
+    if time.monotonic() >= deadline:
+        raise TimeoutError("the result store has not answered in time")
+
+
+def _check_heard(app: Any) -> None:
+    if is_cut_off(app):
+        _away_until[app] = time.monotonic() + _PAUSE
+        raise BrokerUnreachable("The result store does not answer.")
+
+
+def _send(task: Any, items: Sequence[Any], options: dict[str, Any]) -> list[Any]:
+    if len(items) == 1:
+        return [task.apply_async((items[0],), **options)]
+    return task.apply_many((((item,), None) for item in items), **options)  # type: ignore[no-any-return]
+
+
+async def _asend(
+    task: Any, items: Sequence[Any], options: dict[str, Any], deadline: float
+) -> list[Any]:
+    app = task.app
+    if len(items) > 1 or not is_listening(app):
+        async with asyncio.timeout(max(deadline - time.monotonic(), 0.0)):
+            if not is_listening(app):
+                await begin_listening(app)
+                _check_heard(app)
+            if len(items) > 1 or not is_listening(app):
+                await first_look(task, options, len(items))
+                with room_for(task, options, len(items)):
+                    return await _gathered([_call(task, item, options) for item in items])
+    # It keeps the deadline itself, and wakes this coroutine once, with the answer.
+    trip = RoundTrip(Limits(deadline, deadline), lambda: None)
+    return [await trip.make(task, (items[0],), options, _abandon)]
+
+
+def _call(task: Any, item: Any, options: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+    return apply_async(task, (item,), None, {**options}, on_abandoned=_abandon)
+
+
+async def _gathered(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Return the results of calls; where one could not be sent, revoke those that were."""
+    sending = [asyncio.ensure_future(call) for call in calls]
+    try:
+        outcomes = await asyncio.gather(*sending, return_exceptions=True)
+    except asyncio.CancelledError:
+        for each in sending:
+            if each.done() and not (each.cancelled() or each.exception()):
+                _abandon(each.result())
+        raise
+    errors = [each for each in outcomes if isinstance(each, BaseException)]
+    if errors:
+        for result in outcomes:
+            if not isinstance(result, BaseException):
+                _abandon(result)
+        raise errors[0]
+    return outcomes
+
+
+def _wait(results: Sequence[Any], deadline: float) -> None:
+    """Return when all have ended, or the time is over."""
+    for result in results:
+        left = deadline - time.monotonic()
+        if left <= 0 or not _has_come(result, left):
+            return
+
+
+def _has_come(result: Any, timeout: float) -> bool:
+    if not result.is_elsewhere and is_listening(result.app):
+        reply, rung = result.own_reply(), queue.SimpleQueue[None]()
+        watcher = partial(rung.put, None)
+        if reply.inbox.watch(reply, watcher):
+            try:
+                rung.get(timeout=timeout)
+            except queue.Empty:  # the store is not asked once more: that may take seconds
+                return False
+            finally:
+                if reply.value is None:
+                    reply.inbox.leave(reply, watcher)
+        if reply.value:
+            return True
+    try:
+        result.get(timeout=timeout, propagate=False)
+    except CeleryTimeoutError:
+        return False
+    return True
+
+
+def _check_finished(app: Any, results: Sequence[Any], timeout: float, on_timeout: str) -> None:
+    """Raise DeadlineExceeded unless all calls have ended."""
+    missing = sum(not _has_ended(each) for each in results)
+    if missing:
+        if on_timeout == "revoke":
+            _revoke_unfinished(app, results)
+        words = f"{missing} of {len(results)} items had no answer within {timeout:g} s."
+        raise DeadlineExceeded(words, results=results)
+
+
+def _outputs(results: Sequence[Any], *, return_exceptions: bool) -> list[Any]:
+    outputs = []
+    for result in results:
+        value = result.result
+        if result.state != states.SUCCESS:
+            value = _error_of(result, value)
+            if not return_exceptions:
+                if isinstance(value, DeadlineExceeded):
+                    value.results = list(results)
+                raise value
+        outputs.append(value)
+    return outputs
+
+
+def _error_of(result: Any, value: Any) -> BaseException:
+    """Return what an item has failed with."""
+    if result.state == states.REVOKED and str(value) == "expired":
+        return DeadlineExceeded("No worker took the call in time.")
+    error = value if isinstance(value, Exception) else BatchError(f"{result.state}: {value}")
+    return task_error(error, result.id)
+
+
+def _has_ended(result: Any) -> bool:
+    """Return whether an end is known, without asking the backend."""
+    return bool(result.own_reply().value or result._meta)  # noqa: SLF001 (of our own results)
+
+
+def _abandon(result: Any) -> None:
+    revoke_soon(result.app, [result.id])
+
+
+def _revoke_unfinished(app: Any, results: Sequence[Any]) -> None:
+    revoke_soon(app, [each.id for each in results if not _has_ended(each)])

@@ -1,0 +1,106 @@
+"""Whether batch tasks can be called: the answer of a web server's readiness probe."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from celery import Celery
+from celery.local import maybe_evaluate
+from kombu.exceptions import OperationalError
+
+from celery_batch.asking import Asking
+from celery_batch.errors import ConfigurationError
+
+__all__ = ["Readiness", "areadiness", "readiness"]
+
+_NOT_SERVED = "no worker that has loaded its model takes it"
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """
+    Whether tasks can be called.
+
+    Args:
+        reasons: Why each task that is not served cannot be called, by its name; or the one
+            reason of ``"broker"``, if the broker has not answered.
+    """
+
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all tasks are served."""
+        return not self.reasons
+
+
+def readiness(app: Celery, tasks: Iterable[Any], *, timeout: float = 1.0) -> Readiness:
+    """
+    Return whether workers serve batch tasks, their models loaded.
+
+    A worker serves a task while it consumes the queue that the task is routed to, has loaded
+    its models, and is neither paused nor drained.  RabbitMQ knows consumers of queues only: a
+    worker consumes when its models are loaded, whichever tasks it has.  On other brokers the
+    workers are asked which queues they consume.
+
+    No worker is asked on Redis or RabbitMQ: the answer is at most a second old while it is
+    wanted every five seconds, and else one look at the broker.
+
+    Args:
+        app: The Celery app.
+        tasks: Batch tasks, or their names in the app.
+        timeout: Seconds to wait for the broker, for all tasks together.
+
+    Raises:
+        ConfigurationError: One of them is no batch task.
+    """
+    reasons = {}
+    deadline = time.monotonic() + timeout
+    for task in _batch_tasks(app, tasks):
+        try:
+            is_served = task.is_served(timeout=max(deadline - time.monotonic(), 0.0))
+        except OperationalError as error:
+            return Readiness({"broker": str(error)})
+        if not is_served:
+            reasons[task.name] = _NOT_SERVED
+    return Readiness(reasons)
+
+
+async def areadiness(
+    app: Celery,
+    tasks: Iterable[Any],
+    *,
+    timeout: float = 1.0,  # noqa: ASYNC109 (as its twin)
+) -> Readiness:
+    """
+    Return whether workers serve batch tasks, from a coroutine; see `readiness`.
+
+    Args:
+        app: The Celery app.
+        tasks: Batch tasks, or their names in the app.
+        timeout: Seconds to wait for the broker, for all tasks together.
+
+    Raises:
+        ConfigurationError: One of them is no batch task.
+    """
+    reasons = {}
+    deadline = time.monotonic() + timeout
+    for task in _batch_tasks(app, tasks):
+        try:
+            is_served = await task.ais_served(timeout=max(deadline - time.monotonic(), 0.0))
+        except OperationalError as error:
+            return Readiness({"broker": str(error)})
+        if not is_served:
+            reasons[task.name] = _NOT_SERVED
+    return Readiness(reasons)
+
+
+def _batch_tasks(app: Celery, tasks: Iterable[Any]) -> Iterator[Any]:
+    for each in tasks:
+        task = app.tasks.get(each) if isinstance(each, str) else maybe_evaluate(each)
+        if not isinstance(task, Asking):
+            raise ConfigurationError(f"{each!r} is no batch task of {app.main}")
+        yield task

@@ -1,0 +1,1 @@
+"""Demo: the servers of the compose file, on this machine and without Docker."""

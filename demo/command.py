@@ -1,0 +1,42 @@
+"""Exit code, signals and error output of the commands in this folder."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import NoReturn
+
+from rich.console import Console
+
+from celery_batch.errors import BatchError
+
+__all__ = ["INTERRUPTED", "run_command"]
+
+#: The exit code of a program that Ctrl-C has ended, as in a shell.
+INTERRUPTED = 130
+
+
+def run_command(action: Callable[[Console], object]) -> int:
+    """
+    Run a command until it ends, fails or is interrupted; return its exit code.
+
+    SIGTERM ends it as Ctrl-C does.  An error that we expect is printed without a
+    traceback, with its notes.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    console = Console(soft_wrap=True)
+    try:
+        action(console)
+    except KeyboardInterrupt:
+        console.print("Everything is stopped.")
+        return INTERRUPTED
+    except (BatchError, OSError, ValueError) as error:
+        lines = ["Failed:", str(error), *getattr(error, "__notes__", [])]
+        Console(stderr=True, soft_wrap=True).print(*lines, sep="\n", markup=False, highlight=False)
+        return 1
+    console.print("Everything is stopped.")
+    return 0
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt

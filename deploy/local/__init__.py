@@ -1,1 +1,0 @@
-"""The servers of the compose file, on this machine and without Docker."""

@@ -1,0 +1,303 @@
+"""One request's calls: sent together, answered in order, with one deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+from celery import Celery
+from kombu.exceptions import EncodeError
+
+from celery_batch import BatchTask, BrokerUnreachable, QueueFull
+from celery_batch.errors import ConfigurationError, DeadlineExceeded
+from celery_batch.web.errors import http_error
+from celery_batch.web.predict import apredict, predict
+from celery_batch.web.prepare import prepare
+from tests.services.place import eventually
+from tests.services.ports import quiet_port
+from tests.services.shop import Shop
+
+#: Seconds that a request has where time is not the matter.
+AMPLE = 30.0
+
+
+def _in_loop(*args: Any, **options: Any) -> Any:
+    """Call `apredict` in an event loop of its own."""
+    return asyncio.run(apredict(*args, **options))
+
+
+@pytest.fixture(params=[predict, _in_loop], ids=["predict", "apredict"])
+def ask(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Both of the two, called in the same way."""
+    return request.param
+
+
+def waiting(shop: Shop) -> int:
+    """Return how many calls wait in the queue of the shop's app."""
+    with shop.app.connection_for_read() as connection:
+        return connection.default_channel._size("celery")
+
+
+@pytest.mark.parametrize("count", [1, 5, 200])
+def test_outputs_come_in_order(each_shop: Shop, ask: Callable[..., Any], count: int):
+    """One output for each item, on both brokers."""
+    each_shop.worker("-c", "1")
+    outputs = ask(each_shop.double, range(count), timeout=AMPLE)
+
+    assert [2 * n for n in range(count)] == outputs
+
+
+def test_nothing_is_asked_for_no_items(shop: Shop, ask: Callable[..., Any]):
+    """An empty request has an empty answer, without a worker."""
+    assert [] == ask(shop.double, [], timeout=AMPLE)
+
+
+def test_the_first_error_raises(shop: Shop, ask: Callable[..., Any]):
+    """An item's error is raised as its task has failed with it, and is the client's own."""
+    shop.worker("-c", "1")
+    with pytest.raises(ValueError, match="a bad item") as caught:
+        ask(shop.odd, ["a", "bad", "c"], timeout=AMPLE)
+
+    assert 422 == http_error(caught.value).status
+    assert 500 == http_error(ValueError("a bug of the view")).status
+
+
+def test_errors_may_take_the_place_of_outputs(shop: Shop, ask: Callable[..., Any]):
+    """With `return_exceptions` the other items' outputs are not lost."""
+    shop.worker("-c", "1")
+    first, error, last = ask(shop.odd, ["a", "bad", "c"], timeout=AMPLE, return_exceptions=True)
+
+    assert ("A", "C") == (first, last)
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_nothing_is_left_at_the_deadline(shop: Shop, ask: Callable[..., Any], count: int):
+    """Without a worker it ends in time, and a worker that comes later runs none of it."""
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=f"{count} of {count} items") as caught:
+        ask(shop.double, range(count), timeout=3.0)
+    took = time.monotonic() - began
+    shop.worker("-c", "1")
+    after = predict(shop.double, [21], timeout=AMPLE)
+
+    assert 3.0 <= took < 5.0
+    assert count == len(caught.value.results)
+    assert 504 == http_error(caught.value).status
+    assert [42] == after
+    assert [[21]] == [each["items"] for each in shop.recall("double")]
+
+
+def test_what_is_late_is_revoked(shop: Shop, ask: Callable[..., Any]):
+    """A worker hears at the deadline that what still waits is not wanted."""
+    worker = shop.worker("-c", "1")
+    blocking = shop.sluggish.delay(4.0)
+    eventually(lambda: shop.recall("sluggish"), "a busy worker")
+    with pytest.raises(DeadlineExceeded) as caught:
+        ask(shop.double, [1, 2], timeout=1.0)
+    ids = {each.id for each in caught.value.results}
+    eventually(lambda: ids <= set(_revoked_ids(worker)), "a revoke")
+
+    assert 4.0 == blocking.get(timeout=AMPLE)
+
+
+def test_what_is_left_finishes(shop: Shop, ask: Callable[..., Any]):
+    """With `on_timeout="leave"` the calls run after the deadline, and can be asked for."""
+    with pytest.raises(DeadlineExceeded) as caught:
+        ask(shop.double, [1, 2], timeout=0.5, on_timeout="leave", expires=60)
+    shop.worker("-c", "1")
+
+    assert [2, 4] == [each.get(timeout=AMPLE) for each in caught.value.results]
+
+
+def test_cancelled_calls_are_revoked(shop: Shop):
+    """A request that is cancelled, as its client has gone, leaves nothing that would run."""
+    worker = shop.worker("-c", "1")
+    blocking = shop.sluggish.delay(4.0)
+    eventually(lambda: shop.recall("sluggish"), "a busy worker")
+
+    async def ask_and_go() -> None:
+        """Cancel when the calls are on their way."""
+        asking = asyncio.ensure_future(apredict(shop.double, [1, 2, 3], timeout=AMPLE))
+        await asyncio.sleep(0.5)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+
+    asyncio.run(ask_and_go())
+    eventually(lambda: len(_revoked_ids(worker)) == 3, "a revoke")
+    assert 4.0 == blocking.get(timeout=AMPLE)
+    after = predict(shop.double, [21], timeout=AMPLE)
+
+    assert [42] == after
+    assert [[21]] == [each["items"] for each in shop.recall("double")]
+
+
+def _revoked_ids(worker: Any) -> list[str]:
+    """Return the ids that a worker knows as revoked."""
+    app, name = worker.shop.app, worker.name
+    told = app.control.inspect([name], timeout=20.0, limit=1).revoked() or {}
+    return told.get(name, [])
+
+
+def test_all_items_have_room_or_none(shop: Shop, ask: Callable[..., Any]):
+    """Under `max_queue` a request that does not fit is refused whole, and told when to retry."""
+    shop.app.conf.batch_max_queue = 4
+    with pytest.raises(QueueFull) as caught:
+        ask(shop.double, range(5), timeout=AMPLE)
+    error = http_error(caught.value)
+
+    assert 0 == waiting(shop)
+    assert 429 == error.status
+    assert error.headers["Retry-After"].isdecimal()
+
+
+def test_a_broker_that_is_away_is_told_at_once(ask: Callable[..., Any]):
+    """Nobody waits for Celery's retries; who asks a moment later is refused in milliseconds."""
+    url = f"redis://127.0.0.1:{quiet_port()}/0"
+    with Celery("adrift", broker=url, backend=url, set_as_current=False) as app:
+        prepare(app)
+        task = app.task(base=BatchTask, name="shout")(_same)
+        began = time.monotonic()
+        with pytest.raises(BrokerUnreachable) as caught:
+            ask(task, ["a"], timeout=10.0)
+        middle = time.monotonic()
+        with pytest.raises(BrokerUnreachable):
+            ask(task, ["a", "b"], timeout=10.0)
+        ended = time.monotonic()
+
+    assert 503 == http_error(caught.value).status
+    assert middle - began < 5.0
+    assert ended - middle < 0.5
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", ["redis", "rabbitmq"])
+def test_a_broker_that_hangs_is_told_in_time(
+    request: pytest.FixtureRequest, ask: Callable[..., Any], name: str, count: int
+):
+    """A broker that is stopped, not gone, costs a request no more than its time."""
+    shop = request.getfixturevalue({"redis": "shop", "rabbitmq": "rabbit_shop"}[name])
+    for number in (1, 2):  # so that the process is connected, and listens
+        with pytest.raises(DeadlineExceeded):
+            ask(shop.double, range(number), timeout=0.5)
+    keeper = psutil.Process(request.getfixturevalue(f"{name}_server").child.pid)
+    servers = keeper.children()
+    for each in servers:
+        each.suspend()
+    try:
+        began = time.monotonic()
+        with pytest.raises((BrokerUnreachable, DeadlineExceeded)):
+            ask(shop.double, range(count), timeout=2.0)
+        took = time.monotonic() - began
+        were_stopped = {each.status() for each in servers} == {psutil.STATUS_STOPPED}
+    finally:
+        for each in servers:
+            each.resume()
+
+    assert were_stopped
+    assert took < 3.5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"timeout": 0}, "timeout must be a number of seconds above 0, got 0"),
+        ({"timeout": float("inf")}, "timeout must be"),
+        ({"timeout": 1, "on_timeout": "forget"}, 'must be "revoke" or "leave"'),
+        ({"timeout": 1, "on_timeout": "leave"}, "needs expires"),
+        ({"timeout": 1, "expires": -1}, "expires must be"),
+    ],
+)
+def test_bad_options_are_refused(shop: Shop, ask: Callable[..., Any], options: Any, words: str):
+    """What makes no sense is said before anything is sent."""
+    with pytest.raises(ConfigurationError, match=words):
+        ask(shop.double, [1], **options)
+
+    assert 0 == waiting(shop)
+
+
+@pytest.mark.parametrize(
+    ("task_options", "options", "words"),
+    [
+        ({"base": BatchTask, "ignore_result": True}, {}, "ignores its results"),
+        ({}, {}, "is no batch task"),
+        ({"base": BatchTask}, {"task_id": "same"}, "2 calls cannot have one task_id"),
+    ],
+)
+def test_calls_that_cannot_be_waited_for_are_refused(
+    ask: Callable[..., Any], task_options: Any, options: Any, words: str
+):
+    """Nothing is sent whose results would never be known, or be another's."""
+    with Celery("refused", broker="memory://", set_as_current=False) as app:
+        task = app.task(name="shout", **task_options)(_same)
+        with pytest.raises(ConfigurationError, match=words):
+            ask(task, "ab", timeout=1.0, **options)
+
+
+def test_an_item_that_cannot_be_sent_is_no_lost_broker(shop: Shop, ask: Callable[..., Any]):
+    """It fails its own request, and the next one is served."""
+    shop.worker("-c", "1")
+    with pytest.raises(EncodeError):
+        ask(shop.double, [1, object()], timeout=AMPLE)
+
+    assert [42] == ask(shop.double, [21], timeout=AMPLE)
+
+
+def test_a_short_request_closes_the_door_to_nobody(shop: Shop, ask: Callable[..., Any]):
+    """A first request that has no time to connect does not make the next one fail."""
+    shop.worker("-c", "1")
+    with pytest.raises(DeadlineExceeded):
+        ask(shop.double, [1], timeout=1e-4)
+
+    assert [42] == ask(shop.double, [21], timeout=AMPLE)
+
+
+@pytest.mark.parametrize("namespace", ["", "CELERY"])
+def test_prepare_keeps_what_the_app_has(namespace: str):
+    """Settings of the app's own stay, as they are spelled in Django, too."""
+    own = {"broker_transport_options": {"global_keyprefix": "shop:"}, "redis_socket_timeout": 7.0}
+    prefix = f"{namespace}_" if namespace else ""
+    given = {f"{prefix}{name}".upper() if prefix else name: own[name] for name in own}
+    with Celery("named", set_as_current=False) as app:
+        app.config_from_object(given, namespace=namespace or None)
+        prepare(app)
+        conf = app.conf
+
+        assert "shop:" == conf.broker_transport_options["global_keyprefix"]
+        assert 1.0 == conf.broker_transport_options["socket_connect_timeout"]
+        assert 7.0 == conf.redis_socket_timeout
+        assert 1.0 == conf.redis_socket_connect_timeout
+
+
+def test_eager_tasks_are_answered_here(ask: Callable[..., Any]):
+    """A view can be tested without servers."""
+    with Celery("eager", broker="memory://", set_as_current=False) as app:
+        app.conf.task_always_eager = True
+        task = app.task(base=BatchTask, name="shout")(_same)
+
+        assert ["a", "b"] == ask(task, "ab", timeout=1.0)
+
+
+def test_eager_errors_are_items_errors(ask: Callable[..., Any]):
+    """They are raised, or stand in their places, as those of workers do."""
+    with Celery("eager", broker="memory://", set_as_current=False) as app:
+        app.conf.update(task_always_eager=True, task_eager_propagates=True)
+        task = app.task(base=BatchTask, name="fail")(_fail)
+        with pytest.raises(FileNotFoundError):
+            ask(task, "ab", timeout=1.0)
+        outputs = ask(task, "ab", timeout=1.0, return_exceptions=True)
+
+    assert [FileNotFoundError, FileNotFoundError] == [type(each) for each in outputs]
+
+
+def _same(text: list[Any]) -> list[Any]:
+    return text
+
+
+def _fail(text: list[Any]) -> list[Any]:
+    raise FileNotFoundError(str(text))

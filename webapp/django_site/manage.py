@@ -1,0 +1,10 @@
+"""Django's commands: ``python -m webapp.django_site.manage check``."""
+
+import os
+import sys
+
+from django.core.management import execute_from_command_line
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.django_site.settings")
+    execute_from_command_line(sys.argv)

@@ -1,0 +1,102 @@
+"""What the workers do at this moment, for the page's one line."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+from typing_extensions import TypedDict
+
+from celery_batch.client.room import BrokerUnreachable
+from celery_batch.fleet.bus import Bus
+from celery_batch.fleet.look import Look
+from celery_batch.fleet.picture import Picture
+from celery_batch.worker.capacity import queue_of
+from webapp import tasks
+
+__all__ = ["Stats", "stats"]
+
+#: Seconds over which rates are averaged, for which an answer is good, and to listen to workers.
+_WINDOW, _FRESH, _LISTEN = 3.0, 0.8, 0.3
+
+
+class Stats(TypedDict):
+    """The tasks' names, and what their workers do."""
+
+    task: str
+    naive_task: str | None
+    image_task: str | None
+    examples: list[str]
+    workers: int
+    waiting: int
+    items_per_second: float
+    mean_batch_size: float | None
+
+
+class _Monitor:
+    """Asks all workers for their numbers, once for all that want to know."""
+
+    def __init__(self) -> None:
+        queues = {task.name: queue_of(tasks.app, task) for task in tasks.TASKS}
+        self._picture = Picture(queues, _WINDOW)
+        self._queues = {*queues.values()}
+        self._bus = Bus(tasks.app)
+        self._last = float("-inf")
+        # In other threads than the first, kombu waits for replies that go to another queue.
+        self._thread = ThreadPoolExecutor(1, "stats")
+
+    def stats(self) -> Stats:
+        """Return the numbers of the last seconds."""
+        return self._thread.submit(self._stats).result()
+
+    def _stats(self) -> Stats:
+        now = time.monotonic()
+        if now - self._last >= _FRESH:
+            self._picture.add(self._look(now))
+            self._last = time.monotonic()
+        if self._picture.error:
+            raise BrokerUnreachable(self._picture.error)
+        return _described(self._picture)
+
+    def _look(self, now: float) -> Look:
+        try:
+            answers = self._bus.ask("batch_stats", _LISTEN)
+            return Look(time=now, answers=answers, depths=self._bus.depths(self._queues))
+        except Exception as error:  # noqa: BLE001 (whatever a transport raises)
+            self._bus.close()
+            return Look(time=now, error=str(error) or type(error).__name__)
+
+
+def _described(picture: Picture) -> Stats:
+    names = {task.name for task in tasks.TASKS}
+    found = [each for each in picture.tasks() if each.name in names]
+    workers = [each for each in picture.workers() if each.state != "silent"]
+    depths = {each.queue: each.depth or 0 for each in found}
+    rows = sum(each.rate or 0.0 for each in found)
+    batches = sum(each.batches or 0.0 for each in found)
+    return Stats(
+        task=tasks.TASK.name,
+        naive_task=tasks.NAIVE_TASK and tasks.NAIVE_TASK.name,
+        image_task=tasks.IMAGE_TASK and tasks.IMAGE_TASK.name,
+        examples=tasks.EXAMPLES,
+        workers=len(workers),
+        waiting=sum(depths.values()) + sum(each.waiting for each in workers),
+        items_per_second=round(rows, 1),
+        mean_batch_size=round(rows / batches, 1) if batches else None,
+    )
+
+
+@cache
+def _monitor() -> _Monitor:
+    return _Monitor()
+
+
+def stats() -> Stats:
+    """
+    Return the tasks' names, and the workers' numbers of the last seconds.
+
+    Raises:
+        BrokerUnreachable: The broker does not answer.
+    """
+    return _monitor().stats()

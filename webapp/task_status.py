@@ -1,0 +1,40 @@
+"""The state of one call, for HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from celery import states
+from typing_extensions import NotRequired, TypedDict  # noqa: UP035 (pydantic wants both from there)
+
+from celery_batch import http_error
+from celery_batch.web.errors import task_error
+from webapp import tasks
+
+__all__ = ["TaskStatus", "task_status"]
+
+
+class TaskStatus(TypedDict):
+    """A call's state, with an output or an error once it has ended."""
+
+    id: str
+    state: str
+    output: NotRequired[Any]
+    error: NotRequired[dict[str, Any]]
+
+
+def task_status(task_id: UUID) -> TaskStatus:
+    """
+    Ask the result backend for a call's state.
+
+    Args:
+        task_id: The call's id. One that is unknown is PENDING, as for Celery.
+    """
+    result = tasks.TASK.AsyncResult(str(task_id))
+    status = TaskStatus(id=result.id, state=result.state)
+    if status["state"] == states.SUCCESS:
+        status["output"] = result.result
+    elif status["state"] in states.EXCEPTION_STATES:
+        status["error"] = http_error(task_error(result.result, result.id)).body["error"]
+    return status
