@@ -58,7 +58,7 @@ check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, documented
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/interrogate -q tests
+	@$(BIN)/interrogate -q tests || { $(BIN)/interrogate -vv tests | grep MISSED; exit 1; }
 	@$(BIN)/python tests/house.py
 	@$(BIN)/python tests/lock.py
 	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q tests/batching --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100

@@ -54,6 +54,7 @@ def urls() -> Iterator[Any]:
             return JsonResponse(predict(upper, [text], timeout=1), safe=False)
 
         async def aview(_request: HttpRequest, text: str) -> JsonResponse:
+            """Await the task's answer."""
             return JsonResponse(await apredict(upper, [text], timeout=1), safe=False)
 
         urls = ModuleType("urls")

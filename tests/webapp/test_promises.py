@@ -215,6 +215,7 @@ def under_load(server: Server, fault: Callable[[], None]) -> Load:
     """Ask at half of what the model can do, and have something break after a second."""
 
     async def both() -> Load:
+        """Keep asking while the fault strikes."""
         asking = asyncio.ensure_future(server.steady(CAPACITY / 2, 5.0, deadline=4.0))
         await asyncio.sleep(1.0)
         await asyncio.to_thread(fault)
