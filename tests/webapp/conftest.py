@@ -12,7 +12,8 @@ from celery import Celery
 from web_site import COMMANDS, Site, environ, running
 from web_tasks import SEEN
 
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.cli.redis_server import RedisServer, find_redis_server
+from tests.conftest import need
 from tests.services.forked import start
 from tests.services.ports import quiet_port
 from tests.services.shop import CELERY
@@ -28,6 +29,14 @@ KINDS = [
 ]
 
 Open = Callable[..., Site]
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """A Redis of the web apps' own: their worker lives in it until the session ends."""
+    need(find_redis_server)
+    with RedisServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
