@@ -45,7 +45,6 @@ ALLOWED = frozenset(
         ("workers.celery", "workers.huggingface"),
         ("workers.celery", "workers.infill"),
         # Django's settings name the application that reads them.
-        ("webapp.django_site.asgi", "webapp.django_site.settings"),
         ("webapp.django_site.wsgi", "webapp.django_site.settings"),
     }
 )

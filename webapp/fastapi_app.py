@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI, File, Form, HTTPException, Request, Respon
 from fastapi.responses import FileResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from fastapi.staticfiles import StaticFiles
-from prometheus_fastapi_instrumentator import Instrumentator
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, Field
 
 from celery_batch.web.fastapi import (
@@ -21,6 +21,7 @@ from celery_batch.web.fastapi import (
     readiness_router,
 )
 from webapp import tasks
+from webapp.metrics import MetricsMiddleware, exposition
 from webapp.stats import Stats, stats
 from webapp.task_status import TaskStatus, task_status
 
@@ -29,10 +30,8 @@ app = FastAPI(
     description="Calls batch tasks, one for each input.",
     max_body_size=tasks.MAX_BODY,
 )
-app.include_router(readiness_router(tasks.app, [tasks.TASK]))
-app.mount("/static", StaticFiles(directory=tasks.PAGE))
+app.add_middleware(MetricsMiddleware)
 add_exception_handlers(app)
-Instrumentator().instrument(app).expose(app, include_in_schema=False)
 
 Predict = Annotated[Predictor, Depends(predictor(tasks.TASK, timeout=tasks.TIMEOUT))]
 
@@ -138,8 +137,19 @@ async def healthz() -> dict[str, bool]:
     return {"ok": True}
 
 
+@app.get("/metrics", include_in_schema=False)
+def metrics() -> Response:
+    """Return the metrics of the app's requests, for Prometheus."""
+    return Response(exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
 @app.get("/", include_in_schema=False)
 async def page() -> FileResponse:
     """Return the page."""
     headers = {"Content-Security-Policy": tasks.CSP}
     return FileResponse(tasks.PAGE / "index.html", headers=headers)
+
+
+# Last, since routes are tried in order, and these take longer to try than a path.
+app.include_router(readiness_router(tasks.app, [tasks.TASK]))
+app.mount("/static", StaticFiles(directory=tasks.PAGE))

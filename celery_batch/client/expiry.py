@@ -34,6 +34,8 @@ def expiry_of(app: Any, terms: Terms, expires: Any) -> Fields | None:
         return {}
     if type(expires) in (int, float):
         at, left = None, expires
+    elif type(expires) is datetime and expires.tzinfo is UTC and terms.is_utc:
+        at, left = expires.isoformat(), (expires - datetime.now(UTC)).total_seconds()
     else:
         try:
             at, left = _time_of(expires), _left(app, expires)

@@ -113,11 +113,11 @@ def predictor(
     async def dependency(
         request: Request,
         x_timeout: Annotated[
-            float | None,
+            float,
             Header(gt=0, allow_inf_nan=False, description="Seconds that the client waits."),
-        ] = None,
+        ] = timeout,
     ) -> Predictor:
-        return Predictor(task, request, min(x_timeout or timeout, timeout), options)
+        return Predictor(task, request, min(x_timeout, timeout), options)
 
     return dependency
 

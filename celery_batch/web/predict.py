@@ -13,6 +13,7 @@ import queue
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -172,14 +173,15 @@ def _positive(name: str, seconds: float) -> float:
     return seconds
 
 
-def _expiry(timeout: float, on_timeout: str, expires: float | None) -> dict[str, float]:
+def _expiry(timeout: float, on_timeout: str, expires: float | None) -> dict[str, datetime]:
+    """Return when calls expire: a time, as it may take a while until they can be sent."""
     if on_timeout not in ("revoke", "leave"):
         raise ConfigurationError(f'on_timeout must be "revoke" or "leave", got {on_timeout!r}')
     if expires is None:
         if on_timeout == "leave":
             raise ConfigurationError('on_timeout="leave" needs expires: seconds until calls expire')
-        return {"expires": timeout}
-    return {"expires": _positive("expires", expires)}
+        expires = timeout
+    return {"expires": datetime.now(UTC) + timedelta(seconds=_positive("expires", expires))}
 
 
 def _check(task: Any, options: dict[str, Any], count: int) -> None:

@@ -40,6 +40,18 @@ def test_seconds_are_written_as_celery_does(conf: dict[str, Any], seconds: float
     assert [before[-6:], str(int(seconds * 1000))] == [ours["expires"][-6:], ours["expiration"]]
 
 
+@pytest.mark.parametrize("conf", ZONES.values(), ids=ZONES)
+def test_a_time_is_written_as_celery_does(conf: dict[str, Any]):
+    """A `datetime` is the header's text, and what is left of it the broker's milliseconds."""
+    app = Celery(set_as_current=False, **conf)
+    ours = expiry_of(app, Terms(app), SOON)
+    left = SOON - dt.datetime.now(dt.UTC)
+
+    assert ours is not None
+    assert app.amqp.as_task_v2("a", "b", expires=SOON).headers["expires"] == ours["expires"]
+    assert abs(int(ours["expiration"]) - left.total_seconds() * 1000) < 1000
+
+
 STRANGE: dict[str, Any] = {
     "past": -1,
     "past time": NOW - dt.timedelta(days=1),

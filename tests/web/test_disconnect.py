@@ -38,17 +38,36 @@ async def never() -> None:
     await asyncio.Event().wait()
 
 
+async def _after(event: asyncio.Event) -> str:
+    await event.wait()
+    return "answer"
+
+
 def test_the_answer_is_returned():
     """While the client stays, nothing else is seen, and nothing is left behind."""
 
     async def main() -> str:
         """Ask, and look for tasks that are left."""
-        answer = await until_disconnect(Client().receive, asyncio.sleep(0.01, "answer"))
+        client = Client()
+        answer = await until_disconnect(client.receive, _after(client.is_asked))
         await asyncio.sleep(0)
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return answer
 
     assert "answer" == asyncio.run(main())
+
+
+def test_a_quick_answer_watches_for_nothing():
+    """The server is not asked about a client that has its answer soon."""
+
+    async def main() -> bool:
+        """Ask, and look whether the server was asked."""
+        client = Client()
+        await until_disconnect(client.receive, asyncio.sleep(0.01))
+        await asyncio.sleep(0)
+        return client.is_asked.is_set()
+
+    assert asyncio.run(main()) is False
 
 
 @pytest.mark.parametrize("error", [ValueError("a"), TimeoutError("b")], ids=["any", "timeout"])

@@ -4,7 +4,6 @@ import os
 
 from django.core.asgi import get_asgi_application
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.django_site.settings")
-os.environ.setdefault("DJANGO_URLCONF", "webapp.django_site.async_urls")
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "webapp.django_site.async_settings")
 
 application = get_asgi_application()

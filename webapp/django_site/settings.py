@@ -20,9 +20,8 @@ MIDDLEWARE = [
     "celery_batch.web.django.BatchErrorMiddleware",
     "django_prometheus.middleware.PrometheusAfterMiddleware",
 ]
-ROOT_URLCONF = os.environ.get("DJANGO_URLCONF", "webapp.django_site.urls")
+ROOT_URLCONF = "webapp.django_site.urls"
 WSGI_APPLICATION = "webapp.django_site.wsgi.application"
-ASGI_APPLICATION = "webapp.django_site.asgi.application"
 DATA_UPLOAD_MAX_MEMORY_SIZE = tasks.MAX_BODY
 FILE_UPLOAD_MAX_MEMORY_SIZE = tasks.MAX_IMAGE
 DATA_UPLOAD_MAX_NUMBER_FIELDS = DATA_UPLOAD_MAX_NUMBER_FILES = tasks.MAX_INPUTS
