@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 from celery import _state
 from celery.app import builtins  # noqa: F401 (registers Celery's own shared tasks)
+from celery.backends import cache
 from hypothesis import HealthCheck, settings
 from kombu.utils import json
+from kombu.utils.functional import LRUCache
 
 from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import ConfigurationError
@@ -129,6 +131,12 @@ _BUILTINS = frozenset(_state._on_app_finalizers)
 def _own_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Celery shares every task with all apps there will be; not from one test to the next."""
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_BUILTINS))
+
+
+@pytest.fixture(autouse=True)
+def _own_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All apps of a process share one backend in memory; tests that use an id twice do not."""
+    monkeypatch.setattr(cache, "_DUMMY_CLIENT_CACHE", LRUCache())
 
 
 @pytest.fixture(autouse=True)

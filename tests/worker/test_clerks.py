@@ -17,8 +17,6 @@ from billiard.einfo import ExceptionInfo
 from billiard.pool import READY, SIG_SOFT_TIMEOUT, TASK, soft_timeout_sighandler
 from celery import Celery, _state
 from celery.app.trace import build_tracer
-from celery.backends import cache
-from kombu.utils.functional import LRUCache
 
 from celery_batch import BatchTask
 from celery_batch.cli.child import wait_until
@@ -109,8 +107,7 @@ class Process:
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
-    """An app whose results stay in this process and test; that of all of its threads."""
-    monkeypatch.setattr(cache, "_DUMMY_CLIENT_CACHE", LRUCache())
+    """An app whose results stay in this process; that of all of its threads."""
     options = {"broker": "memory://", "backend": "cache+memory://", "set_as_current": True}
     with Celery("clerks", **options) as app:
         monkeypatch.setattr(_state, "default_app", app)
