@@ -23,15 +23,18 @@ COPY celery_batch ./celery_batch
 RUN pip --python /venv/bin/python install --no-deps --force-reinstall .
 
 # A torch without CUDA is on PyTorch's own index; PyPI has the one with CUDA, ten times as large.
+# The task of a Hugging Face model needs more: `--build-arg WORKER_EXTRAS=,transformers`.
 FROM build AS build-worker
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip --python /venv/bin/python install --extra-index-url "${TORCH_INDEX}" '.[torch,worker,metrics]'
+ARG WORKER_EXTRAS=
+RUN pip --python /venv/bin/python install --extra-index-url "${TORCH_INDEX}" ".[torch,worker,metrics${WORKER_EXTRAS}]"
 COPY celery_batch ./celery_batch
 RUN pip --python /venv/bin/python install --no-deps --force-reinstall .
 
 # CUDA comes with torch; the driver is the host's, through NVIDIA's container toolkit.
 FROM build AS build-worker-gpu
-RUN pip --python /venv/bin/python install '.[torch,worker,metrics]'
+ARG WORKER_EXTRAS=
+RUN pip --python /venv/bin/python install ".[torch,worker,metrics${WORKER_EXTRAS}]"
 COPY celery_batch ./celery_batch
 RUN pip --python /venv/bin/python install --no-deps --force-reinstall .
 

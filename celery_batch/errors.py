@@ -84,7 +84,7 @@ class BackfillComplete(BackfillError):
 
 
 class BackfillStopped(BackfillError):
-    """An operator has stopped the backfill, with ``celery batch jobs stop`` or on the page."""
+    """An operator has stopped the backfill, with ``celery batch jobs stop``."""
 
 
 class InvalidChunk(BatchError, ValueError):

@@ -30,6 +30,7 @@ from celery_batch.serve.programs import (
     supervisor_conf,
 )
 from celery_batch.serve.readiness import warm_workers
+from celery_batch.serve.sockets import listening
 from celery_batch.serve.supervision import LOG, READY, Health, SupervisorAway, health, restart
 
 __all__ = ["Deployment"]
@@ -240,14 +241,12 @@ class Deployment:
 
 
 def _refuse_taken_port(config: ServeConfig) -> None:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((config.host, config.port))
-        except OSError as error:
-            where = f"{config.host}, port {config.port}"
-            raise ConfigurationError(f"the web server cannot listen on {where}: {error}") from error
+    try:
+        for each in listening(config.host, config.port):
+            each.close()
+    except OSError as error:
+        where = f"{config.host}, port {config.port}"
+        raise ConfigurationError(f"the web server cannot listen on {where}: {error}") from error
 
 
 def _refuse_missing_broker(config: ServeConfig) -> None:

@@ -99,6 +99,8 @@ class Outbox:
         self._writing = threading.RLock()
         #: Whom to call when a write is over; each waits for its lock to be released.
         self._waiting: deque[threading.Lock] = deque()
+        #: Whether the last write went well: the next one need not connect first.
+        self._is_connected = False
 
     def __len__(self) -> int:
         """Return how many letters wait for a write."""
@@ -154,6 +156,31 @@ class Outbox:
             if not self._writing.acquire(blocking=False):
                 call.acquire(timeout=min(_LOOK_AFTER, left))
                 return
+        is_bounded = self._is_connected or until == math.inf
+        try:
+            if is_bounded:
+                self._write_ready()
+        finally:
+            self._writing.release()
+            self._call_waiting()
+        if not is_bounded:
+            self._write_beside(left)
+
+    def _write_beside(self, seconds: float) -> None:
+        """Have another thread write what lies ready: it may connect, which no deadline ends."""
+        call = threading.Lock()
+        call.acquire()
+        self._waiting.append(call)
+        writer = threading.Thread(target=self._write_free, name="celery-batch-write", daemon=True)
+        try:
+            writer.start()
+        except RuntimeError:  # the interpreter is ending, or there are too many threads
+            self._write_free()
+        call.acquire(timeout=seconds)
+
+    def _write_free(self) -> None:
+        if not self._writing.acquire(blocking=False):
+            return  # who writes calls those who wait
         try:
             self._write_ready()
         finally:
@@ -169,8 +196,10 @@ class Outbox:
         piece = self._next_piece()
         if not piece:
             return
+        self._is_connected = False
         try:
             self._write(piece)
+            self._is_connected = True
         except Exception as error:  # noqa: BLE001 (each of its senders raises it)
             for letter in piece:
                 if not letter.sent:

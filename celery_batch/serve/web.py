@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import time
 from http import HTTPStatus
 from pathlib import Path
@@ -28,6 +27,7 @@ from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.envelope import is_large, object_in, sealed
 from celery_batch.serve.metrics import Metrics
 from celery_batch.serve.openapi import openapi
+from celery_batch.serve.sockets import listening
 from celery_batch.web.disconnect import ClientDisconnected, until_disconnect
 from celery_batch.web.errors import HttpError, http_error
 from celery_batch.web.predict import apredict
@@ -43,9 +43,6 @@ _GRACE = 5
 
 #: Seconds in which the broker takes the largest message, 30 MB, on a slow network.
 _SEND = 10.0
-
-#: Connections that wait to be accepted, as uvicorn has it by default.
-_BACKLOG = 2048
 
 
 def make_web(config: ServeConfig, counts: Path | None = None) -> Starlette:
@@ -140,25 +137,14 @@ async def _refuse_route(_request: Request, exception: Exception) -> Response:
     return JSONResponse(error.body, error.status, exception.headers)
 
 
-def _listener_of(config: ServeConfig) -> socket.socket:
-    """Return a socket that listens where a configuration says; web processes share the port."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    return socket.create_server(
-        (config.host, config.port),
-        family=family,
-        backlog=_BACKLOG,
-        reuse_port=config.web_workers > 1,
-    )
-
-
 def main() -> None:
     """Serve what this process is configured for, until it is stopped."""
     config = config_of_process()
     counts = Path(os.environ[CONFIG]).parent / "metrics" if config.web_workers > 1 else None
     web = make_web(config, counts)
     server = uvicorn.Server(uvicorn.Config(web, access_log=False, timeout_graceful_shutdown=_GRACE))
-    with _listener_of(config) as listener:
-        server.run(sockets=[listener])
+    # Web processes share the port.
+    server.run(sockets=listening(config.host, config.port, reuse_port=config.web_workers > 1))
 
 
 if __name__ == "__main__":

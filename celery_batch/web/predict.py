@@ -73,8 +73,7 @@ def predict(
     Call a batch task once for each item, and return the outputs in order.
 
     The calls are sent in one write. If not all have ended by the deadline, or the wait is
-    interrupted, those that still wait in a queue are revoked. A broker that hangs may hold one
-    of the requests beyond its deadline, for as long as `prepare` lets a command take.
+    interrupted, those that still wait in a queue are revoked.
 
     Args:
         task: The batch task.

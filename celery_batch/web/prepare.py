@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery
@@ -41,6 +44,8 @@ def prepare(app: Celery) -> None:
     Set short time-outs and few retries on a Celery app, for a process that serves web requests.
 
     Connecting then takes at most 1 s a try, a command at most 2 s, and each is tried twice.
+    That holds for control commands, such as revoke, too: Celery tries these until the broker
+    is back.
     Settings that the app has itself are kept.  Call it in the web process alone and before the
     app is first used: a worker should be more patient.
 
@@ -53,3 +58,23 @@ def prepare(app: Celery) -> None:
             conf[name] = value
     for name, options in _MERGED.items():
         conf[name] = {**options, **(conf.get(name) or {})}
+    app.control.mailbox._producer_pool = _ControlProducers(app)  # noqa: SLF001
+
+
+class _ControlProducers:
+    """
+    Producers of control commands, which retry as calls of tasks do; kombu's own never give up.
+
+    Args:
+        app: The app.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self._app = app
+
+    @contextmanager
+    def acquire(self) -> Iterator[SimpleNamespace]:
+        """Lend a producer of the app's pool."""
+        policy = dict(self._app.conf.task_publish_retry_policy)
+        with self._app.amqp.producer_pool.acquire() as producer:
+            yield SimpleNamespace(publish=partial(producer.publish, retry_policy=policy))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,10 @@ from celery_batch.errors import ConfigurationError
 
 __all__ = ["Readiness", "areadiness", "readiness"]
 
+logger = logging.getLogger(__name__)
+
 _NOT_SERVED = "no worker that has loaded its model takes it"
+_NO_BROKER = "it does not answer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,8 @@ class Readiness:
 
     Args:
         reasons: Why each task that is not served cannot be called, by its name; or the one
-            reason of ``"broker"``, if the broker has not answered.
+            reason of ``"broker"``, if the broker has not answered. Clients may read them: why
+            the broker does not answer, and its address, are in the log alone.
     """
 
     reasons: dict[str, str] = field(default_factory=dict)
@@ -63,7 +68,7 @@ def readiness(app: Celery, tasks: Iterable[Any], *, timeout: float = 1.0) -> Rea
         try:
             is_served = task.is_served(timeout=max(deadline - time.monotonic(), 0.0))
         except OperationalError as error:
-            return Readiness({"broker": str(error)})
+            return _away(error)
         if not is_served:
             reasons[task.name] = _NOT_SERVED
     return Readiness(reasons)
@@ -92,10 +97,15 @@ async def areadiness(
         try:
             is_served = await task.ais_served(timeout=max(deadline - time.monotonic(), 0.0))
         except OperationalError as error:
-            return Readiness({"broker": str(error)})
+            return _away(error)
         if not is_served:
             reasons[task.name] = _NOT_SERVED
     return Readiness(reasons)
+
+
+def _away(error: OperationalError) -> Readiness:
+    logger.warning("Not ready: %s", error)
+    return Readiness({"broker": _NO_BROKER})
 
 
 def _batch_tasks(app: Celery, tasks: Iterable[Any]) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ from kombu.exceptions import OperationalError
 
 from celery_batch.client.copied import copied
 from celery_batch.client.gathering import Gathering
-from celery_batch.client.outbox import FULL, PIECE, Letter, Outbox
+from celery_batch.client.outbox import FULL, PIECE, Letter, Outbox, sent_by
 
 
 class Broker:
@@ -258,3 +259,37 @@ def test_an_error_that_cannot_be_copied_is_raised_as_it_is() -> None:
     assert (plain.__cause__, "slow") == (twin.__cause__, twin.queue)
     assert odd is copied(odd)
     assert str(amqp) == str(copied(amqp))
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+def test_a_write_that_has_to_connect_holds_no_sender_beyond_its_deadline(failures: int) -> None:
+    """The first write, and one after a failure, are given up in time, however long they take."""
+    is_over = threading.Event()
+    broker = Broker(*[_succeed, _fail] * failures, lambda: _hang(is_over))
+    outbox = Outbox(broker.write)
+    if failures:
+        outbox.send(letters("well"))
+        with pytest.raises(OperationalError), sent_by(time.monotonic() + 10):
+            outbox.send(letters("lost"))
+    began = time.monotonic()
+    with pytest.raises(TimeoutError), sent_by(began + 0.2):
+        outbox.send(letters("late"))
+    took = time.monotonic() - began
+    is_over.set()
+    with sent_by(time.monotonic() + 10):
+        outbox.send(letters("next"))
+
+    assert 0.2 <= took < 2.0
+    assert ["late", "next"] == [text for piece in broker.pieces[-2:] for text in piece]
+
+
+def _succeed() -> None:
+    pass
+
+
+def _hang(until: threading.Event) -> None:
+    until.wait(10)
+
+
+def _fail() -> None:
+    raise OperationalError("away")

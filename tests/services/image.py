@@ -21,7 +21,8 @@ __all__ = ["Image", "Step", "image_of", "stages"]
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "Dockerfile"
 
-_EXTRAS = re.compile(r"'\.\[([\w,-]+)\]'")
+#: Ours that a stage installs; a build argument may add some, and is empty by default.
+_EXTRAS = re.compile(r"""["']\.\[([\w,-]+)(?:\$\{\w+\})?\]["']""")
 _SCRIPT = "#!{python}\nimport sys\nfrom {module} import {first}\nsys.exit({attribute}())\n"
 
 

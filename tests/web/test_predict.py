@@ -10,13 +10,15 @@ from typing import Any
 import psutil
 import pytest
 from celery import Celery
-from kombu.exceptions import EncodeError
+from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, BrokerUnreachable, QueueFull
+from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import ConfigurationError, DeadlineExceeded
 from celery_batch.web.errors import http_error
 from celery_batch.web.predict import apredict, predict
 from celery_batch.web.prepare import prepare
+from tests.conftest import need
 from tests.services.place import eventually
 from tests.services.ports import quiet_port
 from tests.services.shop import Shop
@@ -272,6 +274,18 @@ def test_prepare_keeps_what_the_app_has(namespace: str):
         assert 1.0 == conf.broker_transport_options["socket_connect_timeout"]
         assert 7.0 == conf.redis_socket_timeout
         assert 1.0 == conf.redis_socket_connect_timeout
+
+
+def test_a_prepared_app_gives_up_on_a_revoke():
+    """A control command is not tried until the broker is back, once the app was connected."""
+    need(find_redis_server)
+    with Celery("revoking", set_as_current=False) as app, RedisServer() as server:
+        app.conf.update(broker_url=server.url, result_backend=server.url)
+        prepare(app)
+        app.control.revoke("one")
+        server.stop()
+        with pytest.raises(OperationalError):
+            app.control.revoke("another")
 
 
 def test_eager_tasks_are_answered_here(ask: Callable[..., Any]):

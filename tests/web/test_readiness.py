@@ -43,9 +43,12 @@ def test_tasks_that_nobody_serves_are_named(each_shop: Shop, probe: Callable[...
     assert "no worker" in one_of_two.reasons["shop.elsewhere"]
 
 
-def test_a_broker_that_is_away_is_the_reason(probe: Callable[..., Readiness]):
-    """Once for all tasks, within the time-out."""
-    url = f"redis://127.0.0.1:{quiet_port()}/0"
+def test_a_broker_that_is_away_is_the_reason(
+    probe: Callable[..., Readiness], caplog: pytest.LogCaptureFixture
+):
+    """Once for all tasks, within the time-out; its address is in the log alone."""
+    port = quiet_port()
+    url = f"redis://127.0.0.1:{port}/0"
     with Celery("adrift", broker=url, set_as_current=False) as app:
         tasks = [app.task(base=BatchTask, name=name)(_same) for name in "ab"]
         began = time.monotonic()
@@ -53,7 +56,9 @@ def test_a_broker_that_is_away_is_the_reason(probe: Callable[..., Readiness]):
         took = time.monotonic() - began
 
     assert not found.is_ready
-    assert ["broker"] == list(found.reasons)
+    assert {"broker": "it does not answer"} == found.reasons
+    assert "Not ready: Whether a is served is not known" in caplog.text
+    assert str(port) in caplog.text
     assert took < 3
 
 

@@ -1,0 +1,195 @@
+"""Web apps while a server behind them hangs: its real process is stopped, and goes on later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import httpx
+import psutil
+import pytest
+from web_site import Site, environ, running
+
+from celery_batch.cli.child import wait_until
+from celery_batch.cli.redis_server import RedisServer, find_redis_server
+from tests.conftest import need
+from tests.services.forked import start
+from tests.services.ports import quiet_port
+from tests.services.rabbitmq import RabbitMQServer
+from tests.services.shop import CELERY
+
+#: Seconds that a client waits, and further ones for an answer on a busy machine.
+DEADLINE, SLACK = 2.0, 1.5
+
+#: Seconds within which `prepare` has a revoke given up, which takes two connections: for each
+#: two tries of a second to connect and two for an answer.
+PREPARED = 12.0
+
+OK = 200
+
+#: Times that all clients ask while a server hangs: at first nothing has failed yet.
+ROUNDS = 3
+
+#: What is asked at once: less than `max_queue`, so that nothing is refused for it.
+INPUTS = (["a"], ["b", "c"])
+FORMS = 6
+
+
+class Stack(NamedTuple):
+    """A server that is to hang, and the environment of the apps that depend on it."""
+
+    server: RedisServer | RabbitMQServer
+    environ: dict[str, str]
+
+
+Open = Callable[[str, str], tuple[Site, Stack]]
+
+
+@pytest.fixture(scope="module")
+def open_hanging(
+    rabbitmq_server: RabbitMQServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Open]:
+    """Start an app of some kind, and the worker of its broker, once for all tests here."""
+    need(find_redis_server)
+    logs = tmp_path_factory.mktemp("hangs")
+    sites: dict[Any, Site] = {}
+    workers: set[str] = set()
+    with ExitStack() as running_here, RedisServer(port=quiet_port()) as redis:
+        stacks = {
+            "redis": Stack(redis, environ(redis.url)),
+            "rabbitmq": Stack(rabbitmq_server, environ(rabbitmq_server.url, redis.url)),
+            "backend": Stack(redis, environ(rabbitmq_server.url, redis.url)),
+        }
+
+        def open_hanging(kind: str, hangs: str) -> tuple[Site, Stack]:
+            stack = stacks[hangs]
+            broker = stack.environ["CELERY_BROKER_URL"]
+            if broker not in workers:
+                line = [CELERY, "-A", "web_tasks", "worker", "--pool=threads", "-c4", "-n", "hangs"]
+                log = logs / f"worker-{hangs}.log"
+                running_here.enter_context(start([*line, "-l", "INFO"], log, env=stack.environ))
+                workers.add(broker)
+            if (kind, broker) not in sites:
+                site = running(kind, logs / f"{kind}-{hangs}.log", stack.environ)
+                sites[kind, broker] = running_here.enter_context(site)
+            return sites[kind, broker], stack
+
+        yield open_hanging
+
+
+@pytest.mark.parametrize("hangs", ["redis", "rabbitmq", "backend"])
+def test_a_server_that_hangs(
+    kind: str, hangs: str, open_hanging: Open, capsys: pytest.CaptureFixture[str]
+):
+    """All are answered in time while a server hangs, and the same process serves afterwards."""
+    site, stack = open_hanging(kind, hangs)
+    site.until("/readyz")
+    before, processes = ask_all(site), family(site)
+    with stopped(stack.server):
+        answers = [ask_all(site) for _ in range(ROUNDS)]
+        others, is_alive = ask_others(site), site.get("/healthz").status_code == OK
+    said = [f"{statuses(each)} in {slowest(each):.2f} s" for each in [*answers, others]]
+    with capsys.disabled():
+        print(f"\n{kind}, {hangs} hangs: {'; '.join(said)}")  # noqa: T201
+    wait_until(
+        lambda: "" if {OK} == statuses(ask_all(site)) else "not all",
+        [site.child],
+        what="answers of an app whose server goes on",
+        timeout=60,
+    )
+
+    assert {OK} == statuses(before)
+    assert is_alive
+    assert family(site) == processes
+    for each in answers:
+        assert statuses(each) <= {503, 504}
+        assert all("Retry-After" in response.headers for _, response in each)
+        assert slowest(each) < DEADLINE + SLACK
+    assert statuses(others) <= {OK, 202, 503}
+    assert 503 in statuses(others)
+    assert slowest(others) < PREPARED + SLACK
+
+
+Answer = tuple[float, httpx.Response]
+
+
+def ask_all(site: Site) -> list[Answer]:
+    """Send all requests that have a deadline at once; return the answers."""
+    header = {"X-Timeout": str(DEADLINE)}
+    calls = [
+        *(request("POST", site, "/predict", headers=header, json={"inputs": x}) for x in INPUTS),
+        *[request("POST", site, "/naive", headers=header, data={"s": "text"})] * FORMS,
+    ]
+    return together(calls)
+
+
+def ask_others(site: Site) -> list[Answer]:
+    """Send requests that have no deadline."""
+    call = f"/tasks/{uuid4()}"
+    return together(
+        [
+            request("GET", site, "/readyz"),
+            request("POST", site, "/tasks", json={"input": "text"}),
+            request("GET", site, call),
+            request("DELETE", site, call),
+        ]
+    )
+
+
+def request(method: str, site: Site, path: str, **options: Any) -> Callable[[], httpx.Response]:
+    """Return a call that sends a request, on a connection that no server closes for idleness."""
+    return partial(httpx.request, method, f"{site.url}{path}", timeout=60, **options)
+
+
+def together(calls: list[Callable[[], httpx.Response]]) -> list[Answer]:
+    """Make calls at once; return the answers, and the seconds until each."""
+
+    def timed(call: Callable[[], httpx.Response]) -> Answer:
+        """Make one call."""
+        began = time.monotonic()
+        response = call()
+        return time.monotonic() - began, response
+
+    with ThreadPoolExecutor(len(calls)) as clients:
+        return list(clients.map(timed, calls))
+
+
+def statuses(answers: list[Answer]) -> set[int]:
+    """Return the statuses of some answers."""
+    return {response.status_code for _, response in answers}
+
+
+def slowest(answers: list[Answer]) -> float:
+    """Return the seconds until the last of some answers."""
+    return max(seconds for seconds, _ in answers)
+
+
+def family(site: Site) -> set[int]:
+    """Return the ids of a web server's processes."""
+    return {each.pid for each in psutil.Process(site.child.pid).children(recursive=True)}
+
+
+@contextmanager
+def stopped(server: RedisServer | RabbitMQServer) -> Iterator[None]:
+    """Have a server's process stand still, its sockets open."""
+    processes = psutil.Process(server.child.pid).children()
+    for each in processes:
+        each.suspend()
+    try:
+        wait_until(partial(why_running, processes), [], what="a stop", timeout=10)
+        yield
+        assert not why_running(processes)
+    finally:
+        for each in processes:
+            each.resume()
+
+
+def why_running(processes: list[psutil.Process]) -> str:
+    """Return how processes fare that are not stopped."""
+    states = {each.status() for each in processes}
+    return "" if states == {psutil.STATUS_STOPPED} else f"{states}"
