@@ -8,10 +8,21 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_batch.client.outbox import Letter, by_key, last_deadline
 
 __all__ = ["RedisRoad"]
+
+#: Bytes for which the connection's time-out holds: a socket's is one for all that it is given,
+#: so a large message on a slow link would exceed it however steadily it goes.
+_PIECE = 1 << 17
+
+#: Bytes in the system's buffers for each of which, once written, the answer may take the
+#: time-out once more; and most bytes there.
+_STEP, _BUFFERED = 1 << 20, 1 << 22
+
+_LATE = "the broker has not taken the calls in time"
 
 
 class RedisRoad:
@@ -78,9 +89,10 @@ def _push(channel: Any, letters: list[Letter]) -> None:
     until = last_deadline(letters)
     connection = pool.get_connection()
     try:
-        connection.send_packed_command([_packed(*each) for each in lists.items()])
+        commands = b"".join(_packed(*each) for each in lists.items())
+        _send(connection, commands, until)
         for bundle in lists.values():
-            _await_answer(connection, until)
+            _await_answer(connection, until, len(commands))
             try:
                 connection.read_response()
             except ResponseError as error:
@@ -97,14 +109,31 @@ def _push(channel: Any, letters: list[Letter]) -> None:
         raise refused
 
 
-def _await_answer(connection: Any, until: float) -> None:
-    """Wait for an answer if a deadline comes before the connection's own time-out."""
-    if until == math.inf:
+def _send(connection: Any, commands: bytes, until: float) -> None:
+    """Write commands; each piece of them has the connection's time-out."""
+    connection.send_packed_command([commands[:_PIECE]])
+    rest = memoryview(commands)[_PIECE:]
+    for start in range(0, len(rest), _PIECE):
+        if monotonic() >= until:
+            raise TimeoutError(_LATE)
+        connection.send_packed_command([rest[start : start + _PIECE]], check_health=False)
+
+
+def _await_answer(connection: Any, until: float, size: int) -> None:
+    """Wait for an answer where the connection's own time-out is not the one that holds."""
+    if until == math.inf and size < _STEP:
         return
     left = max(until - monotonic(), 0.0)
     patience = connection.socket_timeout
-    if (patience is None or left < patience) and not connection.can_read(left):
-        raise TimeoutError("the broker has not taken the calls in time")
+    if patience is None:
+        patience = math.inf
+    elif size >= _STEP:
+        patience *= 1 + min(size, _BUFFERED) // _STEP
+    elif left >= patience:
+        return
+    soonest = min(left, patience)
+    if soonest < math.inf and not connection.can_read(soonest):
+        raise TimeoutError(_LATE) if left <= patience else RedisTimeoutError(_LATE)
 
 
 def _packed(key: str, letters: list[Letter]) -> bytes:
