@@ -30,9 +30,9 @@ from typing import Any
 from celery import Celery
 
 from celery_batch import Model
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
-from celery_batch.serving.devices import discover
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
+from celery_batch.runtime.devices import discover
 
 _HERE = Path(__file__).resolve()
 _DEVICE = discover()[0]
@@ -249,7 +249,7 @@ def _worker(race: Race, folder: Path) -> Iterator[None]:
     env = {**os.environ, "BENCH_GPU_MODEL": race.name, _CALLS: str(race.files["worker"])}
     env["PYTHONPATH"] = os.pathsep.join(places)
     ping = partial(app.control.ping, timeout=0.5)
-    with Child(command, folder / f"{race.name}.log", env=env) as worker:
+    with ManagedProcess(command, folder / f"{race.name}.log", env=env) as worker:
         wait_until(lambda: "no answer" * (not ping(limit=1)), [worker], what="ping", timeout=600)
         yield
 

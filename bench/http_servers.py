@@ -18,8 +18,8 @@ from urllib.request import ProxyHandler, Request, build_opener
 import psutil
 
 from bench.peers import peers_python
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
 
 __all__ = ["HTTP_SERVERS", "HttpServer", "Query", "RunningServer", "running_server"]
 
@@ -159,7 +159,9 @@ class RunningServer:
         redis: The Redis that its worker has its requests from.
     """
 
-    def __init__(self, url: str, script: Path, children: list[Child], redis: Child) -> None:
+    def __init__(
+        self, url: str, script: Path, children: list[ManagedProcess], redis: ManagedProcess
+    ) -> None:
         self.url = url
         self.script = script
         self._children = children
@@ -174,7 +176,7 @@ class RunningServer:
         return _cpu(self._redis)
 
 
-def _cpu(child: Child) -> float:
+def _cpu(child: ManagedProcess) -> float:
     processes = psutil.Process(child.pid).children(recursive=True)
     return sum(float(sum(each.cpu_times()[:2])) for each in processes)
 
@@ -201,7 +203,7 @@ def running_server(server: HttpServer, redis: RedisServer, url: str) -> Iterator
         for name, options in commands.items():
             if options:
                 command = [server.python, *(each.format(**places) for each in options)]
-                child = Child(command, folder / f"{name}.log", env=env)
+                child = ManagedProcess(command, folder / f"{name}.log", env=env)
                 children.append(exits.enter_context(child))
         address = f"http://127.0.0.1:{port}{server.query.path}"
         wait_until(

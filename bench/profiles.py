@@ -24,8 +24,8 @@ from bench.model import expected
 from bench.queue_of import Copies
 from bench.sheet import Sheet
 from bench.stack import Stack, broker, running
-from celery_batch.cli.child import wait_until
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes.managed_process import wait_until
 
 _PER_SECOND = 250
 _TOP = 25

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
 __all__ = ["call_the_roll"]
 
@@ -13,7 +13,7 @@ __all__ = ["call_the_roll"]
 _READY_TIMEOUT = 120.0
 
 
-def call_the_roll(app: Any, workers: int, children: Sequence[Child]) -> None:
+def call_the_roll(app: Any, workers: int, children: Sequence[ManagedProcess]) -> None:
     """
     Return when so many Celery workers answer.
 

@@ -13,8 +13,8 @@ from typing import Any
 from kombu import pools
 
 from bench.app import app
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
 
 __all__ = ["Stack", "broker", "running"]
 
@@ -30,7 +30,7 @@ class Stack:
         worker: The worker's process.
     """
 
-    def __init__(self, app: Any, worker: Child) -> None:
+    def __init__(self, app: Any, worker: ManagedProcess) -> None:
         self.app = app
         self.worker = worker
 
@@ -54,7 +54,7 @@ def running(*options: str) -> Iterator[Stack]:
     env = {**os.environ, "PYTHONPATH": str(_ROOT)}
     with (
         tempfile.TemporaryDirectory() as folder,
-        Child(command, Path(folder) / "worker.log", env=env) as worker,
+        ManagedProcess(command, Path(folder) / "worker.log", env=env) as worker,
     ):
 
         def why_not_ready() -> str:

@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 import psutil
 
 from bench.peers import peers_python
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.redis_server import RedisServer
 
 __all__ = ["OURS", "PlayerProcess", "Stage", "cpu_of", "stage"]
 
@@ -31,7 +31,7 @@ OURS = frozenset(
 )
 
 #: Seconds after which a player that says nothing is given up.
-_PATIENCE = 600.0
+_TIMEOUT = 600.0
 
 #: Databases of a Redis server unless it is told otherwise.
 _DATABASES = 16
@@ -77,7 +77,7 @@ class PlayerProcess:
 
     def ready(self) -> None:
         """Wait until it and its workers are ready."""
-        self._hear()
+        self._receive()
 
     def ask(self, play: str, **options: Any) -> dict[str, Any]:
         """
@@ -90,7 +90,7 @@ class PlayerProcess:
         assert self._process.stdin is not None  # noqa: S101 - for the type checker
         before = self._cpu()
         self._process.stdin.write(json.dumps({"play": play, **options}) + "\n")
-        return {**self._hear(), "worker_cpu": self._cpu() - before}
+        return {**self._receive(), "worker_cpu": self._cpu() - before}
 
     def workers(self) -> list[psutil.Process]:
         """Return all processes below the player's own."""
@@ -99,9 +99,9 @@ class PlayerProcess:
     def _cpu(self) -> float:
         return sum(cpu_of(process) for process in self.workers())
 
-    def _hear(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         try:
-            line = self._lines.get(timeout=_PATIENCE)
+            line = self._lines.get(timeout=_TIMEOUT)
         except queue.Empty:
             line = ""
         answer: dict[str, Any] = json.loads(line or '{"error": "it says nothing"}')

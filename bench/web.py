@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.roll_call import call_the_roll
 from bench.sleeper import expected
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.streamer import RedisStreamer
 from demo.http_client import why_not
 from demo.load import Question, run_load
@@ -50,7 +50,7 @@ class Site:
         children: All of its processes that we have started.
     """
 
-    def __init__(self, url: str, children: list[Child]) -> None:
+    def __init__(self, url: str, children: list[ManagedProcess]) -> None:
         self.url = url
         self._children = children
 
@@ -105,12 +105,14 @@ def web(kind: str, workers: int, broker: str) -> Iterator[Site]:
         children = []
         if kind == "redis":
             command = [sys.executable, "-m", "bench.sleeper", str(workers)]
-            children.append(exits.enter_context(Child(command, folder / "workers.log", env=env)))
+            children.append(
+                exits.enter_context(ManagedProcess(command, folder / "workers.log", env=env))
+            )
         number = listener.fileno()
         options = ["-b", f"fd://{number}", "--no-control-socket", "--log-level", "warning"]
         manner = _GREENLETS if kind == "redis" else _THREADS
         command = [sys.executable, "-m", "gunicorn", *options, *manner, f"bench.shows:{kind}()"]
-        server = Child(command, folder / "web.log", env=env, pass_fds=[number])
+        server = ManagedProcess(command, folder / "web.log", env=env, pass_fds=[number])
         children.append(exits.enter_context(server))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         _await(url, children)
@@ -121,7 +123,7 @@ def web(kind: str, workers: int, broker: str) -> Iterator[Site]:
         yield site
 
 
-def _await(url: str, children: list[Child]) -> None:
+def _await(url: str, children: list[ManagedProcess]) -> None:
     def why() -> str:
         reason = why_not(url)
         return "" if reason.startswith("404") else reason

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from celery_batch.batching.policy import BatchPolicy as BatchPolicy
-    from celery_batch.client.many import PartlySent as PartlySent
-    from celery_batch.client.room import BrokerUnreachable as BrokerUnreachable
+    from celery_batch.client.backpressure import BrokerUnreachable as BrokerUnreachable
+    from celery_batch.client.publish.bulk import PartlySent as PartlySent
     from celery_batch.errors import BatchError as BatchError
     from celery_batch.errors import ChunkFailed as ChunkFailed
     from celery_batch.errors import ConfigurationError as ConfigurationError
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from celery_batch.errors import StreamerClosed as StreamerClosed
     from celery_batch.errors import WorkerLost as WorkerLost
     from celery_batch.errors import WrongResultCount as WrongResultCount
-    from celery_batch.replies import BatchFacts as BatchFacts
-    from celery_batch.serving.model import Model as Model
-    from celery_batch.streamer.managed import ManagedModel as ManagedModel
+    from celery_batch.protocol import BatchFacts as BatchFacts
+    from celery_batch.runtime.model import Model as Model
     from celery_batch.streamer.manager import GpuWorkerManager as GpuWorkerManager
-    from celery_batch.streamer.processes import Streamer as Streamer
+    from celery_batch.streamer.model_adapters import ManagedModel as ManagedModel
+    from celery_batch.streamer.process_streamer import Streamer as Streamer
     from celery_batch.streamer.redis_streamer import RedisStreamer as RedisStreamer
     from celery_batch.streamer.redis_worker import RedisWorker as RedisWorker
     from celery_batch.streamer.redis_worker import StreamWorker as StreamWorker
@@ -55,10 +55,10 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BatchError": "celery_batch.errors",
-    "BatchFacts": "celery_batch.replies",
+    "BatchFacts": "celery_batch.protocol",
     "BatchPolicy": "celery_batch.batching.policy",
     "BatchTask": "celery_batch.task",
-    "BrokerUnreachable": "celery_batch.client.room",
+    "BrokerUnreachable": "celery_batch.client.backpressure",
     "ChunkFailed": "celery_batch.errors",
     "ConfigurationError": "celery_batch.errors",
     "DeadlineExceeded": "celery_batch.errors",
@@ -69,10 +69,10 @@ _HOME = {
     "ManagedModel": "celery_batch.streamer",
     "MessageRefused": "celery_batch.errors",
     "MessageTooLarge": "celery_batch.errors",
-    "Model": "celery_batch.serving.model",
+    "Model": "celery_batch.runtime.model",
     "ModelError": "celery_batch.errors",
     "OutOfMemory": "celery_batch.errors",
-    "PartlySent": "celery_batch.client.many",
+    "PartlySent": "celery_batch.client.publish.bulk",
     "PoisonItem": "celery_batch.errors",
     "QueueFull": "celery_batch.errors",
     "Readiness": "celery_batch.web.readiness",

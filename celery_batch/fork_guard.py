@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 #: Most seconds for which a fork waits: a worker's loop stands still meanwhile, and a server
 #: that does not answer may keep a thread for longer.
-_PATIENCE = 1.0
+_TIMEOUT = 1.0
 
 
 class _Gate:
@@ -33,42 +33,42 @@ class _Gate:
         self.forking = 0
 
 
-_gate = _Gate()
+_validator = _Gate()
 
 
 @contextmanager
 def held_off() -> Iterator[None]:
     """Connect in this context, on a thread that is not the main one: a fork waits until then."""
-    gate = _gate
-    with gate.changed:
-        gate.changed.wait_for(lambda: not gate.forking)
-        gate.connecting += 1
+    validator = _validator
+    with validator.changed:
+        validator.changed.wait_for(lambda: not validator.forking)
+        validator.connecting += 1
     try:
         yield
     finally:
-        with gate.changed:
-            gate.connecting -= 1
-            gate.changed.notify_all()
+        with validator.changed:
+            validator.connecting -= 1
+            validator.changed.notify_all()
 
 
 def _before() -> None:
-    gate = _gate
-    with gate.changed:
-        gate.forking += 1
-        if not gate.changed.wait_for(lambda: not gate.connecting, _PATIENCE):
+    validator = _validator
+    with validator.changed:
+        validator.forking += 1
+        if not validator.changed.wait_for(lambda: not validator.connecting, _TIMEOUT):
             logger.warning("A process is forked while a thread connects, and may hang for that")
 
 
 def _after_in_parent() -> None:
-    gate = _gate
-    with gate.changed:
-        gate.forking -= 1
-        gate.changed.notify_all()
+    validator = _validator
+    with validator.changed:
+        validator.forking -= 1
+        validator.changed.notify_all()
 
 
 def _after_in_child() -> None:
-    global _gate  # noqa: PLW0603 (its lock may be held by a thread that is not here)
-    _gate = _Gate()
+    global _validator  # noqa: PLW0603 (its lock may be held by a thread that is not here)
+    _validator = _Gate()
 
 
 os.register_at_fork(

@@ -16,23 +16,22 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Task, signals
 from celery.exceptions import Retry, TaskPredicate
 
-from celery_batch.asking import Asking
-from celery_batch.chunks import ChunkCalls, chunk_of, rows_of
+from celery_batch.client_methods import ClientMethods
 from celery_batch.config import Settings, most_queued, policy_of, rescue_of
 from celery_batch.errors import ConfigurationError
-from celery_batch.folding import Asked, answer_all, columns_of
-from celery_batch.options import NO_PYDANTIC, listable_signature, refuse_unknown_options
-from celery_batch.seat import RetryItem, RunAgain, retry_options, seat
-from celery_batch.serving.model import Model
-from celery_batch.serving.residents import resident
-from celery_batch.serving.runner import Manners, Runner, checked
-from celery_batch.serving.signature import call_with_columns, signature_of
+from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
+from celery_batch.rows import Asked, ChunkCalls, answer_all, chunk_of, columns_of, rows_of
+from celery_batch.runtime.model import Model
+from celery_batch.runtime.registry import instance_of
+from celery_batch.runtime.runner import ErrorPolicy, Runner, checked
+from celery_batch.runtime.signature import call_with_columns, signature_of
 from celery_batch.task_class import keep_app_class
+from celery_batch.task_options import NO_PYDANTIC, listable_signature, refuse_unknown_options
 
 __all__ = ["BatchTask", "model_task"]
 
 
-class BatchTask(ChunkCalls, Asking):
+class BatchTask(ChunkCalls, ClientMethods):
     """
     A task that is called with one item and runs with many.
 
@@ -44,8 +43,8 @@ class BatchTask(ChunkCalls, Asking):
 
     abstract = True
 
-    Strategy = "celery_batch.worker.strategy:batches"
-    Request = "celery_batch.worker.request:BatchRequest"
+    Strategy = "celery_batch.worker.intake.strategy:batches"
+    Request = "celery_batch.worker.intake.request:BatchRequest"
 
     #: Acknowledged once the result is stored: what a dying worker held is run elsewhere.
     acks_late = True
@@ -115,18 +114,18 @@ class BatchTask(ChunkCalls, Asking):
         policy_of(cls)
         rescue_of(cls)
         most_queued(app, cls)
-        app.steps["worker"].add("celery_batch.worker.steps:BatchWorker")
-        app.steps["worker"].add("celery_batch.worker.exporter:BatchMetrics")
-        app.steps["consumer"].add("celery_batch.worker.steps:BatchConsumer")
-        app.steps["consumer"].add("celery_batch.worker.pulse_step:PulseStep")
+        app.steps["worker"].add("celery_batch.worker.bootsteps:BatchWorker")
+        app.steps["worker"].add("celery_batch.worker.metrics.exporter:BatchMetrics")
+        app.steps["consumer"].add("celery_batch.worker.bootsteps:BatchConsumer")
+        app.steps["consumer"].add("celery_batch.worker.metrics.health_step:HealthStep")
 
     def _run_item(self, *args: Any, **kwargs: Any) -> Any:
         asked = self.asked(args, kwargs)
-        answer = seat.leave(self.request.id)
+        answer = pending_answer.leave(self.request.id)
         if answer is not None:
             outcome = answer(asked)
         else:  # called directly, eagerly or by a worker without our strategy: a batch of one
-            with seat.running_batch():
+            with pending_answer.running_batch():
                 (outcome,) = answer_all(self, [asked], columns_of([asked]))
         if outcome.again:
             raise RunAgain
@@ -154,7 +153,7 @@ class BatchTask(ChunkCalls, Asking):
             Retry: Always, if `throw`.
             ConfigurationError: New arguments were given for a whole batch.
         """
-        if not seat.in_batch:
+        if not pending_answer.in_batch:
             whole = self.request.get("batch_error")
             if whole is not None and "exc" in options:
                 options["exc"] = whole
@@ -176,7 +175,7 @@ class BatchTask(ChunkCalls, Asking):
         Raises:
             ConfigurationError: Called inside a batch function, which answers for many.
         """
-        if seat.in_batch:
+        if pending_answer.in_batch:
             raise ConfigurationError(
                 f"{self.name}: replace() replaces one request, and a batch function answers"
                 f" for many; return the outputs and link the next task to each request"
@@ -188,19 +187,22 @@ class BatchTask(ChunkCalls, Asking):
         found: Runner | None = self.__dict__.get("_runner")
         if found is None:
             found = self.__dict__["_runner"] = Runner(
-                self._run_columns, self.name, self._manners(), most=policy_of(self).max_batch_size
+                self._run_columns,
+                self.name,
+                self._error_policy(),
+                most=policy_of(self).max_batch_size,
             )
         return found
 
     def whole_runner(self) -> Runner:
         """Return one that takes each batch in one call, however large, and rescues nobody."""
-        return Runner(self._run_columns, self.name, Manners(isolate=False))
+        return Runner(self._run_columns, self.name, ErrorPolicy(isolate=False))
 
-    def _manners(self) -> Manners:
+    def _error_policy(self) -> ErrorPolicy:
         isolate = rescue_of(self).isolate
         if not self.acks_late:  # the message is gone: what is interrupted cannot run again
-            return Manners(isolate, (TaskPredicate, SoftTimeLimitExceeded))
-        return Manners(isolate, (TaskPredicate,), (SoftTimeLimitExceeded,))
+            return ErrorPolicy(isolate, (TaskPredicate, SoftTimeLimitExceeded))
+        return ErrorPolicy(isolate, (TaskPredicate,), (SoftTimeLimitExceeded,))
 
     def _run_columns(self, *columns: list[Any]) -> Any:
         return call_with_columns(self.batch_run, self.batch_signature, columns)
@@ -266,7 +268,7 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
         raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
 
     def predict(*columns: list[Any], **named: list[Any]) -> Any:
-        return resident(model).predict(*columns, **named)
+        return instance_of(model).predict(*columns, **named)
 
     predict.__signature__ = _item_signature(model)  # type: ignore[attr-defined]
     predict.__doc__ = model.__doc__
@@ -286,4 +288,4 @@ def _item_signature(model: type[Model]) -> inspect.Signature:
 
 @signals.worker_process_init.connect(weak=False)  # type: ignore[untyped-decorator]
 def _load_models(**_: Any) -> None:
-    import_module("celery_batch.worker.loading").load_in_pool_process()
+    import_module("celery_batch.worker.executor.loader").load_in_pool_process()

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from celery_batch.serving.model import Model
+from celery_batch.runtime.model import Model
 
 __all__ = ["EchoModel", "HungryModel", "ManualClock", "PoisonModel"]
 

@@ -15,8 +15,8 @@ from urllib.request import urlopen
 
 import yaml
 
-from celery_batch.cli.child import Child, wait_until
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
 __all__ = ["SHIPPED", "Prometheus", "find_prometheus"]
 
@@ -64,7 +64,7 @@ class Prometheus:
             f"--web.listen-address={self.address}",
             "--log.level=warn",
         ]
-        self.child = Child(command, folder / "prometheus.log")
+        self.child = ManagedProcess(command, folder / "prometheus.log")
         wait_until(self._why_not_ready, [self.child], what="prometheus", timeout=_READY)
 
     def ask(self, path: str, **parameters: str) -> Any:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
-from celery_batch.cli.child import Child, ServerFailed, wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess, ServerFailed, wait_until
+from celery_batch.processes.redis_server import RedisServer
 from demo.http_client import why_not
 
 __all__ = ["SENTENCES", "Servers"]
@@ -60,7 +60,7 @@ class Servers:
     def __init__(self, *, web_port: int = 0, flower_port: int | None = None) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="celery-batch-"))
         self.redis = RedisServer(self.folder / "redis")
-        self.children: list[Child] = []
+        self.children: list[ManagedProcess] = []
         self.web_url = ""
         self.flower_url = ""
         self._web_port = web_port
@@ -148,7 +148,7 @@ class Servers:
             "TMPDIR": str(self.folder),  # a killed worker leaves its temporary files
         }
         log = self.folder / f"{name}.log"
-        child = Child(command, log, env=env, pass_fds=pass_fds, folder=self.folder)
+        child = ManagedProcess(command, log, env=env, pass_fds=pass_fds, folder=self.folder)
         self.children.append(child)
         self._running.callback(child.stop, STOP_GRACE)
 

@@ -69,7 +69,7 @@ class ImageClassifier(Model):
         """
         import torch  # noqa: PLC0415 - see load
 
-        pictures = [_picture(file) for file in batch]
+        pictures = [_cluster_state(file) for file in batch]
         good = [picture for picture in pictures if isinstance(picture, torch.Tensor)]
         answers = iter(self._classify(torch.stack(good)) if good else ())
         return [
@@ -96,7 +96,7 @@ class ImageClassifier(Model):
         ]
 
 
-def _picture(file: bytes) -> Any:
+def _cluster_state(file: bytes) -> Any:
     """Return the middle of a picture, as bytes of shape (3, side, side), or why there is none."""
     import torch  # noqa: PLC0415 - see load
     from PIL import Image  # noqa: PLC0415 - see load

@@ -12,7 +12,7 @@ from threading import Lock
 from flask import Flask, Response, jsonify, request
 
 from celery_batch import Model
-from celery_batch.serving.devices import discover
+from celery_batch.runtime.devices import discover
 from examples.web import new_app
 from workers.models.infilling import TextInfilling
 

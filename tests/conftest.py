@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, settings
 from kombu.utils import json
 from kombu.utils.functional import LRUCache
 
-from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.seeds import SEED, VARIABLE
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop

@@ -4,7 +4,8 @@ The house's rules that no linter knows, checked over the tree: ``python tests/ho
 Two rules: the body of a function has at most 40 lines, and no imports form a cycle.  Every way
 to import counts: at the top of a module, within a function, under ``TYPE_CHECKING`` (a reader
 follows it like any other), and by a string that names a module, as in
-``"celery_batch.worker.strategy:batches"``, ``import_module("...")`` and the lazy ``__init__.py``.
+``"celery_batch.worker.intake.strategy:batches"``, ``import_module("...")`` and the lazy
+``__init__.py``.
 """
 
 from __future__ import annotations
@@ -28,17 +29,15 @@ LONGEST_BODY = 40
 ALLOWED = frozenset(
     {
         # A task names the parts of its worker, as Celery's own do, and these know the task.
-        ("celery_batch.task", "celery_batch.worker.exporter"),
-        ("celery_batch.task", "celery_batch.worker.loading"),
-        ("celery_batch.task", "celery_batch.worker.pulse_step"),
-        ("celery_batch.task", "celery_batch.worker.steps"),
-        ("celery_batch.task", "celery_batch.worker.strategy"),
+        ("celery_batch.task", "celery_batch.worker.metrics.exporter"),
+        ("celery_batch.task", "celery_batch.worker.executor.loader"),
+        ("celery_batch.task", "celery_batch.worker.metrics.health_step"),
+        ("celery_batch.task", "celery_batch.worker.bootsteps"),
+        ("celery_batch.task", "celery_batch.worker.intake.strategy"),
         # `Model.as_task`: a method of the model that makes a task, which holds the model.
-        ("celery_batch.serving.model", "celery_batch.task"),
+        ("celery_batch.runtime.model", "celery_batch.task"),
         # Groups wait for the listener, whose beginning makes the app's groups such.
-        ("celery_batch.client.listener", "celery_batch.client.group"),
-        # For the type of an attribute only.
-        ("celery_batch.client.reply", "celery_batch.client.inbox"),
+        ("celery_batch.client.results.listener", "celery_batch.client.results.group"),
         # A Celery app names the modules of its tasks, which are decorated with the app.
         ("workers.celery", "workers.colours"),
         ("workers.celery", "workers.echo"),

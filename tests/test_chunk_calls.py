@@ -12,7 +12,7 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_batch import BatchTask, ChunkFailed, InvalidChunk
-from celery_batch.chunks import MOST_ROWS, Chunk, chunk_of, rows_of
+from celery_batch.rows import MOST_ROWS, Chunk, chunk_of, rows_of
 
 
 @pytest.fixture

@@ -13,16 +13,16 @@ import redis
 from celery.utils.functional import noop
 
 from celery_batch import fork_guard
-from celery_batch.cli.child import wait_until
 from celery_batch.fork_guard import held_off
-from celery_batch.worker.redis_owner import own_pool
-from celery_batch.worker.teller import Teller
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.worker.intake.background_thread import BackgroundThread
+from celery_batch.worker.redis.owner import own_pool
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow machine is no server that does not answer."""
-    monkeypatch.setattr(fork_guard, "_PATIENCE", 60.0)
+    monkeypatch.setattr(fork_guard, "_TIMEOUT", 60.0)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_fork_waits_for_who_connects(
 
     with held_off():
         on_a_thread(lambda: forked(order))
-        until(lambda: fork_guard._gate.forking)
+        until(lambda: fork_guard._validator.forking)
         second = on_a_thread(connect)
         order.append("first")
     second.join()
@@ -85,7 +85,7 @@ def test_a_fork_does_not_wait_for_ever(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A server that does not answer keeps no worker's loop, and the child is free all the same."""
-    monkeypatch.setattr(fork_guard, "_PATIENCE", 0.0)
+    monkeypatch.setattr(fork_guard, "_TIMEOUT", 0.0)
     with held_off():
         on_a_thread(lambda: forked(order)).join()
 
@@ -118,7 +118,7 @@ def test_a_workers_own_connections_hold_forks_off(
     on_a_thread(connect)
     begun.wait(60)
     on_a_thread(lambda: forked(order))
-    until(lambda: fork_guard._gate.forking)
+    until(lambda: fork_guard._validator.forking)
     may_end.set()
     until(lambda: "child 7" in order)
 
@@ -136,11 +136,11 @@ def test_what_a_worker_puts_off_holds_forks_off(
         may_end.wait(60)
         order.append("written")
 
-    teller = Teller()
+    teller = BackgroundThread()
     teller.soon(write, noop)
     begun.wait(60)
     on_a_thread(lambda: forked(order))
-    until(lambda: fork_guard._gate.forking)
+    until(lambda: fork_guard._validator.forking)
     may_end.set()
     until(lambda: "child 7" in order)
     teller.close()

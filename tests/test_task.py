@@ -14,12 +14,12 @@ from tests.making import double, join, make, refusal
 
 #: What a batch task brings along.
 WORKER_STEPS = {
-    "celery_batch.worker.steps:BatchWorker",
-    "celery_batch.worker.exporter:BatchMetrics",
+    "celery_batch.worker.bootsteps:BatchWorker",
+    "celery_batch.worker.metrics.exporter:BatchMetrics",
 }
 CONSUMER_STEPS = {
-    "celery_batch.worker.steps:BatchConsumer",
-    "celery_batch.worker.pulse_step:PulseStep",
+    "celery_batch.worker.bootsteps:BatchConsumer",
+    "celery_batch.worker.metrics.health_step:HealthStep",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery, _state
 
 from celery_batch import Model
-from celery_batch.serving import residents
+from celery_batch.runtime import registry
 from celery_batch.testing import EchoModel, HungryModel, ManualClock, PoisonModel
 
 
@@ -17,8 +17,8 @@ from celery_batch.testing import EchoModel, HungryModel, ManualClock, PoisonMode
 def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
     """An app of the test's own, in a process on the CPU where no model lives yet."""
     monkeypatch.setattr(_state, "_on_app_finalizers", set())  # other tests' tasks would join
-    monkeypatch.setattr(residents, "_residents", {})
-    monkeypatch.setattr(residents, "_device", "cpu")
+    monkeypatch.setattr(registry, "_instances", {})
+    monkeypatch.setattr(registry, "_device", "cpu")
     return Celery("shop", set_as_current=False)
 
 

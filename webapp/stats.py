@@ -8,11 +8,11 @@ from functools import cache
 
 from typing_extensions import TypedDict
 
-from celery_batch.client.room import BrokerUnreachable
-from celery_batch.fleet.bus import Bus
-from celery_batch.fleet.look import Look
-from celery_batch.fleet.picture import Picture
-from celery_batch.worker.capacity import queue_of
+from celery_batch.client.backpressure import BrokerUnreachable
+from celery_batch.cluster.control_client import ControlClient
+from celery_batch.cluster.snapshot import ClusterSnapshot
+from celery_batch.cluster.state import ClusterState
+from celery_batch.worker.scheduling.capacity import queue_of
 from webapp import tasks
 
 __all__ = ["Stats", "stats"]
@@ -39,9 +39,9 @@ class _Monitor:
 
     def __init__(self) -> None:
         queues = {task.name: queue_of(tasks.app, task) for task in tasks.TASKS}
-        self._picture = Picture(queues, _WINDOW)
+        self._cluster_state = ClusterState(queues, _WINDOW)
         self._queues = {*queues.values()}
-        self._bus = Bus(tasks.app)
+        self._control_client = ControlClient(tasks.app)
         self._last = float("-inf")
         # In other threads than the first, kombu waits for replies that go to another queue.
         self._thread = ThreadPoolExecutor(1, "stats")
@@ -53,22 +53,24 @@ class _Monitor:
     def _stats(self) -> Stats:
         now = time.monotonic()
         if now - self._last >= _FRESH:
-            self._picture.add(self._look(now))
+            self._cluster_state.add(self._look(now))
             self._last = time.monotonic()
-        if self._picture.error:
-            raise BrokerUnreachable(self._picture.error)
-        return _described(self._picture)
+        if self._cluster_state.error:
+            raise BrokerUnreachable(self._cluster_state.error)
+        return _described(self._cluster_state)
 
-    def _look(self, now: float) -> Look:
+    def _look(self, now: float) -> ClusterSnapshot:
         try:
-            answers = self._bus.ask("batch_stats", _LISTEN)
-            return Look(time=now, answers=answers, depths=self._bus.depths(self._queues))
+            answers = self._control_client.ask("batch_stats", _LISTEN)
+            return ClusterSnapshot(
+                time=now, answers=answers, depths=self._control_client.depths(self._queues)
+            )
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
-            self._bus.close()
-            return Look(time=now, error=str(error) or type(error).__name__)
+            self._control_client.close()
+            return ClusterSnapshot(time=now, error=str(error) or type(error).__name__)
 
 
-def _described(picture: Picture) -> Stats:
+def _described(picture: ClusterState) -> Stats:
     names = {task.name for task in tasks.TASKS}
     found = [each for each in picture.tasks() if each.name in names]
     workers = [each for each in picture.workers() if each.state != "silent"]

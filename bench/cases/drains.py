@@ -52,10 +52,10 @@ class Drain:
                 find_rabbitmq_server()
                 env["CELERY_BROKER_URL"] = exits.enter_context(RabbitMQServer()).url
             for workers in self.crews:
-                rows += self._crew(ground, kinds, workers, effort, env)
+                rows += self._pool(ground, kinds, workers, effort, env)
         return {"rows": rows}
 
-    def _crew(
+    def _pool(
         self, ground: Stage, kinds: list[str], workers: int, effort: Effort, env: dict[str, str]
     ) -> list[dict[str, Any]]:
         rounds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}

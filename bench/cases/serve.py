@@ -28,7 +28,7 @@ __all__ = ["CASE", "Pid"]
 _KILLED = ("cpu-0", "web", "redis")
 
 #: Seconds between two looks, and until we give up.
-_LOOK, _PATIENCE = 0.02, 60.0
+_LOOK, _TIMEOUT = 0.02, 60.0
 
 #: Seconds after which supervisor calls a process steady, and one more.
 _STEADY = 31.0
@@ -77,13 +77,13 @@ def _pid(deployment: Deployment, name: str) -> int:
 def _is_served(url: str) -> bool:
     request = urllib.request.Request(url, json.dumps({}).encode())  # noqa: S310 (our own server)
     with suppress(OSError, urllib.error.URLError):
-        urllib.request.urlopen(request, timeout=_PATIENCE).close()  # noqa: S310 (likewise)
+        urllib.request.urlopen(request, timeout=_TIMEOUT).close()  # noqa: S310 (likewise)
         return True
     return False
 
 
 def _until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while not is_so():
         if time.monotonic() > deadline:
             raise AssertionError("it is not served again")

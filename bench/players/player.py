@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from celery_batch.cli.child import Child
+from celery_batch.processes.managed_process import ManagedProcess
 
 __all__ = ["TIMEOUT", "Player"]
 
@@ -34,7 +34,7 @@ class Player(ABC):
         self.workers = workers
         self.url = url
         self.exits = ExitStack()
-        self.servers: list[Child] = []
+        self.servers: list[ManagedProcess] = []
 
     @abstractmethod
     def start(self) -> None:
@@ -52,12 +52,12 @@ class Player(ABC):
         """Send many items, in the fastest way that sends each of them singly."""
         return [self.submit_one(item) for item in items]
 
-    def serve(self, *command: str, **env: str) -> Child:
+    def serve(self, *command: str, **env: str) -> ManagedProcess:
         """Start a server that ends with us, however we end."""
         folder = Path(self.exits.enter_context(tempfile.TemporaryDirectory()))
         inherited = {**os.environ, "PYTHONPATH": str(_ROOT), **env}
         log = folder / f"{Path(command[0]).stem}.log"
-        server = self.exits.enter_context(Child(command, log, env=inherited))
+        server = self.exits.enter_context(ManagedProcess(command, log, env=inherited))
         self.servers.append(server)
         return server
 

@@ -2,30 +2,167 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from celery_batch.backfill.about import About
-from celery_batch.backfill.arguments import Arguments, some_fit
-from celery_batch.backfill.backfill import Backfill, Pace
-from celery_batch.backfill.changes import changes
-from celery_batch.backfill.failures import Failures
-from celery_batch.backfill.inputs import Input
-from celery_batch.backfill.ledger import Ledger
-from celery_batch.backfill.limit import ErrorLimit
-from celery_batch.backfill.notices import Notices, Say
+from celery_batch.backfill.checkpoint import Checkpoint, Failures, OutputDescription, changes
+from celery_batch.backfill.control import JobControl
+from celery_batch.backfill.engine import Backfill, Pace
+from celery_batch.backfill.inputs import Arguments, Input, some_fit
 from celery_batch.backfill.outputs import format_of, write_output
 from celery_batch.backfill.progress import Clock, Progress
-from celery_batch.backfill.reins import Reins
-from celery_batch.backfill.roll_call import unserved
-from celery_batch.backfill.rows import Row
+from celery_batch.backfill.sender import unserved
+from celery_batch.backfill.window import Answered, Row
 from celery_batch.errors import BackfillComplete, BackfillError
 
-__all__ = ["Job"]
+__all__ = [
+    "ErrorLimit",
+    "Job",
+    "Notices",
+    "Say",
+    "check_options",
+]
+
+
+#: Rows after which a share of them says something.
+_ENOUGH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLimit:
+    """
+    The most rows that may fail before a hopeless job stops.
+
+    Args:
+        count: So many; None for any number.
+        share: Of all rows that have come to their end, from 0 to 1; None for any share.
+    """
+
+    count: int | None = None
+    share: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """
+        Read ``"100"`` or ``"5%"``.
+
+        Raises:
+            BackfillError: It is neither.
+        """
+        digits = text.strip()
+        try:
+            if digits.endswith("%"):
+                share = float(digits[:-1]) / 100
+                if 0 <= share <= 1:
+                    return cls(share=share)
+            elif int(digits) >= 0:
+                return cls(count=int(digits))
+        except ValueError:
+            pass
+        raise BackfillError(f"--max-errors: must be a number or a percentage, got {text!r}")
+
+    def check(self, done: int, failed: int) -> None:
+        """
+        Do nothing while few enough rows have failed.
+
+        Raises:
+            BackfillError: There are more than that.
+        """
+        over = self.count is not None and failed > self.count
+        if self.share is not None and done >= _ENOUGH:
+            over = over or failed > self.share * done
+        if over:
+            raise BackfillError(
+                f"{failed:,} of {done:,} rows have failed, more than --max-errors allows;"
+                " what was answered is kept, and the same command goes on if it allows more"
+            )
+
+
+#: Is told a line.
+Say = Callable[[str], None]
+
+
+#: Kinds of errors of which the first one is shown.
+_KINDS = 5
+
+
+#: Characters of an error that is shown.
+_LONG = 200
+
+
+#: Rows at the beginning which should not all fail.
+_FIRST = 100
+
+
+#: Names of rows that are remembered to find the same one twice.
+_NAMES = 100_000
+
+
+class Notices:
+    """
+    Looks at answers as they come, and says what is strange about them.
+
+    Args:
+        arguments: How records became rows.
+        say: Is told a line.
+    """
+
+    def __init__(self, arguments: Arguments, say: Say) -> None:
+        self._arguments = arguments
+        self._say = say
+        self._seen = self._failed = 0
+        self._kinds: set[str] = set()
+        self._names: set[str] = set()
+        self._knows_twins = self._has_hinted = False
+
+    def look(self, answers: Iterable[Answered]) -> None:
+        """Look at answers, each once."""
+        for answer in answers:
+            self._seen += 1
+            if answer.error:
+                self._failed += 1
+                self._show(answer)
+            if not (self._knows_twins or len(self._names) == _NAMES):
+                self._look_for_twin(answer.row)
+            if self._seen == self._failed == _FIRST:
+                self._say(
+                    f"The first {_FIRST} rows have all failed; Ctrl-C ends it, and --restart"
+                    " begins anew once that is mended."
+                )
+
+    def _show(self, answer: Answered) -> None:
+        kind = answer.error.partition(":")[0]
+        if kind in self._kinds or len(self._kinds) == _KINDS:
+            return
+        self._kinds.add(kind)
+        text = " ".join(answer.error.split())
+        text = text if len(text) <= _LONG else f"{text[:_LONG]}..."
+        self._say(f"{_named(answer.row)} failed: {text}")
+        hint = self._arguments.hint(answer.row)
+        if hint and self._failed == self._seen and not self._has_hinted:
+            self._has_hinted = True
+            self._say(hint)
+
+    def _look_for_twin(self, row: Row) -> None:
+        if row.key in self._names:
+            self._knows_twins = True
+            self._names.clear()
+            self._say(f"More than one row is named {row.key!r}; --key names them by another field.")
+        self._names.add(row.key)
+
+
+def _named(row: Row) -> str:
+    place = row.place.capitalize()
+    return place if row.key == str(row.position + 1) else f"{place} ({row.key})"
+
 
 #: Seconds without an answer after which it is asked whether anybody is there.
 _QUIET = 10.0
+
 
 #: Is told how far a job is.
 Tell = Callable[[Progress], None]
@@ -57,9 +194,9 @@ class Job:
         limit: ErrorLimit | None = None,
     ) -> None:
         self._failures = Failures(output)
-        self._made = About(output)
+        self._made = OutputDescription(output)
         self._kind = format_of(output)
-        for path in (output, self._failures.path, self._made.path, *Ledger.paths(output)):
+        for path in (output, self._failures.path, self._made.path, *Checkpoint.paths(output)):
             if source.holds(path):
                 raise BackfillError(f"{path}: is read, and would be written; name another output")
         self._task = task
@@ -68,7 +205,7 @@ class Job:
         self._arguments = arguments
         self._limit = limit or ErrorLimit()
         #: By these others may steer it.
-        self.reins = Reins()
+        self.job_control = JobControl()
         #: Is told what whoever looks should know at once.
         self.say: Say = lambda _: None
 
@@ -89,7 +226,7 @@ class Job:
         if self._output.exists():
             raise self._there_already()
         about = self._about()
-        with Ledger(self._output, about) as ledger:
+        with Checkpoint(self._output, about) as ledger:
             clock = Clock(ledger, self._source.count())
             progress = self._answer(clock, self._unanswered(ledger), pace, options, tell)
             failed = ledger.records() if ledger.failed else ()  # all is read for them alone
@@ -131,10 +268,10 @@ class Job:
         made = {**self._made.read(), "input": about["input"]}  # that may have been mended
         if changed := changes(made, about):
             raise BackfillError(f"{self._output}: {changed}; give the same, or use --restart")
-        begun = Ledger.state(self._side)
+        begun = Checkpoint.state(self._side)
         if begun and changes(begun["about"], about):
-            Ledger.forget(self._side)  # the input was mended once more
-        with Ledger(self._side, about) as ledger:
+            Checkpoint.forget(self._side)  # the input was mended once more
+        with Checkpoint(self._side, about) as ledger:
             clock = Clock(ledger, len(keys))
             progress = self._answer(clock, self._failed(ledger, keys), pace, options, tell)
             merged = self._failures.merged
@@ -152,7 +289,7 @@ class Job:
             BackfillError: Another process is at it.
         """
         for output in (self._output, self._side):
-            Ledger.forget(output)
+            Checkpoint.forget(output)
         for path in (self._output, self._failures.path, self._made.path):
             path.unlink(missing_ok=True)
 
@@ -167,8 +304,8 @@ class Job:
         notices, has_asked = Notices(self._arguments, self.say), False
         with Backfill(self._task, rows, pace, options) as backfill:
             while not backfill.is_over:
-                self.reins.check()
-                is_paused = self.reins.is_paused
+                self.job_control.check()
+                is_paused = self.job_control.is_paused
                 answers = backfill.turn(sends=not is_paused)
                 clock.ledger.add(answers)
                 notices.look(answers)
@@ -184,7 +321,7 @@ class Job:
         tell(progress)
         return progress
 
-    def _failed(self, ledger: Ledger, keys: dict[int, str]) -> Iterator[Row]:
+    def _failed(self, ledger: Checkpoint, keys: dict[int, str]) -> Iterator[Row]:
         for row in self._unanswered(ledger):
             if row.position in keys:
                 if keys[row.position] not in (row.key, str(row.position + 1)):
@@ -194,7 +331,7 @@ class Job:
                     )
                 yield row
 
-    def _unanswered(self, ledger: Ledger) -> Iterator[Row]:
+    def _unanswered(self, ledger: Checkpoint) -> Iterator[Row]:
         for row in some_fit(self._arguments.rows(self._source.records(), self._source.line)):
             if row.position not in ledger.done:
                 yield row
@@ -202,3 +339,42 @@ class Job:
     def _about(self) -> dict[str, Any]:
         how = {"format": self._source.kind, **self._arguments.options()}
         return {"task": self._task.name, "input": self._source.identity, **how}
+
+
+#: What `backfill` takes itself.
+_OWN = ("window", "in_order")
+
+
+#: What Celery and kombu read that `send_task` does not name.
+_PASSED_ON = (
+    *("queue", "exchange", "exchange_type", "routing_key", "priority", "delivery_mode"),
+    *("serializer", "compression", "content_type", "content_encoding", "headers"),
+    *("stamped_headers", "argsrepr", "kwargsrepr", "ignore_result", "origin", "expiration"),
+    *("retry", "retry_policy", "declare", "mandatory", "immediate", "timeout", "confirm_timeout"),
+    *("message_id", "correlation_id", "user_id", "app_id", "type", "timestamp"),
+)
+
+
+#: What `send_task` names that is not the same for all calls of a backfill.
+_OF_EACH = ("name", "args", "kwargs", "task_id", "result_cls")
+
+
+def check_options(app: Any, options: Iterable[str]) -> None:
+    """
+    Do nothing if all of these are options of a call.
+
+    Args:
+        app: The Celery app.
+        options: Their names.
+
+    Raises:
+        TypeError: One is none, with the one that was meant; or each call has its own.
+    """
+    known = {*_OWN, *_PASSED_ON, *signature(app.send_task).parameters}
+    for name in options:
+        if name in _OF_EACH:
+            raise TypeError(f"backfill() takes no option {name!r}: each call has its own")
+        if name not in known:
+            near = get_close_matches(name, sorted(known), n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"backfill() takes no option {name!r}{hint}")

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from celery_batch.backfill.disk import sync_folder, writing
-from celery_batch.backfill.readers import need_arrow
+from celery_batch.backfill.checkpoint import sync_folder, writing
+from celery_batch.backfill.inputs import need_arrow
 from celery_batch.errors import BackfillError
 
 __all__ = ["FORMATS", "format_of", "write_output"]

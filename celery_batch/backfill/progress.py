@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from celery_batch.backfill.rows import Answered
+from celery_batch.backfill.window import Answered
 
 __all__ = ["Clock", "Counts", "Progress"]
 
@@ -97,13 +97,13 @@ class Clock:
     total: int | None
     _before: int = 0
     _since: float = field(default_factory=time.monotonic)
-    _looks: deque[tuple[float, int]] = field(default_factory=deque)
+    _poll_schedule: deque[tuple[float, int]] = field(default_factory=deque)
     _told: float = 0.0
     _paused: float = 0.0
 
     def __post_init__(self) -> None:
         self._before = len(self.ledger.done)
-        self._looks.append((self._since, self._before))
+        self._poll_schedule.append((self._since, self._before))
         self._told = self._since
 
     def progress(self, **facts: Any) -> Progress:
@@ -116,7 +116,9 @@ class Clock:
         now, done = time.monotonic(), len(self.ledger.done)
         if facts.get("state") == "paused":
             self._paused += now - self._told
-            self._looks = deque([(now, done)])  # what was not sent tells nothing of the rate
+            self._poll_schedule = deque(
+                [(now, done)]
+            )  # what was not sent tells nothing of the rate
         self._told = now
         return Progress(
             done=done,
@@ -130,9 +132,9 @@ class Clock:
         )
 
     def _rate(self, now: float, done: int) -> float:
-        if now - self._looks[-1][0] >= _STEP:
-            self._looks.append((now, done))
-            while now - self._looks[0][0] > _SPAN + _STEP:
-                self._looks.popleft()
-        since, before = self._looks[0]
+        if now - self._poll_schedule[-1][0] >= _STEP:
+            self._poll_schedule.append((now, done))
+            while now - self._poll_schedule[0][0] > _SPAN + _STEP:
+                self._poll_schedule.popleft()
+        since, before = self._poll_schedule[0]
         return (done - before) / (now - since) if now > since else 0.0

@@ -1,4 +1,4 @@
-"""The way of parcels to the workers, and of their answers back."""
+"""Sends the rows of a backfill to workers, and receives their results."""
 
 from __future__ import annotations
 
@@ -12,31 +12,97 @@ from celery import states
 from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_batch.backfill.flight import Parcel
-from celery_batch.backfill.roll_call import queue_of, reach
-from celery_batch.backfill.rows import Answered
+from celery_batch.backfill.window import Answered, Parcel
+from celery_batch.cluster.control_client import ControlClient, impatient_connection
 from celery_batch.config import most_queued
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
-from celery_batch.fleet.bus import Bus
 
-__all__ = ["Sender"]
+__all__ = [
+    "Sender",
+    "queue_of",
+    "reach",
+    "unserved",
+]
+
 
 log = logging.getLogger(__name__)
+
+
+def queue_of(task: Any, options: dict[str, Any]) -> str:
+    """
+    Return the name of the queue where a task's messages go.
+
+    Args:
+        task: The batch task.
+        options: Celery's, for each call.
+    """
+    options = {**task._get_exec_options(), **options}  # noqa: SLF001
+    return str(task.app.amqp.router.route(options, task.name)["queue"].name)
+
+
+def unserved(task: Any, options: dict[str, Any]) -> str:
+    """
+    Return in words that no worker reads the queue of a task.
+
+    Args:
+        task: The batch task.
+        options: Celery's, for each call.
+
+    Returns:
+        "" if one does, or if nobody can be asked.
+    """
+    app, queue = task.app, queue_of(task, options)
+    try:
+        if task.is_served(queue):
+            return ""
+    except OperationalError as error:
+        log.debug("Could not ask who is there: %r", error)
+        return ""
+    usual = queue == app.conf.task_default_queue
+    start = f"celery -A {app.main or 'APP'} worker" + ("" if usual else f" -Q {queue}")
+    return (
+        f"No worker answers for {task.name}: none reads its queue {queue!r}; start one with {start}"
+    )
+
+
+def reach(task: Any) -> None:
+    """
+    Do nothing if broker and result backend can be reached.
+
+    Args:
+        task: The batch task.
+
+    Raises:
+        Exception: Whatever a transport raises when one cannot.
+    """
+    if task.app.conf.task_always_eager:
+        return
+    with impatient_connection(task.app) as connection:
+        connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
+    ping = getattr(getattr(task.backend, "client", None), "ping", None)
+    if ping is not None:
+        ping()
+
 
 #: Seconds for which workers are listened to who say what they have.
 _ROLL_CALL = 2.0
 
+
 #: Seconds for which a worker that has answered counts as one that works for us.
 _LATELY = 30.0
+
 
 #: Seconds in which more answers may come, to be dealt with together.
 _MOMENT = 0.01
 
+
 #: Results that are forgotten together: what has been handed over is not held for long.
 _FEW = 8
 
+
 #: Raised of what no message can be made of.
 _UNWRITABLE = (EncodeError, TypeError, ValueError, RecursionError)
+
 
 #: A parcel and its rows' answers, None if it failed as a whole.
 Arrival = tuple[Parcel, list[Answered] | None]
@@ -229,13 +295,15 @@ class Sender:
     def _give_up(self, task_ids: list[Any]) -> list[Parcel]:
         parcels = [self._flying.pop(task_id)[0] for task_id in task_ids]
         if task_ids:
-            bus = Bus(self._task.app)  # Celery's `revoke` waits for a broker that hangs
+            control_client = ControlClient(
+                self._task.app
+            )  # Celery's `revoke` waits for a broker that hangs
             try:
-                bus.tell("revoke", task_id=task_ids)
+                control_client.tell("revoke", task_id=task_ids)
             except Exception as error:  # noqa: BLE001 (it runs in vain)
                 log.debug("Could not revoke %d messages: %s", len(task_ids), error)
             finally:
-                bus.close()
+                control_client.close()
         return parcels
 
     def _waiting(self) -> int:

@@ -34,13 +34,13 @@ class Batch(Generic[T]):
         reason: Why it left when it did.
         urgency: Of the most urgent who waited then, whether it is in it or has stood
             back for those who are; smaller goes first.
-        owed: Which part of a batch these are owed, who were overtaken before.
+        guaranteed: Which part of a batch these are owed, who were overtaken before.
     """
 
     requests: tuple[Request[T], ...]
     reason: Reason
     urgency: int = 0
-    owed: float = 0.0
+    guaranteed: float = 0.0
 
     @property
     def items(self) -> list[T]:

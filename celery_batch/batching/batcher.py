@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason
-from celery_batch.batching.line import Line
 from celery_batch.batching.policy import BatchPolicy
+from celery_batch.batching.priority_queue import PriorityQueue
 from celery_batch.batching.request import Request
 
 __all__ = ["Batcher", "Done", "Wait"]
@@ -58,11 +58,11 @@ class Batcher(Generic[T]):
 
     def __init__(self, policy: BatchPolicy) -> None:
         self.policy = policy
-        self._waiting: Line[T] = Line()
+        self._waiting: PriorityQueue[T] = PriorityQueue()
         self._suspects: deque[Request[T]] = deque()
         self._quiet_since = 0.0
         #: When a crowd was answered that somebody in line is to wait for.
-        self._crowd_at = 0.0
+        self._group_at = 0.0
         self._has_company = True
         self._draining = False
 
@@ -140,7 +140,7 @@ class Batcher(Generic[T]):
         """
         self._quiet_since = max(self._quiet_since, now)
 
-    def crowd_ended(self, now: float, rows: int, urgency: int) -> None:
+    def group_ended(self, now: float, rows: int, urgency: int) -> None:
         """
         Take note that a batch of several has ended, who may well come again together.
 
@@ -156,8 +156,8 @@ class Batcher(Generic[T]):
         self.looked_away(now)
         waiting = self._waiting
         are_few = 2 * waiting.rows < rows and waiting.urgency == urgency
-        if are_few and (waiting.oldest or 0.0) >= self._crowd_at:
-            self._crowd_at = now
+        if are_few and (waiting.oldest or 0.0) >= self._group_at:
+            self._group_at = now
 
     def next(self, now: float, *, ahead: bool = False, owes: bool = True) -> Batch[T] | Wait | Done:
         """
@@ -187,7 +187,7 @@ class Batcher(Generic[T]):
         return self._wait_or_take(now, owes=owes)
 
     def _wait_or_take(self, now: float, *, owes: bool) -> Batch[T] | Wait:
-        due = max(self._waiting.oldest or 0.0, self._crowd_at) + self.policy.max_wait
+        due = max(self._waiting.oldest or 0.0, self._group_at) + self.policy.max_wait
         quiet = self._quiet_since + self._patience
         if now >= due:
             return self._take(Reason.DUE, owes=owes)
@@ -222,9 +222,9 @@ class Batcher(Generic[T]):
     def _take(self, reason: Reason, *, owes: bool) -> Batch[T]:
         policy, urgency = self.policy, self._waiting.urgency or 0
         share = policy.bulk_share if owes else 0.0
-        owed = self._waiting.owed / policy.max_batch_size
+        guaranteed = self._waiting.guaranteed / policy.max_batch_size
         taken = self._waiting.take(policy.max_batch_size, share)
-        batch = Batch(tuple(taken), reason, urgency, owed)
+        batch = Batch(tuple(taken), reason, urgency, guaranteed)
         self._has_company = len(batch) > 1
         if reason is Reason.FULL and self._overtakes(batch):
             return replace(batch, reason=Reason.URGENT)

@@ -9,18 +9,16 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_batch.backfill.arguments import Arguments
-from celery_batch.backfill.backfill import PATIENCE, Pace, lowest_priority
-from celery_batch.backfill.flight import WINDOW_BYTES
-from celery_batch.backfill.inputs import FORMATS, Input
-from celery_batch.backfill.job import Job
-from celery_batch.backfill.limit import ErrorLimit
+from celery_batch.backfill.control import RemoteControl
+from celery_batch.backfill.engine import TIMEOUT, Pace, lowest_priority
+from celery_batch.backfill.inputs import FORMATS, Arguments, Input
+from celery_batch.backfill.job import ErrorLimit, Job
 from celery_batch.backfill.progress import Progress
-from celery_batch.backfill.remote import Remote
+from celery_batch.backfill.window import WINDOW_BYTES
+from celery_batch.cli.common import batch_task
 from celery_batch.cli.progress import say, shown
-from celery_batch.cli.task_name import batch_task
+from celery_batch.compat.gc import collect_seldom, keep_what_is_there
 from celery_batch.errors import BackfillComplete, BackfillError, BackfillStopped, BatchError
-from celery_batch.worker.garbage import keep_what_is_there, look_seldom
 
 __all__ = ["backfill"]
 
@@ -48,7 +46,7 @@ _INTERRUPTED = 130
 @click.option(
     "--patience",
     type=click.FloatRange(min=0, min_open=True),
-    default=PATIENCE,
+    default=TIMEOUT,
     show_default=True,
     help="Seconds without any answer after which what nobody has is sent again.",
 )
@@ -100,14 +98,17 @@ def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]
             raise BackfillError("--restart forgets what --retry-errors needs; give one of them")
         job.forget()
     run = job.retry if options["retry_errors"] else job.run
-    with shown(output) as show, Remote(app, name, (source, output), job.reins) as remote:
+    with (
+        shown(output) as show,
+        RemoteControl(app, name, (source, output), job.job_control) as remote,
+    ):
 
         def tell(progress: Progress) -> None:
             remote.tell(progress)
             show(progress)
 
         keep_what_is_there()
-        look_seldom()
+        collect_seldom()
         return run(pace, _calls(app, options), tell)
 
 

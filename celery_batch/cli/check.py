@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_batch.doctor.checkup import checkup, worst
-from celery_batch.doctor.finding import Finding, Level
-from celery_batch.doctor.gather import gather
+from celery_batch.checks.checkup import checkup, worst
+from celery_batch.checks.collect import gather
+from celery_batch.checks.finding import Finding, Level
 
 __all__ = ["check"]
 

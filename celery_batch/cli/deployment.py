@@ -1,4 +1,4 @@
-"""A served handle: supervisor and all it keeps alive, for as long as this process lives."""
+"""The processes of `celery batch serve`, and their restart when files change."""
 
 from __future__ import annotations
 
@@ -7,36 +7,49 @@ import shutil
 import socket
 import sys
 import urllib.request
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Self
 
 from kombu.exceptions import OperationalError
 
-from celery_batch.cli import keeper
-from celery_batch.cli.child import Child, ServerFailed, wait_until
-from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.cli.run_folder import ASKED, clear
 from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes import reaper
+from celery_batch.processes.managed_process import ManagedProcess, ServerFailed, wait_until
+from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from celery_batch.serve.app import CONFIG, make_app
 from celery_batch.serve.config import ServeConfig
-from celery_batch.serve.programs import (
+from celery_batch.serve.processes import (
     GRACE,
+    LOG,
+    READY,
     WORKERS,
+    Health,
+    SupervisorAway,
     environment,
+    health,
     programs,
+    restart,
     supervisor_conf,
 )
 from celery_batch.serve.readiness import warm_workers
 from celery_batch.serve.sockets import listening
-from celery_batch.serve.supervision import LOG, READY, Health, SupervisorAway, health, restart
 
-__all__ = ["Deployment"]
+__all__ = [
+    "Deployment",
+    "Reloader",
+    "source_of",
+]
+
 
 #: Seconds in which the web server has to say that it is there.
 _HEALTHZ = 5.0
+
 
 #: Variables that Celery would heed more than our configuration; a shell may have them for others.
 _ELSEWHERE = (
@@ -44,8 +57,10 @@ _ELSEWHERE = (
     "CELERY_RESULT_BACKEND",
 )
 
+
 #: States of a process that has ended soon after its start.
 _FAILED = ("crashing", "given up")
+
 
 #: Lines of a log that are shown when its process ends too soon.
 _LINES = 20
@@ -64,7 +79,7 @@ class Deployment:
         self.folder = folder.absolute()
         self._asked = config
         self.programs = list(programs(config, self.folder))
-        self._child: Child | None = None
+        self._managed: ManagedProcess | None = None
 
     @classmethod
     def running_in(cls, folder: Path) -> Self:
@@ -87,10 +102,10 @@ class Deployment:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, _trace: object) -> None:
-        if self._child is None:
+        if self._managed is None:
             return
         # In turn: the web server, the workers, Redis; each has its own time to end.
-        self._child.stop(3 * GRACE)
+        self._managed.stop(3 * GRACE)
         if kind is None or not issubclass(kind, Exception):
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -128,11 +143,11 @@ class Deployment:
         (self.folder / ASKED).write_text(self._asked.to_json(), encoding="utf-8")
         served = self.folder / "serve.json"
         served.write_text(self.config.to_json(), encoding="utf-8")
-        keep = [sys.executable, "-I", "-S", keeper.__file__, ""]
+        keep = [sys.executable, "-I", "-S", reaper.__file__, ""]
         conf = self.folder / "supervisord.conf"
         conf.write_text(supervisor_conf(self.programs, self.folder, keep), encoding="utf-8")
         env = environment(self._asked, [Path.cwd(), beside.absolute()], os.environ)
-        self._child = Child(
+        self._managed = ManagedProcess(
             [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(conf)],
             self.folder / LOG,
             env={**env, CONFIG: str(served), "TMPDIR": str(self.folder)},
@@ -234,10 +249,10 @@ class Deployment:
             return f"the web server does not answer: {error}"
         return ""
 
-    def _require_child(self) -> Child:
-        if self._child is None:
+    def _require_child(self) -> ManagedProcess:
+        if self._managed is None:
             raise ConfigurationError("nothing is served yet: call start() first")
-        return self._child
+        return self._managed
 
 
 def _refuse_taken_port(config: ServeConfig) -> None:
@@ -264,3 +279,65 @@ def _last_words(row: Health, folder: Path) -> str:
     return "\n".join(
         [f"{row.program.name} ended while it started: {row.error}", f"--- the end of {log}", *lines]
     )
+
+
+def source_of(handle: str, folders: Sequence[str]) -> Path:
+    """
+    Return the file of a handle's module, which is not imported.
+
+    Args:
+        handle: As in the configuration.
+        folders: Where modules are looked for.
+
+    Raises:
+        ConfigurationError: There is no such module, or it has no file.
+    """
+    module = handle.rpartition(":")[0] or "handle"
+    origin, places = None, list(folders)
+    for part in module.split("."):
+        spec = PathFinder.find_spec(part, places)
+        if spec is None:
+            raise ConfigurationError(f"Handle: no module {module} for {handle}")
+        origin, places = spec.origin, list(spec.submodule_search_locations or ())
+    if origin is None:
+        raise ConfigurationError(f"--reload: {module} is a folder without an __init__.py")
+    return Path(origin)
+
+
+class Reloader:
+    """
+    Looks at the Python files beside a handle's module, and restarts the workers.
+
+    Args:
+        deployment: Running.
+        source: The module's file.
+    """
+
+    def __init__(self, deployment: Deployment, source: Path) -> None:
+        self._deployment = deployment
+        self._folder = source.parent
+        self._times = dict(self._look())
+        self._is_loading = False
+
+    def step(self) -> str:
+        """Look once; return what the user is told of it, if anything."""
+        times = dict(self._look())
+        changed = sorted(path.name for path, _ in times.items() ^ self._times.items())
+        if changed:
+            self._times, self._is_loading = times, True
+            self._deployment.restart_workers()
+            return f"{changed[0]} has changed: the workers have been restarted"
+        if not self._is_loading:
+            return ""
+        failure = self._deployment.why_crashing()
+        if failure or not self._deployment.why_not_loaded():
+            self._is_loading = False
+            return failure or f"{self._deployment.config.handle} is ready again"
+        return ""
+
+    def _look(self) -> Iterator[tuple[Path, int]]:
+        for path in self._folder.glob("*.py"):
+            try:
+                yield path, path.stat().st_mtime_ns
+            except FileNotFoundError:  # it is being written anew
+                continue

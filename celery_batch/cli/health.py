@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from celery_batch.worker.pulse import VARIABLE, Sign
+from celery_batch.worker.metrics.health import VARIABLE, Sign
 
 __all__ = ["main"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import click
 from kombu.exceptions import OperationalError
 
-from celery_batch.backfill.endings import ending
-from celery_batch.backfill.jobs import Jobs
-from celery_batch.cli.duration import duration
+from celery_batch.backfill.checkpoint import ending
+from celery_batch.backfill.control import Jobs
+from celery_batch.cli.common import duration
 from celery_batch.errors import BatchError
 
 __all__ = ["jobs"]

@@ -14,20 +14,20 @@ from celery.bin.worker import worker
 
 from celery_batch.cli.backfill import backfill
 from celery_batch.cli.check import check
+from celery_batch.cli.common import errors_in_one_line
 from celery_batch.cli.jobs import jobs
-from celery_batch.cli.plainly import told_plainly
-from celery_batch.cli.redis_server import RedisServer
 from celery_batch.cli.serve import serve, status
 from celery_batch.cli.top import top
 from celery_batch.cli.tune import tune
 from celery_batch.errors import BatchError
-from celery_batch.worker import control
+from celery_batch.processes.redis_server import RedisServer
+from celery_batch.worker.control import remote_control
 
 __all__ = ["batch"]
 
 # Celery's command line asks every extension in before it looks at the command,
 # so `celery inspect batch_status` knows what it may ask.
-control.register()
+remote_control.register()
 
 
 @click.group(name="batch")
@@ -46,7 +46,7 @@ batch.add_command(top)
 batch.add_command(tune)
 
 for command in (worker, beat, top):  # the others that bind tasks say it by themselves
-    told_plainly(command)
+    errors_in_one_line(command)
 
 
 @batch.command(name="redis", cls=CeleryCommand)

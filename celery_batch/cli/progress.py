@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from celery_batch.backfill.progress import Progress
-from celery_batch.cli.duration import duration
+from celery_batch.cli.common import duration
 
 __all__ = ["line", "say", "shown", "summary"]
 

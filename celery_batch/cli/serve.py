@@ -16,7 +16,7 @@ from celery.bin.base import CeleryCommand
 from celery_batch.cli import run_folder
 from celery_batch.config import LARGEST_BATCH
 from celery_batch.errors import BatchError
-from celery_batch.serving.devices import why_doubtful
+from celery_batch.runtime.devices import why_doubtful
 
 __all__ = ["serve", "status"]
 
@@ -97,7 +97,7 @@ def _source(config: Any, beside: Path) -> Path:
     """Return the file of the handle's module."""
     path = config.env.get("PYTHONPATH", "").split(os.pathsep)
     folders = [str(Path.cwd()), str(beside.absolute()), *filter(None, path), *sys.path]
-    found: Path = _needed("celery_batch.cli.reload").source_of(config.handle, folders)
+    found: Path = _needed("celery_batch.cli.deployment").source_of(config.handle, folders)
     return found
 
 
@@ -118,7 +118,9 @@ def _serve(deployment: Any, beside: Path, source: Path | None) -> None:
     )
     for warning in deployment.warnings():
         click.echo(f"Warning: {warning}", err=True)
-    reloader = _needed("celery_batch.cli.reload").Reloader(deployment, source) if source else None
+    reloader = (
+        _needed("celery_batch.cli.deployment").Reloader(deployment, source) if source else None
+    )
     while not deployment.ended(0.5):
         if reloader and (told := reloader.step()):
             click.echo(told, err=True)
@@ -132,7 +134,7 @@ def _serve(deployment: Any, beside: Path, source: Path | None) -> None:
 def status(directory: Path | None) -> None:
     """Show how the processes of `celery batch serve` fare."""
     deployments = _needed("celery_batch.cli.deployment").Deployment
-    table = _needed("celery_batch.serve.supervision").table
+    table = _needed("celery_batch.serve.processes").table
     folders = [directory] if directory else list(run_folder.live_folders())
     if not folders:
         raise click.ClickException("nothing is served: start `celery batch serve` first")

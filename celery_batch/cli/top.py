@@ -12,11 +12,11 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_batch.fleet.bus import Bus
-from celery_batch.fleet.look import Look
-from celery_batch.fleet.picture import Picture
+from celery_batch.cluster.control_client import ControlClient
+from celery_batch.cluster.snapshot import ClusterSnapshot
+from celery_batch.cluster.state import ClusterState
 from celery_batch.task import BatchTask
-from celery_batch.worker.capacity import queue_of
+from celery_batch.worker.scheduling.capacity import queue_of
 
 __all__ = ["top"]
 
@@ -57,28 +57,28 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
     if find_spec("rich") is None:
         raise click.ClickException("This needs rich: pip install 'celery-batch[top]'")
     app = ctx.obj.app
-    bus = Bus(app)
+    control_client = ControlClient(app)
     try:
         show = _on_screen if sys.stdout.isatty() and not once else _in_lines
-        show(_Watch(app, bus, _LISTEN_ONCE if once else _LISTEN), interval, once)
+        show(_TopView(app, control_client, _LISTEN_ONCE if once else _LISTEN), interval, once)
     except KeyboardInterrupt:
         click.echo("", err=True)
     finally:
-        bus.close()
+        control_client.close()
 
 
-class _Watch:
+class _TopView:
     """Looks at the fleet, and makes frames of what it sees."""
 
-    def __init__(self, app: Any, bus: Bus, listen: float) -> None:
+    def __init__(self, app: Any, control_client: ControlClient, listen: float) -> None:
         from celery_batch.cli.top_frame import frame  # noqa: PLC0415 (where rich may be missing)
 
         app.loader.import_default_modules()
         app.finalize()
         tasks = [task for task in app.tasks.values() if isinstance(task, BatchTask)]
         self._queues = {task.name: queue_of(app, task) for task in tasks}
-        self._picture = Picture(self._queues, _WINDOW)
-        self._bus, self._listen = bus, listen
+        self._cluster_state = ClusterState(self._queues, _WINDOW)
+        self._control_client, self._listen = control_client, listen
         self._frame = frame
         with app.connection_for_write() as connection:
             self._broker = connection.as_uri()
@@ -87,26 +87,26 @@ class _Watch:
         """Ask everybody once more; a broker that is away is a fact like another."""
         began = time.monotonic()
         try:
-            answers = self._bus.ask("batch_stats", self._listen)
-            depths = self._bus.depths({*self._queues.values()})
-            look = Look(time=began, answers=answers, depths=depths)
+            answers = self._control_client.ask("batch_stats", self._listen)
+            depths = self._control_client.depths({*self._queues.values()})
+            look = ClusterSnapshot(time=began, answers=answers, depths=depths)
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
-            self._bus.close()
-            look = Look(time=began, error=str(error) or type(error).__name__)
-        self._picture.add(look)
+            self._control_client.close()
+            look = ClusterSnapshot(time=began, error=str(error) or type(error).__name__)
+        self._cluster_state.add(look)
 
     @property
     def error(self) -> str:
         """Why the broker did not answer the last time; empty if it did."""
-        return self._picture.error
+        return self._cluster_state.error
 
     def frame(self, width: int, *, is_last: bool = False) -> Any:
         """Return what is to be shown in so many columns."""
         clock = time.strftime("%H:%M:%S")
-        return self._frame(self._picture, self._broker, clock, width=width, is_last=is_last)
+        return self._frame(self._cluster_state, self._broker, clock, width=width, is_last=is_last)
 
 
-def _on_screen(watch: _Watch, interval: float, _once: bool) -> None:  # noqa: FBT001
+def _on_screen(watch: _TopView, interval: float, _once: bool) -> None:  # noqa: FBT001
     from rich.console import Console  # noqa: PLC0415 (only a terminal needs it)
     from rich.live import Live  # noqa: PLC0415 (likewise)
 
@@ -119,7 +119,7 @@ def _on_screen(watch: _Watch, interval: float, _once: bool) -> None:  # noqa: FB
         _go_on(watch, show, interval)
 
 
-def _in_lines(watch: _Watch, interval: float, once: bool) -> None:  # noqa: FBT001
+def _in_lines(watch: _TopView, interval: float, once: bool) -> None:  # noqa: FBT001
     from rich.console import Console  # noqa: PLC0415 (likewise)
 
     console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
@@ -134,7 +134,7 @@ def _in_lines(watch: _Watch, interval: float, once: bool) -> None:  # noqa: FBT0
         sys.exit(1)
 
 
-def _go_on(watch: _Watch, show: Callable[[], None], interval: float) -> None:
+def _go_on(watch: _TopView, show: Callable[[], None], interval: float) -> None:
     while True:
         began = time.monotonic()
         watch.look()

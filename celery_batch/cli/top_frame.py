@@ -10,8 +10,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from celery_batch.amounts import figure
-from celery_batch.fleet.picture import Picture, TaskView, WorkerView
+from celery_batch.cluster.state import ClusterState, TaskView, WorkerView
+from celery_batch.formatting import figure
 
 __all__ = ["frame"]
 
@@ -31,36 +31,36 @@ _NOTHING = "·"
 
 
 def frame(
-    picture: Picture, broker: str, clock: str, *, width: int, is_last: bool = False
+    cluster_state: ClusterState, broker: str, clock: str, *, width: int, is_last: bool = False
 ) -> RenderableType:
     """
     Return what a terminal is to show.
 
     Args:
-        picture: What is known.
+        cluster_state: What is known.
         broker: Where the broker is.
         clock: The time of day.
         width: Columns of the terminal; what matters less is left out where it is narrow.
         is_last: Nobody will look again.
     """
-    tasks, workers = picture.tasks(), picture.workers()
-    parts: list[RenderableType] = [_head(picture, broker, clock)]
-    if picture.error:
+    tasks, workers = cluster_state.tasks(), cluster_state.workers()
+    parts: list[RenderableType] = [_head(cluster_state, broker, clock)]
+    if cluster_state.error:
         again = "." if is_last else "; asked again soon."
-        parts.append(Text(f"The broker does not answer ({picture.error}){again}", "red"))
+        parts.append(Text(f"The broker does not answer ({cluster_state.error}){again}", "red"))
     elif not workers:
         parts.append(Text("No worker answers. Start one: celery -A APP worker", "yellow"))
     parts += [_queues(tasks), Text(), _tasks(tasks, width), Text()]
     parts += [_workers(workers, width), Text()] if workers else []
-    parts += _histograms(tasks, picture.seconds)
+    parts += _histograms(tasks, cluster_state.seconds)
     return Group(*parts)
 
 
-def _head(picture: Picture, broker: str, clock: str) -> Table:
+def _head(cluster_state: ClusterState, broker: str, clock: str) -> Table:
     head = Table.grid(expand=True)
     head.add_column(no_wrap=True)
     head.add_column(justify="right", no_wrap=True)
-    over = f"rates over {picture.seconds:.0f} s" if picture.seconds else "no rates yet"
+    over = f"rates over {cluster_state.seconds:.0f} s" if cluster_state.seconds else "no rates yet"
     head.add_row(Text(f"celery batch top  {broker}", "bold"), f"{over}  {clock}")
     return head
 

@@ -1,36 +1,412 @@
-"""``celery batch tune``: what a model takes, and which settings that speaks for."""
+"""``celery batch tune``: measures a model and proposes settings."""
 
 from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import fill
 from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_batch.cli.task_name import batch_task
-from celery_batch.cli.tune_model import Probe, rows_for
-from celery_batch.cli.tune_plot import Plot
-from celery_batch.cli.tune_table import as_data, show
+from celery_batch.backfill.inputs import Arguments, Input, some_fit
+from celery_batch.cli.common import batch_task
 from celery_batch.config import LARGEST_BATCH
-from celery_batch.errors import BatchError, ConfigurationError
-from celery_batch.serving import residents
-from celery_batch.tuning.curve import Curve
-from celery_batch.tuning.measure import Plan, measure
-from celery_batch.tuning.propose import Goal, propose
-from celery_batch.worker.loading import load_models
+from celery_batch.errors import BatchError, ConfigurationError, ModelError, OutOfMemory
+from celery_batch.formatting import figure, number
+from celery_batch.pending_answer import pending_answer
+from celery_batch.runtime import registry
+from celery_batch.runtime.registry import instance_of
+from celery_batch.runtime.signature import example_rows
+from celery_batch.task import BatchTask
+from celery_batch.tuning.curve import MIDDLE, SLOW, Curve, Point
+from celery_batch.tuning.measure import Plan, Seen, measure
+from celery_batch.tuning.propose import Goal, Proposal, Trial, propose
+from celery_batch.tuning.words import (
+    about_carrying,
+    about_scatter,
+    about_size,
+    about_target,
+    about_wait,
+)
+from celery_batch.worker.executor.loader import load_models
 
-__all__ = ["tune"]
+__all__ = [
+    "MOST_ROWS",
+    "Plot",
+    "Probe",
+    "as_data",
+    "rows_for",
+    "show",
+    "tune",
+]
+
+
+#: Rows of an input that are kept to measure with.
+MOST_ROWS = 10_000
+
+
+#: What is called with each run.
+Row = tuple[Any, ...]
+
+
+def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> list[Row]:
+    """
+    Return what to measure a task with: rows of a file, else its model's own examples.
+
+    Args:
+        task: The task; its model is loaded.
+        source: A file, a folder, or - for standard input, as for a backfill.
+        field: The field that is the task's only argument.
+
+    Raises:
+        BackfillError: The rows do not fit the task; those that do not are left out, if others do.
+        ConfigurationError: There is nothing to measure with.
+    """
+    if source is not None:
+        found = Input(source)
+        field = field or ("file" if found.kind == "files" else None)
+        records = islice(found.records(), MOST_ROWS)
+        arguments = Arguments(task.batch_signature, field=field)
+        found_rows = some_fit(arguments.rows(records, found.line))
+        rows = [row.values for row in found_rows if not row.flaw]
+    else:
+        model = task.model
+        rows = [] if model is None else example_rows(model, instance_of(model).examples())
+    if rows:
+        return rows
+    if source is not None:
+        raise ConfigurationError(f"{source}: has no rows to measure with")
+    what = "its model has no examples()" if task.model is not None else "it is a function"
+    raise ConfigurationError(
+        f"{task.name}: {what}, so there is nothing to measure with;"
+        f" give --input rows.jsonl, a line for each call such as callers make"
+    )
+
+
+class Probe:
+    """
+    Runs batches of a task in this process, and takes the time.
+
+    Args:
+        task: The task; its model is loaded.
+        rows: What to ask, again and again in turn.
+    """
+
+    def __init__(self, task: BatchTask, rows: Sequence[Row]) -> None:
+        self._task = task
+        self._rows = rows
+        self._next = 0
+
+    def __call__(self, size: int) -> Seen:
+        """
+        Run one batch.
+
+        Args:
+            size: Rows in it.
+
+        Raises:
+            OutOfMemory: It did not fit.
+            ModelError: The model could not answer a row.
+        """
+        batch = [self._rows[(self._next + n) % len(self._rows)] for n in range(size)]
+        self._next = (self._next + size) % len(self._rows)
+        columns = [list(column) for column in zip(*batch, strict=True)]
+        runner = self._task.whole_runner()  # a new one: it remembers what did not fit
+        torch = _awake_torch()
+        if torch is not None:
+            torch.cuda.reset_peak_memory_stats()
+        with pending_answer.running_batch():
+            began = time.perf_counter()
+            outcomes = runner.run(*columns)
+            seconds = time.perf_counter() - began
+        for row, outcome in zip(batch, outcomes, strict=True):
+            self._refuse(row, outcome.error)
+        return Seen(seconds, torch.cuda.max_memory_allocated() if torch is not None else None)
+
+    def _refuse(self, row: Row, error: Exception | None) -> None:
+        if isinstance(error, OutOfMemory):
+            raise error
+        if error is not None:
+            kind = type(error).__name__
+            raise ModelError(
+                f"{self._task.name}: {_quoted(row)} was answered with {kind}: {error};"
+                f" measure with rows that it can answer, by --input"
+            ) from error
+
+
+def _awake_torch() -> Any:
+    torch = sys.modules.get("torch")
+    return torch if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _quoted(row: Row) -> str:
+    text = ascii(row[0] if len(row) == 1 else row)
+    return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 (a line's worth)
+
+
+#: What is proposed.
+_SETTINGS = ("max_batch_size", "max_wait", "linger")
+
+
+#: The columns; one in which nothing is known is left out.
+_HEAD = ("batch", "p50", "p95", "items/s", "speed-up", "in time/s", "memory")
+
+
+#: Between two columns.
+_GAP = "  "
+
+
+#: Characters of a line, in a terminal that has so many.
+_WIDEST = 100
+
+
+#: Characters of the longest bar; where there is no room for a short one, there is none.
+_LONGEST_BAR, _SHORTEST_BAR = 20, 8
+
+
+#: Parts of a character's width.
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+_GIB = 1 << 30
+
+
+def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
+    """
+    Print a table and a proposal on standard output.
+
+    Args:
+        task: The task's name.
+        device: Where its model was measured.
+        curve: What was measured.
+        proposal: What is proposed.
+    """
+    width = min(get_terminal_size().columns, _WIDEST)
+    wanted = f"99 of 100 requests within {figure(proposal.goal.latency)}"
+    above = [f"No larger ones: {curve.cap}." if curve.cap else "", about_scatter(curve)]
+    below = [
+        f"max_batch_size: {about_size(curve, proposal)}",
+        about_carrying(proposal),
+        f"max_wait, linger: {about_wait(curve, proposal)}",
+    ]
+    lines = [
+        f"{task} on {device}",
+        *_table(curve, proposal, width),
+        *(_wrapped(text, width) for text in above if text),
+        "",
+        f"Wanted: {wanted}, at {number(proposal.rate)} a second.",
+        _wrapped(about_target(curve, proposal), width),
+        click.style(f"  {settings(proposal)}", bold=True),
+        *(_wrapped(text, width) for text in below if text),
+    ]
+    for line in lines:
+        click.echo(line)
+
+
+def settings(proposal: Proposal) -> str:
+    """Return the task options that are proposed, as they are written."""
+    policy = proposal.chosen.policy
+    linger = f", linger={policy.linger:g}" if policy.linger is not None else ""
+    return f"max_batch_size={policy.max_batch_size}, max_wait={policy.max_wait:g}{linger}"
+
+
+def as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[str, Any]:
+    """
+    Return what `show` prints, and more, as plain data.
+
+    Args:
+        task: The task's name.
+        device: Where its model was measured.
+        curve: What was measured.
+        proposal: What is proposed.
+    """
+    sizes = [
+        {
+            "size": point.size,
+            "p50": point.quantile(MIDDLE),
+            "p95": point.quantile(SLOW),
+            "runs": len(point.seconds),
+            "rate": point.rate,
+            "memory": point.memory,
+            "bears": trial.bears,
+        }
+        for point, trial in zip(curve.points, proposal.sizes, strict=True)
+    ]
+    return {
+        "task": task,
+        "device": device,
+        "latency": proposal.goal.latency,
+        "rate": proposal.rate,
+        "sizes": sizes,
+        "cap": curve.cap,
+        "meets": proposal.chosen.meets,
+        "bears": proposal.chosen.bears,
+        "doubt": about_carrying(proposal),
+        "settings": {name: getattr(proposal.chosen.policy, name) for name in _SETTINGS},
+        "forecast": asdict(proposal.chosen.forecast),
+    }
+
+
+def _wrapped(text: str, width: int) -> str:
+    return fill(text, width, break_long_words=False, break_on_hyphens=False)
+
+
+def _table(curve: Curve, proposal: Proposal, width: int) -> Iterator[str]:
+    """Yield lines: amounts in columns, and bars as long as there is room for."""
+    most, alone = max(point.rate for point in curve.points), curve.points[0].rate
+    found = list(zip(curve.points, proposal.sizes, strict=True))
+    rows = [_HEAD, *(_cells(point, trial, alone) for point, trial in found)]
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    room = width - sum(each + len(_GAP) for each in widths) - 1
+    longest = min(room, _LONGEST_BAR) if room >= _SHORTEST_BAR else 0
+    bars = ["items/s" if longest else "", *(_bar(each.rate / most, longest) for each, _ in found)]
+    chosen = [False, *(_is_chosen(trial, proposal) for _, trial in found)]
+    for cells, bar, is_chosen in zip(zip(*columns, strict=True), bars, chosen, strict=True):
+        amounts = (cell.rjust(each) for cell, each in zip(cells, widths, strict=True))
+        line = f" {_GAP.join([*amounts, bar])}".rstrip()
+        yield click.style(line, bold=True) if is_chosen else line
+
+
+def _cells(point: Point, trial: Trial, alone: float) -> Sequence[str]:
+    return (
+        str(point.size),
+        figure(point.quantile(MIDDLE)),
+        figure(point.quantile(SLOW)),
+        number(point.rate),
+        f"{point.rate / alone:.1f}",
+        number(trial.bears),
+        _memory(point.memory),
+    )
+
+
+def _is_chosen(trial: Trial, proposal: Proposal) -> bool:
+    return trial.policy.max_batch_size == proposal.chosen.policy.max_batch_size
+
+
+def _memory(amount: int | None) -> str:
+    return "" if amount is None else f"{amount / _GIB:.2f} GiB"
+
+
+def _bar(share: float, longest: int) -> str:
+    eighths = round(share * longest * 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+#: Red and greys differ in lightness and marks too, for who sees no red and for printers.
+_OURS, _PLAIN, _LIMIT = "#b03a2e", "#566573", "#7f8c8d"
+
+
+_KINDS = (".png", ".svg", ".pdf")
+
+
+class Plot:
+    """
+    A picture of what was measured and is proposed.
+
+    Args:
+        path: Where it goes; the suffix is its kind.
+
+    Raises:
+        ConfigurationError: The kind is not known, or matplotlib is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix.lower() not in _KINDS:
+            raise ConfigurationError(f"--plot: {path}: must end in one of {', '.join(_KINDS)}")
+        if not path.parent.is_dir():
+            raise ConfigurationError(f"--plot: {path}: there is no folder {path.parent}")
+        try:
+            import matplotlib as mpl  # noqa: PLC0415 (an extra)
+        except ImportError:
+            raise ConfigurationError(
+                "--plot needs matplotlib; pip install 'celery-batch[tune]', or leave it out"
+            ) from None
+        mpl.use("Agg")
+        self._path = path
+
+    def draw(self, task: str, device: str, curve: Curve, proposal: Proposal) -> None:
+        """
+        Draw it.
+
+        Args:
+            task: The task's name.
+            device: Where its model was measured.
+            curve: What was measured.
+            proposal: What is proposed.
+        """
+        from matplotlib import pyplot as plt  # noqa: PLC0415 (an extra)
+
+        figure_, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+        _throughput(left, curve, proposal)
+        _latency(right, curve, proposal)
+        for place in (left, right):
+            _dress(place, curve, proposal)
+        figure_.suptitle(f"{task} on {device}", fontsize=11)
+        figure_.tight_layout()
+        metadata = {".svg": {"Date": None}, ".png": {"Software": None}}
+        figure_.savefig(self._path, dpi=120, metadata=metadata.get(self._path.suffix.lower()))
+        plt.close(figure_)
+
+
+def _throughput(place: Any, curve: Curve, proposal: Proposal) -> None:
+    rates = [point.rate for point in curve.points]
+    borne = [trial.bears for trial in proposal.sizes]
+    latency = figure(proposal.goal.latency)
+    place.plot(curve.sizes, rates, "o-", color=_PLAIN, label="items a second, batch after batch")
+    place.plot(curve.sizes, borne, "s--", color=_OURS, label=f"requests a second within {latency}")
+    size = proposal.chosen.policy.max_batch_size
+    place.annotate(
+        f"proposed: {size}", (size, 0.02), xycoords=("data", "axes fraction"),
+        rotation=90, ha="center", va="bottom", fontsize=8, color=_OURS,
+    )  # fmt: skip
+    place.set_title("What one process answers in a second", fontsize=10)
+    place.set_ylim(bottom=0, top=1.35 * max(rates))
+    place.yaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
+
+
+def _latency(place: Any, curve: Curve, proposal: Proposal) -> None:
+    sizes, target = curve.sizes, proposal.goal.latency
+    usual = [point.quantile(MIDDLE) for point in curve.points]
+    slow = [point.quantile(SLOW) for point in curve.points]
+    place.plot(sizes, usual, "o-", color=_PLAIN, label="one batch (shaded: up to p95)")
+    place.fill_between(sizes, usual, slow, color=_PLAIN, alpha=0.2, linewidth=0)
+    crowded = [2 * seconds for seconds in usual]
+    place.plot(sizes, crowded, "s--", color=_OURS, label="just missed one, and then its own")
+    place.axhline(target, color=_LIMIT, linestyle=":", label=f"target, {figure(target)}")
+    place.set_title("How long it takes", fontsize=10)
+    place.set_yscale("log")
+    # Room above for the legend, and times as people write them.
+    place.set_ylim(top=8 * max(target, *slow, *crowded))
+    place.yaxis.set_major_formatter(lambda seconds, _: figure(seconds))
+
+
+def _dress(place: Any, curve: Curve, proposal: Proposal) -> None:
+    size = proposal.chosen.policy.max_batch_size
+    place.axvline(size, color=_OURS, alpha=0.25, linewidth=8, zorder=0)
+    place.set_xscale("log", base=2)
+    place.set_xticks(curve.sizes, [str(each) for each in curve.sizes])
+    place.minorticks_off()
+    place.set_xlabel("items in a batch", fontsize=9)
+    place.spines[["top", "right"]].set_visible(False)
+    place.tick_params(labelsize=8)
+    place.legend(fontsize=8, edgecolor="none", framealpha=1.0, loc="upper left")
+
 
 #: Seconds between two lines of progress in a log or a pipe.
 _QUIET = 5.0
+
 
 #: Powers of two up to the largest batch that may be set.
 _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LARGEST_BATCH)
@@ -82,7 +458,9 @@ def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) ->
     """
     goal = Goal(options["latency"], options["rate"])
     try:
-        picture = Plot(plot) if plot is not None else None  # refused before the work, not after
+        cluster_state = (
+            Plot(plot) if plot is not None else None
+        )  # refused before the work, not after
         with _progress() as tell:
             device, curve = _measured(ctx.obj.app, task, goal, options, tell)
             proposal = propose(curve, goal, tell)
@@ -90,8 +468,8 @@ def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) ->
             click.echo(json.dumps(as_data(task, device, curve, proposal), indent=2))
         else:
             show(task, device, curve, proposal)
-        if picture is not None:
-            picture.draw(task, device, curve, proposal)
+        if cluster_state is not None:
+            cluster_state.draw(task, device, curve, proposal)
     except BatchError as error:
         raise click.ClickException(str(error)) from error
 
@@ -115,7 +493,7 @@ def _measured(
             rows = rows_for(task, options["source"], options["field"])
             return device, replace(measure(Probe(task, rows), plan, tell), way=options["way"])
         finally:
-            residents.move_out()
+            registry.unload_all()
 
 
 def _sizes(given: str | None) -> tuple[int, ...]:
@@ -133,7 +511,7 @@ def _sizes(given: str | None) -> tuple[int, ...]:
 @contextmanager
 def _without_advice() -> Iterator[None]:
     """Keep to itself what a runner says to those who look after a worker."""
-    logger = logging.getLogger("celery_batch.serving.runner")
+    logger = logging.getLogger("celery_batch.runtime.runner")
     before = logger.level
     logger.setLevel(logging.ERROR)
     try:

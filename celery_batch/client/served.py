@@ -20,7 +20,7 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 
-from celery_batch.depth_look import Look, can_look, open_look
+from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_reader
 
 __all__ = ["ServedWatch", "ais_served", "is_served"]
 
@@ -68,7 +68,7 @@ class ServedWatch:
         self._lock = threading.Lock()
         self._asked = threading.Event()
         self._runs = False
-        self._look: Look | None = None
+        self._look: DepthReader | None = None
 
     @classmethod
     def of(cls, app: Any) -> ServedWatch:
@@ -155,11 +155,11 @@ class ServedWatch:
                     each.set_result(found)
 
     def _look_at(self, queue: str, task: str) -> bool:
-        if not can_look(self._app):
+        if not can_read_depth(self._app):
             return _ask_workers(self._app, queue)
         is_old = self._look is not None
         try:
-            self._look = self._look or open_look(self._app)
+            self._look = self._look or open_depth_reader(self._app)
             return self._look.is_served(queue, task)
         except Exception:
             self._let_go()
@@ -182,7 +182,7 @@ def _ask_workers(app: Any, queue: str) -> bool:
 
 def is_served(task: Any, queue: Any, timeout: float) -> bool:
     """
-    Return whether a worker serves a task; see `Asking.is_served`.
+    Return whether a worker serves a task; see `ClientMethods.is_served`.
 
     Args:
         task: The batch task.

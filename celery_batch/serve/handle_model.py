@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.errors import BatchError, MessageRefused, WrongResultCount
+from celery_batch.runtime.devices import require_seen, usable_cores
+from celery_batch.runtime.failures import is_device_broken
+from celery_batch.runtime.model import Model
 from celery_batch.serve.envelope import opened
 from celery_batch.serve.finding import find_handle
 from celery_batch.serve.handle import NO_GPU, Handle
-from celery_batch.serving.devices import require_seen, usable_cores
-from celery_batch.serving.model import Model
-from celery_batch.serving.trouble import is_device_broken
 
 __all__ = ["HandleModel"]
 

@@ -6,7 +6,7 @@ import os
 
 from celery_batch.serve.app import config_of_process, make_app, task_options
 from celery_batch.serve.handle_model import HandleModel
-from celery_batch.serve.programs import DEVICE
+from celery_batch.serve.processes import DEVICE
 
 __all__ = ["app", "predict"]
 

@@ -11,9 +11,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from celery_batch.streamer.managed import ManagedModel as ManagedModel
     from celery_batch.streamer.manager import GpuWorkerManager as GpuWorkerManager
-    from celery_batch.streamer.processes import Streamer as Streamer
+    from celery_batch.streamer.model_adapters import ManagedModel as ManagedModel
+    from celery_batch.streamer.process_streamer import Streamer as Streamer
     from celery_batch.streamer.redis_streamer import RedisStreamer as RedisStreamer
     from celery_batch.streamer.redis_worker import RedisWorker as RedisWorker
     from celery_batch.streamer.redis_worker import StreamWorker as StreamWorker
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 _HOME = {
     "GpuWorkerManager": "celery_batch.streamer.manager",
-    "ManagedModel": "celery_batch.streamer.managed",
+    "ManagedModel": "celery_batch.streamer.model_adapters",
     "RedisStreamer": "celery_batch.streamer.redis_streamer",
     "RedisWorker": "celery_batch.streamer.redis_worker",
     "StreamWorker": "celery_batch.streamer.redis_worker",
-    "Streamer": "celery_batch.streamer.processes",
+    "Streamer": "celery_batch.streamer.process_streamer",
     "ThreadedStreamer": "celery_batch.streamer.threaded",
     "run_redis_workers_forever": "celery_batch.streamer.redis_worker",
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.streamer.posts import Job, keep_running
+from celery_batch.streamer.process_supervisor import Job, keep_running
 
 __all__ = ["GpuWorkerManager"]
 

@@ -1,5 +1,8 @@
-"""
-The web processes' side of service-streamer on Redis: asks, and owns no worker.
+"""The client of service-streamer on Redis, without workers of its own.
+
+Items are ordinary Celery tasks with one argument, so a client that knows nothing of
+us may send them too: ``app.send_task("streamer.predict", (item,), queue="streamer")``,
+or with the prefix ``bert``: ``"streamer.bert.predict"`` to the queue ``"streamer.bert"``.
 
 A request of n items is n tasks that are written at once, and no chunk.  So an item that
 fails keeps its own error, one that kills its process takes no others along, a long
@@ -10,38 +13,339 @@ messages from us and from any Celery client.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import re
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import parse_qsl, urlencode
 
 from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.utils.url import maybe_sanitize_url
 
-from celery_batch.asking import Asking
-from celery_batch.client.many import apply_many
+from celery_batch.client.publish.bulk import apply_many
+from celery_batch.client.results.futures import EndedOnce, are_small
+from celery_batch.client.results.listener import listener_for
+from celery_batch.client.results.poller import Poller
+from celery_batch.client.results.waiting import keep_address
+from celery_batch.client_methods import ClientMethods
 from celery_batch.errors import ConfigurationError, QueueFull
-from celery_batch.streamer.line import app_for, queue_of, task_of
-from celery_batch.streamer.redis_address import DEFAULT, connection_settings
-from celery_batch.streamer.request_future import RequestFuture
 
-__all__ = ["RedisStreamer"]
+__all__ = [
+    "DEFAULT",
+    "RedisStreamer",
+    "RequestFuture",
+    "app_for",
+    "connection_settings",
+    "queue_of",
+    "task_of",
+]
+
+
+class RequestFuture(EndedOnce):
+    """
+    Done when all items of a request are answered.
+
+    One that nobody holds, and that has no callbacks, leaves nothing behind; so does one
+    that is cancelled, while its items go their way.
+
+    Args:
+        results: A `BatchResult` for each item, in order.
+        patience: Seconds to wait where nobody says how long; None for ever.
+    """
+
+    def __init__(self, results: list[Any], patience: float | None) -> None:
+        super().__init__()
+        self._patience = patience
+        self._results = results
+        self._process = os.getpid()
+        self._received = itertools.count(1)
+        self._watched: list[Any] = []
+
+    def watch(self) -> None:
+        """Be done when all items are answered."""
+        if not self._results:
+            self._settle()
+        elif listener_for(self._results[0].app) is None:
+            self._poll()
+        else:
+            self._listen()
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """
+        Return the outputs, one for each item, in order.
+
+        Args:
+            timeout: Most seconds to wait; the streamer's ``worker_timeout`` unless given.
+
+        Raises:
+            TimeoutError: They are not all there by then.
+            CancelledError: The future was cancelled.
+            Exception: What the first item that failed has failed with.
+        """
+        self._follow_fork()
+        outputs: list[Any] = super().result(self._patience if timeout is None else timeout)
+        return outputs
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """
+        Return what the first item that failed has failed with, or None.
+
+        Args:
+            timeout: As for `result`.
+
+        Raises:
+            TimeoutError: The items are not all answered by then.
+            CancelledError: The future was cancelled.
+        """
+        self._follow_fork()
+        return super().exception(self._patience if timeout is None else timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """
+        Have a function called with this future when it is done; until then it is kept alive.
+
+        Args:
+            fn: Called in a thread that others wait for, so briefly.
+        """
+        self._follow_fork()
+        _kept.add(self)
+        super().add_done_callback(fn)
+        if self.done():
+            _kept.discard(self)
+
+    def cancel(self) -> bool:
+        """Give up waiting and return whether that was in time; the items go their way."""
+        is_cancelled = super().cancel()
+        if is_cancelled:
+            self._let_go()
+        return is_cancelled
+
+    def _listen(self) -> None:
+        me = weakref.ref(self)
+
+        def heard() -> None:
+            future = me()
+            if future is not None:
+                future._count()  # noqa: SLF001 (our own)
+
+        for result in self._results:
+            reply = result.own_reply()
+            if reply.pending.watch(reply, heard):
+                self._watched.append((reply, heard))
+            else:
+                self._count()
+
+    def _follow_fork(self) -> None:
+        """Listen in this process, where it is a fork of the one that has asked."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._condition = threading.Condition()  # somebody may have held the old one
+            self._received = itertools.count(1)
+            self._watched = []
+            if not self.done():
+                self.watch()
+
+    def _count(self) -> None:
+        if next(self._received) == len(self._results):
+            self._watched.clear()
+            if not (are_small(self._results) and self._settle()):
+                self._poll()
+
+    def _poll(self) -> None:
+        """Ask for the items where they are stored, as long as somebody holds this future."""
+        me = weakref.ref(self)
+
+        def poll() -> bool:
+            future = me()
+            return future is None or future._settle()  # noqa: SLF001 (our own)
+
+        for result in self._results:
+            keep_address(result.backend)
+        Poller.of(self._results[0].app).add(poll)
+
+    def _settle(self) -> bool:
+        is_done = self.end(self._outputs)
+        if is_done:
+            _kept.discard(self)
+        return is_done
+
+    def _outputs(self) -> tuple[list[Any]] | None:
+        """Return the outputs if they are all there."""
+        for result in self._results:
+            if result.look() is None:
+                return None
+        return ([result.maybe_throw() for result in self._results],)
+
+    def _let_go(self) -> None:
+        _kept.discard(self)
+        for reply, watcher in self._watched:
+            reply.pending.leave_soon(reply, watcher)
+        self._watched.clear()
+
+    def __del__(self) -> None:
+        self._let_go()
+
+
+#: Those whose callbacks somebody waits for.
+_kept: set[RequestFuture] = set()
+
+
+#: What service-streamer's programs leave out.
+DEFAULT = "localhost:6379"
+
+
+#: Says what the default means on this machine, for programs that name no Redis.
+VARIABLE = "CELERY_BATCH_REDIS_BROKER"
+
+
+_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
+
+
+_PLACE = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:/@?#\s]+)(?::(\d{1,5}))?")
+
+
+def connection_settings(redis_broker: str) -> dict[str, Any]:
+    """
+    Return the Celery settings for a Redis that is both broker and result backend.
+
+    Args:
+        redis_broker: ``"host:port"``, or a URL of Celery's: ``redis://``, ``rediss://``,
+            ``redis+socket://``, or ``sentinel://`` with ``?master_name=...``.  The default
+            is wherever the environment variable ``CELERY_BATCH_REDIS_BROKER`` says.
+
+    Raises:
+        ConfigurationError: It is no address of a Redis.
+    """
+    if redis_broker == DEFAULT:
+        redis_broker = os.environ.get(VARIABLE) or DEFAULT
+    url, options = _url_of(redis_broker)
+    return {
+        "broker_url": url,
+        # These two win over CELERY_BROKER_URL, which is about the application's own tasks.
+        "broker_read_url": url,
+        "broker_write_url": url,
+        "result_backend": url,
+        "broker_transport_options": options,
+        "result_backend_transport_options": dict(options),
+    }
+
+
+def _url_of(given: str) -> tuple[str, dict[str, Any]]:
+    scheme, mark, _ = given.partition("://")
+    if not mark:
+        return _from_place(given), {}
+    if scheme not in _SCHEMES:
+        raise ConfigurationError(
+            f"redis_broker: {scheme}:// is no Redis; write host:port or one of"
+            f" {', '.join(f'{each}://' for each in _SCHEMES)}"
+            f" (for other brokers send BatchTask tasks yourself)"
+        )
+    base, _, query = given.partition("?")
+    said = dict(parse_qsl(query, keep_blank_values=True))
+    options = {}
+    if scheme == "sentinel":
+        options["master_name"] = said.pop("master_name", "")
+        if not options["master_name"]:
+            raise ConfigurationError(
+                "redis_broker: sentinel:// needs the name of its Redis, ?master_name=..."
+            )
+    if scheme == "rediss":
+        said.setdefault("ssl_cert_reqs", "required")
+    return f"{base}?{urlencode(said)}" if said else base, options
+
+
+def _from_place(given: str) -> str:
+    found = _PLACE.fullmatch(given)
+    if not found:
+        raise ConfigurationError(
+            f"redis_broker: {given!r} is no address; write host:port or redis://..."
+        )
+    return f"redis://{found[1]}:{found[2] or 6379}/0"
+
+
+#: Seconds after which a stored answer goes; clients are told of it when it is there.
+ANSWERS_KEPT = 3600
+
+
+_QUEUE = "streamer"
+
+
+def queue_of(prefix: str) -> str:
+    """
+    Return the name of a prefix's queue.
+
+    Raises:
+        ConfigurationError: The prefix is no text.
+    """
+    if not isinstance(prefix, str):
+        raise ConfigurationError(f"prefix: must be a text, got {prefix!r}")
+    return f"{_QUEUE}.{prefix}" if prefix else _QUEUE
+
+
+def task_of(prefix: str) -> str:
+    """
+    Return the name of the task that answers a prefix's items.
+
+    Raises:
+        ConfigurationError: The prefix is no text.
+    """
+    return f"{queue_of(prefix)}.predict"
+
+
+def app_for(redis_broker: str, **settings: Any) -> Celery:
+    """
+    Return a new Celery app on a Redis; it does not become the process's current one.
+
+    Args:
+        redis_broker: As for `connection_settings`.
+        settings: More Celery settings.
+
+    Raises:
+        ConfigurationError: It is no address of a Redis.
+    """
+    place = connection_settings(redis_broker)
+    url = place["broker_url"]
+    app = Celery(_QUEUE, broker=url, set_as_current=False)
+    app.conf.update(
+        place,
+        # Whoever else can write to this Redis must not be able to run code in us.
+        accept_content=["json"],
+        task_serializer="json",
+        result_serializer="json",
+        result_expires=ANSWERS_KEPT,
+        broker_connection_retry_on_startup=True,
+        **settings,
+    )
+    app.backend_cls = url  # which wins over CELERY_RESULT_BACKEND, as broker_read_url does
+    app.finalize()
+    return app
+
 
 #: One app, and so one connection that hears of answers, for each Redis.
 _apps: dict[str, Celery] = {}
+
+
 _guard = threading.Lock()
+
 
 #: The apps whose Redis has answered.
 _reached: weakref.WeakSet[Celery] = weakref.WeakSet()
 
+
 #: Seconds in which a Redis has to take a connection.
 _CONNECT = 1.0
 
+
 #: How long to try a Redis that was never there, and one that may just be restarted.
 _ONCE_MORE = {"max_retries": 1, "interval_start": 0.5}
+
+
 _FOR_A_WHILE = {"max_retries": 4, "interval_start": 0.1, "interval_step": 0.2, "interval_max": 0.6}
 
 
@@ -53,7 +357,7 @@ class RedisStreamer:
 
     Args:
         redis_broker: ``"host:port"`` or a broker URL of Celery's, see
-            `celery_batch.streamer.redis_address.connection_settings`.
+            `celery_batch.streamer.redis_streamer.connection_settings`.
         prefix: Which model: each prefix is a queue of its own.
         worker_timeout: Seconds after which `predict`, and a future's ``result()`` without a
             timeout, give up; None for never.
@@ -251,7 +555,7 @@ def _register(app: Celery, prefix: str) -> Any:
         msg = f"{item!r} is for the workers of queue {queue_of(prefix)!r}"
         raise NotImplementedError(msg)
 
-    return app.task(base=Asking, name=task_of(prefix))(predict)
+    return app.task(base=ClientMethods, name=task_of(prefix))(predict)
 
 
 def _begin_anew() -> None:

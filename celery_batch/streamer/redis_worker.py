@@ -1,24 +1,176 @@
-"""The workers' side of service-streamer on Redis: real Celery workers, one model each."""
+"""The workers of service-streamer on Redis: Celery workers with one model each."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import methodcaller
 from typing import Any, NoReturn
 
-from celery_batch.batching.policy import BatchPolicy
-from celery_batch.errors import ConfigurationError
-from celery_batch.serving import devices
-from celery_batch.streamer.celery_worker import serve
-from celery_batch.streamer.gpus import device_names, visible_gpu
-from celery_batch.streamer.line import app_for, queue_of, task_of
-from celery_batch.streamer.posts import Job, keep_running
-from celery_batch.streamer.redis_address import DEFAULT, connection_settings
-from celery_batch.streamer.resident import resident_class
-from celery_batch.task import model_task
+from celery import Celery, signals
+from celery.apps.worker import Worker
+from celery.utils.nodenames import gethostname
+from kombu.utils.json import register_type
 
-__all__ = ["RedisWorker", "StreamWorker", "run_redis_workers_forever"]
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.errors import ConfigurationError, LoadFailed
+from celery_batch.runtime import devices
+from celery_batch.runtime.model import Model
+from celery_batch.streamer import process_supervisor
+from celery_batch.streamer.model_adapters import as_model, device_names, visible_gpu
+from celery_batch.streamer.parent_death import end_with_parent
+from celery_batch.streamer.process_supervisor import Job, keep_running
+from celery_batch.streamer.redis_streamer import (
+    DEFAULT,
+    app_for,
+    connection_settings,
+    queue_of,
+    task_of,
+)
+from celery_batch.task import model_task
+from celery_batch.worker.executor.loader import load_failed
+
+__all__ = [
+    "RedisWorker",
+    "StreamWorker",
+    "model_class_of",
+    "run_redis_workers_forever",
+    "serve",
+]
+
+
+#: They say two lines for each item, which is too much for a service.
+_TALKATIVE = ("celery.app.trace", "celery.worker.strategy")
+
+
+def serve(app: Celery, queue: str, *, pool: str) -> NoReturn:
+    """
+    Serve a queue until a signal or a remote command ends this process.
+
+    Args:
+        app: The Celery app; it becomes the process's current one.
+        queue: The queue's name.
+        pool: The pool's name.
+
+    Raises:
+        SystemExit: The worker has ended, or could not start.
+    """
+    worker = _Worker(
+        app=app,
+        hostname=f"{queue}-{os.getpid()}@{gethostname()}",
+        pool_cls=pool,
+        concurrency=1,
+        queues=[queue],
+        loglevel=_quieten(),
+        quiet=True,
+        without_mingle=True,
+        without_gossip=True,
+    )
+    _end_children_with_parent()
+    _tell_reaper()
+    worker.start()
+    raise SystemExit(worker.exitcode or 0)
+
+
+class _Worker(Worker):  # type: ignore[misc]
+    """Celery's, but for SIGHUP: it would run the program anew that has started us."""
+
+    def install_platform_tweaks(self, worker: Any) -> None:
+        super().install_platform_tweaks(worker)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
+
+
+def _quieten() -> int:
+    """Return the level to log at: the program's own, or INFO without a line for each item."""
+    root = logging.getLogger()
+    if root.handlers:
+        return root.getEffectiveLevel()
+    for name in _TALKATIVE:
+        logger = logging.getLogger(name)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.WARNING)
+    return logging.INFO
+
+
+def _tell_reaper() -> None:
+    """Have who keeps this process running hear whether it has its model."""
+    signals.worker_ready.connect(
+        lambda **_: process_supervisor.tell(process_supervisor.LOADED), weak=False
+    )
+    load_failed.connect(lambda error, **_: _tell_trouble(error), weak=False)
+
+
+def _tell_trouble(error: str) -> None:
+    # A pool process reports a whole traceback, which stands in the log; its last words will do.
+    process_supervisor.tell(
+        process_supervisor.UNLOADED, error.rpartition(f"{LoadFailed.__name__}: ")[2].strip()
+    )
+
+
+def _end_children_with_parent() -> None:
+    """Have the pool's processes end with this one, from their first moment on."""
+    worker = os.getpid()
+    os.register_at_fork(after_in_child=partial(_end_with_parent, worker))
+    # Once more, for one whose parent died between its first two moments.
+    signals.worker_process_init.connect(lambda **_: end_with_parent(worker), weak=False)
+
+
+def _end_with_parent(worker: int) -> None:
+    if os.getppid() == worker:  # what a model forks is its own affair
+        end_with_parent(worker)
+
+
+def model_class_of(
+    given: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+) -> type[Model]:
+    """
+    Return a `Model` class for what the user gave.
+
+    Args:
+        given: A predict function, a `ManagedModel` class or a `Model` class.
+        args: As for `as_model`.
+        kwargs: Likewise.
+
+    Raises:
+        ConfigurationError: It is none of these.
+    """
+    inner = as_model(given, args, kwargs)
+
+    class Streamed(Model):
+        """What a streamer's worker predicts with."""
+
+        def load(self, device: str) -> None:
+            inner.load(device)
+            _teach_json_arrays()
+
+        def examples(self) -> Sequence[Any]:
+            return inner.examples()
+
+        def predict(self, batch: list[Any]) -> Sequence[Any]:
+            return inner.predict(batch)
+
+        def unload(self) -> None:
+            inner.unload()
+
+    Streamed.__name__ = Streamed.__qualname__ = str(inner).removesuffix(".predict")
+    return Streamed
+
+
+#: What models like to return and JSON does not know.
+_ARRAYS = (("numpy", "ndarray"), ("numpy", "generic"), ("torch", "Tensor"))
+
+
+def _teach_json_arrays() -> None:
+    """Have arrays and their numbers be answered as lists and numbers, in this process."""
+    for module, name in _ARRAYS:
+        if module in sys.modules:  # else the model has none of them
+            register_type(getattr(sys.modules[module], name), None, methodcaller("tolist"))
 
 
 class RedisWorker:
@@ -62,7 +214,7 @@ class RedisWorker:
         self._broker = redis_broker
         self._options = {"max_batch_size": batch_size, "max_wait": max_latency, **options}
         # What is wrong should be so here, and not in a process that is started later.
-        resident_class(*self._given)
+        model_class_of(*self._given)
         BatchPolicy(max_batch_size=batch_size, max_wait=max_latency)
         connection_settings(redis_broker)
 
@@ -91,7 +243,7 @@ class RedisWorker:
             worker_hijack_root_logger=not logging.getLogger().handlers,
             worker_redirect_stdouts=False,
         )
-        model = resident_class(*self._given)
+        model = model_class_of(*self._given)
         model_task(app, model, name=task_of(self.prefix), **self._options)
         serve(app, self.queue, pool="threads" if lives_here else "prefork")
 

@@ -6,18 +6,17 @@ import threading
 from typing import Any
 
 from celery_batch.errors import LoadFailed
-from celery_batch.serving import devices
-from celery_batch.serving.runner import Runner
-from celery_batch.streamer.intake import Intake, Slot
-from celery_batch.streamer.managed import as_model, warm
-from celery_batch.streamer.outputs import break_off, give
-from celery_batch.streamer.streaming import Crew, Streaming
-from celery_batch.streamer.waiting import Requests
+from celery_batch.runtime import devices
+from celery_batch.runtime.runner import Runner
+from celery_batch.streamer.base import BaseStreamer, WorkerPool
+from celery_batch.streamer.model_adapters import as_model, warm
+from celery_batch.streamer.recovery import break_off, give
+from celery_batch.streamer.request_queue import RequestQueue, Requests, Slot
 
 __all__ = ["ThreadedStreamer"]
 
 
-class ThreadedStreamer(Streaming):
+class ThreadedStreamer(BaseStreamer):
     """
     Gathers single requests into batches for a model in this process.
 
@@ -48,18 +47,18 @@ class ThreadedStreamer(Streaming):
         super().__init__(batch_size, max_latency, worker_timeout, max_queue)
         self._model = as_model(predict_function)
 
-    def _hire(self, intake: Intake) -> Crew:
-        return _Feeder(intake, self._model, self._size)
+    def _start_workers(self, request_queue: RequestQueue) -> WorkerPool:
+        return _Feeder(request_queue, self._model, self._size)
 
 
 class _Feeder:
     """The thread that runs the model."""
 
-    def __init__(self, intake: Intake, model: Any, size: int) -> None:
-        self._intake = intake
+    def __init__(self, request_queue: RequestQueue, model: Any, size: int) -> None:
+        self._request_queue = request_queue
         self._model = model
         self._size = size
-        self._slot: Slot = intake.slot()
+        self._slot: Slot = request_queue.slot()
         name = f"celery_batch streamer of {model}"
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -74,10 +73,10 @@ class _Feeder:
         try:
             warm(self._model, devices.discover()[0])
         except LoadFailed as error:
-            self._intake.close(error)
+            self._request_queue.close(error)
             return
         runner = Runner(self._model.predict, name, most=self._size)
-        while (requests := self._intake.take(self._slot)) is not None:
+        while (requests := self._request_queue.take(self._slot)) is not None:
             self._run(runner, requests)
         self._model.unload()
 
@@ -86,8 +85,8 @@ class _Feeder:
             items = [item for request in requests for item in request.item.items]
             outputs = runner.answers(items, alone=len(requests) == 1)
         except BaseException as error:  # noqa: BLE001 (the thread has to live on)
-            self._intake.done(self._slot, requests)
-            break_off(self._intake, requests, error, str(self._model))
+            self._request_queue.done(self._slot, requests)
+            break_off(self._request_queue, requests, error, str(self._model))
             return
-        self._intake.done(self._slot, requests)
-        give(self._intake, requests, outputs)
+        self._request_queue.done(self._slot, requests)
+        give(self._request_queue, requests, outputs)

@@ -15,7 +15,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.serving.devices import VISIBLE, visible_entries, visible_entry
+from celery_batch.runtime.devices import VISIBLE, visible_entries, visible_entry
 
 __all__ = ["Gpus", "find_gpus"]
 
@@ -84,7 +84,7 @@ def find_gpus(devices: Sequence[str] | None = None) -> Gpus | None:
     Return the GPUs that this worker may use; None if nothing can be said of any.
 
     Args:
-        devices: Names as for `celery_batch.serving.devices.pin`; unless given, all that
+        devices: Names as for `celery_batch.runtime.devices.pin`; unless given, all that
             ``CUDA_VISIBLE_DEVICES`` shows.
     """
     try:

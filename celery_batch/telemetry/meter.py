@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from copy import copy
 from typing import Any
 
-from celery_batch.telemetry.idle import DeviceIdle
+from celery_batch.telemetry.device_idle import DeviceIdle
 from celery_batch.telemetry.report import BatchReport, End, Outcome
 from celery_batch.telemetry.tally import Tally
 

@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from celery_batch.amounts import figure
 from celery_batch.errors import OutOfMemory
+from celery_batch.formatting import figure
 from celery_batch.tuning.curve import Curve, Point
 
 __all__ = ["Plan", "Seen", "measure"]
@@ -87,7 +87,7 @@ def measure(run: Callable[[int], Seen], plan: Plan, tell: Callable[[str], None])
     """
     found: dict[int, list[Seen]] = {}
     cap = _grow(run, plan, found, tell)
-    rounds = _rounds(found, plan)
+    rounds = _polls(found, plan)
     for number in range(rounds):
         tell(f"round {number + 1} of {rounds}")
         sizes = sorted(found, reverse=number % 2 == 1)  # a drift strikes nobody's turn alone
@@ -127,7 +127,7 @@ def _grow(
     return ""
 
 
-def _rounds(found: dict[int, list[Seen]], plan: Plan) -> int:
+def _polls(found: dict[int, list[Seen]], plan: Plan) -> int:
     one = sum(_usual(runs) * _times(runs, found) for runs in found.values())
     rounds = int(plan.seconds * len(found) / max(one, 1e-6))
     return min(max(rounds, _FEWEST_ROUNDS), _MOST_ROUNDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from celery_batch.amounts import figure, number
+from celery_batch.formatting import figure, number
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.propose import CARRIED, Proposal, Trial
 

@@ -15,7 +15,7 @@ from kombu.exceptions import EncodeError, OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_batch.client.copied import copied
+from celery_batch.client.results.result import copied
 from celery_batch.errors import BatchError, DeadlineExceeded, OutOfMemory, QueueFull
 
 __all__ = ["ERRORS", "HttpError", "http_error", "task_error"]

@@ -27,18 +27,15 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_batch.asking import Asking
-from celery_batch.client.aio import apply_async
-from celery_batch.client.arrival import arrived_by, begin_listening
-from celery_batch.client.listener import is_cut_off, is_listening, listener_for
-from celery_batch.client.many import PartlySent
-from celery_batch.client.outbox import sent_by
-from celery_batch.client.outgoing import first_look
-from celery_batch.client.publisher import Publisher
-from celery_batch.client.revokes import revoke_soon
-from celery_batch.client.room import BrokerUnreachable
-from celery_batch.client.round_trip import Limits, RoundTrip
-from celery_batch.client.together import room_for
+from celery_batch.client.backpressure import BrokerUnreachable
+from celery_batch.client.publish.aio import Limits, RoundTrip, apply_async, first_look
+from celery_batch.client.publish.buffer import sent_by
+from celery_batch.client.publish.bulk import PartlySent, room_for
+from celery_batch.client.publish.publisher import Publisher
+from celery_batch.client.results.listener import is_cut_off, is_listening, listener_for
+from celery_batch.client.results.waiting import arrived_by, begin_listening
+from celery_batch.client.revoke import revoke_soon
+from celery_batch.client_methods import ClientMethods
 from celery_batch.errors import BatchError, ConfigurationError, DeadlineExceeded
 from celery_batch.web.errors import task_error
 
@@ -185,7 +182,7 @@ def _expiry(timeout: float, on_timeout: str, expires: float | None) -> dict[str,
 
 def _check(task: Any, options: dict[str, Any], count: int) -> None:
     """Refuse calls whose results cannot be waited for."""
-    if not isinstance(task, Asking):
+    if not isinstance(task, ClientMethods):
         raise ConfigurationError(f"{task!r} is no batch task: give it base=BatchTask")
     if options.get("ignore_result", task.ignore_result):
         raise ConfigurationError(f"{task.name} ignores its results, so none can be waited for")
@@ -233,12 +230,12 @@ def _listen(app: Any, deadline: float) -> None:
     """Begin to hear of results: else each is waited for in Celery's way, with its long retries."""
     if not is_listening(app):
         listener_for(app, max(deadline - time.monotonic(), 0.0))
-        _check_heard(app)
+        _check_received(app)
     if time.monotonic() >= deadline:
         raise TimeoutError("the result store has not answered in time")
 
 
-def _check_heard(app: Any) -> None:
+def _check_received(app: Any) -> None:
     if is_cut_off(app):
         _away_until[app] = time.monotonic() + _PAUSE
         raise BrokerUnreachable("The result store does not answer.")
@@ -258,7 +255,7 @@ async def _asend(
         async with asyncio.timeout(max(deadline - time.monotonic(), 0.0)):
             if not is_listening(app):
                 await begin_listening(app)
-                _check_heard(app)
+                _check_received(app)
             if len(items) > 1 or not is_listening(app):
                 await first_look(task, options, len(items))
                 with room_for(task, options, len(items)):
@@ -303,14 +300,14 @@ def _has_come(result: Any, timeout: float) -> bool:
     if not result.is_elsewhere and is_listening(result.app):
         reply, rung = result.own_reply(), queue.SimpleQueue[None]()
         watcher = partial(rung.put, None)
-        if reply.inbox.watch(reply, watcher):
+        if reply.pending.watch(reply, watcher):
             try:
                 rung.get(timeout=timeout)
             except queue.Empty:  # the store is not asked once more: that may take seconds
                 return False
             finally:
                 if reply.value is None:
-                    reply.inbox.leave(reply, watcher)
+                    reply.pending.leave(reply, watcher)
         if reply.value:
             return True
     try:

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.local import maybe_evaluate
 from kombu.exceptions import OperationalError
 
-from celery_batch.asking import Asking
+from celery_batch.client_methods import ClientMethods
 from celery_batch.errors import ConfigurationError
 
 __all__ = ["Readiness", "areadiness", "readiness"]
@@ -111,6 +111,6 @@ def _away(error: OperationalError) -> Readiness:
 def _batch_tasks(app: Celery, tasks: Iterable[Any]) -> Iterator[Any]:
     for each in tasks:
         task = app.tasks.get(each) if isinstance(each, str) else maybe_evaluate(each)
-        if not isinstance(task, Asking):
+        if not isinstance(task, ClientMethods):
             raise ConfigurationError(f"{each!r} is no batch task of {app.main}")
         yield task

@@ -1,4 +1,4 @@
-"""Where the message path can be made bulk, and the switch to leave it alone."""
+"""Which parts of the message path can be made bulk, and the switch to turn them off."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from celery.worker.state import maybe_shutdown
 from redis.exceptions import NoPermissionError
 
 from celery_batch.config import Settings
-from celery_batch.worker.ledger import NoLedger
-from celery_batch.worker.redis_acks import BulkAcks
-from celery_batch.worker.redis_fetch import BulkFetch
-from celery_batch.worker.redis_lease import Lease
-from celery_batch.worker.redis_ledger import RedisLedger
+from celery_batch.worker.dispatch.running_messages import NoRunningMessages
+from celery_batch.worker.redis.acks import BulkAcks, RedisRunningMessages
+from celery_batch.worker.redis.fetch import BulkFetch
+from celery_batch.worker.redis.lease import Lease
 
 __all__ = ["BulkPath"]
 
@@ -43,7 +42,7 @@ class BulkPath:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        consumer.batch_ledger = NoLedger()
+        consumer.batch_running_messages = NoRunningMessages()
         self._unsent: list[str] = []
         self._acks: BulkAcks | None = None
         self._fetch: BulkFetch | None = None
@@ -70,10 +69,12 @@ class BulkPath:
         if self._last_owner is not None:
             lease.restorer.resign(self._last_owner)
         self._last_owner = lease.keys.owner
-        consumer, lanes = self._consumer, self._consumer.batch_lanes
-        read = consumer.batch_gate.read
-        self._fetch = BulkFetch(channel, consumer.hub, lease, lanes, read)
-        consumer.batch_ledger = RedisLedger(consumer.pool, lease, self._acks, lanes.drop)
+        consumer, scheduler = self._consumer, self._consumer.batch_scheduler
+        read = consumer.batch_validator.read
+        self._fetch = BulkFetch(channel, consumer.hub, lease, scheduler, read)
+        consumer.batch_running_messages = RedisRunningMessages(
+            consumer.pool, lease, self._acks, scheduler.drop
+        )
 
     @property
     def is_open(self) -> bool:
@@ -82,7 +83,7 @@ class BulkPath:
 
     def close(self) -> None:
         """Let go of a connection that is gone."""
-        self._consumer.batch_ledger = NoLedger()
+        self._consumer.batch_running_messages = NoRunningMessages()
         if self._fetch is not None:
             self._fetch.close()
         if self._acks is not None:
@@ -131,11 +132,11 @@ class BulkPath:
         consumer = self._consumer
 
         def in_doubt() -> None:
-            consumer.hub.call_soon(consumer.batch_ledger.drop_lost)
+            consumer.hub.call_soon(consumer.batch_running_messages.drop_lost)
 
         seconds = Settings.of(consumer.app).lease
         lease = self._lease = Lease(channel, consumer.hostname, seconds, in_doubt)
-        lease.on_futile_stop = consumer.batch_lanes.end_running
+        lease.on_futile_stop = consumer.batch_scheduler.end_running
         lease.before_refusal = self._leave_retries
         lease.open()
         return lease

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 __all__ = ["Tally", "main", "post_many"]
 
 #: Seconds after which an unanswered request has failed.
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 _MOST_ERRORS_SHOWN = 5
 
 
@@ -90,7 +90,7 @@ async def post_many(
     body = {"img": base64.b64encode(picture).decode()}
     tally, turns, began = Tally(), iter(range(count)), time.perf_counter()
     limits = httpx.Limits(max_connections=in_flight, max_keepalive_connections=in_flight)
-    async with httpx.AsyncClient(timeout=_PATIENCE, limits=limits) as client:
+    async with httpx.AsyncClient(timeout=_TIMEOUT, limits=limits) as client:
 
         async def keep_posting() -> None:
             for _ in turns:

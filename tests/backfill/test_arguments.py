@@ -6,8 +6,8 @@ from inspect import signature
 
 import pytest
 
-from celery_batch.backfill.arguments import Arguments, some_fit
-from celery_batch.backfill.rows import Row, Unreadable
+from celery_batch.backfill.inputs import Arguments, some_fit
+from celery_batch.backfill.window import Row, Unreadable
 from celery_batch.errors import BackfillError
 
 

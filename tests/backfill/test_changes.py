@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_batch.backfill.about import About
-from celery_batch.backfill.changes import changes
-from celery_batch.backfill.ledger import Ledger
-from celery_batch.backfill.rows import Answered, Row
+from celery_batch.backfill.checkpoint import Checkpoint, OutputDescription, changes
+from celery_batch.backfill.window import Answered, Row
 from celery_batch.errors import BackfillError
 
 ABOUT = {"task": "double", "input": "12 abc", "format": "jsonl", "key": None, "field": "text"}
@@ -41,17 +39,17 @@ def test_what_was_not_written_down_is_not_compared():
 
 def test_another_field_is_refused(tmp_path):
     """What an output was begun with is what it goes on with."""
-    with Ledger(tmp_path / "out.jsonl", ABOUT) as ledger:
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
         ledger.add([Answered(Row(0, "0", (0,)), 0)])
 
     with pytest.raises(BackfillError, match=r"--field was text then.*use --restart to begin"):
-        Ledger(tmp_path / "out.jsonl", ABOUT | {"field": "body"})
+        Checkpoint(tmp_path / "out.jsonl", ABOUT | {"field": "body"})
 
 
 @pytest.mark.parametrize("text", [None, "", "[]", '{"task": "dou'])
 def test_what_cannot_be_read_is_not_known(tmp_path, text):
     """An output without that file, or with half of it, is like any other file."""
-    about = About(tmp_path / "out.jsonl")
+    about = OutputDescription(tmp_path / "out.jsonl")
     if text is not None:
         about.path.write_text(text)
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from celery_batch.backfill.failures import Failures
-from celery_batch.backfill.ledger import Ledger
+from celery_batch.backfill.checkpoint import Checkpoint, Failures
 from celery_batch.backfill.outputs import write_output
 from celery_batch.errors import BackfillError
 
@@ -78,7 +77,7 @@ def test_failures_of_what_is_not_complete_are_not_run_again(tmp_path):
     with pytest.raises(BackfillError, match=r"out\.jsonl: is not there; run without"):
         Failures(out).keys()
 
-    Ledger.paths(out)[0].touch()
+    Checkpoint.paths(out)[0].touch()
 
     with pytest.raises(BackfillError, match=r"out\.jsonl: is not complete yet; run without"):
         Failures(out).keys()

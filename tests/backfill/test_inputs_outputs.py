@@ -13,10 +13,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet as pq
 
-from celery_batch.backfill.inputs import Input
+from celery_batch.backfill.inputs import Input, _at_once
 from celery_batch.backfill.outputs import format_of, write_output
-from celery_batch.backfill.readers import _at_once
-from celery_batch.backfill.rows import Unreadable
+from celery_batch.backfill.window import Unreadable
 from celery_batch.errors import BackfillError
 
 RECORDS = [

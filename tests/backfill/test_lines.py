@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 from kombu.utils.json import dumps
 
-from celery_batch.backfill.ledger import Ledger
-from celery_batch.backfill.rows import Answered, Row
+from celery_batch.backfill.checkpoint import Checkpoint
+from celery_batch.backfill.window import Answered, Row
 
 #: Texts with quotes, breaks, characters of all widths, and halves of them.
 TEXTS = ["", "a", 'say "no"', "\\", "a\nb", "\u2028", "ä€", "\U0001f600", "\udcff", "\x00\x7f"]
@@ -55,7 +55,7 @@ def line(answer):
 
 def written(path, answers):
     """Return what a ledger writes of answers, and how many it says have failed."""
-    with Ledger(path / "out.jsonl", {}) as ledger:
+    with Checkpoint(path / "out.jsonl", {}) as ledger:
         ledger.add(answers)
         return ledger.partial.read_text(), ledger.failed
 

@@ -6,9 +6,9 @@ from inspect import signature
 
 import pytest
 
-from celery_batch.backfill.arguments import Arguments
-from celery_batch.backfill.notices import Notices
-from celery_batch.backfill.rows import Answered, Row
+from celery_batch.backfill.inputs import Arguments
+from celery_batch.backfill.job import Notices
+from celery_batch.backfill.window import Answered, Row
 
 
 def predict(text):

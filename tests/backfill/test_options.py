@@ -6,7 +6,7 @@ import pytest
 from celery import Celery
 
 from celery_batch import BatchTask
-from celery_batch.backfill.options import check_options
+from celery_batch.backfill.job import check_options
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.backfill.spans import Spans
+from celery_batch.backfill.checkpoint import Spans
 
 
 @given(st.lists(st.integers(0, 40), unique=True))

@@ -186,7 +186,7 @@ def test_batch_takes_along_what_it_was_owed_in_line():
     batch = batcher.next(now=0.0)
 
     assert isinstance(batch, Batch)
-    assert (["B"], 0.5) == (batch.items, batch.owed)
+    assert (["B"], 0.5) == (batch.items, batch.guaranteed)
 
 
 def test_batch_that_goes_before_others_and_has_room_is_not_called_full():
@@ -211,7 +211,7 @@ def test_silence_that_nobody_could_see_does_not_count(batcher: Batcher[str]):
 def test_one_who_came_while_a_crowd_was_answered_waits_for_it(batcher: Batcher[str]):
     """A crowd and one beside it come together, and do not take turns for good."""
     add(batcher, "a", at=0.0)
-    batcher.crowd_ended(now=60.0, rows=3, urgency=0)
+    batcher.group_ended(now=60.0, rows=3, urgency=0)
 
     assert Wait(0.5) == batcher.next(now=60.0)
     add(batcher, "bc", at=60.25)
@@ -222,7 +222,7 @@ def test_one_who_waits_for_a_crowd_does_so_once(batcher: Batcher[str]):
     """However many crowds are answered beside it, it is due when the first has had its time."""
     add(batcher, "a", at=0.0)
     for now in (60.0, 60.25, 60.75):
-        batcher.crowd_ended(now=now, rows=3, urgency=0)
+        batcher.group_ended(now=now, rows=3, urgency=0)
 
     assert Wait(0.25) == batcher.next(now=60.75)
     assert ("a", Reason.DUE) == what_left(batcher.next(now=61.0))
@@ -232,7 +232,7 @@ def test_one_who_waits_for_a_crowd_does_so_once(batcher: Batcher[str]):
 def test_nobody_else_waits_for_a_crowd(batcher: Batcher[str], items: str, rows: int, urgency: int):
     """Half as many as the crowd are one themselves; and who is overtaken comes when he may."""
     add(batcher, items, at=0.0)
-    batcher.crowd_ended(now=60.0, rows=rows, urgency=urgency)
+    batcher.group_ended(now=60.0, rows=rows, urgency=urgency)
 
     assert (items, Reason.DUE) == what_left(batcher.next(now=60.0))
 

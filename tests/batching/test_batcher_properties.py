@@ -150,7 +150,7 @@ class Shell:
     def answer(self, rows: int) -> None:
         """A batch of several has run, who may come again."""
         now = self.clock()
-        self.batcher.crowd_ended(now, rows, urgency=0)
+        self.batcher.group_ended(now, rows, urgency=0)
         self.quiet_since = now
         if self.line and 2 * self.rows < rows and self.line[0].arrived >= self.crowd_at:
             self.crowd_at = now

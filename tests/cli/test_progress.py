@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from celery_batch.backfill.ledger import Ledger
+from celery_batch.backfill.checkpoint import Checkpoint, Spans
 from celery_batch.backfill.progress import Clock, Progress
-from celery_batch.backfill.spans import Spans
 from celery_batch.cli import progress as shown_progress
-from celery_batch.cli.duration import duration
+from celery_batch.cli.common import duration
 from celery_batch.cli.progress import line, shown, summary
 
 SOON = Progress(
@@ -76,7 +75,7 @@ def test_a_pause_does_not_make_it_slow(monkeypatch, tmp_path):
     """Seconds for which nothing was to be sent count neither for the rate nor for the average."""
     now = [100.0]
     monkeypatch.setattr("celery_batch.backfill.progress.time.monotonic", lambda: now[0])
-    with Ledger(tmp_path / "out.jsonl", {}) as ledger:
+    with Checkpoint(tmp_path / "out.jsonl", {}) as ledger:
         clock, told = Clock(ledger, None, _since=100.0), []
         for seconds, done, state in (
             *((10, 100, "running"), (60, 100, "paused"), (110, 100, "paused")),

@@ -14,16 +14,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_batch.cli import redis_server
-from celery_batch.cli.child import ServerFailed
-from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes import redis_server
+from celery_batch.processes.managed_process import ServerFailed
+from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.services.ports import quiet_port
 
 #: A parent that starts a Redis and lives on.
 PARENT = """
 import time
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.redis_server import RedisServer
 with RedisServer() as server:
     print(server.directory, flush=True)
     time.sleep(600)

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_batch.cli import run_folder
-from celery_batch.cli.reload import source_of
+from celery_batch.cli.deployment import source_of
 from celery_batch.cli.run_folder import ASKED, SOCKET, clear
 from celery_batch.cli.serve import serve, status
 from celery_batch.errors import ConfigurationError

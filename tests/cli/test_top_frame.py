@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from celery_batch.cli.top_frame import frame
-from celery_batch.fleet.look import Look
-from celery_batch.fleet.picture import Picture
+from celery_batch.cluster.snapshot import ClusterSnapshot
+from celery_batch.cluster.state import ClusterState
 
 
 @pytest.fixture
@@ -17,11 +17,11 @@ def drawn():
     """Draw what some looks have found, as plain text of so many columns."""
 
     def drawn(*looks, columns=120):
-        picture = Picture({"tasks.infill": "celery"}, 10.0)
+        cluster_state = ClusterState({"tasks.infill": "celery"}, 10.0)
         for look in looks:
-            picture.add(look)
+            cluster_state.add(look)
         console = Console(file=io.StringIO(), width=columns)
-        console.print(frame(picture, "redis://here", "12:00:00", width=columns))
+        console.print(frame(cluster_state, "redis://here", "12:00:00", width=columns))
         return console.file.getvalue()
 
     return drawn
@@ -42,7 +42,7 @@ def look(time, batches, **sizes):
         "sizes": {size.removeprefix("upto"): [count, 0] for size, count in sizes.items()},
     }
     about = {"processes": 2, "seconds": time, "device_idle_seconds": time, "devices": ["cuda:0"]}
-    return Look(
+    return ClusterSnapshot(
         time=time,
         answers={"w1@host": {**about, "tasks": {"tasks.infill": task}}},
         depths={"celery": 1234},
@@ -71,7 +71,7 @@ def test_a_loaded_worker(drawn):
 
 def test_nothing_is_known_yet(drawn):
     """Without a worker it says what to do, and shows dots where it knows nothing."""
-    shown = drawn(Look(time=0.0))
+    shown = drawn(ClusterSnapshot(time=0.0))
 
     assert "No worker answers. Start one" in shown
     assert "no rates yet" in shown
@@ -80,7 +80,7 @@ def test_nothing_is_known_yet(drawn):
 
 def test_the_broker_is_away(drawn):
     """A broker that does not answer is said, beside what was known before."""
-    shown = drawn(look(0.0, 5), Look(time=1.0, error="connection refused"))
+    shown = drawn(look(0.0, 5), ClusterSnapshot(time=1.0, error="connection refused"))
 
     assert "The broker does not answer (connection refused)" in shown
     assert "silent" in shown

@@ -11,12 +11,10 @@ from celery import Celery
 from click.testing import CliRunner
 
 from celery_batch import BatchTask, Model
-from celery_batch.cli.task_name import batch_task
-from celery_batch.cli.tune import tune
-from celery_batch.cli.tune_model import Probe, rows_for
-from celery_batch.cli.tune_table import show
+from celery_batch.cli.common import batch_task
+from celery_batch.cli.tune import Probe, rows_for, show, tune
 from celery_batch.errors import BackfillError, ConfigurationError, ModelError, OutOfMemory
-from celery_batch.serving import residents
+from celery_batch.runtime import registry
 from celery_batch.testing import HungryModel
 from celery_batch.tuning.curve import Curve, Point
 from celery_batch.tuning.propose import Goal, propose
@@ -72,7 +70,7 @@ class Bare(Model):
 @pytest.fixture
 def app(monkeypatch):
     """An app with tasks of each kind, none of which knows a broker."""
-    monkeypatch.setattr(residents, "_device", None)
+    monkeypatch.setattr(registry, "_device", None)
     with Celery("tuned", set_as_current=False) as app:
         for model in (Hungry, Shy, Bare, Broken):
             model.as_task(app, name=model.__name__.lower())
@@ -86,7 +84,7 @@ def app(monkeypatch):
             return None
 
         yield app
-    residents.move_out()
+    registry.unload_all()
 
 
 @pytest.fixture
@@ -145,10 +143,10 @@ def test_progress_is_told_where_no_spinner_turns(app, monkeypatch):
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_it_is_drawn(run, tmp_path, kind):
     """In the kind that the name asks for."""
-    picture = tmp_path / f"tune.{kind}"
-    run("hungry", "--plot", str(picture), "--latency", "30", "--rate", "1", "--sizes", "1,2")
+    cluster_state = tmp_path / f"tune.{kind}"
+    run("hungry", "--plot", str(cluster_state), "--latency", "30", "--rate", "1", "--sizes", "1,2")
 
-    assert picture.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
+    assert cluster_state.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
 
 
 def test_a_plot_wants_matplotlib_before_it_measures(run, monkeypatch, tmp_path):

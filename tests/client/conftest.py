@@ -13,9 +13,9 @@ from celery import Celery, Task
 from kombu import pools
 
 from celery_batch import BatchTask
-from celery_batch.cli.redis_server import RedisServer, find_redis_server
-from celery_batch.client import listener
-from celery_batch.client.listener import close_listener
+from celery_batch.client.results import listener
+from celery_batch.client.results.listener import close_listener
+from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
 from tests.services.shop import emptied
 from tests.services.teller import Teller
@@ -92,10 +92,10 @@ def sender(broker: str) -> Iterator[Callable[..., Sender]]:
 
 
 @pytest.fixture
-def teller(redis_server: RedisServer) -> Iterator[Teller]:
+def background(redis_server: RedisServer) -> Iterator[Teller]:
     """A client on an empty Redis, whose results are told to it by the tests."""
     emptied(redis_server)
     for app in list(listener._listeners):  # apps of other tests in this process, which still live
         close_listener(app)
-    with Teller(redis_server) as teller:
-        yield teller
+    with Teller(redis_server) as background:
+        yield background

@@ -15,7 +15,7 @@ from celery.contrib.abortable import AbortableAsyncResult, AbortableTask
 from kombu import pools
 
 from celery_batch import BatchTask
-from celery_batch.client.result import BatchResult
+from celery_batch.client.results.result import BatchResult
 from tests.client.conftest import Sender
 from tests.client.test_sending import warmed
 

@@ -13,8 +13,8 @@ import pytest
 from celery.result import ResultSet
 from vine import barrier
 
-from celery_batch.client import barriers
-from celery_batch.client.inbox import Inbox
+from celery_batch.client.results import pending
+from celery_batch.client.results.pending import PendingResults
 from tests.services.teller import Teller
 
 
@@ -47,7 +47,7 @@ class SlowGroup(Group):
 
 def test_two_threads_lose_no_member():
     """Members that are heard of and found at the same moment are both counted."""
-    inbox = Inbox()
+    inbox = PendingResults()
     group = SlowGroup(2)
     group.finalize()
     done: list[int] = []
@@ -64,11 +64,11 @@ def test_group_that_is_never_finished_leaves_nothing_behind(monkeypatch: pytest.
     """One that its maker drops is gone after a moment; until then it is looked at often."""
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    inbox = Inbox()
+    inbox = PendingResults()
     group = Group(2)
     inbox.barriers.count(group)
     first = inbox.close_barriers()
-    now += barriers.YOUNG + 1
+    now += pending.YOUNG + 1
     later = inbox.close_barriers(), len(inbox.barriers)
     found = weakref.ref(group)
     del group
@@ -82,12 +82,12 @@ def test_group_that_is_built_slowly_is_told(monkeypatch: pytest.MonkeyPatch):
     """A group that takes long to build is told all the same, however its members came."""
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    inbox = Inbox()
+    inbox = PendingResults()
     group = Group(2)
     done: list[int] = []
     group.then(lambda: done.append(1))
     inbox.barriers.count(group)
-    now += barriers.YOUNG + 1
+    now += pending.YOUNG + 1
     inbox.close_barriers()
     inbox.barriers.count(group)
     group.finalized = True
@@ -100,7 +100,7 @@ def test_group_that_is_built_slowly_is_told(monkeypatch: pytest.MonkeyPatch):
 
 def test_group_that_was_told_already_is_not_told_again():
     """Where Celery itself has found a group whole, its callback is called once."""
-    inbox = Inbox()
+    inbox = PendingResults()
     group = Group(1)
     done: list[int] = []
     inbox.barriers.count(group)
@@ -113,7 +113,7 @@ def test_group_that_was_told_already_is_not_told_again():
 
 def test_failing_callback_of_a_group_is_logged(caplog: pytest.LogCaptureFixture):
     """What one group's callback raises keeps no other from being told."""
-    inbox = Inbox()
+    inbox = PendingResults()
     groups = [Group(1), Group(1)]
     done: list[int] = []
     groups[0].then(lambda: 1 / 0)
@@ -128,16 +128,16 @@ def test_failing_callback_of_a_group_is_logged(caplog: pytest.LogCaptureFixture)
     assert "A callback of a result has failed" in caplog.text
 
 
-def test_joined_sets_leave_nothing_behind(teller: Teller, monkeypatch: pytest.MonkeyPatch):
+def test_joined_sets_leave_nothing_behind(background: Teller, monkeypatch: pytest.MonkeyPatch):
     """Sets of results that were joined and dropped are not looked at for ever."""
-    monkeypatch.setattr(barriers, "YOUNG", 0.0)
-    inbox = teller.listener._inbox
+    monkeypatch.setattr(pending, "YOUNG", 0.0)
+    inbox = background.listener._pending
     for _ in range(5):
-        results = teller.ask_many(2)
-        together = ResultSet([], app=teller.app)
+        results = background.ask_many(2)
+        together = ResultSet([], app=background.app)
         for result in results:
             together.add(result)
-            teller.answer(result, 1)
+            background.answer(result, 1)
         assert [1, 1] == together.join(timeout=20.0)
     del together, results, result
     inbox.close_barriers()

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_batch.cli.child import wait_until
-from celery_batch.client.expiry import expiry_of
-from celery_batch.client.publisher import Publisher
-from celery_batch.client.terms import Terms
+from celery_batch.client.publish.message import Terms, expiry_of
+from celery_batch.client.publish.publisher import Publisher
+from celery_batch.processes.managed_process import wait_until
 from tests.client.conftest import Sender
 
 NOW = dt.datetime.now(dt.UTC)

@@ -15,10 +15,10 @@ from celery import Celery, states
 from celery.backends.rpc import RPCBackend
 from celery.result import allow_join_result
 
-from celery_batch.cli.redis_server import RedisServer
-from celery_batch.client.result import BatchResult
-from celery_batch.replies import LARGEST_VALUE
-from celery_batch.streamer.request_future import RequestFuture
+from celery_batch.client.results.result import BatchResult
+from celery_batch.processes.redis_server import RedisServer
+from celery_batch.protocol import LARGEST_VALUE
+from celery_batch.streamer.redis_streamer import RequestFuture
 from tests.services.eventually import eventually
 from tests.services.shop import emptied
 from tests.services.teller import Teller
@@ -63,36 +63,36 @@ VALUES = {"small": [1, "a", None], "some": "x" * 9000, "not told": "x" * (LARGES
 
 @pytest.mark.usefixtures("copying")
 @pytest.mark.parametrize("size", VALUES)
-def test_a_future_holds_what_its_task_returned(teller: Teller, size: str) -> None:
+def test_a_future_holds_what_its_task_returned(background: Teller, size: str) -> None:
     """Whoever reads a future's state finds the value there, as small or as large as it is."""
-    results, value = teller.ask_many(3), VALUES[size]
+    results, value = background.ask_many(3), VALUES[size]
     futures = [results[0].future(), request_of(*results[1:])]
     for result in results:
-        teller.answer(result, value)
+        background.answer(result, value)
     late = [results[0].future(), request_of(*results[1:])]
     found = [asyncio.run(wrapped(future)) for future in (*futures, *late)]
 
     assert [value, [value, value]] * 2 == found
 
 
-def test_a_future_fails_with_a_task_before_it_in_its_chain(teller: Teller) -> None:
+def test_a_future_fails_with_a_task_before_it_in_its_chain(background: Teller) -> None:
     """A task whose predecessor failed never runs; who waits for it is told, as by `get`."""
-    first = teller.ask()
-    future = teller.ask(parent=first).future()
-    teller.answer(first, ValueError("no"), states.FAILURE)
+    first = background.ask()
+    future = background.ask(parent=first).future()
+    background.answer(first, ValueError("no"), states.FAILURE)
 
     with pytest.raises(ValueError, match="no"):
         future.result(SOON)
 
 
 @pytest.mark.usefixtures("copying")
-def test_a_future_holds_what_its_task_failed_with(teller: Teller) -> None:
+def test_a_future_holds_what_its_task_failed_with(background: Teller) -> None:
     """An error is in the future's state, too; of a request, that of the first item with one."""
-    results = teller.ask_many(3)
+    results = background.ask_many(3)
     futures = [results[1].future(), request_of(*results)]
-    teller.answer(results[2], KeyError("third"), states.FAILURE)
-    teller.answer(results[1], ValueError("second"), states.FAILURE)
-    teller.answer(results[0], 1)
+    background.answer(results[2], KeyError("third"), states.FAILURE)
+    background.answer(results[1], ValueError("second"), states.FAILURE)
+    background.answer(results[0], 1)
     for future in futures:
         with pytest.raises(ValueError, match="second"):
             asyncio.run(wrapped(future))
@@ -101,9 +101,9 @@ def test_a_future_holds_what_its_task_failed_with(teller: Teller) -> None:
 
 
 @pytest.mark.usefixtures("copying")
-def test_a_future_of_an_ignored_result_holds_nothing(teller: Teller) -> None:
+def test_a_future_of_an_ignored_result_holds_nothing(background: Teller) -> None:
     """What nobody stores is None, and there at once."""
-    result = teller.ask()
+    result = background.ask()
     result.ignored = True
 
     assert None is asyncio.run(wrapped(result.future()))
@@ -112,7 +112,7 @@ def test_a_future_of_an_ignored_result_holds_nothing(teller: Teller) -> None:
 
 @pytest.mark.parametrize("kind", ["result", "request"])
 def test_a_futures_time_is_spent_once(
-    teller: Teller, monkeypatch: pytest.MonkeyPatch, kind: str
+    background: Teller, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A future that was waited for has its value: nobody waits for that again."""
     again: list[Any] = []
@@ -122,9 +122,9 @@ def test_a_futures_time_is_spent_once(
         "get",
         lambda self, *args, **more: again.append(args) or get(self, *args, **more),
     )
-    result = teller.ask()
+    result = background.ask()
     future = result.future() if kind == "result" else request_of(result, patience=SOON)
-    teller.answer(result, 1)
+    background.answer(result, 1)
     value = future.result(SOON)
 
     assert (1 if kind == "result" else [1]) == value
@@ -133,19 +133,19 @@ def test_a_futures_time_is_spent_once(
 
 
 @pytest.mark.parametrize("kind", ["result", "request"])
-def test_what_was_told_and_is_gone_is_given_up_in_time(teller: Teller, kind: str) -> None:
+def test_what_was_told_and_is_gone_is_given_up_in_time(background: Teller, kind: str) -> None:
     """A large value that has expired before it was read is waited for no longer than one says."""
-    result = teller.ask()
+    result = background.ask()
     future = result.future() if kind == "result" else request_of(result)
-    teller.store(result, VALUES["not told"])
-    key = teller.app.backend.get_key_for_task(result.id)
-    value = teller.redis.getdel(key)
-    result.reply.inbox.deliver([(result.id, b"")])
+    background.store(result, VALUES["not told"])
+    key = background.app.backend.get_key_for_task(result.id)
+    value = background.redis.getdel(key)
+    result.reply.pending.deliver([(result.id, b"")])
     with pytest.raises(TimeoutError):
         future.result(0.1)
     with pytest.raises(TimeoutError):
         future.exception(0.1)
-    teller.redis.set(key, value)
+    background.redis.set(key, value)
 
     assert future.result(SOON) in (VALUES["not told"], [VALUES["not told"]])
 
@@ -174,14 +174,14 @@ def test_futures_on_other_backends_share_a_thread(redis_server: RedisServer, kin
 
 
 @pytest.mark.parametrize("kind", ["result", "request"])
-def test_who_waits_for_a_cancelled_future_is_told(teller: Teller, kind: str) -> None:
+def test_who_waits_for_a_cancelled_future_is_told(background: Teller, kind: str) -> None:
     """To cancel a future, once or twice, ends the wait of those who wait for several."""
-    result = teller.ask()
+    result = background.ask()
     future = result.future() if kind == "result" else request_of(result)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(wait, [future], SOON)
         cancelled = [future.cancel(), future.cancel()]
-        teller.answer(result, 1)
+        background.answer(result, 1)
         done, _ = waiting.result(2 * SOON)
 
     assert [True, True] == cancelled
@@ -273,18 +273,18 @@ def test_blocking_jobs_of_the_users_hold_up_no_answer(
     app = Celery("other", broker=emptied(redis_server), set_as_current=False)
     app.conf.update(result_backend="cache+memory://")
     result = BatchResult(str(uuid4()), app=app)
-    gate = threading.Event()
+    validator = threading.Event()
 
     async def wait_for_it() -> Any:
         """Await a result while the loop's only other thread is busy."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
-        blocking = loop.run_in_executor(None, gate.wait, 60)
+        blocking = loop.run_in_executor(None, validator.wait, 60)
         loop.call_later(0.1, app.backend.store_result, result.id, "done", states.SUCCESS)
         try:
             return await ask(result)
         finally:
-            gate.set()
+            validator.set()
             await blocking
 
     with allow_join_result():

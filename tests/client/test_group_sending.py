@@ -10,7 +10,7 @@ from celery import chord, group
 from kombu.exceptions import OperationalError
 
 from celery_batch import PartlySent, QueueFull
-from celery_batch.client import outbox
+from celery_batch.client.publish import buffer
 from tests.client.conftest import Sender
 from tests.client.test_sending import counted, texts, warmed
 
@@ -29,7 +29,7 @@ def waiting(here: Sender) -> int:
 @pytest.fixture(autouse=True)
 def _no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept for long is written, too: on a slow machine sooner than a piece is full."""
-    monkeypatch.setattr("celery_batch.client.gathering.monotonic", lambda: 0.0)
+    monkeypatch.setattr("celery_batch.client.publish.buffer.monotonic", lambda: 0.0)
 
 
 def canvas(here: Sender, kind: str, members: Iterator[Any]) -> Any:
@@ -77,7 +77,7 @@ def test_what_comes_slowly_is_sent_meanwhile(
     """Where a generator takes its time, its first members do not wait for a thousand others."""
     here = learned(warmed(sender()), kind)
     clock = iter(range(1000))
-    monkeypatch.setattr("celery_batch.client.gathering.monotonic", lambda: 60.0 * next(clock))
+    monkeypatch.setattr("celery_batch.client.publish.buffer.monotonic", lambda: 60.0 * next(clock))
     seen: list[int] = []
 
     def members() -> Iterator[Any]:
@@ -181,15 +181,15 @@ def test_a_limit_holds_up_nobody_elses_generator(sender: Callable[..., Sender]) 
 
     def members() -> Iterator[Any]:
         """Look at the end how much has been sent."""
-        for number in range(outbox.PIECE + 200):
-            if number == outbox.PIECE + 100:
+        for number in range(buffer.PIECE + 200):
+            if number == buffer.PIECE + 100:
                 seen.append(waiting(here))
             yield here.task.s(number)
 
     group(members()).apply_async()
 
-    assert [outbox.PIECE] == seen
-    assert outbox.PIECE + 200 == len(texts(here.taken()))
+    assert [buffer.PIECE] == seen
+    assert buffer.PIECE + 200 == len(texts(here.taken()))
 
 
 def test_a_mixed_group_passes_whole_or_not_at_all(sender: Callable[..., Sender]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import RFC_4122, UUID
 
-from celery_batch.client.ids import new_id
+from celery_batch.client.publish.message import new_id
 
 
 def test_ids_are_random_uuids() -> None:

@@ -18,21 +18,21 @@ import pytest
 from celery import Celery
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
-from celery_batch.client import store, sweep
-from celery_batch.client.arrival import arrived
-from celery_batch.client.inbox import Inbox, inbox_of
-from celery_batch.client.listener import (
+from celery_batch.client.results import listener as store
+from celery_batch.client.results import listener as sweep
+from celery_batch.client.results.listener import (
     Listener,
     close_listener,
     is_listening,
     listener_for,
 )
-from celery_batch.client.patience import PIECE, Patience
-from celery_batch.client.result import BatchResult
-from celery_batch.replies import LARGEST_VALUE
-from celery_batch.streamer.request_future import RequestFuture
+from celery_batch.client.results.pending import PendingResults, pending_of
+from celery_batch.client.results.result import BatchResult
+from celery_batch.client.results.waiting import PIECE, ThreadWait, arrived
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
+from celery_batch.protocol import LARGEST_VALUE
+from celery_batch.streamer.redis_streamer import RequestFuture
 from tests.services.shop import emptied
 from tests.services.teller import Teller
 
@@ -44,47 +44,47 @@ def threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
-def until_heard(teller: Teller) -> None:
+def until_heard(background: Teller) -> None:
     """Return when the listener's channel has a subscriber."""
-    channel = teller.listener.channel
+    channel = background.listener.channel
 
     def why_not() -> str:
         try:
-            return "" if teller.redis.pubsub_numsub(channel)[0][1] else "nobody listens"
+            return "" if background.redis.pubsub_numsub(channel)[0][1] else "nobody listens"
         except store.RedisError as error:
             return str(error)
 
     wait_until(why_not, [], what=channel, timeout=SOON)
 
 
-def test_channel_is_confirmed_before_it_is_named(teller: Teller):
+def test_channel_is_confirmed_before_it_is_named(background: Teller):
     """Whoever is told the channel's name can count on being heard."""
-    channel = teller.listener.channel
+    channel = background.listener.channel
 
-    assert {channel: 1} == teller.subscribers()
-    assert is_listening(teller.app)
+    assert {channel: 1} == background.subscribers()
+    assert is_listening(background.app)
 
 
-def test_one_listener_for_all_threads(teller: Teller):
+def test_one_listener_for_all_threads(background: Teller):
     """However many threads ask at once, there is one listener and one connection."""
     with ThreadPoolExecutor(32) as pool:
-        found = set(pool.map(lambda _: listener_for(teller.app), range(64)))
+        found = set(pool.map(lambda _: listener_for(background.app), range(64)))
 
     assert 1 == len(found)
-    assert [1] == list(teller.subscribers().values())
+    assert [1] == list(background.subscribers().values())
 
 
-def test_results_cost_no_subscription(teller: Teller):
+def test_results_cost_no_subscription(background: Teller):
     """Waiting for many results takes the one channel only."""
-    results = teller.ask_many(20)
+    results = background.ask_many(20)
     with ThreadPoolExecutor(20) as pool:
         answers = [pool.submit(result.get, 10) for result in results]
-        channels = teller.subscribers()
+        channels = background.subscribers()
         for n, result in enumerate(results):
-            teller.answer(result, n)
+            background.answer(result, n)
 
     assert list(range(20)) == [answer.result() for answer in answers]
-    assert {teller.listener.channel: 1} == channels
+    assert {background.listener.channel: 1} == channels
 
 
 @pytest.mark.parametrize(
@@ -99,23 +99,23 @@ def test_no_listener_where_results_go_celery_s_way(redis_server: RedisServer, co
     assert listener_for(with_conf.app) is None
 
 
-def test_no_listener_inside_a_task(teller: Teller):
+def test_no_listener_inside_a_task(background: Teller):
     """A task may not wait for others, so no pool process begins to listen."""
     from celery.result import denied_join_result  # noqa: PLC0415
 
     with denied_join_result():
-        inside = listener_for(teller.app)
+        inside = listener_for(background.app)
 
     assert inside is None
-    assert not is_listening(teller.app)
+    assert not is_listening(background.app)
 
 
 def test_user_who_may_not_listen_is_told_once(tmp_path: Path, caplog):
     """Where Redis forbids the channel, results go Celery's way, with one warning."""
-    with RedisServer(tmp_path / "redis") as server, Teller(server) as teller:
-        teller.redis.execute_command("ACL", "SETUSER", "default", "resetchannels")
+    with RedisServer(tmp_path / "redis") as server, Teller(server) as background:
+        background.redis.execute_command("ACL", "SETUSER", "default", "resetchannels")
         with caplog.at_level(logging.WARNING):
-            found = [listener_for(teller.app) for _ in range(3)]
+            found = [listener_for(background.app) for _ in range(3)]
         warnings = [one for one in caplog.records if "does not let us listen" in one.message]
 
     assert [None] * 3 == found
@@ -124,10 +124,10 @@ def test_user_who_may_not_listen_is_told_once(tmp_path: Path, caplog):
 
 def test_who_waits_when_listening_is_forbidden(tmp_path: Path):
     """If Redis takes the right to listen away, what is waited for is found, however one waits."""
-    with RedisServer(tmp_path / "redis") as server, Teller(server) as teller:
-        results = teller.ask_many(5)
-        group = teller.app.GroupResult("group", teller.ask_many(40))
-        listener = teller.listener
+    with RedisServer(tmp_path / "redis") as server, Teller(server) as background:
+        results = background.ask_many(5)
+        group = background.app.GroupResult("group", background.ask_many(40))
+        listener = background.listener
 
         async def wait_for(result: BatchResult) -> object:
             """Await a result."""
@@ -146,17 +146,17 @@ def test_who_waits_when_listening_is_forbidden(tmp_path: Path):
                 timeout=SOON,
             )
             allowed = "&celery-task-meta-*"
-            teller.redis.execute_command("ACL", "SETUSER", "default", "resetchannels", allowed)
-            teller.redis.client_kill_filter(_type="pubsub")
+            background.redis.execute_command("ACL", "SETUSER", "default", "resetchannels", allowed)
+            background.redis.client_kill_filter(_type="pubsub")
             wait_until(
                 lambda: "" if listener.is_forbidden else "not yet", [], what="loss", timeout=SOON
             )
             for n, result in enumerate([*results, *group]):
-                teller.store(result, n)
+                background.store(result, n)
             late = asyncio.run(wait_for(results[4])), results[4].future().result(SOON)
             values = [answer.result(SOON) for answer in [*answers, *futures]]
 
-        assert listener_for(teller.app) is None
+        assert listener_for(background.app) is None
     assert (4, 4) == late
     assert [0, 1, 2, list(range(5, 45)), 3] == values
 
@@ -164,7 +164,7 @@ def test_who_waits_when_listening_is_forbidden(tmp_path: Path):
 def test_no_pause_after_a_find(monkeypatch: pytest.MonkeyPatch):
     """Where nobody tells, whoever has found something looks for more at once."""
     app = Celery("asker", backend="cache+memory://", set_as_current=False)
-    patience = Patience(app, None, lambda: None)
+    patience = ThreadWait(app, None, lambda: None)
     pauses: list[float] = []
 
     class Silence:
@@ -183,34 +183,34 @@ def test_no_pause_after_a_find(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("left", [0.1, None])
 def test_no_listener_is_waited_for_longer_than_somebody_has(
-    teller: Teller, monkeypatch: pytest.MonkeyPatch, left: float | None
+    background: Teller, monkeypatch: pytest.MonkeyPatch, left: float | None
 ) -> None:
     """A wait for a listener that is not there yet ends with the time of whoever waits."""
     asked: list[float] = []
-    result = teller.ask()
+    result = background.ask()
     monkeypatch.setattr(
-        "celery_batch.client.listener.Listener.wait",
+        "celery_batch.client.results.listener.Listener.wait",
         lambda _, timeout: bool(asked.append(timeout)),
     )
-    monkeypatch.setattr("celery_batch.client.patience.PIECE", 0.01)
+    monkeypatch.setattr("celery_batch.client.results.waiting.PIECE", 0.01)
     end = iter([None, None])
-    patience = Patience(teller.app, left, lambda: next(end))
+    patience = ThreadWait(background.app, left, lambda: next(end))
     with pytest.raises((CeleryTimeoutError, StopIteration)):
         patience.wait(lambda: None)
 
     assert asked
     assert result.reply.value is None
-    assert {store.PATIENCE} == set(asked) if left is None else max(asked) <= left
+    assert {store.TIMEOUT} == set(asked) if left is None else max(asked) <= left
 
 
 def test_no_listener_is_waited_for_longer_than_a_step_may_take(
-    teller: Teller, monkeypatch: pytest.MonkeyPatch
+    background: Teller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step through a task's states ends in time, though no listener is there yet."""
     asked: list[float] = []
-    result = teller.ask()
+    result = background.ask()
     monkeypatch.setattr(
-        "celery_batch.client.listener.Listener.wait",
+        "celery_batch.client.results.listener.Listener.wait",
         lambda _, timeout: bool(asked.append(timeout)),
     )
     with pytest.raises(CeleryTimeoutError):
@@ -224,18 +224,18 @@ def test_no_listener_while_redis_is_away(tmp_path: Path):
     """A Redis that does not answer costs a moment, and is heard when it is back."""
     server = RedisServer(tmp_path / "redis")
     server.start()
-    with Teller(server) as teller:
+    with Teller(server) as background:
         server.stop()
-        without = listener_for(teller.app)
+        without = listener_for(background.app)
         with server:
             wait_until(
-                lambda: "" if listener_for(teller.app) else "none yet",
+                lambda: "" if listener_for(background.app) else "none yet",
                 [],
                 what="listener",
                 timeout=SOON,
             )
-            result = teller.ask()
-            teller.answer(result, 1)
+            result = background.ask()
+            background.answer(result, 1)
             answer = result.get(timeout=SOON)
 
     assert (None, 1) == (without, answer)
@@ -245,10 +245,10 @@ def test_awaited_while_redis_is_away(tmp_path: Path):
     """Who awaits a result before Redis has ever answered has it when Redis is there."""
     server = RedisServer(tmp_path / "redis")
     server.start()
-    with Teller(server, result_backend_always_retry=False) as teller:
+    with Teller(server, result_backend_always_retry=False) as background:
         server.stop()
-        without = listener_for(teller.app)
-        result = BatchResult("untold", app=teller.app)
+        without = listener_for(background.app)
+        result = BatchResult("untold", app=background.app)
 
         async def wait() -> object:
             """Await it, and have Redis begin meanwhile."""
@@ -257,7 +257,7 @@ def test_awaited_while_redis_is_away(tmp_path: Path):
             if done:
                 return "no longer awaited", waiting.exception()
             await asyncio.to_thread(server.start)
-            teller.store(result, 1)  # another thread would have a backend that nobody closes
+            background.store(result, 1)  # another thread would have a backend that nobody closes
             async with asyncio.timeout(SOON):
                 await waiting
             return result.result
@@ -275,20 +275,20 @@ def test_key_prefix_is_kept(redis_server: RedisServer):
     emptied(redis_server)
     with Teller(
         redis_server, result_backend_transport_options={"global_keyprefix": "mine:"}
-    ) as teller:
-        result, untold = teller.ask_many(2)
-        teller.answer(result, 1)
-        teller.store(untold, 2)
-        keys = {key.decode() for key in teller.redis.scan_iter()}
+    ) as background:
+        result, untold = background.ask_many(2)
+        background.answer(result, 1)
+        background.store(untold, 2)
+        keys = {key.decode() for key in background.redis.scan_iter()}
 
-        assert teller.listener.channel.startswith("mine:celery-batch-replies-")
+        assert background.listener.channel.startswith("mine:celery-batch-replies-")
         assert {f"mine:celery-task-meta-{each.id}" for each in (result, untold)} == keys
         assert [1, 2] == [result.get(timeout=SOON), untold.get(timeout=SOON)]
 
 
-def test_missed_notification_costs_a_second(teller: Teller):
+def test_missed_notification_costs_a_second(background: Teller):
     """What is stored and not told of is found soon, without asking again and again."""
-    results = teller.ask_many(3)
+    results = background.ask_many(3)
     with ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(result.get) for result in results]
         wait_until(
@@ -298,24 +298,24 @@ def test_missed_notification_costs_a_second(teller: Teller):
             timeout=SOON,
         )
         for n, result in enumerate(results):
-            teller.store(result, n)
-        before = teller.redis.info("commandstats").get("cmdstat_mget", {}).get("calls", 0)
+            background.store(result, n)
+        before = background.redis.info("commandstats").get("cmdstat_mget", {}).get("calls", 0)
         began = time.monotonic()
         values = [answer.result() for answer in answers]
         took = time.monotonic() - began
-        looks = teller.redis.info("commandstats")["cmdstat_mget"]["calls"] - before
+        looks = background.redis.info("commandstats")["cmdstat_mget"]["calls"] - before
 
     assert [0, 1, 2] == values
     assert took < 10.0  # one sweep, on a busy machine
     assert looks <= 3
 
 
-def test_results_that_were_there_all_along_are_not_waited_for(teller: Teller):
+def test_results_that_were_there_all_along_are_not_waited_for(background: Teller):
     """After an interruption, each of many results is found by a look, not by a sweep each."""
-    results = teller.ask_many(30)
+    results = background.ask_many(30)
     for n, result in enumerate(results):
-        teller.store(result, n)
-    inbox_of(teller.app).look_again()
+        background.store(result, n)
+    pending_of(background.app).look_again()
     began = time.monotonic()
     values = [result.get(timeout=SOON) for result in results]
 
@@ -323,25 +323,25 @@ def test_results_that_were_there_all_along_are_not_waited_for(teller: Teller):
     assert time.monotonic() - began < 20.0  # 27 seconds by sweeps
 
 
-def test_lost_connection_is_made_again(teller: Teller):
+def test_lost_connection_is_made_again(background: Teller):
     """When Redis cuts the connection, waiting goes on, and later replies are heard."""
-    waiting, later = teller.ask_many(2)
+    waiting, later = background.ask_many(2)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(waiting.get)
-        assert teller.redis.client_kill_filter(_type="pubsub") == 1
-        teller.store(waiting, 1)
+        assert background.redis.client_kill_filter(_type="pubsub") == 1
+        background.store(waiting, 1)
         first = answer.result(SOON)
-    until_heard(teller)
-    teller.answer(later, 2)
+    until_heard(background)
+    background.answer(later, 2)
 
     assert [1, 2] == [first, later.get(timeout=SOON)]
 
 
 def test_restart_of_redis_while_waiting(tmp_path: Path):
     """Threads and coroutines that wait survive a Redis that goes and comes back."""
-    with RedisServer(tmp_path / "redis") as server, Teller(server) as teller:
-        results = teller.ask_many(6)
-        teller.app.backend.client.ping()
+    with RedisServer(tmp_path / "redis") as server, Teller(server) as background:
+        results = background.ask_many(6)
+        background.app.backend.client.ping()
 
         async def wait_for(result: BatchResult) -> object:
             """Await a result."""
@@ -366,11 +366,11 @@ def test_restart_of_redis_while_waiting(tmp_path: Path):
             )
             server.start()
             for n, result in enumerate(results):
-                teller.store(result, n)
+                background.store(result, n)
             values = [answer.result(SOON) for answer in [*answers, *futures]]
-        until_heard(teller)
-        after = teller.ask()
-        teller.answer(after, "after")
+        until_heard(background)
+        after = background.ask()
+        background.answer(after, "after")
 
         assert list(range(6)) == values
         assert "after" == after.get(timeout=SOON)
@@ -378,85 +378,89 @@ def test_restart_of_redis_while_waiting(tmp_path: Path):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("name", ["celery-batch-replies", "celery-batch-sweep"])
-def test_thread_that_died_is_begun_again(teller: Teller, name: str, monkeypatch):
+def test_thread_that_died_is_begun_again(background: Teller, name: str, monkeypatch):
     """If one of the two threads ends against all odds, the other begins it again."""
     monkeypatch.setattr(store, "QUIET", 0.2)
-    until_heard(teller)
+    until_heard(background)
     before = set(threads(name))
-    (victim,) = [thread for thread in before if thread is teller.listener._threads[name[13:]]]
+    (victim,) = [thread for thread in before if thread is background.listener._threads[name[13:]]]
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(victim.ident), ctypes.py_object(SystemExit)
     )
     if name.endswith("replies"):
-        teller.tell([])
-        teller.redis.publish(teller.listener.channel, b"")
+        background.tell([])
+        background.redis.publish(background.listener.channel, b"")
     wait_until(
         lambda: "" if set(threads(name)) - before else "not yet", [], what=name, timeout=SOON
     )
-    until_heard(teller)
-    told, untold = teller.ask_many(2)
-    teller.answer(told, 1)
-    teller.store(untold, 2)
+    until_heard(background)
+    told, untold = background.ask_many(2)
+    background.answer(told, 1)
+    background.store(untold, 2)
 
     assert [1, 2] == [told.get(timeout=SOON), untold.get(timeout=SOON)]
     assert not victim.is_alive()
 
 
-def test_silent_connection_is_given_up(teller: Teller, monkeypatch):
+def test_silent_connection_is_given_up(background: Teller, monkeypatch):
     """A connection whose other side is gone without a word is made again."""
     monkeypatch.setattr(store, "QUIET", 0.1)
-    monkeypatch.setattr(store, "PATIENCE", 0.5)
-    channel = teller.listener.channel
-    until_heard(teller)
-    (first,) = teller.redis.client_list(_type="pubsub")
-    teller.redis.publish(channel, b"")
-    subscription = teller.listener._subscription
+    monkeypatch.setattr(store, "TIMEOUT", 0.5)
+    channel = background.listener.channel
+    until_heard(background)
+    (first,) = background.redis.client_list(_type="pubsub")
+    background.redis.publish(channel, b"")
+    subscription = background.listener._subscription
     monkeypatch.setattr(subscription._pubsub, "ping", lambda: None)
     wait_until(
         lambda: (
             ""
-            if [one for one in teller.redis.client_list(_type="pubsub") if one["id"] != first["id"]]
+            if [
+                one
+                for one in background.redis.client_list(_type="pubsub")
+                if one["id"] != first["id"]
+            ]
             else "not yet"
         ),
         [],
         what="another connection",
         timeout=SOON,
     )
-    result = teller.ask()
-    teller.answer(result, 1)
+    result = background.ask()
+    background.answer(result, 1)
 
     assert 1 == result.get(timeout=SOON)
 
 
-def test_idle_connection_is_kept(teller: Teller, monkeypatch):
+def test_idle_connection_is_kept(background: Teller, monkeypatch):
     """A connection that is only quiet answers a ping, and stays."""
     monkeypatch.setattr(store, "QUIET", 0.05)
-    until_heard(teller)
-    teller.redis.publish(teller.listener.channel, b"")
-    (first,) = teller.redis.client_list(_type="pubsub")
-    pings = lambda: teller.redis.info("commandstats").get("cmdstat_ping", {}).get("calls", 0)  # noqa: E731
+    until_heard(background)
+    background.redis.publish(background.listener.channel, b"")
+    (first,) = background.redis.client_list(_type="pubsub")
+    pings = lambda: background.redis.info("commandstats").get("cmdstat_ping", {}).get("calls", 0)  # noqa: E731
     before = pings()
     wait_until(lambda: "" if pings() > before + 3 else "not yet", [], what="pings", timeout=SOON)
-    (last,) = teller.redis.client_list(_type="pubsub")
+    (last,) = background.redis.client_list(_type="pubsub")
 
     assert first["id"] == last["id"]
 
 
-def test_what_is_no_reply_is_ignored(teller: Teller, caplog):
+def test_what_is_no_reply_is_ignored(background: Teller, caplog):
     """Garbage on the channel harms nobody."""
-    result = teller.ask()
+    result = background.ask()
     with caplog.at_level(logging.WARNING):
-        teller.redis.publish(teller.listener.channel, b"\xff\xfe")
-        teller.redis.publish(teller.listener.channel, b"1:a,")
-        teller.answer(result, 1)
+        background.redis.publish(background.listener.channel, b"\xff\xfe")
+        background.redis.publish(background.listener.channel, b"1:a,")
+        background.answer(result, 1)
 
         assert 1 == result.get(timeout=SOON)
     assert 2 == caplog.text.count("Heard what is no reply")
 
 
-def test_large_value_is_read_where_it_is_stored(teller: Teller):
+def test_large_value_is_read_where_it_is_stored(background: Teller):
     """What is too large to be told is there all the same, however one waits."""
-    results = teller.ask_many(4)
+    results = background.ask_many(4)
     future = results[0].future()
     large = "x" * (LARGEST_VALUE + 1)
 
@@ -467,28 +471,28 @@ def test_large_value_is_read_where_it_is_stored(teller: Teller):
     with ThreadPoolExecutor(2) as pool:
         answers = [pool.submit(asyncio.run, wait()), pool.submit(results[2].get, SOON)]
         for result in results:
-            teller.store(result, large)
-        teller.tell(results)
+            background.store(result, large)
+        background.tell(results)
         values = [future.result(SOON), *(each.result() for each in answers), results[3].get(SOON)]
 
     assert all(large == value for value in values)
 
 
-def test_results_that_nobody_wants_leave_nothing_behind(teller: Teller):
+def test_results_that_nobody_wants_leave_nothing_behind(background: Teller):
     """Two hundred thousand results, dropped, timed out, answered or not, leave memory as it was."""
-    inbox = inbox_of(teller.app)
+    pending = pending_of(background.app)
     process = psutil.Process(os.getpid())
 
     def many(rounds: int) -> int:
         for n in range(rounds):
-            results = teller.ask_many(1000)
+            results = background.ask_many(1000)
             results[0].then(print, weak=True)
             results[1].future().cancel()
             with pytest.raises(CeleryTimeoutError):
                 results[2].get(timeout=0.0)
             if n % 10 == 0:
                 for result in results[3:6]:
-                    teller.answer(result, n)
+                    background.answer(result, n)
                 assert n == results[3].get(timeout=SOON)
         del results, result
         gc.collect()
@@ -496,25 +500,25 @@ def test_results_that_nobody_wants_leave_nothing_behind(teller: Teller):
 
     before = many(20)
     after = many(200)
-    left = len(inbox), inbox.take(10), len(teller.app.backend._pending_results[0])
+    left = len(pending), pending.take(10), len(background.app.backend._pending_results[0])
 
     assert (0, [], 0) == left
     assert after - before < 4 << 20
 
 
-def test_pending_result_is_small(teller: Teller):
+def test_pending_result_is_small(background: Teller):
     """A result that waits takes a small part of what Celery's takes."""
     import tracemalloc  # noqa: PLC0415
 
     number = 2000
-    ours = teller.ask_many(1)
+    ours = background.ask_many(1)
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        ours += teller.ask_many(number)
+        ours += background.ask_many(number)
         mine = (tracemalloc.get_traced_memory()[0] - before) / number
         before = tracemalloc.get_traced_memory()[0]
-        stock = [teller.app.AsyncResult(str(n)) for n in range(number)]
+        stock = [background.app.AsyncResult(str(n)) for n in range(number)]
         theirs = (tracemalloc.get_traced_memory()[0] - before) / number
     finally:
         tracemalloc.stop()
@@ -522,21 +526,23 @@ def test_pending_result_is_small(teller: Teller):
     assert mine < 600, (mine, theirs, len(stock))
 
 
-def test_sweep_goes_in_pieces(teller: Teller, monkeypatch):
+def test_sweep_goes_in_pieces(background: Teller, monkeypatch):
     """Looking for much is done in pieces, so that Redis serves others meanwhile."""
     sizes = []
     monkeypatch.setattr(sweep, "PIECE", 100)
-    results = teller.ask_many(1000)
-    read = teller.listener._store.read
+    results = background.ask_many(1000)
+    read = background.listener._store.read
 
     def spy(task_ids: list[str]) -> object:
         sizes.append(len(task_ids))
         return read(task_ids)
 
-    monkeypatch.setattr(teller.listener._store, "read", spy)
+    monkeypatch.setattr(background.listener._store, "read", spy)
     futures = [result.future() for result in results]
     for n, result in enumerate(results):
-        teller.app.backend.set(teller.app.backend.get_key_for_task(result.id), _value(teller, n))
+        background.app.backend.set(
+            background.app.backend.get_key_for_task(result.id), _value(background, n)
+        )
 
     assert list(range(1000)) == [future.result(SOON) for future in futures]
     assert 100 == max(sizes)
@@ -546,9 +552,9 @@ def test_slow_look_costs_no_long_rest(monkeypatch: pytest.MonkeyPatch):
     """However long Redis takes for a look, the next follows within a second."""
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    inbox = Inbox()
-    reply = inbox.reply("1")
-    inbox.watch(reply, pytest.fail)
+    pending = PendingResults()
+    reply = pending.reply("1")
+    pending.watch(reply, pytest.fail)
 
     class Slow:
         def read(self, _task_ids: list[str]) -> list[tuple[str, bytes]]:
@@ -556,14 +562,14 @@ def test_slow_look_costs_no_long_rest(monkeypatch: pytest.MonkeyPatch):
             now[0] += 2.0
             return []
 
-    rest = sweep.Sweeper(inbox, Slow(), lambda: None)._sweep()
+    rest = sweep.Sweeper(pending, Slow(), lambda: None)._sweep()
 
     assert sweep.LONGEST_REST == rest <= 1.0
 
 
-def _value(teller: Teller, value: object) -> str:
-    meta = teller.app.backend._get_result_meta(value, "SUCCESS", None, None)
-    return teller.app.backend.encode(meta)
+def _value(background: Teller, value: object) -> str:
+    meta = background.app.backend._get_result_meta(value, "SUCCESS", None, None)
+    return background.app.backend.encode(meta)
 
 
 class Waiting:
@@ -613,89 +619,91 @@ WAYS = {"await": 1, "states": "SUCCESS", "future": 1, "streamer": [1]}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_waits_alone_outlives_a_closed_listener(teller: Teller, way: str) -> None:
+def test_who_waits_alone_outlives_a_closed_listener(background: Teller, way: str) -> None:
     """Closing the listener leaves nobody waiting, though nobody else asks for another one."""
-    result = teller.ask()
+    result = background.ask()
     waiting = Waiting(way, result)
-    close_listener(teller.app)
-    teller.store(result, 1)
+    close_listener(background.app)
+    background.store(result, 1)
 
     assert WAYS[way] == waiting.answer()
 
 
 def test_who_comes_as_the_listener_is_closed_is_answered(
-    teller: Teller, monkeypatch: pytest.MonkeyPatch
+    background: Teller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody who saw a listener before it was closed, and waits afterwards, has begun one."""
-    result = teller.ask()
-    watch = Inbox.watch
+    result = background.ask()
+    watch = PendingResults.watch
 
-    def close_and_watch(self: Inbox, *args: object) -> bool:
+    def close_and_watch(self: PendingResults, *args: object) -> bool:
         monkeypatch.undo()
-        close_listener(teller.app)
-        teller.store(result, 1)
+        close_listener(background.app)
+        background.store(result, 1)
         return watch(self, *args)
 
-    monkeypatch.setattr(Inbox, "watch", close_and_watch)
+    monkeypatch.setattr(PendingResults, "watch", close_and_watch)
 
     assert 1 == asyncio.run(_value_of(result))
 
 
 def test_a_listener_that_begins_while_another_is_closed_looks_soon(
-    teller: Teller, monkeypatch: pytest.MonkeyPatch
+    background: Teller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is awaited then is looked for by the new one, at once where that is wanted."""
     close = Listener.close
 
     def begin_and_close(self: Listener) -> None:
         monkeypatch.undo()
-        listener_for(teller.app)
+        listener_for(background.app)
         close(self)
 
-    assert listener_for(teller.app)
+    assert listener_for(background.app)
     monkeypatch.setattr(Listener, "close", begin_and_close)
-    close_listener(teller.app)
-    listener = listener_for(teller.app)
+    close_listener(background.app)
+    listener = listener_for(background.app)
 
     assert listener is not None
-    assert inbox_of(teller.app).hurry == listener._sweeper.hurry
+    assert pending_of(background.app).hurry == listener._sweeper.hurry
 
 
-def test_closing_a_listener_begins_none_where_nobody_waits(teller: Teller) -> None:
+def test_closing_a_listener_begins_none_where_nobody_waits(background: Teller) -> None:
     """A listener that is closed is gone, and with it its connections."""
-    result = teller.ask()
-    teller.answer(result, 1)
+    result = background.ask()
+    background.answer(result, 1)
     value = result.get(timeout=SOON)
-    close_listener(teller.app)
-    wait_until(lambda: "" if not teller.subscribers() else "heard", [], what="end", timeout=SOON)
+    close_listener(background.app)
+    wait_until(
+        lambda: "" if not background.subscribers() else "heard", [], what="end", timeout=SOON
+    )
 
     assert 1 == value
-    assert not is_listening(teller.app)
+    assert not is_listening(background.app)
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_who_waits_outlives_a_listener_that_may_not_begin_again(tmp_path: Path, way: str) -> None:
     """Where Redis has forbidden to listen meanwhile, what is waited for is looked for."""
-    with RedisServer(tmp_path / "redis") as server, Teller(server) as teller:
-        result = teller.ask()
+    with RedisServer(tmp_path / "redis") as server, Teller(server) as background:
+        result = background.ask()
         waiting = Waiting(way, result)
         allowed = "&celery-task-meta-*"
-        teller.redis.execute_command("ACL", "SETUSER", "default", "resetchannels", allowed)
-        close_listener(teller.app)
-        teller.store(result, 1)
+        background.redis.execute_command("ACL", "SETUSER", "default", "resetchannels", allowed)
+        close_listener(background.app)
+        background.store(result, 1)
         answer = waiting.answer()
 
     assert WAYS[way] == answer
 
 
-def test_who_waits_outlives_a_closed_listener(teller: Teller):
+def test_who_waits_outlives_a_closed_listener(background: Teller):
     """Closing the listener leaves nobody waiting: what is awaited is looked for all the same."""
-    results = teller.ask_many(2)
+    results = background.ask_many(2)
     futures = [result.future() for result in results]
-    close_listener(teller.app)
+    close_listener(background.app)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(results[0].get)
         for result in results:
-            teller.store(result, 1)
+            background.store(result, 1)
 
         assert [1, 1, 1] == [answer.result(SOON), *(future.result(SOON) for future in futures)]

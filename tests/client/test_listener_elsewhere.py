@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.shop import emptied
 
 _START = """
@@ -16,9 +16,9 @@ _START = """
     from celery import Celery
     import warnings
     warnings.simplefilter("ignore")
-    from celery_batch.client.listener import listener_for
-    from celery_batch.client.result import BatchResult
-    from celery_batch.replies import write_replies
+    from celery_batch.client.results.listener import listener_for
+    from celery_batch.client.results.result import BatchResult
+    from celery_batch.protocol import write_replies
 
     app = Celery("asker", broker=sys.argv[-1], backend=sys.argv[-1])
 
@@ -135,7 +135,7 @@ def test_fork_while_the_inbox_is_busy(run: Callable[[str], str], way: str):
         store(unheard, 2)
         taken, done = threading.Event(), threading.Event()
         def hold():
-            with heard.reply.inbox._lock:
+            with heard.reply.pending._lock:
                 taken.set()
                 done.wait()
         threading.Thread(target=hold).start()
@@ -176,8 +176,8 @@ def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
             while not stop.is_set():
                 results = ask(50)
                 for result in results:
-                    result.reply.inbox.watch(result.reply, print)
-                    result.reply.inbox.leave(result.reply, print)
+                    result.reply.pending.watch(result.reply, print)
+                    result.reply.pending.leave(result.reply, print)
         threads = [threading.Thread(target=busy) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -16,9 +16,9 @@ import redis
 from celery import chain, chord, group
 
 from celery_batch import BatchTask, ConfigurationError, QueueFull
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
-from celery_batch.client.depth_watch import DepthWatch
+from celery_batch.client.queue_depth import DepthWatch
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.client.conftest import Sender
 from tests.services.shop import Shop
 
@@ -183,7 +183,7 @@ def test_a_task_in_a_worker_is_never_refused(
     with pytest.raises(QueueFull):
         task.delay(2)
     task.apply_async((3,), retries=1)
-    monkeypatch.setattr("celery_batch.client.room.task_join_will_block", lambda: True)
+    monkeypatch.setattr("celery_batch.client.backpressure.task_join_will_block", lambda: True)
     task.delay_many(range(4, 9))
 
     assert 7 == count(here)

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from celery_batch import QueueFull
-from celery_batch.cli.child import wait_until
-from celery_batch.client.depth_watch import DepthWatch
+from celery_batch.client.queue_depth import DepthWatch
+from celery_batch.processes.managed_process import wait_until
 from tests.client.conftest import Sender
 from tests.client.test_max_queue import count, known, limited
 

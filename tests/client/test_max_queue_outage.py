@@ -16,9 +16,9 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_batch import BatchError, BatchTask, BrokerUnreachable, QueueFull
-from celery_batch.cli.redis_server import RedisServer
-from celery_batch.client.depth_watch import DepthWatch
-from celery_batch.depth_look import open_look
+from celery_batch.broker_depth import open_depth_reader
+from celery_batch.client.queue_depth import DepthWatch
+from celery_batch.processes.redis_server import RedisServer
 from tests.client.test_max_queue import known
 
 #: Where no Redis has ever been.
@@ -145,7 +145,7 @@ def test_a_look_at_a_dead_broker_is_tried_once(
     slept: list[float] = []
     monkeypatch.setattr("kombu.utils.functional.sleep", slept.append)
     with pytest.raises(OperationalError):
-        open_look(app)
+        open_depth_reader(app)
 
     assert [] == slept
 

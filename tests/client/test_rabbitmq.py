@@ -18,9 +18,9 @@ from kombu import Queue, pools
 from kombu.exceptions import OperationalError
 
 from celery_batch import BatchTask, PartlySent
-from celery_batch.cli.child import wait_until
-from celery_batch.client import amqp_letters, amqp_road
-from celery_batch.client.publisher import Publisher
+from celery_batch.client.publish import confirms, transport
+from celery_batch.client.publish.publisher import Publisher
+from celery_batch.processes.managed_process import wait_until
 
 CONFIRMED = {"broker_transport_options": {"confirm_publish": True}}
 
@@ -252,8 +252,8 @@ def test_broker_that_takes_nothing_is_given_up(
     apps: Any, rabbitmq_server: Any, monkeypatch: pytest.MonkeyPatch, conf: dict[str, Any], at: int
 ) -> None:
     """Who sends many is not kept for ever by a broker that is stuck, and can send again later."""
-    monkeypatch.setattr(amqp_letters, "_PATIENCE", 0.3)
-    monkeypatch.setattr(amqp_road, "_PATIENCE", 0.3)
+    monkeypatch.setattr(transport, "_TIMEOUT", 0.3)
+    monkeypatch.setattr(confirms, "_TIMEOUT", 0.3)
     task = apps(task_publish_retry=False, **conf)
     task.delay_many(range(2))
     (broker,) = psutil.Process(rabbitmq_server.child.pid).children()
@@ -285,7 +285,7 @@ def test_broker_that_takes_nothing_is_given_up_by_one_call_of_many(
     apps: Any, rabbitmq_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A call that is written alone, since the next was late, waits until the broker has it."""
-    monkeypatch.setattr(amqp_letters, "_PATIENCE", 0.3)
+    monkeypatch.setattr(transport, "_TIMEOUT", 0.3)
     task = apps(task_publish_retry=False)
     task.delay_many(range(2))
     (broker,) = psutil.Process(rabbitmq_server.child.pid).children()
@@ -320,7 +320,7 @@ def test_a_generators_first_members_are_there_before_its_last_is_made(
 ) -> None:
     """A group over a generator is sent piece by piece, with one connection, too."""
     # What is kept for a second is sent, too: on a slow machine sooner than a piece is full.
-    monkeypatch.setattr("celery_batch.client.gathering.monotonic", lambda: 0.0)
+    monkeypatch.setattr("celery_batch.client.publish.buffer.monotonic", lambda: 0.0)
     task = apps(result_backend="cache+memory://", broker_pool_limit=limit)
     group(task.s(0)).apply_async()  # the first of its kind
     found: list[Any] = []

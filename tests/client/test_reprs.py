@@ -7,7 +7,7 @@ import random
 import pytest
 from celery.utils.saferepr import saferepr
 
-from celery_batch.client.reprs import described
+from celery_batch.client.publish.message import described
 
 PLAIN = [0, -7, 1.5, float("nan"), True, None, "", "a", "it's", 'say "no"', "ä\n", "x" * 60]
 

@@ -19,9 +19,9 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, EagerResult, denied_join_result, result_from_tuple
 from kombu.exceptions import DecodeError
 
-from celery_batch.cli.child import wait_until
-from celery_batch.client.inbox import inbox_of
-from celery_batch.client.result import BatchResult
+from celery_batch.client.results.pending import pending_of
+from celery_batch.client.results.result import BatchResult
+from celery_batch.processes.managed_process import wait_until
 from tests.services.teller import Teller
 
 SOON = 20.0
@@ -68,16 +68,16 @@ def ending(result: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("told", [True, False], ids=["told", "found"])
-def test_ends_as_celery_s_result(teller: Teller, outcome: str, told: bool):  # noqa: FBT001
+def test_ends_as_celery_s_result(background: Teller, outcome: str, told: bool):  # noqa: FBT001
     """Value, error, state and all else are what Celery's own result says."""
     value, state, traceback = OUTCOMES[outcome]
-    ours, again = teller.ask_many(2)
-    again.reply = inbox_of(teller.app).reply(ours.id)
-    teller.store(ours, value, state, traceback=traceback)
+    ours, again = background.ask_many(2)
+    again.reply = pending_of(background.app).reply(ours.id)
+    background.store(ours, value, state, traceback=traceback)
     if told:
-        teller.tell([ours])
+        background.tell([ours])
         soon(lambda: ours.reply.value, "reply")
-    stock = teller.app.AsyncResult(ours.id)
+    stock = background.app.AsyncResult(ours.id)
     called: list[list[Any]] = [[], []]
     ends = [
         [
@@ -92,42 +92,42 @@ def test_ends_as_celery_s_result(teller: Teller, outcome: str, told: bool):  # n
     assert str(facts(stock)) == str(facts(ours))
 
 
-def test_remote_traceback_is_raised(teller: Teller):
+def test_remote_traceback_is_raised(background: Teller):
     """With task_remote_tracebacks the error carries the worker's traceback, as in Celery."""
-    teller.app.conf.task_remote_tracebacks = True
-    result = teller.ask()
-    teller.answer(result, failure(), states.FAILURE, traceback=TRACEBACK)
+    background.app.conf.task_remote_tracebacks = True
+    result = background.ask()
+    background.answer(result, failure(), states.FAILURE, traceback=TRACEBACK)
     with pytest.raises(ValueError, match="a bad item") as caught:
         result.get(timeout=SOON)
 
     assert "model.py" in str(caught.traceback[-1].path)
 
 
-def test_get_gives_up_in_time(teller: Teller):
+def test_get_gives_up_in_time(background: Teller):
     """A get that takes too long raises Celery's TimeoutError, and leaves nothing behind."""
-    result = teller.ask()
-    inbox = inbox_of(teller.app)
+    result = background.ask()
+    pending = pending_of(background.app)
     with pytest.raises(CeleryTimeoutError):
         result.get(timeout=0.05)
     with pytest.raises(CeleryTimeoutError):
         result.get(0.01, True, 0.1)
-    inbox.look_again()
+    pending.look_again()
 
-    assert ([], []) == (inbox.take(10), result.reply.watchers)
-    assert not teller.app.backend._pending_results[0]
+    assert ([], []) == (pending.take(10), result.reply.watchers)
+    assert not background.app.backend._pending_results[0]
 
 
-def test_get_without_time_looks_once(teller: Teller):
+def test_get_without_time_looks_once(background: Teller):
     """A get that may not wait returns what is stored, even if nobody told of it."""
-    result = teller.ask()
-    teller.store(result, 1)
+    result = background.ask()
+    background.store(result, 1)
 
     assert 1 == result.get(timeout=0)
 
 
-def test_get_calls_back_while_it_waits(teller: Teller):
+def test_get_calls_back_while_it_waits(background: Teller):
     """on_interval is called about once a second, and what it raises ends the wait."""
-    result = teller.ask()
+    result = background.ask()
 
     def enough() -> None:
         raise InterruptedError
@@ -136,25 +136,25 @@ def test_get_calls_back_while_it_waits(teller: Teller):
         result.get(on_interval=enough)
 
 
-def test_get_with_on_message_hears_of_progress(teller: Teller):
+def test_get_with_on_message_hears_of_progress(background: Teller):
     """Who wants to hear of every state is served in Celery's way."""
-    result = teller.ask()
+    result = background.ask()
     heard: list[str] = []
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(result.get, SOON, on_message=lambda meta: heard.append(meta["status"]))
-        soon(lambda: f"celery-task-meta-{result.id}" in teller.subscribers(), "subscription")
-        teller.store(result, {"done": 1}, "PROGRESS")
+        soon(lambda: f"celery-task-meta-{result.id}" in background.subscribers(), "subscription")
+        background.store(result, {"done": 1}, "PROGRESS")
         soon(lambda: heard, "progress")
-        teller.answer(result, 1)
+        background.answer(result, 1)
 
         assert 1 == answer.result(SOON)
     assert ["PROGRESS", "SUCCESS"] == heard
 
 
-def test_get_inside_a_task_is_refused(teller: Teller):
+def test_get_inside_a_task_is_refused(background: Teller):
     """A task may not wait for another, unless it says so."""
-    result = teller.ask()
-    teller.answer(result, 1)
+    result = background.ask()
+    background.answer(result, 1)
     with denied_join_result(), pytest.raises(RuntimeError, match="within a task"):
         result.get()
     with denied_join_result():
@@ -163,9 +163,9 @@ def test_get_inside_a_task_is_refused(teller: Teller):
     assert 1 == value
 
 
-def test_ignored_result_is_not_waited_for(teller: Teller):
+def test_ignored_result_is_not_waited_for(background: Teller):
     """With ignore_result there is nothing to wait for."""
-    result = teller.ask()
+    result = background.ask()
     result.ignored = True
 
     async def wait_for_it() -> Any:
@@ -176,25 +176,25 @@ def test_ignored_result_is_not_waited_for(teller: Teller):
     assert result.future().result(0) is None
 
 
-def test_state_before_the_end_is_asked_for(teller: Teller):
+def test_state_before_the_end_is_asked_for(background: Teller):
     """Until a task has ended its state is what is stored, as in Celery."""
-    result = teller.ask()
+    result = background.ask()
     seen = [result.state, result.ready(), result.result]
-    teller.store(result, {"done": 1}, "PROGRESS")
+    background.store(result, {"done": 1}, "PROGRESS")
     seen += [result.state, result.info]
-    teller.answer(result, 1)
+    background.answer(result, 1)
     soon(result.ready, "end")
 
     assert ["PENDING", False, None, "PROGRESS", {"done": 1}] == seen
     assert ("SUCCESS", 1) == (result.state, result.result)
 
 
-def test_told_state_costs_no_round_trip(teller: Teller):
+def test_told_state_costs_no_round_trip(background: Teller):
     """What has been told is not asked for again."""
-    result = teller.ask()
-    teller.answer(result, 1)
+    result = background.ask()
+    background.answer(result, 1)
     soon(lambda: result.reply.value, "reply")
-    gets = lambda: teller.redis.info("commandstats")["cmdstat_get"]["calls"]  # noqa: E731
+    gets = lambda: background.redis.info("commandstats")["cmdstat_get"]["calls"]  # noqa: E731
     before = gets()
     seen = [result.state, result.ready(), result.result, result.get(), result.children]
 
@@ -202,108 +202,111 @@ def test_told_state_costs_no_round_trip(teller: Teller):
     assert before == gets()
 
 
-def test_undecodable_value_is_the_caller_s_error(teller: Teller):
+def test_undecodable_value_is_the_caller_s_error(background: Teller):
     """A stored value in a format that is not accepted raises where it is wanted, and only there."""
-    result, other = teller.ask_many(2)
-    key = teller.app.backend.get_key_for_task(result.id)
-    teller.redis.set(key, b"\x80\x04N.")
-    teller.tell([result])
-    teller.answer(other, 1)
+    result, other = background.ask_many(2)
+    key = background.app.backend.get_key_for_task(result.id)
+    background.redis.set(key, b"\x80\x04N.")
+    background.tell([result])
+    background.answer(other, 1)
 
     assert 1 == other.get(timeout=SOON)
     with pytest.raises(DecodeError):
         result.get(timeout=SOON)
 
 
-def test_news_that_is_no_end_is_not_taken_for_one(teller: Teller):
+def test_news_that_is_no_end_is_not_taken_for_one(background: Teller):
     """Whoever tells of a task that still runs does not end anybody's wait."""
-    result = teller.ask()
-    teller.answer(result, {"done": 1}, "PROGRESS")
+    result = background.ask()
+    background.answer(result, {"done": 1}, "PROGRESS")
     soon(lambda: result.reply.value, "news")
     with pytest.raises(CeleryTimeoutError):
         result.get(timeout=0.1)
-    teller.answer(result, 1)
+    background.answer(result, 1)
 
     assert 1 == result.get(timeout=SOON)
 
 
-def test_forget_removes_the_result(teller: Teller):
+def test_forget_removes_the_result(background: Teller):
     """A forgotten result is gone, here and in Redis, and a get waits in vain, as in Celery."""
-    result = teller.ask()
-    teller.answer(result, 1)
+    result = background.ask()
+    background.answer(result, 1)
     result.get(timeout=SOON)
     result.forget()
 
-    assert (0, "PENDING") == (teller.redis.exists(f"celery-task-meta-{result.id}"), result.state)
+    assert (0, "PENDING") == (
+        background.redis.exists(f"celery-task-meta-{result.id}"),
+        result.state,
+    )
     with pytest.raises(CeleryTimeoutError):
         result.get(timeout=0.05)
 
 
-def test_then_is_called_when_the_task_has_ended(teller: Teller):
+def test_then_is_called_when_the_task_has_ended(background: Teller):
     """A callback is called with the result, before or after, and kept with no other reference."""
     called: list[Any] = []
-    early, late, dropped = teller.ask_many(3)
+    early, late, dropped = background.ask_many(3)
     early.then(lambda result: called.append(("early", result.get())))
-    teller.answer(late, 2)
+    background.answer(late, 2)
     late.get(timeout=SOON)
     late.then(lambda result: called.append(("late", result.get())))
     dropped.then(lambda result: called.append(("dropped", result.get())))
-    identity = AsyncResult(dropped.id, app=teller.app)
+    identity = AsyncResult(dropped.id, app=background.app)
     del dropped
-    teller.answer(early, 1)
-    teller.answer(identity, 3)
+    background.answer(early, 1)
+    background.answer(identity, 3)
     soon(lambda: len(called) == 3, "callbacks")
 
     assert {("late", 2), ("early", 1), ("dropped", 3)} == set(called)
 
 
-def test_then_with_weak_is_forgotten_with_its_result(teller: Teller):
+def test_then_with_weak_is_forgotten_with_its_result(background: Teller):
     """A weak callback does not keep its result, nor is it called without."""
     called: list[Any] = []
-    kept, dropped = teller.ask_many(2)
+    kept, dropped = background.ask_many(2)
     for result in (kept, dropped):
         result.then(called.append, weak=True)
-    identity = AsyncResult(dropped.id, app=teller.app)
+    identity = AsyncResult(dropped.id, app=background.app)
     del dropped, result
-    teller.answer(identity, 1)
-    teller.answer(kept, 1)
+    background.answer(identity, 1)
+    background.answer(kept, 1)
     soon(lambda: called, "callback")
 
     assert [kept] == called
 
 
-def test_callback_may_wait_for_another_result(teller: Teller):
+def test_callback_may_wait_for_another_result(background: Teller):
     """A callback that waits for a result of its own does not wait for itself."""
-    first, second = teller.ask_many(2)
+    first, second = background.ask_many(2)
     got: list[Any] = []
     first.then(lambda _: got.append(second.get(timeout=SOON)))
-    teller.answer(first, 1)
-    teller.store(second, 2)
+    background.answer(first, 1)
+    background.store(second, 2)
     soon(lambda: got, "callback")
 
     assert [2] == got
 
 
-def test_failing_callback_is_logged(teller: Teller, caplog: pytest.LogCaptureFixture):
+def test_failing_callback_is_logged(background: Teller, caplog: pytest.LogCaptureFixture):
     """A callback that fails harms no other result."""
-    first, second = teller.ask_many(2)
+    first, second = background.ask_many(2)
     first.then(lambda _: 1 / 0)
     with caplog.at_level(logging.ERROR):
-        teller.answer(first, 1)
-        teller.answer(second, 2)
+        background.answer(first, 1)
+        background.answer(second, 2)
 
         assert 2 == second.get(timeout=SOON)
     soon(lambda: "ZeroDivisionError" in caplog.text, "log")
 
 
-def test_identity_is_celery_s(teller: Teller):
+def test_identity_is_celery_s(background: Teller):
     """Results are equal by id, whatever their class, and survive copies and pickles."""
-    result = teller.ask(parent=AsyncResult("before", app=teller.app))
-    stock = AsyncResult(result.id, app=teller.app, parent=result.parent)
-    teller.app.set_current()
+    result = background.ask(parent=AsyncResult("before", app=background.app))
+    stock = AsyncResult(result.id, app=background.app, parent=result.parent)
+    background.app.set_current()
     thawed = pickle.loads(pickle.dumps(result))  # noqa: S301 (our own)
     twin = copy.copy(result)
-    teller.answer(result, 1)
+    background.answer(result, 1)
 
     assert [stock] * 3 == [result, thawed, twin]
     assert (hash(stock), str(stock)) == (hash(result), str(result))
@@ -311,20 +314,20 @@ def test_identity_is_celery_s(teller: Teller):
     assert result.id == result
     assert "before" == thawed.parent.id
     assert [1, 1, 1] == [each.get(timeout=SOON) for each in (result, twin, thawed)]
-    assert stock == result_from_tuple(result.as_tuple(), teller.app)
+    assert stock == result_from_tuple(result.as_tuple(), background.app)
 
 
-def test_result_needs_an_id(teller: Teller):
+def test_result_needs_an_id(background: Teller):
     """A result without an id is an error, as in Celery."""
     with pytest.raises(ValueError, match="id"):
-        BatchResult(None, app=teller.app)
+        BatchResult(None, app=background.app)
 
 
-def test_error_before_it_in_a_chain_is_raised(teller: Teller):
+def test_error_before_it_in_a_chain_is_raised(background: Teller):
     """Who waits for the end of a chain hears of a failure on the way, however he waits."""
-    parent = teller.ask()
-    ends = [BatchResult(f"end-{n}", app=teller.app, parent=parent) for n in range(4)]
-    teller.listener.expect_many(ends[:2])
+    parent = background.ask()
+    ends = [BatchResult(f"end-{n}", app=background.app, parent=parent) for n in range(4)]
+    background.listener.expect_many(ends[:2])
 
     async def wait_for(result: BatchResult) -> Any:
         """Await a result."""
@@ -334,7 +337,7 @@ def test_error_before_it_in_a_chain_is_raised(teller: Teller):
         answers = [pool.submit(ends[n].get) for n in (0, 2)]
         answers += [pool.submit(asyncio.run, wait_for(ends[n])) for n in (1, 3)]
         time.sleep(0.1)  # let them begin to wait; it holds as well if they do not
-        teller.store(parent, failure(), states.FAILURE)
+        background.store(parent, failure(), states.FAILURE)
         errors = [answer.exception(SOON) for answer in answers]
 
     assert [("a bad item", 7)] * 4 == [error.args for error in errors]
@@ -342,12 +345,12 @@ def test_error_before_it_in_a_chain_is_raised(teller: Teller):
         ends[0].get(timeout=0.05, follow_parents=False)
 
 
-def test_awaited_in_many_coroutines(teller: Teller):
+def test_awaited_in_many_coroutines(background: Teller):
     """A thousand coroutines wait on one connection, each for its own result."""
 
     async def everybody() -> list[Any]:
         """Await all of them."""
-        results = teller.ask_many(1000)
+        results = background.ask_many(1000)
 
         async def one(result: BatchResult) -> Any:
             """Await one of them."""
@@ -356,25 +359,25 @@ def test_awaited_in_many_coroutines(teller: Teller):
         waiting = [asyncio.create_task(one(result)) for result in results]
         await asyncio.sleep(0)
         for n, result in enumerate(results):
-            await asyncio.to_thread(teller.app.backend.set, key(result), encoded(n))
+            await asyncio.to_thread(background.app.backend.set, key(result), encoded(n))
         for piece in range(0, 1000, 64):
-            teller.tell(results[piece : piece + 64])
+            background.tell(results[piece : piece + 64])
         return await asyncio.gather(*waiting)
 
     def key(result: BatchResult) -> bytes:
-        return teller.app.backend.get_key_for_task(result.id)
+        return background.app.backend.get_key_for_task(result.id)
 
     def encoded(value: Any) -> Any:
-        backend = teller.app.backend
+        backend = background.app.backend
         return backend.encode(backend._get_result_meta(value, states.SUCCESS, None, None))
 
     assert list(range(1000)) == asyncio.run(everybody())
 
 
-def test_cancelled_await_leaves_the_task_alone(teller: Teller):
+def test_cancelled_await_leaves_the_task_alone(background: Teller):
     """Who gives up awaiting, by a timeout for example, can await again."""
-    result = teller.ask()
-    inbox = inbox_of(teller.app)
+    result = background.ask()
+    pending = pending_of(background.app)
 
     async def twice() -> tuple[bool, list[str], Any]:
         """Give up once, and await again."""
@@ -383,18 +386,18 @@ def test_cancelled_await_leaves_the_task_alone(teller: Teller):
                 await result
         except TimeoutError:
             gave_up = True
-        inbox.look_again()
-        left = inbox.take(10)
-        teller.answer(result, 1)
+        pending.look_again()
+        left = pending.take(10)
+        background.answer(result, 1)
         return gave_up, left, await result
 
     assert (True, [], 1) == asyncio.run(twice())
 
 
-def test_awaited_error_is_raised(teller: Teller):
+def test_awaited_error_is_raised(background: Teller):
     """What a task has failed with is raised where it is awaited."""
-    result = teller.ask()
-    teller.answer(result, failure(), states.FAILURE)
+    result = background.ask()
+    background.answer(result, failure(), states.FAILURE)
 
     async def wait_for_it() -> Any:
         """Await it."""
@@ -404,9 +407,9 @@ def test_awaited_error_is_raised(teller: Teller):
         asyncio.run(wait_for_it())
 
 
-def test_result_of_another_process_can_be_awaited(teller: Teller):
+def test_result_of_another_process_can_be_awaited(background: Teller):
     """A result that this process did not ask for is found in Redis, without blocking the loop."""
-    foreign = BatchResult("foreign", app=teller.app)
+    foreign = BatchResult("foreign", app=background.app)
     ticks: list[float] = []
 
     async def tick() -> None:
@@ -418,7 +421,7 @@ def test_result_of_another_process_can_be_awaited(teller: Teller):
     async def wait_for_it() -> Any:
         """Await it."""
         ticking = asyncio.create_task(tick())
-        asyncio.get_running_loop().call_later(0.3, teller.store, foreign, 1)
+        asyncio.get_running_loop().call_later(0.3, background.store, foreign, 1)
         value = await foreign
         ticking.cancel()
         return value
@@ -448,9 +451,9 @@ def test_awaited_without_a_listener(redis_server: Any, backend: str):
     app.backend.forget("awaited")
 
 
-def test_future_is_done_with_the_task(teller: Teller):
+def test_future_is_done_with_the_task(background: Teller):
     """A future has the task's value or error, and works with all that takes futures."""
-    good, bad = teller.ask_many(2)
+    good, bad = background.ask_many(2)
     futures = [good.future(), bad.future()]
     seen: list[Any] = []
     futures[0].add_done_callback(lambda future: seen.append(future.result()))
@@ -460,8 +463,8 @@ def test_future_is_done_with_the_task(teller: Teller):
         return await asyncio.wrap_future(good.future())
 
     before = [future.done() for future in futures]
-    teller.answer(good, 1)
-    teller.answer(bad, failure(), states.FAILURE)
+    background.answer(good, 1)
+    background.answer(bad, failure(), states.FAILURE)
     done, _ = wait(futures, timeout=SOON)
 
     assert ([False, False], 2) == (before, len(done))
@@ -475,14 +478,14 @@ def test_future_is_done_with_the_task(teller: Teller):
         futures[1].result()
 
 
-def test_cancelled_future_leaves_the_task_alone(teller: Teller):
+def test_cancelled_future_leaves_the_task_alone(background: Teller):
     """To cancel a future gives up waiting, leaves nothing behind, and the result can be had."""
-    result = teller.ask()
+    result = background.ask()
     future = result.future()
     is_cancelled = future.cancel()
-    inbox_of(teller.app).look_again()
-    left = inbox_of(teller.app).take(10)
-    teller.answer(result, 1)
+    pending_of(background.app).look_again()
+    left = pending_of(background.app).take(10)
+    background.answer(result, 1)
 
     assert (True, []) == (is_cancelled, left)
     assert 1 == result.get(timeout=SOON)
@@ -490,23 +493,23 @@ def test_cancelled_future_leaves_the_task_alone(teller: Teller):
         future.result()
 
 
-def test_future_that_nobody_holds_is_done(teller: Teller):
+def test_future_that_nobody_holds_is_done(background: Teller):
     """A future with a callback is done even if nobody holds it or its result."""
-    result = teller.ask()
-    identity = AsyncResult(result.id, app=teller.app)
+    result = background.ask()
+    identity = AsyncResult(result.id, app=background.app)
     seen: list[Any] = []
     result.future().add_done_callback(lambda future: seen.append(future.result()))
     del result
-    teller.answer(identity, 1)
+    background.answer(identity, 1)
     soon(lambda: seen, "callback")
 
     assert [1] == seen
 
 
-def test_many_threads_wait(teller: Teller):
+def test_many_threads_wait(background: Teller):
     """Sixty-four threads get their own results, and one that all of them want."""
-    results = teller.ask_many(64)
-    shared = teller.ask()
+    results = background.ask_many(64)
+    shared = background.ask()
     ready = threading.Barrier(65)
 
     def work(n: int) -> Any:
@@ -517,27 +520,27 @@ def test_many_threads_wait(teller: Teller):
         answers = [pool.submit(work, n) for n in range(64)]
         ready.wait(SOON)
         for n, result in enumerate(results):
-            teller.answer(result, n)
-        teller.answer(shared, "all")
+            background.answer(result, n)
+        background.answer(shared, "all")
 
         assert [(n, "all") for n in range(64)] == [answer.result() for answer in answers]
 
 
-def test_two_results_of_one_task_both_hear(teller: Teller):
+def test_two_results_of_one_task_both_hear(background: Teller):
     """Results made of one id, before or after it was asked for, are all told."""
-    before = BatchResult("one", app=teller.app)
-    asked = BatchResult("one", app=teller.app)
-    teller.listener.expect(asked)
-    after = BatchResult("one", app=teller.app)
+    before = BatchResult("one", app=background.app)
+    asked = BatchResult("one", app=background.app)
+    background.listener.expect(asked)
+    after = BatchResult("one", app=background.app)
     with ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(each.get, SOON) for each in (before, asked, after)]
-        teller.answer(asked, 1)
+        background.answer(asked, 1)
 
         assert [1, 1, 1] == [answer.result() for answer in answers]
-    assert "celery-task-meta-one" not in teller.subscribers()
+    assert "celery-task-meta-one" not in background.subscribers()
 
 
-def test_eager_result_is_another_class(teller: Teller):
+def test_eager_result_is_another_class(background: Teller):
     """What a task returns when it runs at once is Celery's, and is no result of ours."""
     assert not issubclass(BatchResult, EagerResult)
-    assert teller.app.AsyncResult is not BatchResult
+    assert background.app.AsyncResult is not BatchResult

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from kombu.exceptions import OperationalError
 
-from celery_batch.client.revokes import PIECE, Revokes, revoke_soon
+from celery_batch.client.revoke import PIECE, Revokes, revoke_soon
 from tests.client.conftest import Sender
 
 
@@ -80,7 +80,7 @@ def test_what_is_collected_is_sent_at_exit(
     heard.subscribe("/0.celery.pidbox")
     assert "subscribe" == heard.get_message(timeout=5)["type"]
     in_python(
-        "from celery import Celery; from celery_batch.client.revokes import revoke_soon\n"
+        "from celery import Celery; from celery_batch.client.revoke import revoke_soon\n"
         f"app = Celery('x', broker={broker!r}, set_as_current=False)\n"
         "app.send_task('x'); revoke_soon(app, ['the-id'])"
     )
@@ -106,7 +106,7 @@ def test_what_comes_as_the_thread_ends_is_sent(broadcasts: Any) -> None:
                 revokes._waiting.append(self.late.pop())
             return False
 
-    revokes._bell = Bell()  # type: ignore[assignment]
+    revokes._waker = Bell()  # type: ignore[assignment]
     revokes._run()
 
     assert [["late"]] == sent

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from celery_batch.client.listener import listener_for
-from celery_batch.client.publisher import Publisher
-from celery_batch.client.round_trip import Limits, RoundTrip
-from celery_batch.replies import write_replies
+from celery_batch.client.publish.aio import Limits, RoundTrip
+from celery_batch.client.publish.publisher import Publisher
+from celery_batch.client.results.listener import listener_for
+from celery_batch.protocol import write_replies
 from tests.client.conftest import Sender
 from tests.services.eventually import eventually
 
@@ -104,14 +104,14 @@ def test_what_is_sent_too_late_has_failed_and_is_told_of(
 ) -> None:
     """A broker that takes its time fails the call; what it takes in the end can be revoked."""
     here, told = prepared(sender()), []
-    outbox, gate = Publisher.of(here.app)._outbox, threading.Event()
-    write = outbox._write
+    send_buffer, validator = Publisher.of(here.app)._send_buffer, threading.Event()
+    write = send_buffer._write
 
-    def slowly(letters: Any) -> None:
-        assert gate.wait(SOON)
-        write(letters)
+    def slowly(prepared_messages: Any) -> None:
+        assert validator.wait(SOON)
+        write(prepared_messages)
 
-    monkeypatch.setattr(outbox, "_write", slowly)
+    monkeypatch.setattr(send_buffer, "_write", slowly)
 
     async def ask() -> None:
         """Ask of a broker that is slow, and let it go on."""
@@ -119,7 +119,7 @@ def test_what_is_sent_too_late_has_failed_and_is_told_of(
         with pytest.raises(TimeoutError):
             await trip(here, told, sent_by=0.1, until=0.05)
         assert time.monotonic() - began < SOON / 2
-        gate.set()
+        validator.set()
         await asyncio.to_thread(eventually, lambda: told[0])
 
     asyncio.run(ask())
@@ -147,7 +147,7 @@ def test_a_timer_that_is_early_costs_nobody_a_wait(
     """What is sent just after the timer, and before the time it was set for, is not waited for."""
     here, told = prepared(sender()), []
     stopped = SimpleNamespace(monotonic=lambda: 0.0)
-    monkeypatch.setattr("celery_batch.client.round_trip.time", stopped)
+    monkeypatch.setattr("celery_batch.client.publish.aio.time", stopped)
 
     async def ask() -> Any:
         """Have the timer go off when by the clock no time has passed."""

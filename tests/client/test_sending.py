@@ -16,12 +16,12 @@ from celery import chord, group, signals
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, PartlySent
-from celery_batch.cli.redis_server import RedisServer
-from celery_batch.client import aio
-from celery_batch.client.aio import apply_async
-from celery_batch.client.listener import listener_for
-from celery_batch.client.publisher import Publisher
-from celery_batch.client.result import BatchResult
+from celery_batch.client.publish import aio
+from celery_batch.client.publish.aio import apply_async
+from celery_batch.client.publish.publisher import Publisher
+from celery_batch.client.results.listener import listener_for
+from celery_batch.client.results.result import BatchResult
+from celery_batch.processes.redis_server import RedisServer
 from tests.client.conftest import Sender
 from tests.services.eventually import eventually
 
@@ -349,7 +349,7 @@ def test_a_groups_members_are_told_to_us(sender: Callable[..., Sender]) -> None:
         assert [listener_for(here.app).channel] * 3 == [
             message["headers"]["batch_reply"] for message in messages
         ]
-        assert all(isinstance(each, BatchResult) and each.is_heard for each in result)
+        assert all(isinstance(each, BatchResult) and each.is_received for each in result)
 
 
 @pytest.mark.parametrize("limit", [None, 0, 1])
@@ -497,15 +497,15 @@ def test_a_call_that_is_cancelled_while_it_is_sent_is_told_of(
 ) -> None:
     """It is sent, and whoever asked for that learns its id when it is."""
     here = warmed(sender())
-    outbox = Publisher.of(here.app)._outbox
-    write, begun, gate = outbox._write, threading.Event(), threading.Event()
+    send_buffer = Publisher.of(here.app)._send_buffer
+    write, begun, validator = send_buffer._write, threading.Event(), threading.Event()
 
-    def slowly(letters: Any) -> None:
+    def slowly(prepared_messages: Any) -> None:
         begun.set()
-        assert gate.wait(20)
-        write(letters)
+        assert validator.wait(20)
+        write(prepared_messages)
 
-    monkeypatch.setattr(outbox, "_write", slowly)
+    monkeypatch.setattr(send_buffer, "_write", slowly)
 
     async def send() -> Any:
         """Send in a loop of its own."""
@@ -516,7 +516,7 @@ def test_a_call_that_is_cancelled_while_it_is_sent_is_told_of(
         sending.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sending
-        gate.set()
+        validator.set()
         return await asyncio.wait_for(told.get(), 20)
 
     result = asyncio.run(send())
@@ -556,18 +556,18 @@ def test_a_call_that_is_cancelled_as_it_is_sent_is_told(
 def test_blocking_jobs_of_the_users_hold_up_no_call(sender: Callable[..., Sender]) -> None:
     """A call leaves though whatever the application runs in the loop's threads blocks there."""
     here = warmed(sender())
-    gate = threading.Event()
+    validator = threading.Event()
 
     async def send() -> None:
         """Send while the loop's only other thread is busy."""
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
-        blocking = loop.run_in_executor(None, gate.wait, 60)
+        blocking = loop.run_in_executor(None, validator.wait, 60)
         try:
             async with asyncio.timeout(20):
                 await here.task.adelay("a")
         finally:
-            gate.set()
+            validator.set()
             await blocking
 
     asyncio.run(send())
@@ -598,16 +598,16 @@ def test_what_is_sent_as_its_loop_ends_is_told_of(
 ) -> None:
     """A call that arrives after its loop was closed can still be called back."""
     here = warmed(sender())
-    outbox = Publisher.of(here.app)._outbox
-    write, begun, gate = outbox._write, threading.Event(), threading.Event()
+    send_buffer = Publisher.of(here.app)._send_buffer
+    write, begun, validator = send_buffer._write, threading.Event(), threading.Event()
     told: list[Any] = []
 
-    def slowly(letters: Any) -> None:
+    def slowly(prepared_messages: Any) -> None:
         begun.set()
-        assert gate.wait(20)
-        write(letters)
+        assert validator.wait(20)
+        write(prepared_messages)
 
-    monkeypatch.setattr(outbox, "_write", slowly)
+    monkeypatch.setattr(send_buffer, "_write", slowly)
 
     async def send() -> None:
         """Leave a call behind."""
@@ -617,7 +617,7 @@ def test_what_is_sent_as_its_loop_ends_is_told_of(
         leaving.cancel()
 
     asyncio.run(send())
-    gate.set()
+    validator.set()
     eventually(lambda: told[0])
 
     assert [told[0].id] == [message["headers"]["id"] for message in here.taken()["celery"]]

@@ -17,12 +17,11 @@ from celery import Celery, states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import EagerResult, denied_join_result
 
-from celery_batch.cli.child import wait_until
-from celery_batch.client import looks
-from celery_batch.client.eager import EagerBatchResult
-from celery_batch.client.inbox import inbox_of
-from celery_batch.client.result import BatchResult
-from celery_batch.replies import STARTED_ID, write_replies
+from celery_batch.client.results import pending
+from celery_batch.client.results.pending import pending_of
+from celery_batch.client.results.result import BatchResult, EagerBatchResult
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.protocol import STARTED_ID, write_replies
 from tests.services.teller import Teller
 
 SOON = 20.0
@@ -35,23 +34,23 @@ def soon(ready: Callable[[], object], what: str) -> None:
     wait_until(lambda: "" if ready() else "not yet", [], what=what, timeout=SOON)
 
 
-def stranger(teller: Teller) -> BatchResult:
+def stranger(background: Teller) -> BatchResult:
     """Return the result of a task that another process has sent."""
-    return BatchResult(str(uuid4()), app=teller.app)
+    return BatchResult(str(uuid4()), app=background.app)
 
 
-def followers(teller: Teller) -> int:
+def followers(background: Teller) -> int:
     """Return how many wait for a state."""
-    known = list(inbox_of(teller.app)._known.values())
+    known = list(pending_of(background.app)._known.values())
     return sum(len(reply.followers or ()) for reply in known)
 
 
-def tell_start(teller: Teller, result: Any) -> None:
+def tell_start(background: Teller, result: Any) -> None:
     """Say that a task has started, as our workers do for those who ask for it."""
-    teller.store(result, WHO, states.STARTED)
-    stored = teller.app.backend.get(teller.app.backend.get_key_for_task(result.id))
+    background.store(result, WHO, states.STARTED)
+    stored = background.app.backend.get(background.app.backend.get_key_for_task(result.id))
     for payload in write_replies([(STARTED_ID + result.id, stored)]):
-        teller.redis.publish(teller.listener.channel, payload)
+        background.redis.publish(background.listener.channel, payload)
 
 
 class Followed:
@@ -91,61 +90,61 @@ HOWS = pytest.mark.parametrize("how", ["threaded", "awaited"])
 
 @HOWS
 @pytest.mark.parametrize("whose", ["told", "found"])
-def test_each_state_comes_once(teller: Teller, how: str, whose: str):
+def test_each_state_comes_once(background: Teller, how: str, whose: str):
     """Whoever sent the task, its start, its states in between and its end are yielded in turn."""
-    result = teller.ask() if whose == "told" else stranger(teller)
+    result = background.ask() if whose == "told" else stranger(background)
     followed = Followed(how, result)
-    soon(lambda: followers(teller) == 1, "a follower")
+    soon(lambda: followers(background) == 1, "a follower")
     if whose == "told":
-        tell_start(teller, result)
+        tell_start(background, result)
     else:
-        teller.store(result, WHO, states.STARTED)
+        background.store(result, WHO, states.STARTED)
     first = list(followed.saw("STARTED"))
-    teller.store(result, {"done": 50}, "HALF WAY")
+    background.store(result, {"done": 50}, "HALF WAY")
     second = list(followed.saw("STARTED", "HALF WAY"))
-    teller.answer(result, 42)
+    background.answer(result, 42)
     last = followed.saw("STARTED", "HALF WAY", "SUCCESS", "over")
 
     assert (["STARTED"], ["STARTED", "HALF WAY"]) == (first, second)
     assert ["STARTED", "HALF WAY", "SUCCESS", "over"] == last
-    assert (42, 0) == (result.get(timeout=SOON), followers(teller))
+    assert (42, 0) == (result.get(timeout=SOON), followers(background))
 
 
 @HOWS
 @pytest.mark.parametrize("state", [states.SUCCESS, states.FAILURE, states.REVOKED])
-def test_what_has_ended_yields_its_end(teller: Teller, how: str, state: str):
+def test_what_has_ended_yields_its_end(background: Teller, how: str, state: str):
     """Who comes late sees how the task has ended, and no more."""
-    result = stranger(teller)
-    teller.store(result, 1 if state == states.SUCCESS else ValueError("x"), state)
+    result = stranger(background)
+    background.store(result, 1 if state == states.SUCCESS else ValueError("x"), state)
 
     assert [state, "over"] == Followed(how, result).saw(state, "over")
 
 
 @HOWS
-def test_large_result_is_an_end(teller: Teller, how: str):
+def test_large_result_is_an_end(background: Teller, how: str):
     """Of a result too large to be told, the end comes all the same."""
-    result = teller.ask()
+    result = background.ask()
     followed = Followed(how, result)
-    soon(lambda: followers(teller) == 1, "a follower")
-    teller.answer(result, "x" * 300_000)
+    soon(lambda: followers(background) == 1, "a follower")
+    background.answer(result, "x" * 300_000)
 
     assert ["SUCCESS", "over"] == followed.saw("SUCCESS", "over")
 
 
-def test_start_that_was_told_is_not_looked_for(teller: Teller):
+def test_start_that_was_told_is_not_looked_for(background: Teller):
     """Who has asked hears of the start; also who begins to follow only afterwards."""
-    result = teller.ask()
-    tell_start(teller, result)
+    result = background.ask()
+    tell_start(background, result)
     soon(lambda: result.reply.latest, "news of the start")
-    teller.redis.delete(teller.app.backend.get_key_for_task(result.id))
+    background.redis.delete(background.app.backend.get_key_for_task(result.id))
 
     assert "STARTED" == next(result.states(SOON))
 
 
 @HOWS
-def test_who_waits_for_long_may_go_on(teller: Teller, how: str):
+def test_who_waits_for_long_may_go_on(background: Teller, how: str):
     """When nothing comes in time that is an error, and the next state can be waited for."""
-    result = stranger(teller)
+    result = stranger(background)
     following = result.states(0.05)
 
     async def following_state() -> str:
@@ -160,15 +159,15 @@ def test_who_waits_for_long_may_go_on(teller: Teller, how: str):
         step()
     with pytest.raises(CeleryTimeoutError):
         step()
-    teller.store(result, WHO, states.STARTED)
+    background.store(result, WHO, states.STARTED)
     following._timeout = SOON
 
     assert "STARTED" == step()
 
 
-def test_cancelled_step_loses_nothing(teller: Teller):
+def test_cancelled_step_loses_nothing(background: Teller):
     """A step that is given up, for a heartbeat perhaps, leaves nothing and loses nothing."""
-    result = stranger(teller)
+    result = stranger(background)
 
     async def steps() -> tuple[int, list[str]]:
         """Give up once, then see it through."""
@@ -177,19 +176,19 @@ def test_cancelled_step_loses_nothing(teller: Teller):
             async with asyncio.timeout(0.05):
                 await anext(following)
         except TimeoutError:
-            inbox_of(teller.app).look_again()
-            inbox_of(teller.app).take(10)
-        left = followers(teller)
-        await asyncio.to_thread(teller.store, result, 1)
+            pending_of(background.app).look_again()
+            pending_of(background.app).take(10)
+        left = followers(background)
+        await asyncio.to_thread(background.store, result, 1)
         return left, [state async for state in following]
 
     assert (0, ["SUCCESS"]) == asyncio.run(steps())
 
 
-def test_dropped_streams_leave_nothing(teller: Teller):
+def test_dropped_streams_leave_nothing(background: Teller):
     """However a stream ends, nobody waits afterwards, and nothing is kept of its task."""
-    inbox = inbox_of(teller.app)
-    teller.ask()
+    inbox = pending_of(background.app)
+    background.ask()
 
     async def follow(result: BatchResult) -> None:
         """Follow what never comes."""
@@ -198,8 +197,8 @@ def test_dropped_streams_leave_nothing(teller: Teller):
 
     async def drop() -> None:
         """Have many streams, and cancel them all."""
-        streams = [asyncio.create_task(follow(stranger(teller))) for _ in range(50)]
-        await asyncio.to_thread(soon, lambda: followers(teller) == len(streams), "all streams")
+        streams = [asyncio.create_task(follow(stranger(background))) for _ in range(50)]
+        await asyncio.to_thread(soon, lambda: followers(background) == len(streams), "all streams")
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
@@ -208,15 +207,15 @@ def test_dropped_streams_leave_nothing(teller: Teller):
     inbox.take(1)
     gc.collect()
 
-    assert (0, 0) == (followers(teller), len(inbox))
+    assert (0, 0) == (followers(background), len(inbox))
     assert float("inf") == inbox.next_look()
 
 
-def test_many_streams_are_one_look(teller: Teller, monkeypatch: pytest.MonkeyPatch):
+def test_many_streams_are_one_look(background: Teller, monkeypatch: pytest.MonkeyPatch):
     """A thousand streams cost a few reads each half second, on the connection there is."""
     looked: list[int] = []
-    teller.ask()
-    read = teller.listener._store.read
+    background.ask()
+    read = background.listener._store.read
 
     def spy(task_ids: list[str]) -> Any:
         looked.append(len(task_ids))
@@ -229,7 +228,7 @@ def test_many_streams_are_one_look(teller: Teller, monkeypatch: pytest.MonkeyPat
     async def follow_all(results: list[BatchResult]) -> tuple[int, list[list[str]]]:
         """Follow all for a while; return how often was looked meanwhile, and the states."""
         streams = [asyncio.create_task(follow(result)) for result in results]
-        await asyncio.to_thread(soon, lambda: followers(teller) == len(streams), "all streams")
+        await asyncio.to_thread(soon, lambda: followers(background) == len(streams), "all streams")
         soon_after = len(looked)
         twice = 2 * len(results)
         await asyncio.to_thread(soon, lambda: sum(looked[soon_after:]) >= twice, "two looks")
@@ -237,32 +236,32 @@ def test_many_streams_are_one_look(teller: Teller, monkeypatch: pytest.MonkeyPat
         pieces = [results[n : n + 100] for n in range(0, len(results), 100)]
         for piece in pieces:
             values = {
-                teller.app.backend.get_key_for_task(each.id): json.dumps(
+                background.app.backend.get_key_for_task(each.id): json.dumps(
                     {"status": "SUCCESS", "result": 1}
                 )
                 for each in piece
             }
-            await asyncio.to_thread(teller.redis.mset, values)
+            await asyncio.to_thread(background.redis.mset, values)
         return reads, await asyncio.gather(*streams)
 
-    before = teller.redis.info("clients")["connected_clients"]
-    monkeypatch.setattr(teller.listener._store, "read", spy)
-    reads, seen = asyncio.run(follow_all([stranger(teller) for _ in range(1000)]))
+    before = background.redis.info("clients")["connected_clients"]
+    monkeypatch.setattr(background.listener._store, "read", spy)
+    reads, seen = asyncio.run(follow_all([stranger(background) for _ in range(1000)]))
 
     assert [["SUCCESS"]] * 1000 == seen
     assert reads < 20
-    assert teller.redis.info("clients")["connected_clients"] <= before + 1
+    assert background.redis.info("clients")["connected_clients"] <= before + 1
 
 
-def test_unchanged_state_is_not_read_twice(teller: Teller, monkeypatch: pytest.MonkeyPatch):
+def test_unchanged_state_is_not_read_twice(background: Teller, monkeypatch: pytest.MonkeyPatch):
     """What has been seen costs no decoding at the next look."""
-    monkeypatch.setattr(looks, "FOLLOW", 0.02)
-    result = stranger(teller)
+    monkeypatch.setattr(pending, "FOLLOW", 0.02)
+    result = stranger(background)
     following = result.states(SOON)
-    teller.store(result, WHO, states.STARTED)
+    background.store(result, WHO, states.STARTED)
     started = next(following)
     judged: list[bytes] = []
-    monkeypatch.setattr(teller.listener._store, "is_final", judged.append)
+    monkeypatch.setattr(background.listener._store, "is_final", judged.append)
     following._timeout = 0.2
     with pytest.raises(CeleryTimeoutError):
         next(following)
@@ -272,16 +271,16 @@ def test_unchanged_state_is_not_read_twice(teller: Teller, monkeypatch: pytest.M
 
 @HOWS
 @pytest.mark.parametrize("how_it_goes", ["forgotten", "expired"])
-def test_following_ends_with_the_result(teller: Teller, how: str, how_it_goes: str):
+def test_following_ends_with_the_result(background: Teller, how: str, how_it_goes: str):
     """Who follows what is forgotten, or never comes until its time is over, is let go."""
     if how_it_goes == "expired":
-        teller.app.conf.result_expires = 1  # each thread has a backend of its own
-    result = stranger(teller)
+        background.app.conf.result_expires = 1  # each thread has a backend of its own
+    result = stranger(background)
     followed = Followed(how, result)
     if how_it_goes == "forgotten":
-        teller.store(result, WHO, states.STARTED)
+        background.store(result, WHO, states.STARTED)
         followed.saw("STARTED")
-        teller.redis.delete(teller.app.backend.get_key_for_task(result.id))
+        background.redis.delete(background.app.backend.get_key_for_task(result.id))
 
     expected = ["STARTED"] * (how_it_goes == "forgotten") + ["over"]
     assert expected == followed.saw(*expected)
@@ -290,10 +289,10 @@ def test_following_ends_with_the_result(teller: Teller, how: str, how_it_goes: s
 @pytest.mark.parametrize("conf", [{"batch_bulk": False}, {"elsewhere": True}])
 @HOWS
 def test_on_other_backends_celery_s_own_way(
-    teller: Teller, tmp_path: Any, how: str, conf: dict[str, Any]
+    background: Teller, tmp_path: Any, how: str, conf: dict[str, Any]
 ):
     """Where nobody tells us, the backend is asked, by everybody for himself."""
-    url = teller.app.conf.result_backend
+    url = background.app.conf.result_backend
     app = Celery("other", broker="memory://", set_as_current=False)
     app.conf.result_backend = f"file://{tmp_path}" if conf.pop("elsewhere", False) else url
     app.conf.update(conf)
@@ -308,14 +307,14 @@ def test_on_other_backends_celery_s_own_way(
     assert ["STARTED", "SUCCESS", "over"] == seen
 
 
-def test_redis_that_is_away_is_waited_for(teller: Teller):
+def test_redis_that_is_away_is_waited_for(background: Teller):
     """A connection that is cut while a task is followed costs nothing but a moment."""
-    result = stranger(teller)
+    result = stranger(background)
     followed = [Followed(how, result) for how in ("threaded", "awaited")]
-    soon(lambda: followers(teller) == 2, "followers")
-    teller.redis.client_kill_filter(_type="normal", skipme=True)
-    teller.redis.client_kill_filter(_type="pubsub", skipme=True)
-    teller.store(result, 1)
+    soon(lambda: followers(background) == 2, "followers")
+    background.redis.client_kill_filter(_type="normal", skipme=True)
+    background.redis.client_kill_filter(_type="pubsub", skipme=True)
+    background.store(result, 1)
 
     assert [["SUCCESS", "over"]] * 2 == [each.saw("SUCCESS", "over") for each in followed]
 
@@ -324,25 +323,25 @@ def _follow_in_fork(result: BatchResult, told: Any) -> None:
     told.put(list(result.states(SOON)))
 
 
-def test_fork_follows_with_an_ear_of_its_own(teller: Teller):
+def test_fork_follows_with_an_ear_of_its_own(background: Teller):
     """A process forked while its parent follows can follow the same task."""
     context = multiprocessing.get_context("fork")
-    result = stranger(teller)
+    result = stranger(background)
     with ThreadPoolExecutor(1) as pool:
         here = pool.submit(lambda: list(result.states(SOON)))
-        soon(lambda: followers(teller) == 1, "a follower")
+        soon(lambda: followers(background) == 1, "a follower")
         told = context.SimpleQueue()
         child = context.Process(target=_follow_in_fork, args=(result, told))
         child.start()
-        teller.store(result, 1)
+        background.store(result, 1)
 
         assert ["SUCCESS"] == told.get() == here.result(SOON)
         child.join(SOON)
 
 
-def test_ignored_result_has_no_states(teller: Teller):
+def test_ignored_result_has_no_states(background: Teller):
     """Of a call whose result is ignored nothing is stored, so nothing is waited for."""
-    result = stranger(teller)
+    result = stranger(background)
     result.ignored = True
 
     assert [] == list(result.states())
@@ -359,7 +358,7 @@ def test_eager_result_has_the_one_that_it_has():
     assert ["SUCCESS"] == list(result.states()) == asyncio.run(all_of(result.states()))
 
 
-def test_tasks_do_not_wait_for_others(teller: Teller):
+def test_tasks_do_not_wait_for_others(background: Teller):
     """Inside a task, to follow another is refused as to wait for it is."""
     with denied_join_result(), pytest.raises(RuntimeError, match="Never call"):
-        next(stranger(teller).states())
+        next(stranger(background).states())

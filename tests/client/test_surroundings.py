@@ -12,7 +12,7 @@ from celery._state import task_join_will_block
 from kombu import Queue
 
 from celery_batch import BatchTask
-from celery_batch.client.result import BatchResult
+from celery_batch.client.results.result import BatchResult
 from tests.client.conftest import Sender
 from tests.client.test_same_message import ID, comparable
 from tests.client.test_sending import counted, warmed
@@ -204,8 +204,8 @@ app = Celery("light", broker="memory://")
 @app.task(base=BatchTask, name="shout")
 def shout(text): return text
 app.finalize()
-heavy = ("torch", "celery_batch.worker", "celery_batch.client.publisher",
-         "celery_batch.client.listener")
+heavy = ("torch", "celery_batch.worker", "celery_batch.client.publish.publisher",
+         "celery_batch.client.results.listener")
 print([name for name in heavy if name in sys.modules])
 """
     assert "[]" == in_python(code)

@@ -18,8 +18,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import find_redis_server
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import find_redis_server
 from tests.conftest import need
 from tests.services.containers import Containers, programs_missing
 from tests.services.kustomize import KUBERNETES, built

@@ -11,8 +11,8 @@ import pytest
 import redis
 import yaml
 
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 from demo.prometheus import SHIPPED, Prometheus, find_prometheus
 from tests.conftest import need
 from tests.services.shop import ROOT, Shop, emptied, open_shop

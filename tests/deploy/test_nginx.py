@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.conftest import need
 from tests.services.nginx import Nginx, find_nginx
 from tests.services.ports import quiet_port
@@ -42,8 +42,8 @@ class Site:
         command = [sys.executable, "-m", "uvicorn", "tests.services.slow_site:app"]
         env = {**os.environ, "BOOK": str(self._book), "HOLD": str(self._hold)}
         self._hold.unlink(missing_ok=True)
-        self._child = Child([*command, *address, *quiet], self._log, env=env)
-        wait_until(self._why_not_ready, [self._child], what="the server", timeout=30)
+        self._managed = ManagedProcess([*command, *address, *quiet], self._log, env=env)
+        wait_until(self._why_not_ready, [self._managed], what="the server", timeout=30)
 
     def hold(self):
         """Answer nobody who comes from now on; return how many have come before."""
@@ -52,17 +52,17 @@ class Site:
 
     def kill(self):
         """Kill it; return the moment at which it was gone for certain."""
-        (server,) = psutil.Process(self._child.pid).children()
+        (server,) = psutil.Process(self._managed.pid).children()
         server.kill()
 
-        assert self._child.wait(10)
+        assert self._managed.wait(10)
         gone = time.perf_counter()
-        self._child.stop()
+        self._managed.stop()
         return gone
 
     def stop(self):
         """End it."""
-        self._child.stop()
+        self._managed.stop()
 
     def seen(self):
         """Return the numbers of the requests that have reached it."""

@@ -173,7 +173,7 @@ def test_worker_killed_in_the_middle_is_reported(run):
     workers = [
         pid
         for pid, line in demo.processes().items()
-        if "-A workers worker" in line and "keeper.py" not in line
+        if "-A workers worker" in line and "reaper.py" not in line
     ]
     os.kill(min(workers), signal.SIGKILL)
     code = demo.end()

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from celery_batch.cli.child import Child
+from celery_batch.processes.managed_process import ManagedProcess
 from tests.conftest import ROOT
 from tests.services.ports import quiet_port
 from tests.services.units import HOME, UNITS, Unit
@@ -53,7 +53,7 @@ class Manager:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.address)
         self._socket.settimeout(90)
-        self._children: list[Child] = []
+        self._children: list[ManagedProcess] = []
 
     def start(self, unit: Unit, given: dict[str, str]) -> psutil.Process:
         """Start a unit's command with what its files hold; return its main process."""
@@ -66,7 +66,7 @@ class Manager:
         ]
         environ["PATH"] = "/usr/bin:/bin"
         at_home = ["/bin/sh", "-c", 'cd "$0" && exec "$@"', str(ROOT), *words]
-        child = Child(at_home, self._folder / "unit.log", env=environ)
+        child = ManagedProcess(at_home, self._folder / "unit.log", env=environ)
         self._children.append(child)
         self.hear("READY=1")
         (process,) = psutil.Process(child.pid).children()

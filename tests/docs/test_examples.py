@@ -18,7 +18,7 @@ from kombu import pools
 
 from celery_batch import config
 from celery_batch.batching.policy import DEFAULT_LINGER
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -36,12 +36,12 @@ _ROOMS = r"celery_batch|workers|webapp|deploy|bench|examples|tests|docs"
 
 #: Appended to an example: each model in it is loaded and warmed up, as a worker would.
 _LOAD_MODELS = """
-from celery_batch.serving import residents
+from celery_batch.runtime import registry
 for thing in list(globals().values()):
     if isinstance(thing, type) and thing.__module__ == "__main__" and hasattr(thing, "load"):
-        residents.move_in(thing, "cpu")
+        registry.load(thing, "cpu")
         print(thing.__name__)
-residents.move_out()
+registry.unload_all()
 """
 
 #: Appended to a web app of docs/web.md: what its view answers, in the framework's test client.
@@ -123,7 +123,7 @@ def documented_worker(document: Path, folder: Path, broker: str) -> Iterator[dic
     env = {**os.environ, **urls, "PYTHONPATH": str(folder)}
     command = [str(Path(sys.executable).with_name(celery)), *words]
     with (
-        Child(command, folder / "worker.log", env=env) as worker,
+        ManagedProcess(command, folder / "worker.log", env=env) as worker,
         Celery(broker=broker, set_as_current=False) as client,
     ):
         ping = client.control.ping

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from demo.http_client import why_not
 from tests.services.ports import quiet_port
 from tests.services.shop import ROOT
@@ -49,7 +49,9 @@ def answers(program: str, server: list[str], env, folder: Path) -> list:
     with contextlib.ExitStack() as exits:
         needed = [words for words in commands(program) if words[0] == "python"]
         children = [
-            exits.enter_context(Child(here(words, port), folder / f"{number}.log", env=env))
+            exits.enter_context(
+                ManagedProcess(here(words, port), folder / f"{number}.log", env=env)
+            )
             for number, words in enumerate([*needed, server])
         ]
         url = f"http://127.0.0.1:{port}"

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from demo.http_client import why_not
 from demo.load import Question, run_load
 from tests.services.shop import ROOT
@@ -24,8 +24,8 @@ def test_greenlets_ask_workers_through_redis(broker, tmp_path):
         command = [sys.executable, "-m", "gunicorn", *options, "examples.infill_redis:create_app()"]
         workers = [sys.executable, "-m", "tests.services.shout"]
         with (
-            Child(workers, tmp_path / "workers.log", env=env) as workers,
-            Child(command, tmp_path / "web.log", env=env, pass_fds=[number]) as web,
+            ManagedProcess(workers, tmp_path / "workers.log", env=env) as workers,
+            ManagedProcess(command, tmp_path / "web.log", env=env, pass_fds=[number]) as web,
         ):
             children = [workers, web]
             wait_until(lambda: _unless_404(why_not(url)), children, what="web", timeout=60)

@@ -122,7 +122,7 @@ def test_picture_is_cut_and_scaled_as_torchvision_does():
     wide.paste("white", (200, 8, 312, 120))
     wide.save(file, "PNG")
 
-    seen = image_classifier._picture(file.getvalue())
+    seen = image_classifier._cluster_state(file.getvalue())
 
     assert (3, 224, 224) == tuple(seen.shape)
     # The bilinear filter mixes a little of the neighbours into the outermost pixels.

@@ -13,8 +13,8 @@ import httpx
 import psutil
 import pytest
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import find_redis_server
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import find_redis_server
 from celery_batch.serve.app import CONFIG
 from celery_batch.serve.config import ServeConfig, read_config
 from celery_batch.serve.finding import find_handle
@@ -41,7 +41,7 @@ class Served:
         self.url = f"http://127.0.0.1:{self.port}/predict"
         config = str(CONFIGS / "imagenet_resnet18.yaml")
         options = ["-c", config, "-p", str(self.port), "--dir", str(folder / "run")]
-        self.command = Child(
+        self.command = ManagedProcess(
             [CELERY, "batch", "serve", *options], folder / "serve.log", env=self.env
         )
         try:
@@ -70,7 +70,9 @@ class Served:
         path = self.folder / "second.json"
         path.write_text(replace(config, port=self.other_port).to_json())
         command = [sys.executable, "-m", "celery_batch.serve.web"]
-        return Child(command, self.folder / "second.log", env={**self.env, CONFIG: str(path)})
+        return ManagedProcess(
+            command, self.folder / "second.log", env={**self.env, CONFIG: str(path)}
+        )
 
     def _wait(self, ready, child):
         wait_until(lambda: "" if ready() else "no word", [child], what=child.name, timeout=90)

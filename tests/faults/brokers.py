@@ -13,8 +13,8 @@ import psutil
 import redis
 from kombu import Connection
 
-from celery_batch.cli.child import Child
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.ports import quiet_port
 from tests.services.rabbitmq import RabbitMQServer
 
@@ -152,7 +152,7 @@ class RabbitMQBroker:
             channel.queue_delete(self.queue)
 
 
-def _kill_server(child: Child) -> None:
+def _kill_server(child: ManagedProcess) -> None:
     for process in psutil.Process(child.pid).children(recursive=True):
         with suppress(ProcessLookupError):  # it ended with the one before
             os.kill(process.pid, signal.SIGKILL)

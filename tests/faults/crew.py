@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
 __all__ = ["Crew"]
 
@@ -36,13 +36,13 @@ class Crew:
         self._folder = folder
         self._env = env
         self._starts = 0
-        self.child: Child | None = None
+        self.child: ManagedProcess | None = None
 
     def launch(self) -> None:
         """Start it, or start it again, without waiting for it."""
         self.stop()
         self._starts += 1
-        self.child = Child(
+        self.child = ManagedProcess(
             [_CELERY, "-A", "tests.faults.tasks", "worker", *self._options],
             self._folder / f"{self.name}-{self._starts}.log",
             env=self._env,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.stage import Stage
 
 APP = "tests.services.interrupted"

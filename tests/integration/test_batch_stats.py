@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from celery_batch.cli.redis_server import RedisServer
 from celery_batch.errors import PoisonItem
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.shop import Shop, Worker, emptied, open_shop
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from kombu import Connection
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop, Worker
 
 BOTH = pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])

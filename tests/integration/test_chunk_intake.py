@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop
 
 #: Rows of one call of ``shop.nap``; one batch of so many is running, ready, and gathering.

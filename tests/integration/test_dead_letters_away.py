@@ -9,7 +9,7 @@ import pytest
 import redis
 
 from celery_batch import MessageRefused, PoisonItem
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.hostile import encoded, valid
 from tests.services.place import eventually
 from tests.services.shop import Shop, emptied, open_shop

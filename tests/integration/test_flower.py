@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.services.place import Place, eventually
 from tests.services.shop import CELERY, emptied, enter_shop, environment_of, surroundings
 
@@ -27,7 +27,7 @@ class Flower:
         env = {**os.environ, **place.environment, "FLOWER_UNAUTHENTICATED_API": "true"}
         command = [CELERY, "-A", MODULE, "flower", "--address=127.0.0.1", "--port=0"]
         command.append("--inspect_timeout=30000")  # who is asked by name is not waited for longer
-        self.child = Child(command, folder / "flower.log", env=env)
+        self.child = ManagedProcess(command, folder / "flower.log", env=env)
         self._browser = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self.url = ""
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.shop import Shop, open_shop
 
 #: Seconds; Redis counts as silent after one, and what runs is given up after three.

@@ -15,7 +15,7 @@ from kombu import Connection
 from kombu.entity import Queue
 
 from celery_batch import MessageRefused, MessageTooLarge
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop
 from tests.services.hostile import HOSTILE, RAW, encoded, post, valid
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop
 
 #: Running, ready and gathering: what one process can put to use of ``shop.nap``.

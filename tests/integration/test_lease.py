@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop, Worker
 from tests.services.memory import remember
 

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop
 
 COUNTER = ("-Q", "celery,counter")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.prometheus import scrape
 from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
 

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.overlapped import go_on
 from tests.services.stage import Stage, pool_process
 
@@ -32,7 +32,7 @@ def answers(results: list[Any]) -> list[Any]:
     return [result.get(timeout=SOON, propagate=False) for result in results]
 
 
-def work(stage: Stage, *options: str, **conf: Any) -> Child:
+def work(stage: Stage, *options: str, **conf: Any) -> ManagedProcess:
     """Start a worker with one pool process."""
     return stage.worker("tests.services.overlapped", "-c", "1", *options, conf=conf)
 

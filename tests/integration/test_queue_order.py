@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop
 
 QUEUES = ("b", "a", "c")

@@ -11,8 +11,8 @@ import pytest
 import redis
 from celery import chord, group
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.shop import CELERY, ROOT, Shop, emptied, open_shop
 
 RULES = re.search(
@@ -65,9 +65,9 @@ def refusals(admin: redis.Redis) -> list[tuple]:
     return [each for each in found if not (is_old and each == ("worker", "client"))]
 
 
-def started(shop: Shop) -> Child:
+def started(shop: Shop) -> ManagedProcess:
     """Start a worker with all that Celery adds; its log says when it is ready."""
-    worker = Child(
+    worker = ManagedProcess(
         [CELERY, "-A", "tests.services.tasks", "worker", "-c", "1", "-E", "-l", "INFO"],
         shop.folder / "worker.log",
         env={**os.environ, **shop.environment},

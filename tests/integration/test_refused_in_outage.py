@@ -8,8 +8,8 @@ import pytest
 import redis
 
 from celery_batch import MessageRefused
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.hostile import encoded, valid
 from tests.services.shop import emptied, open_shop
 

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.services.memory import recall
 
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer, find_redis_server
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.services.ports import quiet_port
 from tests.services.shop import open_shop
 
 OPTIONS = {"master_name": "main"}
 
 
-def launch(folder: Path, name: str, *options: str) -> tuple[Child, int]:
+def launch(folder: Path, name: str, *options: str) -> tuple[ManagedProcess, int]:
     """Start a server of Redis' program and return it, with its port, when it answers."""
     port = quiet_port()
     (folder / name).mkdir()
     own = ("--port", str(port), "--dir", str(folder / name))
-    child = Child(
+    child = ManagedProcess(
         [find_redis_server(), *options, *own, "--bind", "127.0.0.1"],
         folder / f"{name}.log",
     )

@@ -14,8 +14,8 @@ import pytest
 import redis
 import trustme
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.hostile import encoded, valid
 from tests.services.shop import CELERY, ROOT, emptied
 
@@ -93,7 +93,9 @@ def test_only_signed_messages_run(redis_server, environment, send, tmp_path: Pat
     def waiting() -> str:
         return ", ".join(each for each in ids if not stored(each))
 
-    with Child([*command, "-l", "INFO", "--without-mingle", "--without-gossip"], log, env=env) as w:
+    with ManagedProcess(
+        [*command, "-l", "INFO", "--without-mingle", "--without-gossip"], log, env=env
+    ) as w:
         wait_until(waiting, [w], what="results", timeout=60)
     left = client.llen("celery"), client.hlen("unacked")
     answers = [stored(each) for each in ids]

@@ -16,9 +16,9 @@ import pytest
 from celery import group
 from kombu.exceptions import OperationalError
 
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.ports import quiet_port
 from tests.services.prometheus import scrape
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server

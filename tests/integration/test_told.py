@@ -12,13 +12,7 @@ from typing import Any
 import pytest
 from celery import chord
 
-from celery_batch.replies import (
-    FACTS_ID,
-    REPLY_CHANNEL,
-    REPLY_HEADER,
-    STARTED_ID,
-    read_replies,
-)
+from celery_batch.protocol import FACTS_ID, REPLY_CHANNEL, REPLY_HEADER, STARTED_ID, read_replies
 from tests.conftest import Shop
 
 CHANNEL = f"{REPLY_CHANNEL}of-this-test"

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.overlapped import go_on
 from tests.services.stage import Stage, pool_process
 

@@ -11,9 +11,9 @@ import pytest
 from celery import chain, chord, group
 from celery.result import AsyncResult
 
-from celery_batch.cli.child import wait_until
-from celery_batch.client.listener import listener_for
-from celery_batch.client.result import BatchResult
+from celery_batch.client.results.listener import listener_for
+from celery_batch.client.results.result import BatchResult
+from celery_batch.processes.managed_process import wait_until
 from tests.conftest import Shop
 
 SOON = 60.0

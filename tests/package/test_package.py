@@ -16,7 +16,7 @@ import pytest
 from celery import Celery
 
 from celery_batch import __version__
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.docs.test_examples import README, ROOT, console_lines, write_files
 
 #: What the first of these tests builds serves the others; an installation may have to download.
@@ -100,10 +100,10 @@ def test_readme_example_answers_from_an_empty_environment(installed: Path, tmp_p
         next(line for line in console_lines(README) if shlex.join(line).startswith(start))
         for start in ("celery batch redis", "celery -A tasks", "python ask.py")
     )
-    with Child(_in(tmp_path, redis), tmp_path / "redis.log", env=env) as server:
+    with ManagedProcess(_in(tmp_path, redis), tmp_path / "redis.log", env=env) as server:
         wait_until(lambda: _missing_export(server), [server], what="Redis", timeout=60)
         env |= dict(re.findall(r"export (\w+)='(.*)'", server.log.read_text()))
-        with Child(_in(tmp_path, worker), tmp_path / "worker.log", env=env) as serving:
+        with ManagedProcess(_in(tmp_path, worker), tmp_path / "worker.log", env=env) as serving:
             _wait_for_worker(env["CELERY_BROKER_URL"], serving)
             answers = _run(*ask, cwd=tmp_path, env=env).splitlines()
     code = "import celery_batch; print(celery_batch.__file__)"
@@ -124,11 +124,11 @@ def _in(folder: Path, command: list[str]) -> list[str]:
     return ["/bin/sh", "-c", f"cd {shlex.quote(str(folder))} && exec {shlex.join(command)}"]
 
 
-def _missing_export(server: Child) -> str:
+def _missing_export(server: ManagedProcess) -> str:
     return "" if "CELERY_RESULT_BACKEND" in server.log.read_text() else "no lines to export"
 
 
-def _wait_for_worker(broker: str, worker: Child) -> None:
+def _wait_for_worker(broker: str, worker: ManagedProcess) -> None:
     with Celery(broker=broker, set_as_current=False) as client:
         ping = client.control.ping
         wait_until(

@@ -13,8 +13,18 @@ from xmlrpc.server import SimpleXMLRPCDispatcher, SimpleXMLRPCRequestHandler
 import pytest
 
 from celery_batch.serve.config import ServeConfig
-from celery_batch.serve.programs import Program, environment, programs, supervisor_conf
-from celery_batch.serve.supervision import LOG, READY, Health, SupervisorAway, health, table
+from celery_batch.serve.processes import (
+    LOG,
+    READY,
+    Health,
+    Program,
+    SupervisorAway,
+    environment,
+    health,
+    programs,
+    supervisor_conf,
+    table,
+)
 
 FOLDER = Path("/run/100%")
 

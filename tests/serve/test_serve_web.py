@@ -12,7 +12,7 @@ import pytest
 import schemathesis
 from starlette.testclient import TestClient
 
-from celery_batch.client.listener import close_listener
+from celery_batch.client.results.listener import close_listener
 from celery_batch.errors import ConfigurationError, OutOfMemory, QueueFull
 from celery_batch.serve import app, metrics, web
 from celery_batch.serve.config import ServeConfig

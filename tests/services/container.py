@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import find_redis_server
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import find_redis_server
 from tests.services.compose import ROOT
 from tests.services.image import Image
 from tests.services.nginx import find_nginx
@@ -65,7 +65,7 @@ class Container:
         self.image = image
         self.root = place.folder / name
         self._place = place
-        self._child: Child | None = None
+        self._managed: ManagedProcess | None = None
         self._is_healthy = False
         self.root.mkdir()
         self._paths = self._mount()
@@ -73,13 +73,13 @@ class Container:
     @property
     def is_running(self) -> bool:
         """Whether its process runs."""
-        return self._child is not None and self._child.exit_code is None
+        return self._managed is not None and self._managed.exit_code is None
 
     @property
     def pid(self) -> int:
         """The process that keeps it."""
-        assert self._child is not None
-        return self._child.pid
+        assert self._managed is not None
+        return self._managed.pid
 
     @property
     def log(self) -> Path:
@@ -103,11 +103,11 @@ class Container:
     def launch(self) -> None:
         """Start it."""
         self._is_healthy = False
-        self._child = Child(self._command(), self.log, env=self._environment())
+        self._managed = ManagedProcess(self._command(), self.log, env=self._environment())
 
     def wait_until_healthy(self) -> None:
         """Return when its health check is content, which is asked no more than twice a second."""
-        if self._is_healthy or self._child is None:
+        if self._is_healthy or self._managed is None:
             return
         asked = float("-inf")
         reason = "it was not asked yet"
@@ -119,7 +119,7 @@ class Container:
                 asked = time.monotonic()
             return reason
 
-        wait_until(why_not, [self._child], what=self.name, timeout=_HEALTHY_WITHIN)
+        wait_until(why_not, [self._managed], what=self.name, timeout=_HEALTHY_WITHIN)
         self._is_healthy = True
 
     def why_not_healthy(self) -> str:
@@ -132,21 +132,21 @@ class Container:
 
     def stop(self) -> float:
         """End it as Docker does, and return how many seconds that took."""
-        assert self._child is not None
+        assert self._managed is not None
         began = time.monotonic()
         number = signal.Signals[self.service.get("stop_signal", "SIGTERM")]
-        for process in psutil.Process(self._child.pid).children():
+        for process in psutil.Process(self._managed.pid).children():
             process.send_signal(number)
-        has_ended = self._child.wait(self.grace)
+        has_ended = self._managed.wait(self.grace)
         took = time.monotonic() - began
-        self._child.stop(0)
-        assert has_ended, f"{self.name} had to be killed\n{self._child.tail()}"
+        self._managed.stop(0)
+        assert has_ended, f"{self.name} had to be killed\n{self._managed.tail()}"
         return took
 
     def close(self) -> None:
         """End it in any case."""
-        if self._child is not None:
-            self._child.stop()
+        if self._managed is not None:
+            self._managed.stop()
 
     def translated(self, text: str) -> str:
         """Return a text of the container's with names, ports and paths of this machine."""

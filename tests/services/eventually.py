@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 
 __all__ = ["eventually"]
 

@@ -22,8 +22,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from celery_batch.cli import child
-from celery_batch.cli.child import Child
+from celery_batch.processes import managed_process
+from celery_batch.processes.managed_process import ManagedProcess
 
 __all__ = ["start"]
 
@@ -33,7 +33,7 @@ _ROOT = Path(__file__).parents[2]
 _PATCHING_POOLS = {"gevent", "eventlet"}
 
 
-def start(command: Sequence[str], log: Path, *, env: Mapping[str, str]) -> Child:
+def start(command: Sequence[str], log: Path, *, env: Mapping[str, str]) -> ManagedProcess:
     """
     Start ``celery`` with a command line, forked if that makes no difference.
 
@@ -43,11 +43,11 @@ def start(command: Sequence[str], log: Path, *, env: Mapping[str, str]) -> Child
         env: Its environment.
     """
     if "THOROUGH" in os.environ or _PATCHING_POOLS.intersection(command):
-        return Child(command, log, env=env)
+        return ManagedProcess(command, log, env=env)
     return Forked(command, log, env)
 
 
-class Forked(Child):
+class Forked(ManagedProcess):
     """
     A child that was not executed.
 
@@ -61,8 +61,8 @@ class Forked(Child):
         self.name = log.stem
         self.log = log
         self._owner = os.getpid()
-        self._keeper = _Keeper(command, log, env)  # type: ignore[assignment]
-        child._children.add(self)
+        self._reaper = _Keeper(command, log, env)  # type: ignore[assignment]
+        managed_process._children.add(self)
 
 
 class _Keeper:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kombu import pools
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.services.shop import Shop, Worker
 
 __all__ = ["LONG", "Helm"]

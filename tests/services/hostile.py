@@ -16,7 +16,7 @@ from uuid import uuid4
 import amqp
 from amqp.exceptions import FrameSyntaxError as FrameError
 
-from celery_batch.replies import REPLY_CHANNEL, REPLY_HEADER
+from celery_batch.protocol import REPLY_CHANNEL, REPLY_HEADER
 
 __all__ = ["HOSTILE", "RAW", "encoded", "post", "valid"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import redis
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.streamer import RedisStreamer
 from tests.services.memory import recall
 from tests.services.shop import ROOT
@@ -40,17 +40,17 @@ class Lab:
     url: str
     folder: Path
     _names = count(1)
-    _program: Child | None = None
+    _program: ManagedProcess | None = None
 
     @property
-    def program(self) -> Child:
+    def program(self) -> ManagedProcess:
         """The program that keeps the workers of the prefix "lab", running."""
         if self._program is None or self._program.exit_code is not None:
             self.close()
             self._program = self.run("-m", "tests.services.lab_workers", self.url, "lab", "1")
         return self._program
 
-    def run(self, *command: str, cwd: Path = ROOT, **env: str) -> Child:
+    def run(self, *command: str, cwd: Path = ROOT, **env: str) -> ManagedProcess:
         """Start a program of Python's that knows where the Redis is."""
         surroundings = {
             **os.environ,
@@ -62,7 +62,7 @@ class Lab:
         }
         # In a folder of its own: keepers have no working directory.
         start = f"import os, sys; os.chdir({str(cwd)!r}); os.execv(sys.executable, sys.argv[1:])"
-        return Child(
+        return ManagedProcess(
             [sys.executable, "-c", start, sys.executable, "-W", "ignore", *command],
             self.folder / f"program-{next(self._names)}.log",
             env=surroundings,

@@ -6,7 +6,7 @@ The mother of workers: has imported Celery once, and forks a process for each wo
 and brings three descriptors: standard input, the log, and where to write the keeper's
 process id and, in the end, its exit code.
 
-For each request it forks a keeper, which does what `celery_batch.cli.keeper` does, but
+For each request it forks a keeper, which does what `celery_batch.processes.reaper` does, but
 forks the worker where that one executes a program.  A worker so has its own process,
 session, environment and output, imports our code and the app itself, and differs from
 one that was executed in what it need not import: Celery and its libraries.
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from celery_batch.cli import keeper
+from celery_batch.processes import reaper
 
 #: What every worker imports; nothing of ours, which each worker has to import itself.
 _LIBRARIES = (
@@ -104,9 +104,9 @@ def _keep(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["folder"])
-    keeper.subprocess = SimpleNamespace(DEVNULL=None, Popen=_Server)
+    reaper.subprocess = SimpleNamespace(DEVNULL=None, Popen=_Server)
     try:
-        code = keeper.keep(request["command"])
+        code = reaper.keep(request["command"])
     except _WorkerBegins:
         os.close(said)
         return
@@ -116,7 +116,7 @@ def _keep(request: dict[str, Any], descriptors: list[int]) -> None:
 
 def _work(command: list[str]) -> NoReturn:
     """Be what ``celery`` is, called with this command line."""
-    keeper._die_with_keeper()
+    reaper._die_with_reaper()
     signal.set_wakeup_fd(-1)
     for number in _TO_DEFAULT:
         signal.signal(number, signal.SIG_DFL)
@@ -130,7 +130,7 @@ def _work(command: list[str]) -> NoReturn:
     sys.exit(importlib.import_module("celery.__main__").main())
 
 
-def _bury(options: int) -> None:
+def _reap(options: int) -> None:
     """Wait for keepers, so that the time they took is counted as ours."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, options)[0]:
@@ -142,7 +142,7 @@ def _listen(line: socket.socket) -> Callable[[], NoReturn]:
     while True:
         text, descriptors, _flags, _address = socket.recv_fds(line, 1 << 20, 3)
         if not text:
-            _bury(0)
+            _reap(0)
             sys.exit()
         request = json.loads(text)
         if not os.fork():
@@ -157,7 +157,7 @@ def main() -> NoReturn:
     """Import, then listen."""
     for name in _LIBRARIES:
         importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, lambda _number, _frame: _bury(os.WNOHANG))
+    signal.signal(signal.SIGCHLD, lambda _number, _frame: _reap(os.WNOHANG))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()  # what is shared stays shared

@@ -9,8 +9,8 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from celery_batch.cli.child import Child, wait_until
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.services.ports import quiet_port
 
 __all__ = ["Nginx", "find_nginx"]
@@ -75,7 +75,7 @@ class Nginx:
         around = _AROUND.format(user=user, shipped=folder / "shipped.conf")
         (folder / "nginx.conf").write_text(around)
         command = [find_nginx(), "-p", str(folder), "-c", "nginx.conf", "-e", "stderr"]
-        self.child = Child(command, folder / "nginx.log")
+        self.child = ManagedProcess(command, folder / "nginx.log")
         wait_until(self._why_not_ready, [self.child], what="nginx", timeout=60)
 
     def ways(self) -> dict[int, tuple[int, list[str]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_batch import BatchTask
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.services.memory import recall, remember
 from tests.services.props import stage_app
 

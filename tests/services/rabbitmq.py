@@ -12,8 +12,8 @@ from typing import Self
 
 from kombu import Connection
 
-from celery_batch.cli.child import Child, wait_until
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.services.ports import quiet_port
 
 __all__ = ["RabbitMQServer", "find_rabbitmq_server"]
@@ -67,8 +67,8 @@ class RabbitMQServer:
         self.port, self._epmd_port, self._distribution_port = (quiet_port() for _ in range(3))
         self._settings = settings
         self._is_temporary = directory is None
-        self._epmd: Child | None = None
-        self._child: Child | None = None
+        self._epmd: ManagedProcess | None = None
+        self._managed: ManagedProcess | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -78,7 +78,7 @@ class RabbitMQServer:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<RabbitMQServer in {self.directory}, {self._child or 'stopped'}>"
+        return f"<RabbitMQServer in {self.directory}, {self._managed or 'stopped'}>"
 
     @property
     def url(self) -> str:
@@ -86,11 +86,11 @@ class RabbitMQServer:
         return f"amqp://guest:guest@127.0.0.1:{self.port}//"
 
     @property
-    def child(self) -> Child:
+    def child(self) -> ManagedProcess:
         """The running server process."""
-        if self._child is None:
+        if self._managed is None:
             raise ConfigurationError("this RabbitMQ server is not running: call start() first")
-        return self._child
+        return self._managed
 
     def start(self) -> None:
         """
@@ -100,18 +100,20 @@ class RabbitMQServer:
             ConfigurationError: No server was found, or this one runs already.
             ServerFailed: It ended at once; with the last lines of its log.
         """
-        if self._child is not None:
+        if self._managed is not None:
             raise ConfigurationError(f"this RabbitMQ server is running, in {self.directory}")
         program = find_rabbitmq_server()
         folder = self._make_directory()
         try:
             env = self._environment(folder)
             epmd = ["epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1"]
-            self._epmd = Child(epmd, folder / "epmd.log", env=env)
+            self._epmd = ManagedProcess(epmd, folder / "epmd.log", env=env)
             wait_until(self._why_no_epmd, [self._epmd], what="epmd", timeout=_READY_TIMEOUT)
             temporary = folder if self._is_temporary else None
-            self._child = Child([program], folder / "rabbitmq.log", env=env, folder=temporary)
-            servers = [self._epmd, self._child]
+            self._managed = ManagedProcess(
+                [program], folder / "rabbitmq.log", env=env, folder=temporary
+            )
+            servers = [self._epmd, self._managed]
             wait_until(self._why_not_ready, servers, what="rabbitmq", timeout=_READY_TIMEOUT)
         except BaseException:
             self.stop()
@@ -119,10 +121,10 @@ class RabbitMQServer:
 
     def stop(self) -> None:
         """Stop the server and return when it is gone, its temporary folder with it."""
-        for child in (self._child, self._epmd):
+        for child in (self._managed, self._epmd):
             if child is not None:
                 child.stop(_STOP_GRACE)
-        self._child = self._epmd = None
+        self._managed = self._epmd = None
         if self._is_temporary and self.directory is not None:
             shutil.rmtree(self.directory)
             self.directory = None

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 
 __all__ = ["served_asgi"]
 

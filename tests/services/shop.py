@@ -21,9 +21,9 @@ from celery import _state
 from celery.exceptions import DuplicateTaskNameWarning
 from kombu import pools
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
-from celery_batch.client.listener import close_listener
+from celery_batch.client.results.listener import close_listener
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import start
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ class Worker:
     """A worker process of the tests' app, as a user would start it."""
 
     name: str
-    child: Child
+    child: ManagedProcess
     shop: Shop
 
     def stop(self, grace: float = 30.0) -> int | None:

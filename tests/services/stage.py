@@ -18,8 +18,8 @@ from celery import Celery
 from celery.utils.functional import noop
 from kombu import pools
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import start
 
 __all__ = ["Stage", "pool_process"]
@@ -50,7 +50,7 @@ class Stage:
         self._memory = str(server.directory / "redis.sock")
         self.redis = redis.Redis(unix_socket_path=self._memory)
         self.redis.flushall()
-        self._workers: list[Child] = []
+        self._workers: list[ManagedProcess] = []
         self._clients: list[Celery] = []
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class Stage:
 
     def launch(
         self, module: str, *options: str, conf: dict[str, Any] | None = None, **env: str
-    ) -> Callable[[], Child]:
+    ) -> Callable[[], ManagedProcess]:
         """Start a worker of the app in a module; the answer, called, waits until it is ready."""
         name = f"s{next(self._names)}@localhost"
         command = [str(Path(sys.executable).with_name("celery")), "-A", module, "worker"]
@@ -90,7 +90,7 @@ class Stage:
         self._workers.append(worker)
         app = self.client()
 
-        def ready() -> Child:
+        def ready() -> ManagedProcess:
             wait_until(lambda: _silent(app, name), [worker], what=name, timeout=90)
             return worker
 
@@ -98,7 +98,7 @@ class Stage:
 
     def worker(
         self, module: str, *options: str, conf: dict[str, Any] | None = None, **env: str
-    ) -> Child:
+    ) -> ManagedProcess:
         """Start a worker of the app in a module; return when it takes tasks."""
         return self.launch(module, *options, conf=conf, **env)()
 
@@ -135,7 +135,7 @@ def _silent(app: Celery, name: str) -> str:
     return "" if app.control.ping([name], timeout=0.5, limit=1) else "does not answer a ping"
 
 
-def pool_process(worker: Child) -> psutil.Process:
+def pool_process(worker: ManagedProcess) -> psutil.Process:
     """Return the worker's one pool process."""
     (server,) = psutil.Process(worker.pid).children()
     (process,) = server.children()

@@ -7,8 +7,8 @@ import signal
 import time
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.serving.model import Model
-from celery_batch.streamer.managed import ManagedModel
+from celery_batch.runtime.model import Model
+from celery_batch.streamer.model_adapters import ManagedModel
 
 
 class Odd(Exception):

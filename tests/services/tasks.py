@@ -20,7 +20,7 @@ from celery.exceptions import Retry
 from kombu.message import Message
 
 from celery_batch import BatchTask, Model, decoding
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.services.memory import memory, recall, remember
 
 __all__ = ["app", "memory", "recall", "remember"]

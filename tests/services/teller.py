@@ -10,10 +10,10 @@ from uuid import uuid4
 import redis
 from celery import Celery
 
-from celery_batch.cli.redis_server import RedisServer
-from celery_batch.client.listener import close_listener, listener_for
-from celery_batch.client.result import BatchResult
-from celery_batch.replies import write_replies
+from celery_batch.client.results.listener import close_listener, listener_for
+from celery_batch.client.results.result import BatchResult
+from celery_batch.processes.redis_server import RedisServer
+from celery_batch.protocol import write_replies
 
 __all__ = ["Teller"]
 

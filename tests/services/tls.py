@@ -15,8 +15,8 @@ import trustme
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_batch.cli.child import Child, wait_until
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.services.ports import quiet_port
 
 __all__ = ["Papers", "TlsRedis", "find_tls_redis", "make_papers"]
@@ -85,7 +85,7 @@ class TlsRedis:
         self._folder = folder
         self._papers = papers
         self.port = quiet_port()
-        self._child: Child | None = None
+        self._managed: ManagedProcess | None = None
 
     def __enter__(self) -> Self:
         settings = self._folder / "redis.conf"
@@ -102,13 +102,15 @@ class TlsRedis:
             f"dir {self._folder}",
         )
         settings.write_text("\n".join([*lines, ""]))
-        self._child = Child([find_tls_redis(), str(settings)], self._folder / "redis.log")
-        wait_until(self._why_not_ready, [self._child], what="redis with TLS", timeout=30)
+        self._managed = ManagedProcess(
+            [find_tls_redis(), str(settings)], self._folder / "redis.log"
+        )
+        wait_until(self._why_not_ready, [self._managed], what="redis with TLS", timeout=30)
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        if self._child is not None:
-            self._child.stop()
+        if self._managed is not None:
+            self._managed.stop()
 
     def url(self, authority: Path | None = None, password: str | None = None) -> str:
         """

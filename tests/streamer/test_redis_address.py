@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_batch import ConfigurationError
-from celery_batch.streamer.line import app_for, queue_of, task_of
-from celery_batch.streamer.redis_address import connection_settings
+from celery_batch.streamer.redis_streamer import app_for, connection_settings, queue_of, task_of
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,6 @@ import threading
 import psutil
 import pytest
 
-from celery_batch.cli.child import wait_until
 from celery_batch.errors import (
     ConfigurationError,
     LoadFailed,
@@ -22,7 +21,8 @@ from celery_batch.errors import (
     PoisonItem,
     StreamerClosed,
 )
-from celery_batch.streamer import Streamer, crew
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.streamer import Streamer, worker_pool
 from tests.services.shop import ROOT
 from tests.services.streamed import Failing, Leaving, Lost, Odd, Told, play
 
@@ -75,7 +75,7 @@ def test_process_that_dies_takes_the_culprit_alone(pair):
 def test_idle_process_that_dies_is_replaced_at_once():
     """Nobody has to ask first for a killed process to be replaced."""
     with Streamer(play, 4, wait_for_worker_ready=True) as streamer:
-        feeder = streamer._crew._feeders[0]
+        feeder = streamer._pool._feeders[0]
         first = feeder._process
         killed = streamer.predict(["pid"])[0]
         os.kill(killed, signal.SIGKILL)
@@ -91,14 +91,14 @@ def test_idle_process_that_dies_is_replaced_at_once():
 
 def test_model_that_is_lost_later(tmp_path, monkeypatch):
     """Where nobody can be replaced, who waits hears the model's error; it is tried on, though."""
-    monkeypatch.setattr(crew, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(crew, "_LONGEST_PAUSE", 0.5)
+    monkeypatch.setattr(worker_pool, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(worker_pool, "_LONGEST_PAUSE", 0.5)
     weights = tmp_path / "weights"
     weights.touch()
     options = {"model_init_args": (str(weights),), "worker_num": 2}
     with Streamer(Lost, 1, wait_for_worker_ready=True, **options) as streamer:
         weights.unlink()
-        feeders = streamer._crew._feeders
+        feeders = streamer._pool._feeders
         killed = [feeder._process for feeder in feeders]
         for process in killed:
             process._made[0].kill()
@@ -119,13 +119,13 @@ def test_model_that_is_lost_later(tmp_path, monkeypatch):
 
 def test_cancelled_futures_are_done_when_nobody_can_serve(tmp_path, monkeypatch):
     """Where no process has its model any more, a cancelled future is done, and is forgotten."""
-    monkeypatch.setattr(crew, "_FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(worker_pool, "_FIRST_PAUSE", 0.01)
     weights = tmp_path / "weights"
     weights.touch()
     options = {"model_init_args": (str(weights),)}
     with Streamer(Lost, 1, wait_for_worker_ready=True, **options) as streamer:
         weights.unlink()
-        feeder = streamer._crew._feeders[0]
+        feeder = streamer._pool._feeders[0]
         killed = feeder._process
         killed._made[0].kill()
         wait_until(
@@ -139,7 +139,7 @@ def test_cancelled_futures_are_done_when_nobody_can_serve(tmp_path, monkeypatch)
 
         assert (set(futures), set()) == concurrent.futures.wait(futures, 60)
         assert isinstance(futures[8].exception(), LoadFailed)
-        assert 0 == streamer._intake.desk.given_up
+        assert 0 == streamer._request_queue.answer_lock.given_up
 
 
 def _why_refused(streamer):
@@ -171,7 +171,7 @@ def test_what_runs_is_finished_while_the_next_is_packed():
 
     class Late:
         def __reduce__(self):
-            executor = streamer._crew._feeders[0]._process._executor
+            executor = streamer._pool._feeders[0]._process._executor
             wait_until(
                 lambda: "" if executor._shutdown_thread else "open", [], what="the end", timeout=20
             )
@@ -197,7 +197,7 @@ def test_process_that_cannot_be_made(monkeypatch):
     def refuse(*_):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(crew, "WorkerProcess", refuse)
+    monkeypatch.setattr(worker_pool, "WorkerProcess", refuse)
     with Streamer(play, 4) as streamer, pytest.raises(LoadFailed, match="Too many open files"):
         streamer.predict([1])
 
@@ -368,9 +368,9 @@ def test_program_that_returns_does_not_wait_for_a_model(in_python):
     out = in_python(
         textwrap.dedent(
             """
-            from celery_batch.streamer import Streamer, streaming
+            from celery_batch.streamer import Streamer; from celery_batch.streamer import base
             from tests.services.streamed import play
-            streaming.GRACE = 0.1
+            base.GRACE = 0.1
             if __name__ == "__main__":
                 streamer = Streamer(play, 1, wait_for_worker_ready=True)
                 asked = streamer.submit([("sleep", 300)])
@@ -420,7 +420,7 @@ def test_locks_that_a_fork_leaves_behind_are_forgotten(in_python):
             whole = streamer.submit([("sleep", 0.5)] * 6)
             held, over = threading.Event(), threading.Event()
             def hold():
-                with whole._condition, whole._parts[2]._condition, streamer._intake._lock:
+                with whole._condition, whole._parts[2]._condition, streamer._request_queue._lock:
                     held.set()
                     over.wait(20)
             threading.Thread(target=hold).start()

@@ -11,7 +11,7 @@ from urllib.request import ProxyHandler, build_opener
 import psutil
 import pytest
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.services.ports import quiet_port
 from tests.services.shop import ROOT
 
@@ -45,7 +45,7 @@ def test_web_servers_with_streamers(server, tmp_path):
 
     command = [sys.executable, "-m", *SERVERS[server], place]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with Child(command, tmp_path / "server.log", env=env) as child:
+    with ManagedProcess(command, tmp_path / "server.log", env=env) as child:
         wait_until(silent, [child], what=server, timeout=30)
         with ThreadPoolExecutor(8) as threads:
             pages = list(threads.map(get, range(16)))

@@ -12,7 +12,6 @@ import weakref
 import pytest
 
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.cli.child import wait_until
 from celery_batch.errors import (
     ConfigurationError,
     LoadFailed,
@@ -21,7 +20,8 @@ from celery_batch.errors import (
     StreamerClosed,
     WrongResultCount,
 )
-from celery_batch.streamer import Streamer, ThreadedStreamer, streaming
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.streamer import Streamer, ThreadedStreamer, base
 from celery_batch.testing import HungryModel
 from tests.services.streamed import Exiting, count, drop, play
 
@@ -153,7 +153,7 @@ def test_timed_out_request_leaves_nothing(streamer):
     assert late.done()
     assert ["next"] == streamer.predict(["next"])
     assert [4, 4, 4] == [len(each.result()) for each in blocked]
-    assert streamer._intake.desk.given_up == 0
+    assert streamer._request_queue.answer_lock.given_up == 0
 
 
 def test_apredict_gives_up_in_time(streamer, monkeypatch):
@@ -284,41 +284,41 @@ class TestOnce:
         """A streamer that nobody holds any more ends its workers."""
         streamer = kind(play, 1)
         streamer.predict([1])
-        intake = weakref.ref(streamer._intake)
+        request_queue = weakref.ref(streamer._request_queue)
         del streamer
 
-        wait_until(lambda: _held(intake), [], what="the end", timeout=60)
+        wait_until(lambda: _held(request_queue), [], what="the end", timeout=60)
 
-        assert "" == _held(intake)
+        assert "" == _held(request_queue)
 
     def test_forgotten_streamer_answers_first(self, kind):
         """Futures of a streamer that nobody holds any more are answered, then its workers end."""
         streamer = kind(play, 1)
-        intake = weakref.ref(streamer._begin())
+        request_queue = weakref.ref(streamer._begin())
         futures = [streamer.submit([each]) for each in (("sleep", 0.2), 1, 2, 3)]
         futures[3].cancel()
         del streamer
         gc.collect()
 
         assert [[("sleep", 0.2)], [1], [2]] == [each.result(20) for each in futures[:3]]
-        wait_until(lambda: _held(intake), [], what="the end", timeout=60)
+        wait_until(lambda: _held(request_queue), [], what="the end", timeout=60)
 
 
 def _wait_until_running(future):
     wait_until(lambda: "" if future.running() else "pending", [], what="the batch", timeout=60)
 
 
-def _held(intake):
+def _held(request_queue):
     gc.collect()
-    return "" if intake() is None else f"{intake()} is held"
+    return "" if request_queue() is None else f"{request_queue()} is held"
 
 
 def test_destroyed_in_the_midst_of_a_submit(monkeypatch):
     """A signal's handler that destroys workers while its own thread submits blocks nothing."""
-    monkeypatch.setattr(streaming, "GRACE", 0.1)
+    monkeypatch.setattr(base, "GRACE", 0.1)
     streamer = ThreadedStreamer(play, 4)
     streamer.predict([0])
-    batcher = streamer._intake._batcher
+    batcher = streamer._request_queue._batcher
     add = batcher.add
 
     def interrupted(request):

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_batch.telemetry.device_idle import DeviceIdle
 from celery_batch.telemetry.histogram import Histogram
-from celery_batch.telemetry.idle import DeviceIdle
 from celery_batch.telemetry.meter import Meter
 from celery_batch.telemetry.report import BatchReport, End, Outcome, Work
 from celery_batch.telemetry.tally import Tally

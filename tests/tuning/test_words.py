@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_batch.amounts import figure
+from celery_batch.formatting import figure
 from celery_batch.tuning.curve import Curve, Point
 from celery_batch.tuning.propose import Goal, propose
 from celery_batch.tuning.words import (

@@ -13,8 +13,8 @@ from celery import Celery
 from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask, BrokerUnreachable, QueueFull
-from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import ConfigurationError, DeadlineExceeded
+from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from celery_batch.web.errors import http_error
 from celery_batch.web.predict import apredict, predict
 from celery_batch.web.prepare import prepare

@@ -11,8 +11,8 @@ from celery import Celery
 from kombu import Connection
 
 from celery_batch import BatchTask, BrokerUnreachable
-from celery_batch.cli.redis_server import RedisServer, find_redis_server
 from celery_batch.errors import DeadlineExceeded
+from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from celery_batch.web.predict import predict
 from celery_batch.web.prepare import prepare
 from tests.conftest import need

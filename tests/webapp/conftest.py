@@ -12,7 +12,7 @@ from celery import Celery
 from web_site import COMMANDS, Site, environ, running
 from web_tasks import SEEN
 
-from celery_batch.cli.redis_server import RedisServer, find_redis_server
+from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
 from tests.services.forked import start
 from tests.services.ports import quiet_port

@@ -21,8 +21,8 @@ import psutil
 import redis
 from celery import Celery
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import start
 from tests.services.ports import quiet_port
 from tests.services.shop import CELERY, ROOT
@@ -75,7 +75,7 @@ class Place:
             unix_socket_path=str(folder / "redis.sock"), decode_responses=True
         )
         self._control = Celery("control", broker=self.redis.url, set_as_current=False)
-        self._worker: Child | None = None
+        self._worker: ManagedProcess | None = None
         self._servers: dict[str, Server] = {}
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class Place:
         }
 
     @property
-    def worker(self) -> Child:
+    def worker(self) -> ManagedProcess:
         """The worker, with one process in its pool, started again if it has ended."""
         if self._worker is None or self._worker.exit_code is not None:
             app = self.environment["WEBAPP_TASK"].partition(":")[0]
@@ -128,7 +128,7 @@ class Place:
             port = quiet_port()
             words = [word.format(port=port) for word in COMMANDS[kind]]
             log = self._logs / f"{kind}.log"
-            child = Child([sys.executable, "-m", *words], log, env=self.environment)
+            child = ManagedProcess([sys.executable, "-m", *words], log, env=self.environment)
             server = Server(port, self._running.enter_context(child))
             self.until(lambda: server.get("/healthz") == 200, kind, child)
             self._servers[kind] = server
@@ -152,7 +152,7 @@ class Place:
         """Have the model answer the batch with which it waits."""
         self.client.rpush(GO, "go")
 
-    def until(self, ready: Callable[[], Any], what: str, *children: Child) -> None:
+    def until(self, ready: Callable[[], Any], what: str, *children: ManagedProcess) -> None:
         """Ask until something is so."""
         wait_until(lambda: "" if ready() else "not yet", children, what=what, timeout=SOON)
 
@@ -207,7 +207,7 @@ class Server:
     """
 
     port: int
-    child: Child
+    child: ManagedProcess
 
     def get(self, path: str) -> int:
         """Return the status of a GET."""

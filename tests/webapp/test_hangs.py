@@ -15,8 +15,8 @@ import psutil
 import pytest
 from web_site import Site, environ, running
 
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer, find_redis_server
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
 from tests.services.forked import start
 from tests.services.ports import quiet_port

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import start
 from tests.services.shop import CELERY
 from tests.webapp.browser import chromium, visit
@@ -45,7 +45,7 @@ def web_server(log, ready, env, *options):
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         port = listener.getsockname()[1]
         line = [sys.executable, "-m", "uvicorn", f"--fd={listener.fileno()}", *options]
-        with Child(line, log, env=env, pass_fds=[listener.fileno()]) as child:
+        with ManagedProcess(line, log, env=env, pass_fds=[listener.fileno()]) as child:
             wait_until(lambda: why_not(port, ready), [child], what=ready, timeout=60)
             yield f"http://127.0.0.1:{port}/"
 

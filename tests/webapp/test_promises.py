@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from celery_batch.cli.redis_server import find_redis_server
+from celery_batch.processes.redis_server import find_redis_server
 from tests.conftest import need
 from tests.webapp.promised import Load, Place, Server, quick_request, request
 from tests.webapp.promised_tasks import BATCH, CAPACITY, HOLD, SECONDS, SEEN

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,7 +54,7 @@ class Site:
 
     kind: str
     url: str
-    child: Child
+    child: ManagedProcess
     client: httpx.Client
 
     def __getattr__(self, name: str) -> Any:
@@ -96,7 +96,7 @@ def running(kind: str, log: Path, env: dict[str, str]) -> Iterator[Site]:
         bind = f"--bind=fd://{number}" if program == "gunicorn" else f"--fd={number}"
         line = [sys.executable, "-m", program, *options, bind]
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        child = Child(line, log, env=env, pass_fds=[number])
+        child = ManagedProcess(line, log, env=env, pass_fds=[number])
         try:
             with httpx.Client(base_url=url, timeout=60) as client:
                 yield Site(kind, url, child, client)

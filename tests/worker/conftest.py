@@ -13,6 +13,7 @@ from kombu.asynchronous import Hub
 
 from celery_batch import BatchTask
 from celery_batch.testing import ManualClock
+from celery_batch.worker.scheduling import task_queue
 from tests.worker.doubles import Pool, Worker
 
 
@@ -20,8 +21,7 @@ from tests.worker.doubles import Pool, Worker
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """The time that requests arrive and batches leave by."""
     clock = ManualClock(100.0)
-    for place in ("lane", "kept"):
-        monkeypatch.setattr(f"celery_batch.worker.{place}.time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(task_queue, "time", SimpleNamespace(monotonic=clock))
     return clock
 
 
@@ -51,7 +51,7 @@ def start(
 
     def started(pool: Any, hub: Hub | None = None) -> Worker:
         worker = Worker(app, pool, hub)
-        monkeypatch.setattr("celery_batch.worker.lanes.alarm_for", worker.alarm_for)
+        monkeypatch.setattr("celery_batch.worker.scheduling.scheduler.timer_for", worker.alarm_for)
         worker.start()
         return worker
 

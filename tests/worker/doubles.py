@@ -12,10 +12,10 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from kombu.asynchronous import Hub
 
-from celery_batch.worker.batch_end import BatchEnd
-from celery_batch.worker.job import BatchJob
-from celery_batch.worker.lanes import Lanes
-from celery_batch.worker.ledger import NoLedger
+from celery_batch.worker.dispatch.job import BatchJob
+from celery_batch.worker.dispatch.outcome import BatchEnd
+from celery_batch.worker.dispatch.running_messages import NoRunningMessages
+from celery_batch.worker.scheduling.scheduler import Scheduler
 
 
 class Call:
@@ -145,7 +145,7 @@ class Worker:
 
     def __init__(self, app: Celery, pool: Any, hub: Hub | None = None) -> None:
         self.app, self.pool, self.hub = app, pool, hub
-        self.batch_ledger = NoLedger()
+        self.batch_running_messages = NoRunningMessages()
         self.connection = SimpleNamespace(transport=SimpleNamespace(driver_type="memory"))
         self.heard: list[tuple[Any, ...]] = []
         self.alarms: list[float | None] = []
@@ -164,18 +164,18 @@ class Worker:
         self.ring = ring
         return SimpleNamespace(set=self.alarms.append, cancel=lambda: self.alarms.append(None))
 
-    def start(self) -> Lanes:
+    def start(self) -> Scheduler:
         """Open lanes on this consumer."""
-        self.lanes = Lanes(self)
-        self.lanes.open()
-        return self.lanes
+        self.scheduler = Scheduler(self)
+        self.scheduler.open()
+        return self.scheduler
 
     def send(self, task: str, *ids: str) -> list[Call]:
         """Put requests for a task in its lane, one by one."""
-        lane = self.lanes.lane(self.app.tasks[task])
+        task_queue = self.scheduler.task_queue(self.app.tasks[task])
         calls = [Call(task_id, self.heard) for task_id in ids]
         for call in calls:
-            self.lanes.add(lane, call)
+            self.scheduler.add(task_queue, call)
         return calls
 
     def told(self, word: str) -> list[str]:
@@ -185,4 +185,4 @@ class Worker:
     @property
     def in_flight(self) -> int:
         """How many batches hold a place."""
-        return self.lanes._slots.in_flight
+        return self.scheduler._slots.in_flight

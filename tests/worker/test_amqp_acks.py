@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.worker.amqp_acks import AmqpAcks
+from celery_batch.worker.amqp.acks import AmqpAcks
 
 
 class Broker:
@@ -45,7 +45,7 @@ def acks_on(broker: Broker) -> Any:
     consumer = SimpleNamespace(
         task_consumer=SimpleNamespace(channel=broker, _receive_callback=[].append),
         hub=SimpleNamespace(call_soon=passes.append),
-        batch_lanes=SimpleNamespace(is_open=True),
+        batch_scheduler=SimpleNamespace(is_open=True),
         connection_errors=(ConnectionError,),
     )
     return AmqpAcks(consumer), passes, consumer
@@ -116,7 +116,7 @@ def test_at_a_shutdown_nothing_waits():
     """When no event loop will come by, each is sent at once."""
     broker = Broker(3)
     _, passes, consumer = acks_on(broker)
-    consumer.batch_lanes.is_open = False
+    consumer.batch_scheduler.is_open = False
     broker.basic_ack(2)
 
     assert [1, 3] == broker.waiting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.worker.amqp_tags import SettledTags
+from celery_batch.worker.amqp.acks import SettledTags
 
 
 @given(st.lists(st.integers(1, 40)))

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_batch.worker import dead_letters
-from celery_batch.worker.dead_letters import DeadLetters
+from celery_batch.worker.intake import dead_letters
+from celery_batch.worker.intake.dead_letters import DeadLetters
 
 
 class Consumer:
@@ -49,28 +49,28 @@ class Written:
 def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
     """A broker that takes nothing until the test opens the gate."""
     written: SimpleQueue[tuple[Any, threading.Thread]] = SimpleQueue()
-    gate = threading.Event()
+    validator = threading.Event()
 
     def write(_: DeadLetters, __: str, body: Any, ___: dict[str, Any]) -> None:
-        gate.wait(20)
+        validator.wait(20)
         written.put((body, threading.current_thread()))
 
     monkeypatch.setattr(DeadLetters, "_write", write)
-    yield Written(written, gate.set)
-    gate.set()
+    yield Written(written, validator.set)
+    validator.set()
 
 
 def test_a_letter_is_written_on_a_thread_and_followed_on_the_loop(
     consumer: Consumer, written: Written
 ):
     """Who keeps one goes on at once, and what follows is done by the loop."""
-    letters, done = DeadLetters(consumer), []
-    letters.keep_refused(b"a", "why", lambda: done.append("a"))
+    prepared_messages, done = DeadLetters(consumer), []
+    prepared_messages.keep_refused(b"a", "why", lambda: done.append("a"))
     assert [] == done
     written.open()
     body, thread = written.get()
     consumer.soon.get(timeout=20)()
-    letters.close()
+    prepared_messages.close()
 
     assert (b"a", ["a"]) == (body, done)
     assert thread is not threading.current_thread()
@@ -95,15 +95,15 @@ def test_letters_that_wait_have_a_bound(
 ):
     """A large one is kept where none waits, and behind it no more; the log says so."""
     monkeypatch.setattr(dead_letters, "_MOST_BYTES", 10)
-    letters, done = DeadLetters(consumer), []
-    letters.keep_refused(b"x" * 20, "why", lambda: done.append("large"))
-    letters.keep_refused(b"y", "why", lambda: done.append("small"))
+    prepared_messages, done = DeadLetters(consumer), []
+    prepared_messages.keep_refused(b"x" * 20, "why", lambda: done.append("large"))
+    prepared_messages.keep_refused(b"y", "why", lambda: done.append("small"))
     assert ["small"] == done
     written.open()
     consumer.soon.get(timeout=20)()
-    letters.keep_refused(b"z", "why", lambda: done.append("later"))
+    prepared_messages.keep_refused(b"z", "why", lambda: done.append("later"))
     consumer.soon.get(timeout=20)()
-    letters.close()
+    prepared_messages.close()
 
     assert ["small", "large", "later"] == done
     assert [b"x" * 20, b"z"] == [written.get()[0] for _ in range(2)]
@@ -114,10 +114,10 @@ def test_a_letter_that_comes_after_the_close_is_written_at_once(
     consumer: Consumer, written: Written
 ):
     """A loop that has ended does nothing more: what follows would never be done."""
-    letters, done = DeadLetters(consumer), []
-    letters.close()
+    prepared_messages, done = DeadLetters(consumer), []
+    prepared_messages.close()
     written.open()
-    letters.keep_refused(b"a", "why", lambda: done.append("a"))
+    prepared_messages.keep_refused(b"a", "why", lambda: done.append("a"))
     body, thread = written.get()
 
     assert (b"a", ["a"]) == (body, done)

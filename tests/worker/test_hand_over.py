@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.worker.hand_over import HandOver
+from celery_batch.worker.executor.pipeline import HandOver
 
 
 @dataclass(frozen=True)

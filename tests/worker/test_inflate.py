@@ -10,7 +10,7 @@ import pytest
 from kombu import compression
 from kombu.exceptions import DecodeError
 
-from celery_batch.worker.inflate import limit_decompression
+from celery_batch.worker.intake.validation import limit_decompression
 
 METHODS = ("zlib", "bzip2", "lzma")
 

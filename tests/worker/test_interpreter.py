@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_batch.worker import interpreter
+from celery_batch.worker.executor import interpreter
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ import pytest
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
-from celery_batch.worker.batch_end import BatchEnd
-from celery_batch.worker.settle import run_batch, run_lone_batch
+from celery_batch.worker.dispatch.outcome import BatchEnd
+from celery_batch.worker.executor.executor import run_batch, run_lone_batch
 from tests.worker.doubles import Call, Pool, Worker
 
 
@@ -82,7 +82,7 @@ def test_batch_of_revoked_requests_gives_its_place_back(worker: Worker, pool: Po
     a.unwanted = True
     revoke_on_arrival = Call("b", worker.heard)
     revoke_on_arrival.unwanted = True
-    worker.lanes.add(worker.lanes.lane(worker.app.tasks["pairs"]), revoke_on_arrival)
+    worker.scheduler.add(worker.scheduler.task_queue(worker.app.tasks["pairs"]), revoke_on_arrival)
 
     assert [] == pool.batches
     assert (0, 1) == (worker.in_flight, worker.released)
@@ -156,7 +156,7 @@ def test_no_time_limit_is_no_limit(worker: Worker, pool: Pool):
 def test_job_says_how_it_stands(worker: Worker, pool: Pool):
     """A log line shows a job's task, size and state."""
     worker.send("pairs", "a", "b")
-    (job,) = worker.lanes._jobs
+    (job,) = worker.scheduler._jobs
     states = [repr(job)]
     pool.sent[0].accept_callback(1, 0.0)
     states.append(repr(job))

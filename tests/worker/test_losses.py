@@ -11,8 +11,8 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from celery_batch.errors import PoisonItem
-from celery_batch.worker.batch_end import BatchEnd, Fate, error_info
-from celery_batch.worker.dead_letters import DeadLetters
+from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp, error_info
+from celery_batch.worker.intake.dead_letters import DeadLetters
 from tests.worker.doubles import Call, Pool, Worker
 
 LOST = error_info(WorkerLostError("signal 9 (SIGKILL)"))
@@ -77,15 +77,15 @@ def test_poison_that_comes_again_before_its_copy_is_kept_is_not_run(
 ):
     """Its caller has been told; run once more, it would take another process down."""
     monkeypatch.setattr(DeadLetters, "keep", lambda *_: None)  # which takes its time
-    lane = worker.lanes.lane(worker.app.tasks["single"])
-    worker.lanes.add(lane, Kept("a", worker.heard))
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["single"])
+    worker.scheduler.add(task_queue, Kept("a", worker.heard))
     lose(pool)
     lose(pool)
-    worker.lanes.close(restarting=True)
-    worker.lanes.open()
+    worker.scheduler.close(restarting=True)
+    worker.scheduler.open()
     again = Kept("a", worker.heard)
     again.is_redelivered = True
-    worker.lanes.add(lane, again)
+    worker.scheduler.add(task_queue, again)
 
     assert [["a"], ["a"]] == pool.batches
     assert isinstance(error_of(worker, "a"), PoisonItem)
@@ -96,7 +96,7 @@ def test_losses_elsewhere_count(worker: Worker, pool: Pool):
     """A request that was lost on another host goes alone, and one loss more convicts it."""
     call = Call("a", worker.heard)
     call.losses = 1
-    worker.lanes.add(worker.lanes.lane(worker.app.tasks["pairs"]), call)
+    worker.scheduler.add(worker.scheduler.task_queue(worker.app.tasks["pairs"]), call)
     worker.send("pairs", "b", "c")
     lose(pool, 0)
 
@@ -171,8 +171,8 @@ def test_whose_turn_does_not_come_in_time_is_given_up(
     worker.send("trios", "a", "b", "c")
     lose(pool, einfo=error_info(TimeLimitExceeded(9.0)))
     later = time.monotonic() + 14.0
-    monkeypatch.setattr("celery_batch.worker.lane.time.monotonic", lambda: later)
-    worker.lanes.pump()
+    monkeypatch.setattr("celery_batch.worker.scheduling.task_queue.time.monotonic", lambda: later)
+    worker.scheduler.pump()
 
     assert [["a", "b", "c"], ["a"], ["b"]] == pool.batches  # one runs, one lies ready
     assert TimeLimitExceeded(9.0).args == error_of(worker, "c").args
@@ -187,15 +187,15 @@ def test_batch_that_broke_off_is_run_again_in_part(worker: Worker, pool: Pool):
     assert [["a", "b", "c"], ["b"], ["c"]] == pool.batches
 
 
-@pytest.mark.parametrize("fate", Fate)
-def test_who_expired_before_the_model_is_revoked(worker: Worker, pool: Pool, fate: Fate):
+@pytest.mark.parametrize("follow_up", FollowUp)
+def test_who_expired_before_the_model_is_revoked(worker: Worker, pool: Pool, follow_up: FollowUp):
     """Who has no answer, and no time left, is told so and does not run again."""
     calls = worker.send("trios", "a", "b", "c")
     revoked: list[str] = []
     for call in calls[1:]:
         call.has_expired = True
         call.revoked = lambda name=call.id: revoked.append(name) is None
-    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), None, None], fate=fate))
+    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), None, None], follow_up=follow_up))
 
     assert ["a"] == worker.told("settled")
     assert ["b", "c"] == revoked
@@ -205,7 +205,7 @@ def test_who_expired_before_the_model_is_revoked(worker: Worker, pool: Pool, fat
 def test_batch_that_never_began_is_no_suspect(worker: Worker, pool: Pool):
     """A process that refused a batch leaves its requests as they were, together."""
     worker.send("pairs", "a", "b")
-    pool.sent[0].callback(BatchEnd([None, None], fate=Fate.REFUSED))
+    pool.sent[0].callback(BatchEnd([None, None], follow_up=FollowUp.REFUSED))
 
     assert [["a", "b"], ["a", "b"]] == pool.batches
 
@@ -224,19 +224,19 @@ def test_result_that_cannot_be_stored_is_computed_again(worker: Worker, pool: Po
 
 def redeliver(worker: Worker, *ids: str) -> None:
     """Bring messages again after a lost connection."""
-    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     for task_id in ids:
         call = Call(task_id, worker.heard)
         call.is_redelivered = True
-        worker.lanes.add(lane, call)
+        worker.scheduler.add(task_queue, call)
 
 
 def test_what_runs_on_is_not_run_twice(worker: Worker, pool: Pool):
     """After a lost connection a running batch's messages come again, and wait for its answer."""
     worker.send("pairs", "a", "b")
     pool.sent[0].accept_callback(1, 0.0)
-    worker.lanes.close(restarting=True)
-    worker.lanes.open()
+    worker.scheduler.close(restarting=True)
+    worker.scheduler.open()
     redeliver(worker, "a", "b")
     pool.finish(0)
 
@@ -248,9 +248,9 @@ def test_what_was_answered_meanwhile_is_only_acknowledged(worker: Worker, pool: 
     """A batch may end before its messages come again; they are done with on arrival."""
     worker.send("pairs", "a", "b")
     pool.sent[0].accept_callback(1, 0.0)
-    worker.lanes.close(restarting=True)
+    worker.scheduler.close(restarting=True)
     pool.finish(0)
-    worker.lanes.open()
+    worker.scheduler.open()
     redeliver(worker, "a", "b")
 
     assert [["a", "b"]] == pool.batches
@@ -283,11 +283,11 @@ def test_worker_with_pool_processes_suspects_later(
     pool = Prefork()
     worker = start(pool)
     worker.connection.transport.driver_type = "amqp"
-    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     for task_id in "ab":
         call = Call(task_id, worker.heard)
         call.is_redelivered, call.deliveries = True, deliveries
-        worker.lanes.add(lane, call)
+        worker.scheduler.add(task_queue, call)
 
     assert batches == pool.batches
 
@@ -296,8 +296,8 @@ def test_what_this_worker_gave_back_unrun_is_no_suspect(worker: Worker, pool: Po
     """Messages that were only waiting when the connection went run in company again."""
     worker.connection.transport.driver_type = "amqp"
     worker.send("pairs", "a", "b", "c", "d", "e")
-    worker.lanes.close(restarting=True)
-    worker.lanes.open()
+    worker.scheduler.close(restarting=True)
+    worker.scheduler.open()
     redeliver(worker, "c", "d")
 
     assert ["c", "d"] == pool.batches[-1]
@@ -308,11 +308,11 @@ def test_urgent_requests_overtake(worker: Worker, pool: Pool, transport: str, fi
     """9 comes first on AMQP, 0 on Redis; among equals, first come, first served."""
     worker.connection.transport.driver_type = transport
     worker.send("trios", "x", "y", "z", "x2", "y2", "z2")  # one runs, one lies ready
-    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     for task_id, priority in {"a": 0, "b": 5, "c": 3, "d": 9}.items():
         call = Call(task_id, worker.heard)
         call.delivery_info = {"priority": priority}
-        worker.lanes.add(lane, call)
+        worker.scheduler.add(task_queue, call)
     pool.finish(0)
 
     assert first == pool.batches[2]
@@ -343,8 +343,8 @@ def test_disowned_batch_that_dies_waits_for_its_messages(worker: Worker, pool: P
     """Its messages are the broker's; what was lost is remembered until they come again."""
     worker.send("pairs", "a", "b")
     pool.sent[0].accept_callback(1, time.monotonic())
-    worker.lanes.close(restarting=True)
-    worker.lanes.open()
+    worker.scheduler.close(restarting=True)
+    worker.scheduler.open()
     pool.sent[0].error_callback(LOST)
 
     assert 1 == len(pool.batches)
@@ -358,11 +358,11 @@ def test_answer_that_nobody_finds_is_computed_again(worker: Worker, pool: Pool):
     """Where the result is gone, the message is no leftover: somebody has sent it again."""
     worker.send("pairs", "a", "b")
     pool.finish(0)
-    lane = worker.lanes.lane(worker.app.tasks["pairs"])
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     for task_id in "ab":
         call = Call(task_id, worker.heard)
         call.is_redelivered, call.has_result = True, False
-        worker.lanes.add(lane, call)
+        worker.scheduler.add(task_queue, call)
 
     assert [["a", "b"], ["a", "b"]] == pool.batches
 
@@ -373,9 +373,9 @@ def test_stopped_batch_runs_when_its_messages_come_again(worker: Worker, pool: P
     pool.sent[0].accept_callback(1, time.monotonic())
     for call in calls:
         call.is_cancelled = True
-    worker.lanes.close(restarting=True)
+    worker.scheduler.close(restarting=True)
     pool.sent[0].error_callback(LOST)
-    worker.lanes.open()
+    worker.scheduler.open()
     redeliver(worker, "a", "b")
 
     assert [["a", "b"], ["a"], ["b"]] == pool.batches
@@ -411,17 +411,19 @@ def test_early_acknowledged_requests_end_with_the_worker(worker: Worker):
     """Who waits to run again and has no message left is told when the lanes close."""
     calls = worker.send("pairs", "a", "b", "c", "d", "e", "f")
     calls[4].acknowledged = True
-    worker.lanes.close(restarting=False)
+    worker.scheduler.close(restarting=False)
 
     assert ["e"] == worker.told("failed")
 
 
-@pytest.mark.parametrize("fate", [Fate.NOT_STORED, Fate.BROKE_OFF])
-def test_early_acknowledged_requests_never_run_twice(worker: Worker, pool: Pool, fate: Fate):
+@pytest.mark.parametrize("follow_up", [FollowUp.NOT_STORED, FollowUp.BROKE_OFF])
+def test_early_acknowledged_requests_never_run_twice(
+    worker: Worker, pool: Pool, follow_up: FollowUp
+):
     """Whatever kept them from their answer, they fail with it."""
     for call in worker.send("pairs", "a", "b"):
         call.task.acks_late = False
-    pool.sent[0].callback(BatchEnd([None, None], fate=fate))
+    pool.sent[0].callback(BatchEnd([None, None], follow_up=follow_up))
 
     assert ["a", "b"] == worker.told("failed")
     assert 1 == len(pool.batches)
@@ -430,7 +432,7 @@ def test_early_acknowledged_requests_never_run_twice(worker: Worker, pool: Pool,
 def test_job_that_has_ended_takes_nobody_in(worker: Worker, pool: Pool):
     """A message that comes again just then gets a place in line, not in a job that is over."""
     (call, _) = worker.send("pairs", "a", "b")
-    (job,) = worker.lanes._jobs
+    (job,) = worker.scheduler._jobs
     pool.finish(0)
 
     assert not job.adopt(call)
@@ -441,8 +443,8 @@ def test_pool_that_is_not_flushed_keeps_what_it_was_given(start: Callable[..., W
     pool.flush = None
     worker = start(pool)
     worker.send("pairs", "a", "b")
-    worker.lanes.close(restarting=True)
-    worker.lanes.open()
+    worker.scheduler.close(restarting=True)
+    worker.scheduler.open()
     redeliver(worker, "a", "b")
     pool.finish(0)
 

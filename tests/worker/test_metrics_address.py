@@ -9,8 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.worker.exporter import _Exporter
-from celery_batch.worker.metrics_address import address_of
+from celery_batch.worker.metrics.exporter import _Exporter, address_of
 
 
 @pytest.mark.parametrize(

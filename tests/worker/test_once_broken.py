@@ -14,10 +14,10 @@ from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
 
 from celery_batch import BatchTask, ConfigurationError, WrongResultCount
 from celery_batch.config import Settings
-from celery_batch.serving import devices, residents
-from celery_batch.serving.runner import Runner
+from celery_batch.runtime import devices, registry
+from celery_batch.runtime.runner import Runner
 from celery_batch.testing import EchoModel, ManualClock
-from celery_batch.worker.alarm import ThreadAlarm
+from celery_batch.worker.scheduling.timer import ThreadTimer
 from tests.worker.doubles import Pool, Worker
 
 
@@ -50,8 +50,8 @@ def test_busy_task_does_not_starve_another_task_s_last_requests(
 def test_thread_alarm_tells_how_late_it_was():
     """The alarm without a loop never says that it was early."""
     bell = SimpleQueue()
-    alarm = ThreadAlarm(bell.put)
-    alarm.set(0.05)
+    timer = ThreadTimer(bell.put)
+    timer.set(0.05)
 
     assert 0 <= bell.get(timeout=5) < 1
 
@@ -130,8 +130,8 @@ def test_private_names_are_no_hints():
 
 def test_second_model_on_first_use_finds_the_same_gpu(monkeypatch):
     """Where no worker pinned the process, the first load did; CUDA is awake by the second."""
-    monkeypatch.setattr(residents, "_residents", {})
-    monkeypatch.setattr(residents, "_device", None)
+    monkeypatch.setattr(registry, "_instances", {})
+    monkeypatch.setattr(registry, "_device", None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     awake = []
     cuda = SimpleNamespace(is_initialized=lambda: bool(awake))
@@ -141,9 +141,9 @@ def test_second_model_on_first_use_finds_the_same_gpu(monkeypatch):
         def load(self, device):
             awake.append(device)
 
-    residents.resident(First)
+    registry.instance_of(First)
 
-    assert residents.resident(EchoModel)
+    assert registry.instance_of(EchoModel)
 
 
 @pytest.mark.parametrize("name", ["cuda:-1", "cuda:-", "cuda:_"])

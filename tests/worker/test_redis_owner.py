@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from celery_batch.worker.redis_owner import describe_self, is_dead, machine
+from celery_batch.worker.redis.owner import describe_self, is_dead, machine
 
 pytestmark = pytest.mark.skipif(not machine(), reason="this system tells nothing of processes")
 

@@ -12,11 +12,11 @@ import pytest
 from kombu import Connection, Queue
 from redis import Redis
 
-from celery_batch.cli.child import wait_until
-from celery_batch.worker.redis_lease import Lease
-from celery_batch.worker.redis_owner import Keys, describe_self, machine
-from celery_batch.worker.redis_restore import Restorer, Terms
-from celery_batch.worker.redis_scripts import KEEP
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.worker.redis.lease import Lease
+from celery_batch.worker.redis.owner import Keys, describe_self, machine
+from celery_batch.worker.redis.restore import Restorer, Terms
+from celery_batch.worker.redis.scripts import KEEP
 
 PREFIX = "shop-"
 

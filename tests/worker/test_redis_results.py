@@ -20,8 +20,8 @@ from celery.worker import state as worker_state
 from redis.exceptions import OutOfMemoryError
 
 from celery_batch import BatchTask
-from celery_batch.cli.redis_server import RedisServer
-from celery_batch.replies import (
+from celery_batch.processes.redis_server import RedisServer
+from celery_batch.protocol import (
     FACTS_ID,
     REPLY_CHANNEL,
     REPLY_HEADER,
@@ -31,14 +31,13 @@ from celery_batch.replies import (
     read_facts,
     read_replies,
 )
-from celery_batch.worker.redis_buffer import named_channel
-from celery_batch.worker.redis_results import (
+from celery_batch.worker.redis.result_backend import (
     Recorder,
     buffered_results,
     explain_results,
     tell_clients,
 )
-from celery_batch.worker.redis_store import RedisStore
+from celery_batch.worker.redis.result_store import RedisStore, named_channel
 from tests.services.shop import emptied
 
 #: Celery's own backend uses what redis-py has deprecated.
@@ -404,7 +403,7 @@ def test_scripts_are_tried_again_when_the_rules_are_mended(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Nobody has to restart the worker for it."""
-    monkeypatch.setattr("celery_batch.worker.redis_store._TRY_AGAIN", 0.0, raising=False)
+    monkeypatch.setattr("celery_batch.worker.redis.result_store._TRY_AGAIN", 0.0, raising=False)
     app = make_app()
     app.conf.result_backend = without_scripts
     store(app, ("one", states.SUCCESS, 1))

@@ -11,7 +11,7 @@ from weakref import WeakSet
 import pytest
 from celery.utils.functional import noop
 
-from celery_batch.worker import redis_silence
+from celery_batch.worker.redis import silence
 
 WHERE = {"host": "silent", "port": 6379}
 
@@ -38,13 +38,13 @@ class Growing(WeakSet[Any]):
 
 def test_a_connection_that_is_made_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease's thread, which breaks them off, goes on; and all of them are."""
-    monkeypatch.setattr(redis_silence, "_connections", connections := Growing())
-    monkeypatch.setattr(redis_silence, "_silences", [])
+    monkeypatch.setattr(silence, "_connections", connections := Growing())
+    monkeypatch.setattr(silence, "_silences", [])
     client = SimpleNamespace(connection_pool=SimpleNamespace(connection_kwargs=WHERE))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         connection = Connection(ours)
         connections.add(connection)
-        redis_silence.break_off(client, noop)
+        silence.break_off(client, noop)
 
         assert theirs.recv(1) == b""

@@ -16,7 +16,7 @@ from celery.worker.request import create_request_cls
 
 from celery_batch import BatchTask
 from celery_batch.decoding import Undecoded
-from celery_batch.worker.request import BatchRequest
+from celery_batch.worker.intake.request import BatchRequest
 
 
 class Message:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kombu import Connection, Consumer, Queue
 
-from celery_batch.worker import unrouted
+from celery_batch.worker.intake import unrouted
 
 
 def test_no_queue_is_without_a_consumer(monkeypatch: pytest.MonkeyPatch):

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_batch import BatchTask
-from celery_batch.worker.unrouted import say_what_is_cold
+from celery_batch.worker.intake.unrouted import say_what_is_cold
 
 
 def same(x):

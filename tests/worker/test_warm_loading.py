@@ -6,8 +6,8 @@ import os
 
 from celery import Celery
 
-from celery_batch.serving import residents
-from celery_batch.worker.loading import load_models
+from celery_batch.runtime import registry
+from celery_batch.worker.executor.loader import load_models
 
 
 def test_pool_processes_share_the_cores_that_they_may_use(monkeypatch):
@@ -17,7 +17,7 @@ def test_pool_processes_share_the_cores_that_they_may_use(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(residents, "_device", None)
+    monkeypatch.setattr(registry, "_device", None)
     with Celery("cores", set_as_current=False) as app:
         load_models(app, [], processes=3)
 

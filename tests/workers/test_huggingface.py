@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
 if os.environ.get("CI") == "true":
     transformers = importlib.import_module("transformers")  # missing there is a failure
@@ -70,7 +70,7 @@ def test_worker_answers_in_batches_as_the_model_does(folder, broker, in_python, 
     env = {**os.environ, **urls, "HF_MODEL": str(folder)}
     command = [CELERY, "-A", "workers", "worker", "--concurrency=1"]
     with (
-        Child(command, tmp_path / "worker.log", env=env) as worker,
+        ManagedProcess(command, tmp_path / "worker.log", env=env) as worker,
         Celery(broker=broker, set_as_current=False) as client,
     ):
         wait_until(

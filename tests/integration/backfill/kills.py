@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.forked import start
 from tests.services.shop import CELERY
 

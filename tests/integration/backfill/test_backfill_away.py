@@ -10,10 +10,10 @@ import redis
 from celery import Celery
 
 from celery_batch import BatchTask
-from celery_batch.backfill.backfill import Backfill, Pace
-from celery_batch.backfill.rows import Row
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.backfill.engine import Backfill, Pace
+from celery_batch.backfill.window import Row
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 
 
 def test_a_broker_that_is_away_at_first_is_tried_again(tmp_path_factory, caplog):

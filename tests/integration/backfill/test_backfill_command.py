@@ -12,9 +12,9 @@ from contextlib import closing
 import pytest
 import redis
 
-from celery_batch.backfill.backfill import Backfill, Pace
-from celery_batch.backfill.rows import Row
-from celery_batch.cli.child import wait_until
+from celery_batch.backfill.engine import Backfill, Pace
+from celery_batch.backfill.window import Row
+from celery_batch.processes.managed_process import wait_until
 from tests.seeds import seed_for
 
 MANY = 4000

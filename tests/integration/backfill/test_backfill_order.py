@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from celery_batch.backfill.backfill import Backfill, Pace
-from celery_batch.backfill.flight import AHEAD
-from celery_batch.backfill.rows import Row
-from celery_batch.cli.child import wait_until
+from celery_batch.backfill.engine import Backfill, Pace
+from celery_batch.backfill.window import AHEAD, Row
+from celery_batch.processes.managed_process import wait_until
 from tests.services.forked import start
 from tests.services.shop import CELERY
 

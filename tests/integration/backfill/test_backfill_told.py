@@ -7,8 +7,8 @@ import subprocess
 
 import redis
 
-from celery_batch.backfill.roll_call import unserved
-from celery_batch.cli.child import wait_until
+from celery_batch.backfill.sender import unserved
+from celery_batch.processes.managed_process import wait_until
 
 
 def rows(number):

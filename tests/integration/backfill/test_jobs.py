@@ -16,10 +16,10 @@ import redis
 from celery import Celery
 from click.testing import CliRunner
 
-from celery_batch.backfill.jobs import Jobs
-from celery_batch.cli.child import wait_until
+from celery_batch.backfill.control import Jobs
 from celery_batch.cli.jobs import jobs as command_of_jobs
 from celery_batch.errors import BackfillError, BackfillStopped
+from celery_batch.processes.managed_process import wait_until
 from tests.services.eventually import eventually
 from tests.services.shop import CELERY
 

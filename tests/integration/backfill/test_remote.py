@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
-from celery_batch.backfill.jobs import Jobs
+from celery_batch.backfill.control import JobControl, Jobs, RemoteControl
 from celery_batch.backfill.progress import Progress
-from celery_batch.backfill.reins import Reins
-from celery_batch.backfill.remote import Remote
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
 from celery_batch.errors import BackfillError, BackfillStopped
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.eventually import eventually
 
 FILES = ("in.jsonl", Path("out.jsonl"))
@@ -51,8 +49,8 @@ def steer(broker, verb, name):
 
 def test_a_job_is_seen_and_steered(broker):
     """On Redis as on RabbitMQ it says how far it is, and does as it is told."""
-    reins = Reins()
-    with Remote(app_on(broker), "double", FILES, reins) as remote:
+    reins = JobControl()
+    with RemoteControl(app_on(broker), "double", FILES, reins) as remote:
         remote.tell(Progress(done=5, total=10, rate=2.5, window=4))
         (job,) = listed(app_on(broker))
 
@@ -73,13 +71,14 @@ def test_jobs_have_names_of_their_own(broker):
     """Each is told by its output; who is asked for by too little is not guessed."""
     outputs = [Path(f"{n}.jsonl") for n in range(2)]
     first, second = (
-        Remote(app_on(broker), "double", ("in.jsonl", output), Reins()) for output in outputs
+        RemoteControl(app_on(broker), "double", ("in.jsonl", output), JobControl())
+        for output in outputs
     )
     with first, second:
         found = listed(app_on(broker), 2)
 
         assert [first.id, second.id] == [job["id"] for job in found]
-        assert first.id == Remote(None, "double", ("in.jsonl", outputs[0]), Reins()).id
+        assert first.id == RemoteControl(None, "double", ("in.jsonl", outputs[0]), JobControl()).id
         with (
             Jobs(app_on(broker)) as jobs,
             pytest.raises(BackfillError, match="no running backfill; there are: "),
@@ -90,8 +89,8 @@ def test_jobs_have_names_of_their_own(broker):
 def test_a_paused_job_stays_so_while_the_broker_restarts(tmp_path_factory):
     """What others want of it is the job's own knowledge, and it is reached again."""
     with RedisServer(tmp_path_factory.mktemp("r")) as server:
-        reins = Reins()
-        with Remote(app_on(server.url), "double", FILES, reins):
+        reins = JobControl()
+        with RemoteControl(app_on(server.url), "double", FILES, reins):
             (job,) = listed(app_on(server.url))
             steer(server.url, "pause", job["id"])
             server.stop()
@@ -103,7 +102,7 @@ def test_a_paused_job_stays_so_while_the_broker_restarts(tmp_path_factory):
 
 def test_a_broker_that_is_away_does_not_keep_a_job():
     """Neither its beginning nor its end waits for who might ask."""
-    with Remote(app_on("redis://127.0.0.1:1/0"), "double", FILES, Reins()) as remote:
+    with RemoteControl(app_on("redis://127.0.0.1:1/0"), "double", FILES, JobControl()) as remote:
         remote.tell(Progress(done=1))
 
     wait_until(lambda: "alive" * remote._thread.is_alive(), [], what="thread", timeout=30)

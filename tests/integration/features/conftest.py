@@ -9,7 +9,7 @@ import pytest
 from celery import _state
 from kombu import pools
 
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.place import Place
 from tests.services.rabbitmq import RabbitMQServer
 from tests.services.shop import enter_shop, environment_of, surroundings

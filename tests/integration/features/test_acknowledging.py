@@ -9,7 +9,7 @@ import pytest
 from billiard.exceptions import WorkerLostError
 
 from celery_batch import errors
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.services.place import Place, eventually
 from tests.services.rabbitmq import RabbitMQServer
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from celery_batch.client.inbox import inbox_of
-from celery_batch.replies import TRACK_HEADER
+from celery_batch.client.results.pending import pending_of
+from celery_batch.protocol import TRACK_HEADER
 from tests.services.place import SOON, Place
 
 EVERY_POOL = ("prefork", "solo", "threads")
@@ -19,7 +19,7 @@ TRACKED = {"headers": {TRACK_HEADER: True}}
 
 def as_another_process_would(place: Place, result: Any) -> Any:
     """Return a result of the same task that nobody here has asked for."""
-    inbox_of(place.app)._known.pop(result.id)
+    pending_of(place.app)._known.pop(result.id)
     return place.hold_for.AsyncResult(result.id)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from celery_batch.client.revokes import revoke_soon
+from celery_batch.client.revoke import revoke_soon
 from tests.integration.features.test_stamping import Customer
 from tests.services.place import Place, eventually
 from tests.services.shop import Worker

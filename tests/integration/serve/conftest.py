@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 
-from celery_batch.cli.child import Child, wait_until
 from celery_batch.cli.deployment import Deployment
-from celery_batch.serve.supervision import Health
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.serve.processes import Health
 from tests.services.ports import quiet_port
 from tests.services.shop import CELERY, ROOT
 
@@ -46,7 +46,7 @@ class Serving:
             "CELERY_RESULT_BACKEND": "redis://127.0.0.1:1/0",
             **env,
         }
-        self.child = Child(
+        self.child = ManagedProcess(
             [CELERY, "batch", "serve", *options, "-p", str(self.port), "--dir", str(self.run)],
             folder / "serve.log",
             env=self._env,

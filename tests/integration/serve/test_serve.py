@@ -74,16 +74,16 @@ def test_nothing_is_polled_while_a_request_waits(serving):
     waiting = serving.asking({"name": "patient", "hold": name})
     serving.until(lambda: _held(serving, name))
     with redis.Redis(unix_socket_path=str(serving.run / "redis/redis.sock")) as client:
-        before, began = _looks(client), time.monotonic()
+        before, began = _poll_schedule(client), time.monotonic()
         serving.until(lambda: "" if time.monotonic() > began + 1 else "a second has not passed")
-        looks = _looks(client) - before
+        looks = _poll_schedule(client) - before
     (_folder(serving) / name).touch()
 
     assert 200 == waiting.result()[0]
     assert looks < 15
 
 
-def _looks(client):
+def _poll_schedule(client):
     statistics = client.info("commandstats")
     return sum(statistics.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("get", "mget"))
 

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
+from celery_batch.runtime import devices
 from celery_batch.serve.app import LARGEST_BODY
-from celery_batch.serving import devices
 
 HANDLE = """
 import os

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from celery.utils.functional import noop
 
-from celery_batch.cli.redis_server import RedisServer
-from celery_batch.client.listener import close_listener
+from celery_batch.client.results.listener import close_listener
+from celery_batch.processes.redis_server import RedisServer
 from celery_batch.streamer import redis_streamer
 from tests.services.laboratory import Lab
 from tests.services.ports import quiet_port

@@ -14,9 +14,9 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_batch import ConfigurationError, RedisStreamer
-from celery_batch.cli.child import wait_until
-from celery_batch.client.inbox import inbox_of
+from celery_batch.client.results.pending import pending_of
 from celery_batch.errors import QueueFull
+from celery_batch.processes.managed_process import wait_until
 from tests.services.laboratory import LONG, PROGRAMS, Lab
 from tests.services.memory import recall
 
@@ -164,11 +164,11 @@ def test_a_timed_out_request_leaves_nothing(lab: Lab):
         future.result()
     gone = weakref.ref(future)
     del future
-    inbox_of(streamer.app).take(100)  # it drops those that have left when it is next used
+    pending_of(streamer.app).take(100)  # it drops those that have left when it is next used
     gc.collect()
 
     assert None is gone()
-    assert 0 == len(inbox_of(streamer.app))
+    assert 0 == len(pending_of(streamer.app))
 
 
 def test_a_future_with_a_callback_lives_until_it_is_called(lab: Lab):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_batch.cli.child import Child, wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.laboratory import LONG, PROGRAMS, Lab
 
 SAID = "['little', 'you', 'universe']\n200 200\n"
@@ -20,7 +20,7 @@ def empty_lab(lab_server: RedisServer, shared_lab: Lab) -> Lab:
     return lab
 
 
-def ask(lab: Lab, worker: Child, *arguments: str) -> str:
+def ask(lab: Lab, worker: ManagedProcess, *arguments: str) -> str:
     """Return what the client's program says."""
     with lab.run("client_file.py", *arguments, cwd=PROGRAMS) as client:
 

@@ -8,7 +8,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.services.laboratory import LONG, PROGRAMS, Lab
 from tests.services.ports import quiet_port
 

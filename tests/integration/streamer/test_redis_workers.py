@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from celery_batch import PoisonItem
-from celery_batch.cli.child import wait_until
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.laboratory import LONG, PROGRAMS, Lab, family
 from tests.services.ports import quiet_port
 

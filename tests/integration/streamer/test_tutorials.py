@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 from urllib.request import ProxyHandler, build_opener
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.services.laboratory import LONG, PROGRAMS, Lab
 from tests.services.ports import quiet_port
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_batch.cli.redis_server import RedisServer
+from celery_batch.processes.redis_server import RedisServer
 from tests.services.rabbitmq import RabbitMQServer
 from tests.services.stage import Stage
 

@@ -16,7 +16,7 @@ import pytest
 from celery.result import ResultBase
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from celery_batch.cli.child import wait_until
+from celery_batch.processes.managed_process import wait_until
 from tests.canvases import Broke, Evaluation, canvases, labelled, sign, steps
 from tests.seeds import seed_for
 from tests.services.stage import Stage

@@ -10,7 +10,7 @@ from celery import Celery
 from kombu.compression import encoders
 
 from celery_batch import MessageRefused
-from celery_batch.cli.child import Child, wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.services.stage import Stage
 
 SAFE = ["json", "yaml", "msgpack"]
@@ -42,7 +42,7 @@ def settings(result_serializer: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def workers(stage: Stage) -> dict[str, Child]:
+def workers(stage: Stage) -> dict[str, ManagedProcess]:
     """One worker for each result serializer, with queues of their own."""
     # Celery wants to be told once more before it unpickles as root, as which tests may run;
     # only this test can reach the Redis.
@@ -61,7 +61,7 @@ def client(stage: Stage, name: str) -> Celery:
 
 
 @pytest.mark.parametrize("name", WORKERS)
-def test_result_comes_back_as_it_was(stage: Stage, workers: dict[str, Child], name: str):
+def test_result_comes_back_as_it_was(stage: Stage, workers: dict[str, ManagedProcess], name: str):
     """With each result serializer values and errors reach the caller."""
     assert workers[name].exit_code is None
     app = client(stage, name)
@@ -97,7 +97,9 @@ def test_pickle_carries_what_json_cannot(stage: Stage):
     assert {1, (2, 3)} == result.get(timeout=30)
 
 
-def test_content_that_is_not_accepted_is_refused_alone(stage: Stage, workers: dict[str, Child]):
+def test_content_that_is_not_accepted_is_refused_alone(
+    stage: Stage, workers: dict[str, ManagedProcess]
+):
     """
     A message in a form that the worker does not accept goes; its neighbours are answered.
 

@@ -1,0 +1,548 @@
+"""What a backfill keeps on disk, so that the same command goes on from there.
+
+Rule 1: answers are appended to a partial file and synced before the journal says so.
+Rule 2: the journal is replaced as a whole, and says how much of the partial file counts, come
+        what may.  What lies behind that outlives this process, but not a power cut: it counts
+        as far as its lines are whole, and the rest is cut off.
+Rule 3: nobody reads a file that is being written: the output has its name once it is whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from json.encoder import encode_basestring_ascii as quoted
+from pathlib import Path
+from typing import IO, Any, Self
+
+from kombu.utils.json import JSONEncoder
+
+from celery_batch.backfill.inputs import Input
+from celery_batch.backfill.window import Answered, Unreadable
+from celery_batch.errors import BackfillError
+
+__all__ = [
+    "Checkpoint",
+    "Failures",
+    "OutputDescription",
+    "Spans",
+    "changes",
+    "ending",
+    "locked",
+    "sync_folder",
+    "writing",
+]
+
+
+class Spans:
+    """
+    Numbers as a few spans, each with its first one and the one after its last.
+
+    Args:
+        spans: In any order; they may touch and overlap.
+    """
+
+    def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in sorted(spans):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            elif start < end:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(zip(self._starts, self._ends, strict=True))
+
+    def __len__(self) -> int:
+        return sum(self._ends) - sum(self._starts)
+
+    def __contains__(self, number: int) -> bool:
+        if not self._ends or number >= self._ends[-1]:
+            return False  # as of most rows that are asked for: those behind what is done
+        at = bisect_right(self._starts, number) - 1
+        return at >= 0 and number < self._ends[at]
+
+    def add(self, number: int) -> None:
+        """Take one number in, which is not in yet."""
+        if self._ends and self._ends[-1] == number:
+            self._ends[-1] = number + 1  # as of most rows, which come in order
+            return
+        at = bisect_right(self._starts, number)
+        follows = at > 0 and self._ends[at - 1] == number
+        precedes = at < len(self._starts) and self._starts[at] == number + 1
+        if follows and precedes:
+            self._ends[at - 1] = self._ends.pop(at)
+            del self._starts[at]
+        elif follows:
+            self._ends[at - 1] = number + 1
+        elif precedes:
+            self._starts[at] = number
+        else:
+            self._starts.insert(at, number)
+            self._ends.insert(at, number + 1)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """
+    Have whoever runs the command told what cannot be written.
+
+    Args:
+        path: What is written.
+
+    Raises:
+        BackfillError: It cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BackfillError(
+            f"{path}: cannot be written: {error.strerror or error}; what was answered is kept,"
+            " and the same command goes on once it can"
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make what was renamed in a folder safe."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def locked(partial: Path) -> IO[bytes]:
+    """
+    Open a file for appending that nobody else may write meanwhile.
+
+    Args:
+        partial: Its path; it is made if there is none.
+
+    Raises:
+        BackfillError: It cannot be written, or another process is writing it.
+    """
+    try:
+        file = partial.open("a+b")
+    except OSError as error:
+        folder = partial.parent
+        why = error.strerror if folder.exists() else f"there is no folder {folder}"
+        raise BackfillError(f"{partial}: cannot be written: {why}") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_there = partial.exists() and os.path.samestat(partial.stat(), os.fstat(file.fileno()))
+    except OSError:
+        is_there = False
+    if not is_there:  # or removed since it was opened
+        file.close()
+        raise BackfillError(f"{partial}: another backfill is writing it")
+    return file
+
+
+class OutputDescription:
+    """
+    The file beside a whole output that says what it was made of, and how.
+
+    Args:
+        output: The path of the output.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.path = output.with_name(f"{output.name}.about")
+
+    def write(self, about: dict[str, Any]) -> None:
+        """Write down what the output is made of."""
+        fresh = self.path.with_name(f"{self.path.name}.new")
+        with writing(self.path):
+            fresh.write_text(json.dumps(about) + "\n", encoding="utf-8")
+            fresh.replace(self.path)
+
+    def read(self) -> dict[str, Any]:
+        """Return what the output was made of; nothing if that is not known."""
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+#: How each of these is given.
+_OPTIONS = {"task": "TASK", "format": "--format", "key": "--key", "field": "--field"}
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """
+    Return in words what has changed, "" if nothing has.
+
+    Args:
+        before: What a backfill was begun with; what is missing there is not compared.
+        now: What it is to go on with.
+    """
+    names = [name for name in now if name in before and before[name] != now[name]]
+    return ", and ".join(_change(name, before[name], now[name]) for name in names)
+
+
+def _change(name: str, before: Any, now: Any) -> str:
+    if name == "input":
+        return "the input has changed since"
+    option = _OPTIONS.get(name, name)
+    return f"{option} was {_said(before)} then, and is {_said(now)} now"
+
+
+def _said(value: Any) -> str:
+    return "not given" if value is None else str(value)
+
+
+#: Seconds between two syncs: so much is asked again after a power cut, besides what was in flight.
+_SYNC_EVERY = 1.0
+
+
+_VERSION = 1
+
+
+_encode: Callable[[Any], str] = JSONEncoder().encode
+
+
+class Checkpoint:
+    """
+    The partial file of an output, and its journal.
+
+    Args:
+        output: The path that the whole output will have.
+        about: What has to be the same for the work to go on: the task, its input, and how
+            rows are made of it.
+
+    Raises:
+        BackfillError: Another process is at it, or what is there is of another backfill.
+    """
+
+    def __init__(self, output: Path, about: dict[str, Any]) -> None:
+        self._output = output
+        self.partial, self._journal = self.paths(output)
+        self._about = about
+        self.done = Spans()
+        self.failed = 0
+        #: When; None until there is a journal that says whose the lines are.
+        self._synced: float | None = None
+        #: Whether the file says what `done` says; a signal may come in between.
+        self._is_whole = True
+        self._file = locked(self.partial)
+        try:
+            self._resume()
+        except BaseException:
+            self._file.close()
+            raise
+
+    @staticmethod
+    def paths(output: Path) -> tuple[Path, Path]:
+        """Return where an output's partial file and journal are."""
+        return (
+            output.with_name(f"{output.name}.partial"),
+            output.with_name(f"{output.name}.journal"),
+        )
+
+    @classmethod
+    def state(cls, output: Path) -> dict[str, Any] | None:
+        """
+        Return what an output's journal says; None where there is none.
+
+        Args:
+            output: The path of the output.
+
+        Raises:
+            BackfillError: It cannot be read.
+        """
+        journal = cls.paths(output)[1]
+        try:
+            found: dict[str, Any] = json.loads(journal.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise BackfillError(
+                f"{journal}: cannot be read: {error}; --restart begins anew"
+            ) from None
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def add(self, answers: Iterable[Answered]) -> None:
+        """Take answers in; they are safe from power cuts after the next sync."""
+        answers = list(answers)
+        lines = [_line(answer) for answer in answers]
+        if self._synced is None and answers:
+            self.sync()
+        self._is_whole = False  # interrupted in here, only the file knows what counts
+        with writing(self.partial):
+            self._file.write("".join([line for line, _ in lines]).encode())
+            self._file.flush()
+        for answer in answers:
+            self.done.add(answer.row.position)
+        self.failed += sum(has_failed for _, has_failed in lines)
+        self._is_whole = True
+        if self._synced is not None and time.monotonic() - self._synced >= _SYNC_EVERY:
+            self.sync()
+
+    def sync(self) -> None:
+        """
+        Make what was taken in safe from crashes and power cuts.
+
+        Raises:
+            BackfillError: The disk is full, say; what was synced before still counts.
+        """
+        try:
+            with writing(self.partial):
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        except BackfillError:
+            self._is_whole = False
+            raise
+        state = {
+            "version": _VERSION,
+            "about": self._about,
+            "bytes": self._file.tell(),
+            "done": list(self.done),
+            "failed": self.failed,
+        }
+        fresh = self._journal.with_name(f"{self._journal.name}.new")
+        with writing(self._journal):
+            with fresh.open("w", encoding="utf-8") as file:
+                json.dump(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(self._journal)
+            sync_folder(self._journal.parent)
+        self._synced = time.monotonic()
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield all that was taken in, as it was written."""
+        self._file.flush()
+        with self.partial.open(encoding="utf-8") as file:
+            for line in file:
+                yield json.loads(line)
+
+    def remove(self) -> None:
+        """Take both files away: the output is whole."""
+        self._unlink()
+        self._file.close()
+
+    def close(self) -> None:
+        """Sync, and let others at it; where nothing was answered, nothing is left to go on from."""
+        try:
+            if self._is_whole and not self._file.closed and self.partial.exists():
+                end = self.sync if len(self.done) else self._unlink
+                end()
+        finally:
+            # What could not be written before cannot now, and does not count.
+            with nullcontext() if self._is_whole else suppress(OSError):
+                self._file.close()
+
+    @classmethod
+    def forget(cls, output: Path) -> None:
+        """
+        Forget what was answered.
+
+        Args:
+            output: The path of the output.
+
+        Raises:
+            BackfillError: Another process is writing it.
+        """
+        partial, journal = cls.paths(output)
+        if partial.exists():
+            with locked(partial):
+                journal.unlink(missing_ok=True)
+                partial.unlink(missing_ok=True)
+        journal.unlink(missing_ok=True)
+
+    def _unlink(self) -> None:
+        self._journal.unlink(missing_ok=True)
+        self.partial.unlink(missing_ok=True)
+
+    def _resume(self) -> None:
+        state = self.state(self._output) or {"version": _VERSION, "bytes": 0, "done": []}
+        if state["version"] != _VERSION:
+            raise BackfillError(f"{self._journal}: is of another release; use --restart")
+        if self.partial.stat().st_size < state["bytes"]:
+            raise BackfillError(
+                f"{self.partial}: is shorter than {self._journal.name} says; use --restart"
+            )
+        self.done = Spans((first, end) for first, end in state["done"])
+        self.failed = state.get("failed", 0)
+        end = self._read_on(state["bytes"]) if "about" in state else 0
+        # Where nothing was answered nothing is lost, whatever has changed.
+        changed = changes(state["about"], self._about) if self.done else ""
+        if changed:
+            raise BackfillError(
+                f"{self._journal}: {changed}; use --restart to begin anew, or name another output"
+            )
+        self._file.truncate(end)
+        self._file.seek(0, os.SEEK_END)
+
+    def _read_on(self, start: int) -> int:
+        """Take in what was answered since the last sync; return where that ends."""
+        self._file.seek(start)
+        for line in self._file:
+            found = _position(line)
+            if found is None or found[0] in self.done:
+                break
+            self.done.add(found[0])
+            self.failed += found[1]
+            start += len(line)
+        return start
+
+
+def _position(line: bytes) -> tuple[int, bool] | None:
+    """Return a line's row and whether it failed; None if the line is not whole."""
+    try:
+        row = json.loads(line) if line.endswith(b"\n") else {}
+        return int(row["position"]), "error" in row
+    except (ValueError, TypeError, LookupError):
+        return None
+
+
+def _line(answer: Answered) -> tuple[str, bool]:
+    """Return an answer's line, and whether it is that of a row that failed."""
+    row = answer.row
+    begin = f'{{"position": {row.position}, "key": {quoted(row.key)}, "line": {row.line}, '
+    error = answer.error
+    if not error:
+        try:
+            return f'{begin}"output": {_json(answer.output)}}}\n', False
+        except (TypeError, ValueError, RecursionError) as flaw:  # it is none of JSON's
+            error = f"{type(flaw).__name__}: {flaw}"
+    return f'{begin}"error": {quoted(error)}}}\n', True
+
+
+def _json(value: Any) -> str:
+    """Return what kombu's `dumps` returns, with one encoder for all values."""
+    return int.__repr__(value) if type(value) is int else _encode(value)
+
+
+class Failures:
+    """
+    The file beside an output that names its failed rows.
+
+    People read it, too: whatever it counts begins with 1, as their editors do.
+
+    Args:
+        output: The path of the output.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self.path = output.with_name(f"{output.name}.errors")
+
+    def write(self, records: Iterable[dict[str, Any]]) -> None:
+        """Write down which of an output's records have failed; no file if none has."""
+        fresh = self.path.with_name(f"{self.path.name}.new")
+        with writing(self.path):
+            if _write(fresh, records):
+                fresh.replace(self.path)
+            else:
+                fresh.unlink()
+                self.path.unlink(missing_ok=True)
+            sync_folder(self.path.parent)
+
+    def keys(self) -> dict[int, str]:
+        """
+        Return the failed rows' positions in the input, and their names.
+
+        Raises:
+            BackfillError: There is no such output, or nothing in it has failed.
+        """
+        return {each["input_row"] - 1: each["key"] for each in self._read()}
+
+    def count(self) -> int:
+        """Return how many of an output's rows have failed."""
+        try:
+            with self.path.open("rb") as file:
+                return sum(1 for _ in file)
+        except FileNotFoundError:
+            return 0
+
+    def _read(self) -> list[dict[str, Any]]:
+        if not self._output.exists():
+            has_begun = Checkpoint.paths(self._output)[0].exists()
+            what = "is not complete yet" if has_begun else "is not there"
+            raise BackfillError(f"{self._output}: {what}; run without --retry-errors first")
+        try:
+            text = self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise BackfillError(f"{self._output}: none of its rows has failed") from None
+        return [json.loads(line) for line in text.split("\n") if line]
+
+    def merged(self, answers: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """
+        Yield the output's records, with other answers in place of those that failed.
+
+        Args:
+            answers: As the ledger has them.
+        """
+        failed = {each["output_row"]: each for each in self._read()}
+        rows = {each["input_row"] - 1: row for row, each in failed.items()}
+        # Those that were taken in by an earlier try may not be among the failed any more.
+        fresh = {rows[each["position"]]: each for each in answers if each["position"] in rows}
+        for row, record in enumerate(Input(str(self._output)).records(), start=1):
+            if isinstance(record, Unreadable):
+                raise BackfillError(f"{self._output}: was changed: {record.why}")
+            kept = {name: value for name, value in record.items() if value is not None}
+            was = failed.get(row, {"input_row": 0})  # of those that have not failed nobody asks
+            place = {"position": was["input_row"] - 1, "line": was.get("line", 0)}
+            yield fresh.get(row, kept | place)
+
+
+def _write(path: Path, records: Iterable[dict[str, Any]]) -> int:
+    """Write the records that have failed, and return how many they are."""
+    count = 0
+    with path.open("w", encoding="utf-8") as file:
+        for row, record in enumerate(records, start=1):
+            if error := record.get("error"):
+                count += 1
+                line = {"line": record["line"]} if record["line"] else {}
+                place = {**line, "input_row": record["position"] + 1, "output_row": row}
+                file.write(json.dumps({"key": record["key"], "error": error, **place}) + "\n")
+    return count
+
+
+def ending(output: Path) -> dict[str, Any]:
+    """
+    Return what is known of a backfill, as plain data.
+
+    Args:
+        output: The path that it was given.
+
+    Returns:
+        ``output``, ``task``, ``complete``, ``rows`` (None where an older release has written
+        it), ``failed``, and ``at``: of what time that is, as seconds of the epoch.
+
+    Raises:
+        BackfillError: None has written there, or what it wrote cannot be read.
+    """
+    journal = Checkpoint.paths(output)[1]
+    made = OutputDescription(output).read()
+    if output.exists() and made:
+        at, rows, failed = output, made.get("rows"), Failures(output).count()
+    else:
+        at, state = journal, Checkpoint.state(output)
+        if state is None:
+            raise BackfillError(f"{output}: no backfill has written there")
+        made, failed = state["about"], state["failed"]
+        rows = sum(end - first for first, end in state["done"])
+    return {
+        "output": str(output.resolve()),
+        "task": made.get("task"),
+        "complete": at is output,
+        "rows": rows,
+        "failed": failed,
+        "at": at.stat().st_mtime,
+    }

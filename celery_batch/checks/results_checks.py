@@ -1,0 +1,122 @@
+"""Checks of result backend and serialization."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from celery_batch.checks.facts import Facts
+from celery_batch.checks.finding import Finding, ok, problem, warning
+
+__all__ = ["expiry", "results", "serializers"]
+
+#: Seconds, less than which an answer may be gone before it is read.
+_SOON = 60.0
+
+
+def results(facts: Facts) -> Iterator[Finding]:
+    """Whether callers hear of their answers, and how soon."""
+    server = facts.results
+    wanted = [task.name for task in facts.tasks if not task.ignores_results]
+    if not wanted:
+        if facts.tasks:
+            yield ok("No batch task stores results.")
+    elif server.kind == "none":
+        yield problem(
+            f"There is no result backend: nobody can get the answers of {', '.join(wanted)}.",
+            "Set result_backend (CELERY_RESULT_BACKEND), or ignore_result where nobody asks.",
+        )
+    elif server.error:
+        yield problem(
+            f"The result backend does not answer at {server.url}: {server.error}",
+            "Start it, or correct result_backend (CELERY_RESULT_BACKEND).",
+        )
+    elif server.kind == "rpc":
+        yield warning(
+            "The result backend is rpc: an answer comes to the thread that has asked and to nobody"
+            " else, and is gone with its process.",
+            "Use Redis for results; the broker may stay what it is.",
+        )
+    elif server.kind != "redis":
+        yield warning(
+            f"The result backend is {server.kind}: callers are not told of their answers, but"
+            " ask for them, with pauses of up to half a second.",
+            "Use Redis for results; the broker may stay what it is.",
+        )
+    else:
+        yield from _on_redis(facts)
+
+
+def _on_redis(facts: Facts) -> Iterator[Finding]:
+    server, redis = facts.results, facts.results.redis
+    if redis is not None and redis.maxmemory and redis.policy != "noeviction":
+        yield warning(
+            f"The maxmemory-policy of the results is {redis.policy}: when memory is full,"
+            " answers may vanish before they are read.",
+            "CONFIG SET maxmemory-policy noeviction, and shorten result_expires.",
+        )
+    elif not facts.conf.bulk:
+        yield warning(
+            "batch_bulk is off: results are stored and told one by one.",
+            "Leave the setting out, unless you are looking for a fault.",
+        )
+    else:
+        yield ok(f"Callers are told of their answers, many at once, by Redis at {server.url}.")
+
+
+def expiry(facts: Facts) -> Iterator[Finding]:
+    """For how long answers are kept."""
+    seconds = facts.conf.result_expires
+    if not facts.tasks or facts.results.kind != "redis":
+        return
+    if not seconds:
+        yield warning(
+            "result_expires is off: every answer stays in Redis for ever.",
+            "Set it to the longest time after which somebody reads one, such as 600.",
+        )
+    elif seconds < _SOON:
+        yield warning(
+            f"result_expires is {seconds:g} s: an answer may be gone before it is read.",
+            "Set it to more than your callers wait, such as 600.",
+        )
+
+
+def serializers(facts: Facts) -> Iterator[Finding]:
+    """Whether each side takes what the other writes."""
+    accepted, fine = set(facts.conf.accept_content), True
+    for task in facts.tasks:
+        if not accepted & _names(task.serializer):
+            fine = False
+            yield problem(
+                f"{task.name} is sent as {task.serializer}, which accept_content"
+                f" ({', '.join(facts.conf.accept_content)}) does not take: every message is"
+                " refused.",
+                f"Add {task.serializer!r} to accept_content on the workers.",
+            )
+    of_results = facts.conf.result_accept_content or facts.conf.accept_content
+    if not set(of_results) & _names(facts.conf.result_serializer):
+        fine = False
+        yield problem(
+            f"Results are written as {facts.conf.result_serializer}, which callers do not take.",
+            f"Add {facts.conf.result_serializer!r} to result_accept_content.",
+        )
+    if accepted & _names("pickle"):
+        fine = False
+        yield warning(
+            "accept_content has pickle: whoever can write to the broker can run any code in"
+            " the workers.",
+            "Use msgpack for binary data.",
+        )
+    if fine:
+        yield ok(f"Messages travel as {', '.join(facts.conf.accept_content)}.")
+
+
+def _names(serializer: str) -> set[str]:
+    """Return what a serializer may be called in ``accept_content``."""
+    types = {
+        "json": "application/json",
+        "msgpack": "application/x-msgpack",
+        "pickle": "application/x-python-serialize",
+        "yaml": "application/x-yaml",
+        "auth": "application/data",
+    }
+    return {serializer, types.get(serializer, serializer)}

@@ -1,0 +1,140 @@
+"""Checks of options and settings of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from celery_batch.checks.facts import Facts, Task
+from celery_batch.checks.finding import Finding, ok, problem, warning
+from celery_batch.checks.machine_checks import PREFORK
+
+__all__ = ["acks", "eager", "limits", "policies", "prefetch", "rates", "settings", "tasks"]
+
+#: Seconds. Nobody's requests wait so long for company; milliseconds look like that.
+_LIKE_MILLISECONDS = 5.0
+
+
+def settings(facts: Facts) -> Iterator[Finding]:
+    """What celery_batch itself refuses: misspelt settings, values that make no sense."""
+    for trouble in facts.trouble:
+        yield problem(trouble, "Mend it: no worker starts like this.")
+    if not facts.trouble:
+        yield ok("Every batch_* setting and task option is known and makes sense.")
+
+
+def tasks(facts: Facts) -> Iterator[Finding]:
+    """Whether there is anything to batch."""
+    if facts.tasks:
+        yield ok(f"Batch tasks: {', '.join(task.name for task in facts.tasks)}.")
+    elif not facts.trouble:
+        yield problem(
+            "This app has no batch task.",
+            "Decorate one with @app.task(base=BatchTask), and name its module in the app's"
+            " include, or behind -A.",
+        )
+
+
+def policies(facts: Facts) -> Iterator[Finding]:
+    """Numbers that look like others than were meant."""
+    for task in facts.tasks:
+        for option in ("max_wait", "linger"):
+            seconds = getattr(task, option) or 0.0
+            if seconds >= _LIKE_MILLISECONDS and task.max_batch_size > 1:
+                yield warning(
+                    f"{task.name} has {option}={seconds:g}, which is in seconds.",
+                    f"If you mean milliseconds, write {seconds / 1000:g}.",
+                )
+        if task.max_batch_size == 1:
+            yield ok(f"{task.name} has max_batch_size=1: it is not batched.")
+
+
+def eager(facts: Facts) -> Iterator[Finding]:
+    """Calls that never leave the process."""
+    if facts.conf.always_eager:
+        yield problem(
+            "task_always_eager is on: calls run the model in the calling process, one by one.",
+            "Leave the setting to tests.",
+        )
+
+
+def prefetch(facts: Facts) -> Iterator[Finding]:
+    """How many messages a worker may hold: a batch cannot be larger than that."""
+    if not facts.tasks:
+        return
+    conf, held = facts.conf, sum(map(_held, facts.tasks))
+    processes = 1 if conf.pool == "solo" else conf.concurrency or facts.machine.cpus
+    fine = True
+    if conf.prefetch_multiplier == 0:
+        fine = False
+        yield warning(
+            "worker_prefetch_multiplier=0 lets one worker take the whole queue away from the"
+            " others.",
+            f"Leave the setting out: each pool process then holds the {held} messages that its"
+            " batches can use.",
+        )
+    if conf.eta_task_limit is not None and conf.eta_task_limit < held * processes:
+        fine = False
+        yield warning(
+            f"worker_eta_task_limit={conf.eta_task_limit} caps batches: with {processes} pool"
+            f" processes a worker needs to hold {held * processes} messages.",
+            f"Raise it to {held * processes}, or lower max_batch_size.",
+        )
+    if conf.disable_prefetch and facts.broker.kind == "redis":
+        fine = False
+        yield warning(
+            "worker_disable_prefetch is set: each pool process holds two batches of each task"
+            " instead of three.",
+            "Leave the setting out; on Redis a batch task never takes more than it can use.",
+        )
+    if fine:
+        yield ok(f"Each pool process may hold {held} messages, as many as its batches can use.")
+
+
+def limits(facts: Facts) -> Iterator[Finding]:
+    """Time limits: they are for a whole batch."""
+    for task in facts.tasks:
+        soft, hard = task.soft_time_limit, task.time_limit
+        if soft and hard and soft >= hard:
+            yield warning(
+                f"{task.name} has soft_time_limit={soft:g}, which is not below"
+                f" time_limit={hard:g}: the process is ended before the soft limit can strike.",
+                "Make the soft limit some seconds shorter.",
+            )
+        if (soft or hard) and facts.conf.pool not in PREFORK:
+            yield warning(
+                f"{task.name} has a time limit, which the {facts.conf.pool} pool ignores.",
+                "Use the prefork pool where limits are to count.",
+            )
+        elif soft or hard:
+            limit = min(each for each in (soft, hard) if each)
+            yield ok(
+                f"{task.name}: {limit:g} s are for a whole batch of up to {task.max_batch_size},"
+                f" {limit / task.max_batch_size:.2g} s a row."
+            )
+
+
+def acks(facts: Facts) -> Iterator[Finding]:
+    """What a killed worker loses."""
+    early = [task.name for task in facts.tasks if not task.acks_late]
+    for name in early:
+        yield warning(
+            f"{name} has acks_late=False: a worker that is killed loses the batch it runs.",
+            "Leave the option out, if running an item twice on a bad day is better than never.",
+        )
+    if facts.tasks and not early:
+        yield ok("Messages are acknowledged after their results are stored.")
+
+
+def rates(facts: Facts) -> Iterator[Finding]:
+    """Celery's rate limits, which count requests."""
+    for task in facts.tasks:
+        if task.rate_limit:
+            yield warning(
+                f"{task.name} has rate_limit={task.rate_limit}, which counts requests, not"
+                " batches.",
+                "Multiply it by the batch size that you want, or leave it out.",
+            )
+
+
+def _held(task: Task) -> int:
+    return task.max_batch_size * (3 if task.acks_late else 2)

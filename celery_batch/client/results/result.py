@@ -1,0 +1,580 @@
+"""The result of a call, as the client sees it.
+
+Where nobody tells us, it is Celery's own result in all that it does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future
+from copy import copy
+from functools import partial
+from typing import Any, Self
+
+from celery import states
+from celery.app import app_or_default
+from celery.backends.base import Backend, BackendGetMetaError
+from celery.result import AsyncResult, EagerResult, assert_will_not_block
+from kombu.exceptions import EncodeError
+from kombu.serialization import registry
+from kombu.utils.json import loads
+from vine import Thenable, barrier, promise
+
+from celery_batch.client.results.futures import future_of
+from celery_batch.client.results.listener import ResultStore, is_listening, listener_for
+from celery_batch.client.results.pending import Reply, Watcher, is_delivering, pending_of
+from celery_batch.client.results.states import States
+from celery_batch.client.results.waiting import ThreadWait, arrived, is_elsewhere, is_of_thread
+from celery_batch.decoding import decode_json
+from celery_batch.encoding import check_output
+from celery_batch.protocol import BatchFacts
+
+__all__ = [
+    "BatchResult",
+    "EagerBatchResult",
+    "EagerStates",
+    "ReceivedResult",
+    "copied",
+    "forget_many",
+    "opened",
+]
+
+
+_JSON = "application/json"
+
+
+def opened(backend: Any, value: bytes) -> Any:
+    """
+    Return what a result's value says.
+
+    Args:
+        backend: The result backend.
+        value: As it is stored.
+
+    Raises:
+        Exception: Whatever the backend says of a value that cannot be decoded.
+    """
+    if _is_plain(backend) and value[:1] == b"{":
+        try:
+            return decode_json(value.decode())
+        except (ValueError, RecursionError):
+            return backend.decode(value)  # which comes to the same end, and says so in its own way
+    return backend.decode(value)
+
+
+def _is_plain(backend: Any) -> bool:
+    return (
+        type(backend).decode is Backend.decode
+        and backend.content_type == _JSON
+        and backend.accept is not None
+        and _JSON in backend.accept
+        and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or somebody else's decoder)
+    )
+
+
+class ReceivedResult(AsyncResult):  # type: ignore[misc]
+    """
+    Celery's result, which takes its answer from the inbox where one is told.
+
+    Celery's own machinery can wait for it, too: then it is told by nobody any more.
+
+    Args:
+        id: The task's id.
+        backend: The result backend, the app's unless given.
+        task_name: Unused, as in Celery.
+        app: The Celery app, the current one unless given.
+        parent: The result before it in a chain.
+    """
+
+    app: Any = None
+    _backend: Any = None
+    _ignored = False
+    #: Whether it is stored where the app's listener does not look.
+    is_elsewhere = False
+    #: What is known of its task, decoded, once the task has ended.
+    _meta: dict[str, Any] | None = None
+    #: Whether Celery's own machinery waits for it.
+    _is_native = False
+    #: Its callbacks that are still to be called, each with the watcher that does.
+    _thens: tuple[tuple[Any, Watcher], ...] = ()
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 (Celery's name for it)
+        backend: Any = None,
+        task_name: str | None = None,  # noqa: ARG002 (Celery's place for it)
+        app: Any = None,
+        parent: Any = None,
+    ) -> None:
+        if id is None:
+            raise ValueError("a result needs the id of its task")
+        self.app = app_or_default(app or self.app)
+        self.id = id
+        usual = self.app.backend
+        if backend is not None and backend is not usual:
+            self._backend = backend
+            self.is_elsewhere = is_elsewhere(backend, self.app)
+        elif is_of_thread(usual):
+            self._backend = usual
+        if parent is not None:
+            self.parent = parent
+        #: What the inbox hears for it.
+        self.reply: Reply = pending_of(self.app).reply(id)
+
+    @classmethod
+    def of_call(cls, task_id: str, app: Any, reply: Reply) -> Self:
+        """
+        Return the result of a call that is about to be sent, with the app's own backend.
+
+        Args:
+            task_id: The task's id, a new one.
+            app: The Celery app.
+            reply: To the call.
+        """
+        result = cls.__new__(cls)  # past everything that is looked up, and is known here
+        result.app, result.id, result.reply = app, task_id, reply
+        return result
+
+    @property
+    def backend(self) -> Any:
+        """The result backend; the app's in this thread unless it is another, or RPC."""
+        return self._backend or self.app.backend
+
+    @property
+    def batch(self) -> BatchFacts | None:
+        """How its answer was made; None as long as there is none, or if nobody has told."""
+        return None if self.is_elsewhere else self.own_reply().batch
+
+    @property
+    def on_ready(self) -> Any:
+        """Celery's promise, made when something asks for it."""
+        ours = self.__dict__
+        found = ours.get("_on_ready")
+        if found is None:
+            found = ours.setdefault("_on_ready", promise(self._on_fulfilled, weak=True))
+            if self._meta is not None and not found.ready:
+                found(self)
+        return found
+
+    @property
+    def _cache(self) -> dict[str, Any] | None:
+        """
+        What is known of the task, if it has ended.
+
+        Celery's joins look here before they wait for a result in Celery's way, so
+        from then on that is how it is waited for.
+        """
+        meta = self._open()
+        if meta is None and not self._is_native:
+            self._go_native()
+        return meta
+
+    @_cache.setter
+    def _cache(self, meta: dict[str, Any] | None) -> None:
+        self._meta = meta
+
+    def own_reply(self) -> Reply:
+        """Return its reply in this process, which may be a fork of the one that asked."""
+        reply = self.reply
+        if not reply.pending.is_here:  # its lock may be held for ever
+            pending = pending_of(self.app)
+            self.reply = pending.reply(self.id)
+            self.reply.is_asked |= reply.is_asked
+            if reply.value is not None:
+                pending.deliver([(self.id, reply.value)])
+                self.reply.said = reply.said
+        return self.reply
+
+    @property
+    def is_received(self) -> bool:
+        """Whether its reply comes to our inbox, rather than in Celery's own way."""
+        return self.own_reply().is_asked and not self._is_native
+
+    def look(self) -> Self | None:
+        """Return itself if its task has ended, as far as the backend can be asked."""
+        lost = getattr(self.backend, "connection_errors", ())  # not every backend knows its own
+        try:
+            return self if self.ready() else None
+        except (*lost, BackendGetMetaError):
+            return None
+
+    def maybe_throw(self, propagate: bool = True, callback: Any = None) -> Any:  # noqa: FBT001, FBT002
+        """
+        Return the result, or raise what the task has failed with; see Celery.
+
+        Args:
+            propagate: False to return an error as well.
+            callback: Called with the id and the result.
+        """
+        meta = self._get_task_meta()
+        value = meta["result"]
+        if propagate and meta["status"] in states.PROPAGATE_STATES:
+            self.throw(value, self._to_remote_traceback(meta.get("traceback")))
+        if callback is not None:
+            callback(self.id, value)
+        return value
+
+    maybe_reraise = maybe_throw
+
+    def forget(self) -> None:
+        """Forget the result, here and where it is stored; see Celery."""
+        self.let_go()
+        super().forget()
+
+    def let_go(self) -> None:
+        """Forget the result here alone."""
+        self.reply = Reply(self.reply.pending, self.id)  # nobody will tell of it
+        self._meta = None
+
+    def _open(self) -> dict[str, Any] | None:
+        """Decode what has been told, in the thread of whoever wants it."""
+        if self._meta is None:
+            value = self.reply.value
+            if value:
+                self._maybe_set_cache(opened(self.backend, value))
+            elif value is not None:
+                self._maybe_set_cache(self.backend.get_task_meta(self.id))
+        return self._meta
+
+    def _get_task_meta(self) -> Any:
+        return self._open() or self._maybe_set_cache(self.backend.get_task_meta(self.id))
+
+    def _maybe_set_cache(self, meta: Any) -> Any:
+        if meta and meta["status"] in states.READY_STATES:
+            meta = self._set_cache(self.backend.meta_from_decoded(meta))
+            if (waiting := self.__dict__.get("_on_ready")) is not None:
+                waiting(self)
+        return meta
+
+    def _go_native(self, *, weak: bool = False) -> None:
+        """Be waited for in Celery's own way from now on."""
+        self._is_native = True
+        self._backend = self.backend  # this thread's, which will be drained
+        thens, self._thens = self._thens, ()
+        pending = self.reply.pending
+        for callback, watcher in thens:
+            if not pending.is_here or pending.leave(self.reply, watcher):
+                self.on_ready.then(callback)
+        self._backend.add_pending_result(self, weak=weak)
+
+    def _on_fulfilled(self, result: Any) -> Any:
+        if self._is_native:
+            self._backend.remove_pending_result(self)
+        return result
+
+    def __del__(self) -> None:
+        if self._is_native:
+            self._backend.remove_pending_result(self)
+
+
+#: What `get` takes after ``timeout`` and ``propagate``.
+_MORE = (
+    *("interval", "no_ack", "follow_parents", "callback"),
+    *("on_message", "on_interval", "disable_sync_subtasks"),
+)
+
+
+class BatchResult(ReceivedResult):
+    """
+    What a call of a batch task returns: an `AsyncResult` that can be awaited, too.
+
+    Args:
+        id: The task's id.
+        backend: The result backend, the app's unless given.
+        task_name: Unused, as in Celery.
+        app: The Celery app, the current one unless given.
+        parent: The result before it in a chain.
+    """
+
+    def get(
+        self,
+        timeout: float | None = None,
+        propagate: bool = True,  # noqa: FBT001, FBT002 (Celery's signature)
+        *more: Any,
+        **options: Any,
+    ) -> Any:
+        """
+        Wait until the task has ended, and return its result; see Celery's `AsyncResult.get`.
+
+        Args:
+            timeout: Most seconds to wait; None for as long as it takes.
+            propagate: Raise what the task has failed with, else return it.
+            more: Celery's other parameters, in their order.
+            options: The same by name.
+
+        Raises:
+            TimeoutError: Celery's; the task has not ended by then.
+            Exception: Whatever the task, or one before it in a chain, has failed with.
+        """
+        options.update(zip(_MORE, more, strict=False))
+        if self._ignored:
+            return None
+        if options.get("on_message") or not self.is_received or is_delivering():
+            return super().get(timeout, propagate, **options)
+        if options.get("disable_sync_subtasks", True):
+            assert_will_not_block()
+        watch_parents = self.parent and propagate and options.get("follow_parents", True)
+        if watch_parents:
+            self._maybe_reraise_parent_error()
+        callback = options.get("callback")
+        if self._open() is not None:
+            return self.maybe_throw(callback=callback) if propagate else self.result
+        meanwhile = partial(self._meanwhile, watch_parents, options.get("on_interval"))
+        patience = ThreadWait(self.app, timeout, meanwhile)
+        self._wait(patience)
+        if self._open() is None:  # told of something that is no end, or has gone since
+            return super().get(patience.left, propagate, **options)
+        return self.maybe_throw(callback=callback, propagate=propagate)
+
+    wait = get
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """
+        Wait in the running event loop; to cancel that leaves the task alone.
+
+        Raises:
+            Exception: Whatever the task, or one before it in a chain, has failed with.
+        """
+        if self._ignored:
+            return None
+        assert_will_not_block()
+        if self._open() is None:
+            yield from arrived(self).__await__()
+        return self.maybe_throw()
+
+    def future(self) -> Future[Any]:
+        """
+        Return a future of the result, done when the task has ended.
+
+        To cancel it gives up waiting and leaves the task alone; see `revoke`.
+        """
+        return future_of(self)
+
+    def states(self, timeout: float | None = None) -> States:
+        """
+        Return an iterator, and asynchronous iterator, of the task's states as they come.
+
+        Each is yielded once, as long as it is stored: ``STARTED`` if that is tracked,
+        ``RETRY``, one's own, and last the one in which the task has ended.  Whoever has
+        sent the task, it may be followed from here.  It ends early when the result is
+        forgotten, or has expired.
+
+        Args:
+            timeout: Most seconds to wait for each; then Celery's `TimeoutError` is raised,
+                and the next may be waited for.  None for as long as it takes.
+        """
+        return States(self, timeout)
+
+    def then(self, callback: Any, on_error: Any = None, weak: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """
+        Have a function called with this result when the task has ended; see Celery.
+
+        Args:
+            callback: Called in a thread that others wait for, so briefly.
+            on_error: Called if the callback fails.
+            weak: Forget the callback with the last reference to this result.
+        """
+        if not (self.is_received and _hears(self.app)):
+            self._go_native(weak=weak)
+            return self.on_ready.then(callback, on_error)
+        if not isinstance(callback, Thenable):
+            callback = promise(callback, on_error=on_error)
+        reply, pending = self.reply, self.reply.pending
+        watcher: Watcher
+        if isinstance(callback, barrier):
+            watcher, hook = partial(pending.barriers.count, callback), pending.listen
+        elif weak:
+            watcher, hook = partial(_call, weakref.ref(self), callback), pending.listen
+        else:
+            watcher, hook = partial(callback, self), pending.watch
+        if hook(reply, watcher):
+            self._thens = (*self._thens, (callback, watcher))
+        else:
+            watcher()
+        return callback
+
+    def _wait(self, patience: ThreadWait) -> None:
+        reply = self.reply
+        pending = reply.pending
+        if pending.is_stale(reply) and self.look():
+            return
+        watcher = partial(patience.ring, self)
+        if pending.watch(reply, watcher):
+            try:
+                patience.wait(self.look)
+            finally:
+                pending.leave(reply, watcher)
+
+    def _meanwhile(self, watch_parents: object, on_interval: Callable[[], object] | None) -> None:
+        if watch_parents:
+            self._maybe_reraise_parent_error()
+        if on_interval is not None:
+            on_interval()
+
+
+def _hears(app: Any) -> bool:
+    """Return whether replies are heard in this process; in a fork that is still to begin."""
+    return is_listening(app) or listener_for(app) is not None
+
+
+def _call(result: weakref.ref[BatchResult], callback: Any) -> None:
+    if (found := result()) is not None:
+        callback(found)
+
+
+class EagerStates:
+    """
+    States that are known.
+
+    Args:
+        known: In their order.
+    """
+
+    def __init__(self, known: list[str]) -> None:
+        self._known = known
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        if not self._known:
+            raise StopIteration
+        return self._known.pop(0)
+
+    async def __anext__(self) -> str:
+        if not self._known:
+            raise StopAsyncIteration
+        return self._known.pop(0)
+
+
+class EagerBatchResult(EagerResult):  # type: ignore[misc]
+    """Celery's, with what a `BatchResult` has besides."""
+
+    #: It was made alone, and here.
+    batch: BatchFacts | None = None
+
+    @classmethod
+    def of(cls, result: Any) -> Any:
+        """
+        Return an eager result that can be awaited.
+
+        Args:
+            result: Celery's eager result, or another of its kind.
+        """
+        if type(result) is EagerResult:
+            result.__class__ = cls
+        return result
+
+    @classmethod
+    def checked(cls, task: Any, result: Any, options: dict[str, Any]) -> Any:
+        """
+        Return an eager result, a failure if a worker could not have stored its value.
+
+        Args:
+            task: Whose call it is.
+            result: What Celery's `apply` has returned.
+            options: Of `apply`.
+
+        Raises:
+            EncodeError: A worker could not have, and ``throw`` or the app wants it raised.
+        """
+        found = cls.of(result)
+        ignored = options.get("ignore_result", task.ignore_result)
+        if not isinstance(found, EagerResult) or found.state != states.SUCCESS or ignored:
+            return found
+        try:
+            check_output(task.backend, found.result)
+        except EncodeError as error:
+            throw = options.get("throw")
+            if task.app.conf.task_eager_propagates if throw is None else throw:
+                raise
+            return cls(found.id, error, states.FAILURE, name=found.name)
+        return found
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """
+        Return the result, or raise what the task has failed with.
+
+        Raises:
+            Exception: Whatever the task has failed with.
+        """
+        yield from ()
+        return self.get()
+
+    def states(self, timeout: float | None = None) -> EagerStates:  # noqa: ARG002 (it has ended)
+        """Return an iterator, and asynchronous iterator, of the one state that it has."""
+        return EagerStates([self.state])
+
+    def future(self) -> Future[Any]:
+        """Return a future that is done."""
+        future: Future[Any] = Future()
+        try:
+            future.set_result(self.get(disable_sync_subtasks=False))
+        except Exception as error:  # noqa: BLE001 (it is for whoever asks the future)
+            future.set_exception(error)
+        return future
+
+
+def forget_many(results: Iterable[Any]) -> None:
+    """
+    Forget results, and delete many at once where Celery stores them in Redis.
+
+    Args:
+        results: Of tasks that have ended.
+
+    Raises:
+        Exception: What a backend said first; the others were forgotten as far as possible.
+    """
+    keys: dict[Any, list[Any]] = {}
+    failure: Exception | None = None
+    for result in results:
+        try:
+            backend = result.backend
+            if _is_ours_alone(result, backend):
+                keys.setdefault(backend, []).append(backend.get_key_for_task(result.id))
+                result.let_go()
+            else:
+                result.forget()
+        except Exception as error:  # noqa: BLE001 (the next one may be forgotten)
+            failure = failure or error
+    for backend, some in keys.items():
+        backend.client.delete(*some)
+    if failure is not None:
+        raise failure
+
+
+def _is_ours_alone(result: Any, backend: Any) -> bool:
+    """Return whether nothing of a result is known to Celery but what is stored of it."""
+    return (
+        isinstance(result, ReceivedResult)
+        and ResultStore.knows(backend)
+        and not backend.always_retry  # which is Celery's to do
+        and not result.parent
+        and result.is_received
+        and bool(result.reply.value)  # else it was looked up in Celery's way
+    )
+
+
+def copied(error: BaseException) -> BaseException:
+    """
+    Return an equal error for one more caller: one object would collect the tracebacks of all.
+
+    Args:
+        error: What has come of something that several callers wait for.
+
+    Returns:
+        The error itself where it cannot be copied.
+    """
+    try:
+        twin = copy(error)
+    except Exception:  # noqa: BLE001 (its class has arguments of its own)
+        return error
+    if type(twin) is not type(error) or twin.args != error.args:
+        return error
+    twin.__cause__, twin.__context__ = error.__cause__, error.__context__
+    twin.__suppress_context__ = error.__suppress_context__
+    return twin.with_traceback(error.__traceback__)

@@ -1,0 +1,214 @@
+"""
+
+The client methods of a batch task: `delay_many`, `adelay` and others.
+
+The client's side is imported when something is sent.
+"""
+
+from __future__ import annotations
+
+# redis imports this one with the first call, and while the interpreter ends nobody can.
+import concurrent.futures.thread  # noqa: F401
+from collections.abc import Iterable
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar
+
+from celery import Task
+
+__all__ = ["ClientMethods"]
+
+
+class ClientMethods(Task):  # type: ignore[misc]
+    """A task whose calls take a short road to the broker, with the same message as Celery's."""
+
+    abstract = True
+
+    #: Most items that may wait in the task's queue, or the next call is `QueueFull`;
+    #: `batch_max_queue`.
+    max_queue: ClassVar[int | None] = None
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Have groups write their batch tasks at once."""
+        super().on_bound(app)
+        _client("publish.groups").gather_groups()
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """
+        Send a call, as in any task.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            more: Celery's other positional parameters, by which nobody calls.
+            options: Celery's options: ``countdown``, ``queue``, ``link`` and so on.
+
+        Raises:
+            TypeError: The arguments do not fit the task's function.
+            OperationalError: The broker could not be reached, or refused the message.
+            QueueFull: More items wait already than the option ``max_queue`` allows.
+            BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
+                not answer, so nobody knows how many wait.
+        """
+        if more:
+            return super().apply_async(args, kwargs, *more, **options)
+        publisher = _client("publish.publisher").Publisher.of(self.app)
+        with publisher.passage(self, options):
+            result = publisher.send(self, args, kwargs, options)
+            if result is None:
+                own = super().apply_async
+                result = publisher.send_as_celery_does(self, own, args, kwargs, options)
+            return result
+
+    def AsyncResult(self, task_id: str, **options: Any) -> Any:  # noqa: N802 (Celery's name)
+        """
+        Return the result of a call, a `BatchResult` unless another base has one of its own.
+
+        Args:
+            task_id: The call's id.
+            options: ``parent``: the result before it in a chain.
+        """
+        own = super().AsyncResult
+        if own.__func__ is not Task.AsyncResult:
+            return own(task_id, **options)
+        result = _client("results.result").BatchResult
+        return result(task_id, backend=self.backend, app=self.app, **options)
+
+    def apply(self, *args: Any, **options: Any) -> Any:
+        """
+        Run a call at once, in this process; see Celery's `Task.apply`.
+
+        Its value is returned as it is; one that a worker could not store is a failure.
+
+        Args:
+            args: Celery's parameters.
+            options: The same by name.
+
+        Raises:
+            EncodeError: A worker could not store the value, and ``throw`` is given.
+        """
+        result = super().apply(*args, **options)
+        return _client("results.result").EagerBatchResult.checked(self, result, options)
+
+    async def adelay(self, *args: Any, **kwargs: Any) -> Any:
+        """Send a call from a coroutine; see `aapply_async`."""
+        return await self.aapply_async(args, kwargs)
+
+    async def aapply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        """
+        Send a call from a coroutine, and return its result when the broker has it.
+
+        The loop goes on meanwhile, and calls that come together are written together.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            options: As for `apply_async`.
+
+        Raises:
+            TypeError: The arguments do not fit the task's function.
+            OperationalError: The broker could not be reached, or refused the message.
+            QueueFull: More items wait already than the option ``max_queue`` allows.
+            BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
+                not answer, so nobody knows how many wait.
+        """
+        return await _client("publish.aio").apply_async(self, args, kwargs, options)
+
+    def delay_many(self, items: Iterable[Any]) -> list[Any]:
+        """
+        Send one call for each item, all in one write; return their results in order.
+
+        Args:
+            items: The only argument of each call.
+
+        Raises:
+            PartlySent: Not all of them could be sent; it says which were.
+            QueueFull: There is no room for all of them; none was sent.
+        """
+        return self.apply_many(((item,), None) for item in items)
+
+    def apply_many(self, rows: Iterable[Any], **options: Any) -> list[Any]:
+        """
+        Send one call for each row, all in one write; return their results in order.
+
+        Args:
+            rows: Positional and keyword arguments of each call; either may be None.
+            options: As for `apply_async`, the same for all; no ``task_id``.
+
+        Raises:
+            PartlySent: Not all of them could be sent; it says which were.
+            QueueFull: There is no room for all of them; none was sent.
+        """
+        return _client("publish.bulk").apply_many(self, rows, options)  # type: ignore[no-any-return]
+
+    def _apply_chunks(self, chunks: Iterable[Any], options: dict[str, Any]) -> list[Any]:
+        """Send chunks in one write, as a backfill does; see `celery_batch.client.publish.bulk`."""
+        return _client("publish.bulk").apply_chunks(self, chunks, options)  # type: ignore[no-any-return]
+
+    def _forget_many(self, results: Iterable[Any]) -> None:
+        """Forget results together, as a backfill does; see `celery_batch.client.results.result`."""
+        _client("results.result").forget_many(results)
+
+    def is_served(self, queue: Any = None, *, timeout: float = 3.0) -> bool:
+        """
+        Return whether a worker is there that takes calls of this task, its models loaded.
+
+        The first call asks the broker. Those that follow are answered from memory, by what was
+        so within the last second, while somebody asks at least every five seconds.
+
+        Args:
+            queue: The queue that calls would name; the one that the task is routed to if None.
+            timeout: Seconds to wait for the broker.
+
+        Raises:
+            OperationalError: The broker has not answered.
+        """
+        return _client("served").is_served(self, queue, timeout)  # type: ignore[no-any-return]
+
+    async def ais_served(self, queue: Any = None, *, timeout: float = 3.0) -> bool:  # noqa: ASYNC109 (as its twin)
+        """
+        Return whether a worker is there, from a coroutine; see `is_served`.
+
+        Args:
+            queue: As for `is_served`.
+            timeout: Seconds to wait for the broker.
+
+        Raises:
+            OperationalError: The broker has not answered.
+        """
+        return await _client("served").ais_served(self, queue, timeout)  # type: ignore[no-any-return]
+
+    def backfill(
+        self,
+        items: Iterable[Any],
+        *,
+        window: int | None = None,
+        in_order: bool = True,
+        **options: Any,
+    ) -> Any:
+        """
+        Answer any number of items, a bounded number at a time, behind everybody else.
+
+        Args:
+            items: Read no further than there is room for; a mapping with a key for each
+                parameter is spread, anything else, tuples too, is the only argument.
+            window: Most items on their way; enough to keep the workers busy unless given.
+            in_order: Answers come in the items' order; else as they are known.
+            options: As for `apply_async`, the same for all; the lowest priority unless given.
+
+        Returns:
+            An iterator of `Answered`: ``item``, ``output`` and ``error``, "" if there is none.
+            It raises `BackfillStopped` when an operator has stopped it.
+
+        Raises:
+            TypeError: There is no such option.
+            ValueError: The window has room for no row.
+        """
+        in_python = import_module("celery_batch.backfill.iterate")
+        return in_python.answers(self, items, options, window=window, in_order=in_order)
+
+
+@cache
+def _client(name: str) -> Any:
+    return import_module(f"celery_batch.client.{name}")

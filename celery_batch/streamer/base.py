@@ -1,0 +1,240 @@
+"""
+
+What all streamers of one machine share: submit, predict, start and stop.
+
+A streamer belongs to the process that uses it.  Made before a fork, as in a web server
+that preloads its application, it begins anew in each copy that uses it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Protocol, Self
+
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.errors import BatchError, ConfigurationError, StreamerClosed
+from celery_batch.streamer.futures import Answer, AnswerLock, CombinedAnswer
+from celery_batch.streamer.request_queue import RequestQueue
+
+__all__ = ["GRACE", "BaseStreamer", "WorkerPool", "end_at_exit"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that batches get to finish when their streamer ends.
+GRACE = 5.0
+
+_CLOSED = "the streamer's workers were destroyed; make a new one to go on"
+_FORKED = "the request was made before this process was forked; its answer went to the parent"
+
+
+class WorkerPool(Protocol):
+    """The workers of a streamer."""
+
+    def stop(self, grace: float) -> None:
+        """End them, after what they are running or so many seconds."""
+
+
+class BaseStreamer(ABC):
+    """
+    The caller's side of a streamer.
+
+    Args:
+        batch_size: Most items in one call of the model.
+        max_latency: Most seconds an item waits for company while a worker is idle.
+        worker_timeout: Most seconds to wait for an answer.
+        max_queue: Most items that may wait in line; None for any number.
+    """
+
+    def __init__(
+        self, batch_size: int, max_latency: float, worker_timeout: float, max_queue: int | None
+    ) -> None:
+        if max_queue is not None and max_queue < 1:
+            raise ConfigurationError(f"max_queue: must be at least 1, or None, got {max_queue!r}")
+        self.policy = BatchPolicy(batch_size, max_latency)
+        self.worker_timeout = worker_timeout
+        self.max_queue = max_queue
+        self._size = batch_size
+        self._request_queue: RequestQueue | None = None
+        self._pool: WorkerPool | None = None
+        self._is_closed = False
+        self._former: list[object] = []
+        _streamers.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.destroy_workers()
+
+    @abstractmethod
+    def _start_workers(self, request_queue: RequestQueue) -> WorkerPool:
+        """Start workers that take their batches there."""
+
+    def submit(self, batch: Iterable[Any]) -> Answer:
+        """
+        Ask for the outputs of some items, and do not wait for them.
+
+        Args:
+            batch: One item or more.
+
+        Returns:
+            A `concurrent.futures.Future` of their outputs, in order.
+
+        Raises:
+            QueueFull: ``max_queue`` items wait already.
+            LoadFailed: The model could not be loaded.
+            StreamerClosed: The workers were destroyed.
+        """
+        items = list(batch)
+        request_queue = self._request_queue or self._begin()
+        rows = len(items)
+        if 0 < rows <= self._size:
+            answer = Answer(items, request_queue.answer_lock)
+            request_queue.add((answer,), rows)
+            return answer
+        starts = range(0, rows, self._size)
+        parts = [
+            Answer(items[each : each + self._size], request_queue.answer_lock) for each in starts
+        ]
+        request_queue.add(parts, rows)
+        return CombinedAnswer(parts, request_queue.answer_lock)
+
+    def predict(self, batch: Iterable[Any]) -> list[Any]:
+        """
+        Return the outputs for some items, in order.
+
+        Args:
+            batch: One item or more.
+
+        Raises:
+            TimeoutError: They did not come within ``worker_timeout``; the request is given up.
+            QueueFull: ``max_queue`` items wait already.
+            Exception: What the model raised.
+        """
+        answer = self.submit(batch)
+        try:
+            return answer.result()
+        except BaseException:
+            answer.cancel()  # nobody else can ask for it
+            raise
+
+    async def apredict(self, batch: Iterable[Any]) -> list[Any]:
+        """
+        Return the outputs for some items, in order, while the event loop does other things.
+
+        Args:
+            batch: One item or more.
+
+        Raises:
+            TimeoutError: They did not come within ``worker_timeout``; the request is given up.
+            QueueFull: ``max_queue`` items wait already.
+            Exception: What the model raised.
+        """
+        answer = asyncio.wrap_future(self.submit(batch))
+        async with asyncio.timeout(self.worker_timeout):
+            return await answer
+
+    def destroy_workers(self) -> None:
+        """End the workers, after what they are running; what waits in line fails."""
+        with self._validator():
+            self._is_closed = True
+        self._end(GRACE)
+
+    def _validator(self) -> threading.Lock:
+        """Return the lock for beginning and ending, made at its first use in this process."""
+        # A web server may fork first and have gevent patch afterwards, and a lock of before
+        # would stop all greenlets.  Who gets here second finds what the first has made.
+        made: threading.Lock = self.__dict__.setdefault("_gate_made", threading.Lock())
+        return made
+
+    def _begin(self) -> RequestQueue:
+        """Return this process's intake, its workers hired."""
+        with self._validator():
+            if self._request_queue is None:
+                if self._is_closed:
+                    raise StreamerClosed(_CLOSED)
+                request_queue = RequestQueue(
+                    self.policy, AnswerLock(self.worker_timeout), self.max_queue
+                )
+                self._pool = self._start_workers(request_queue)
+                self._request_queue = request_queue
+                weakref.finalize(self, _let_go, request_queue, self._pool).atexit = False
+            return self._request_queue
+
+    def _end(self, grace: float) -> None:
+        request_queue, pool = self._request_queue, self._pool
+        if request_queue is not None:
+            request_queue.close(StreamerClosed(_CLOSED))
+        if pool is not None:
+            pool.stop(grace)
+
+    def _forget(self) -> None:
+        """In a forked copy of this process: the workers are not ours, and some locks are stuck."""
+        self.__dict__.pop("_gate_made", None)
+        if self._request_queue is not None:
+            # Kept, since to throw it away would disturb pipes that we share with the parent.
+            self._former += [self._request_queue, self._pool]
+            self._request_queue.abandon(BatchError(_FORKED))
+        self._request_queue = self._pool = None
+
+
+_streamers: weakref.WeakSet[BaseStreamer] = weakref.WeakSet()
+
+#: Of streamers that nobody holds any more, while somebody may wait for their last answers.
+_leaving: list[tuple[RequestQueue, WorkerPool]] = []
+
+#: The same, of the process that we are a fork of: to throw them away would disturb its pipes.
+_former: list[tuple[RequestQueue, WorkerPool]] = []
+
+
+def _let_go(request_queue: RequestQueue, pool: WorkerPool) -> None:
+    """Answer those who wait still; called by the garbage collector, in the midst of anything."""
+    if not request_queue.is_open:
+        return
+    _leaving.append((request_queue, pool))
+    with contextlib.suppress(RuntimeError):  # the interpreter is ending
+        _thread.start_new_thread(
+            _see_off, (request_queue, pool)
+        )  # which takes no lock, as a Thread does
+
+
+def _see_off(request_queue: RequestQueue, pool: WorkerPool) -> None:
+    request_queue.drain(StreamerClosed(_CLOSED))
+    while not request_queue.wait_until_closed(None):
+        pass
+    _leaving.remove((request_queue, pool))
+
+
+def _after_fork() -> None:
+    for streamer in list(_streamers):
+        streamer._forget()  # noqa: SLF001 - same module, and nobody else's business
+    _former.extend(_leaving)
+    _leaving.clear()
+    for request_queue, _ in _former:
+        request_queue.abandon(BatchError(_FORKED))
+
+
+def _at_exit() -> None:
+    for streamer in list(_streamers):
+        streamer.destroy_workers()
+    for request_queue, pool in _leaving:
+        request_queue.close(StreamerClosed(_CLOSED))
+        pool.stop(GRACE)
+
+
+def end_at_exit() -> None:
+    """End all streamers when the program ends, before whoever has asked for the same by now."""
+    getattr(threading, "_register_atexit", atexit.register)(_at_exit)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+end_at_exit()

@@ -1,0 +1,348 @@
+"""The futures that streamers return.
+
+A stock future makes a lock, a condition and two lists, which cost more than all the
+rest of a request, and most are never waited for: when the first one of a batch has
+its answer, so have the others.  Here they are made when somebody needs them, and those
+of a batch for which nobody has needed them are settled under one lock at once.
+
+Rule 1: each answer has a condition of its own, since the standard library takes those of
+        many futures in the order of their ids, and no other order but that is safe.
+Rule 2: an answer that has a condition becomes done with that in hand.
+Rule 3: the desk's lock is the last one taken: whoever has it asks for no condition.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+from celery_batch.batching.request import Request
+from celery_batch.runtime.runner import Outcome
+
+__all__ = [
+    "Answer",
+    "AnswerLock",
+    "CombinedAnswer",
+    "fail",
+    "settle",
+    "start",
+    "wanted",
+]
+
+
+logger = logging.getLogger(__name__)
+
+
+# The standard library's own words; its methods, which we inherit, compare with them.
+_PENDING, _RUNNING, _FINISHED = "PENDING", "RUNNING", "FINISHED"
+
+
+_CANCELLED = "CANCELLED"
+
+
+#: What a request that is done has for items: whoever keeps its future does not keep them.
+_NOTHING: list[Any] = []
+
+
+_DONE = frozenset({_CANCELLED, "CANCELLED_AND_NOTIFIED", _FINISHED})
+
+
+class AnswerLock:
+    """
+    What all answers of one streamer share.
+
+    Args:
+        patience: Most seconds to wait for an answer, unless told otherwise; None for ever.
+    """
+
+    def __init__(self, patience: float | None = None) -> None:
+        self.patience = patience
+        # Looked up now, not at import: gevent may have put its own in place by then.
+        self.lock = threading.RLock()
+        #: Answers that were given up while their requests were still in line.
+        self.given_up = 0
+
+
+class Answer(Future[list[Any]]):
+    """
+    The outputs for one request, once they are there.
+
+    A `concurrent.futures.Future`, and works wherever one does.
+
+    Args:
+        items: What the model is asked.
+        answer_lock: Its streamer's.
+    """
+
+    _state = _PENDING
+    _result: Any = None
+    _exception: BaseException | None = None
+    _origin: Any = None
+    #: The answer that this one is a part of.
+    whole: Answer | None = None
+
+    def __init__(
+        self, items: list[Any], answer_lock: AnswerLock
+    ) -> None:  # what super() makes comes later
+        self.items = items
+        self._answer_lock = answer_lock
+
+    def __getattr__(self, name: str) -> Any:
+        # Whoever gets here second finds what the first has made: setdefault is atomic.
+        if name == "_condition":
+            with self._answer_lock.lock:  # who settles it either sees it, or is through
+                return self.__dict__.setdefault(name, threading.Condition())
+        if name in ("_waiters", "_done_callbacks"):
+            return self.__dict__.setdefault(name, [])
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def begin_anew(self) -> None:
+        """In a forked copy of the process: let go of a lock that nobody here will give back."""
+        if "_condition" in self.__dict__:
+            self._condition = threading.Condition()
+        if self.whole is not None:
+            self.whole.begin_anew()
+
+    def done(self) -> bool:
+        """Say whether the answer is there, or never will be."""
+        return self._state in _DONE
+
+    def cancel(self) -> bool:
+        """
+        Give the answer up, unless the model has the request already.
+
+        Returns:
+            Whether it is given up.
+        """
+        with self._condition:
+            with self._answer_lock.lock:
+                if self._state != _PENDING:
+                    return self.cancelled()
+                self._state = _CANCELLED
+                if self.items:
+                    self.items = []
+                    self._answer_lock.given_up += 1
+            self._condition.notify_all()
+        _call(self)
+        return True
+
+    def cancelled(self) -> bool:
+        """Say whether the answer was given up."""
+        return self._state in _DONE and self._state != _FINISHED
+
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """
+        Return the outputs, one per item, in order.
+
+        Args:
+            timeout: Most seconds to wait; the streamer's ``worker_timeout`` unless given.
+
+        Raises:
+            TimeoutError: They did not come in time.
+            CancelledError: They were given up.
+            Exception: What the model raised.
+        """
+        if self._state != _FINISHED:
+            self._wait(timeout)
+        if self._exception is not None:
+            # One error may belong to many answers, and each raise makes its traceback longer.
+            raise self._exception.with_traceback(self._origin)
+        return self._result  # type: ignore[no-any-return]
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """
+        Return what `result` would raise, None for nothing.
+
+        Args:
+            timeout: As for `result`.
+
+        Raises:
+            TimeoutError: The answer did not come in time.
+            CancelledError: It was given up.
+        """
+        if self._state != _FINISHED:
+            self._wait(timeout)
+        return self._exception
+
+    def _wait(self, timeout: float | None) -> None:
+        limit = self._answer_lock.patience if timeout is None else timeout
+        with self._condition:
+            if self._state not in _DONE:
+                self._condition.wait(limit)
+            if self._state == _FINISHED:
+                return
+            if self._state in _DONE:
+                raise CancelledError
+        raise TimeoutError(f"no answer within {limit:g} s; the request is {self._state.lower()}")
+
+
+def start(
+    requests: Sequence[Request[Answer]], answer_lock: AnswerLock
+) -> Sequence[Request[Answer]]:
+    """Take note that these requests run from here on; return those that somebody still wants."""
+    is_wanted = True
+    with answer_lock.lock:
+        for request in requests:
+            answer = request.item
+            if answer._state == _PENDING:  # noqa: SLF001 (as a future's executor does)
+                answer._state = _RUNNING  # noqa: SLF001
+            else:  # given up, or running again
+                is_wanted = False
+    return requests if is_wanted else wanted(requests, answer_lock)
+
+
+def wanted(requests: Sequence[Request[Answer]], answer_lock: AnswerLock) -> list[Request[Answer]]:
+    """Return those requests that nobody has given up, and forget the others."""
+    with answer_lock.lock:
+        left = [request for request in requests if request.item._state not in _DONE]  # noqa: SLF001
+        if len(left) == len(requests):
+            return left
+        given_up = [each.item for each in requests if each.item._state == _CANCELLED]  # noqa: SLF001
+        answer_lock.given_up -= len(given_up)
+    for answer in given_up:
+        answer.set_running_or_notify_cancel()
+    return left
+
+
+def settle(
+    requests: Sequence[Request[Answer]], outputs: Sequence[Any], answer_lock: AnswerLock
+) -> None:
+    """
+    Give many requests their answers at once; those that were cancelled stay so.
+
+    Args:
+        requests: Those of a batch, or of a line that is cleared.
+        outputs: Of all their items, in order; an `Outcome` with an error in place of some.
+        answer_lock: Their streamer's.
+    """
+    awaited: list[tuple[Answer, list[Any]]] = []
+    may_fail = Outcome in set(map(type, outputs))
+    end = 0
+    with answer_lock.lock:
+        for request in requests:
+            answer, begin = request.item, end
+            end += request.rows
+            part = [outputs[begin]] if request.rows == 1 else list(outputs[begin:end])
+            if "_condition" in answer.__dict__:
+                awaited.append((answer, part))
+            elif may_fail or answer._state in _DONE:  # noqa: SLF001
+                _finish(answer, part, may_fail=may_fail)
+            else:  # as nearly always, and a call more would cost as much again
+                answer._result, answer.items = part, _NOTHING  # noqa: SLF001
+                answer._state = _FINISHED  # noqa: SLF001
+    for answer, part in awaited:
+        with answer._condition:  # noqa: SLF001
+            if answer._state in _DONE:  # noqa: SLF001
+                _notify_cancelled(answer, answer_lock)
+                continue
+            _finish(answer, part, may_fail=may_fail)
+            _tell(answer)
+        _call(answer)
+
+
+def fail(requests: Sequence[Request[Answer]], error: Exception, answer_lock: AnswerLock) -> None:
+    """Fail many requests with one error."""
+    outcome = Outcome(error=error, origin=error.__traceback__)
+    settle(requests, [outcome] * sum(request.rows for request in requests), answer_lock)
+
+
+def _finish(answer: Answer, part: list[Any], *, may_fail: bool) -> None:
+    """Put outputs into an answer, or the first error among them."""
+    if answer._state in _DONE:  # noqa: SLF001
+        return
+    failure = next((each for each in part if type(each) is Outcome), None) if may_fail else None
+    if failure is None:
+        answer._result = part  # noqa: SLF001
+    else:
+        answer._origin = failure.origin  # noqa: SLF001
+        answer._exception = failure.error  # noqa: SLF001
+    answer.items = _NOTHING
+    answer._state = _FINISHED  # noqa: SLF001
+
+
+def _notify_cancelled(answer: Answer, answer_lock: AnswerLock) -> None:
+    """Wake who waits for an answer that was cancelled in line, its condition in hand."""
+    with answer_lock.lock:
+        if answer._state != _CANCELLED:  # noqa: SLF001
+            return
+        answer_lock.given_up -= 1
+    answer.set_running_or_notify_cancel()
+
+
+def _tell(answer: Answer) -> None:
+    """Wake who waits, the answer's condition in hand."""
+    for waiter in answer.__dict__.get("_waiters", ()):
+        if answer._exception is None:  # noqa: SLF001
+            waiter.add_result(answer)
+        else:
+            waiter.add_exception(answer)
+    answer._condition.notify_all()  # noqa: SLF001
+
+
+def _call(answer: Answer) -> None:
+    """Call those who want to be called; not even an exit of theirs ends a streamer's thread."""
+    try:
+        if "_done_callbacks" in answer.__dict__:
+            answer._invoke_callbacks()  # noqa: SLF001
+    except BaseException:
+        logger.exception("A callback of %r broke off", answer)
+
+
+class CombinedAnswer(Answer):
+    """
+    The outputs for a request that went in parts.
+
+    Args:
+        parts: The answers to them, in order; none for a request of no items.
+        answer_lock: Their streamer's.
+    """
+
+    def __init__(self, parts: Sequence[Answer], answer_lock: AnswerLock) -> None:
+        super().__init__([], answer_lock)
+        self._parts = parts
+        self._missing = len(parts)
+        self._is_decided = False
+        for part in parts:
+            part.whole = self
+            part.add_done_callback(self._received)
+        if not parts:
+            self.set_result([])
+
+    def begin_anew(self) -> None:
+        """In a forked copy of the process: let go of its locks, and of those of its parts."""
+        for each in (self, *self._parts):
+            each._condition = threading.Condition()  # noqa: SLF001 (our parts)
+
+    def cancel(self) -> bool:
+        """
+        Give up what is missing, unless the model has all of it already.
+
+        Returns:
+            Whether it is given up.
+        """
+        if not self.done():
+            for part in self._parts:
+                part.cancel()
+        return self.cancelled()
+
+    def _received(self, part: Future[list[Any]]) -> None:
+        error = None if part.cancelled() else part.exception()
+        is_missing = part.cancelled() or error is not None
+        with self._answer_lock.lock:  # parts come from many threads
+            self._missing -= 1
+            if self._is_decided or not (is_missing or not self._missing):
+                return
+            self._is_decided = True
+        if part.cancelled():
+            super().cancel()
+            self.set_running_or_notify_cancel()
+        elif error is not None:
+            self._origin = error.__traceback__
+            self.set_exception(error)
+            for each in self._parts:
+                each.cancel()
+        else:
+            self.set_result([output for each in self._parts for output in each.result()])

@@ -1,0 +1,76 @@
+"""Ends a process when its parent ends, killed or not."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from multiprocessing import connection
+from typing import Any
+
+__all__ = ["end_with_manager", "end_with_parent"]
+
+#: Linux' prctl option "signal me when my parent ends".
+_PR_SET_PDEATHSIG = 1
+
+#: Seconds between two looks at our manager, where no system call tells of its end.
+_LOOK: float | None = 1.0
+
+
+def end_with_parent(parent: int) -> None:
+    """
+    Have this process killed when its parent ends; on Linux, which alone can do it.
+
+    Linux means the thread that started us, so that should be the parent's main thread.
+
+    Args:
+        parent: The parent's process id, as the parent itself knows it.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before we could ask
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_manager() -> None:
+    """
+    Have this process, which `multiprocessing` started, killed when its starter ends.
+
+    By two ways: a thread that any system has, and a signal that needs no thread, for a
+    model that keeps Python's lock to itself.
+    """
+    manager = multiprocessing.parent_process()
+    if manager is None:
+        return
+    end_with_parent(os.getppid())  # a fork server, where there is one, ends with the manager
+    watch = threading.Thread(
+        target=_end_after, args=(manager,), name="celery_batch parent", daemon=True
+    )
+    watch.start()
+
+
+def _end_after(manager: Any) -> None:
+    # A forked copy of the manager holds its end of the pipe open, so look at itself, too.
+    parent = os.getppid()
+    ends, pause = [manager.sentinel], _LOOK
+    with contextlib.suppress(AttributeError, OSError):
+        ends.append(os.pidfd_open(manager.pid))
+        pause = None
+    while not connection.wait(ends, pause) and os.getppid() == parent and _lives(manager.pid):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it has become somebody else
+        pass
+    return True

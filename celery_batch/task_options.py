@@ -1,0 +1,84 @@
+"""The options of a batch task, and which functions cannot become one."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from celery_batch.config import did_you_mean
+from celery_batch.errors import ConfigurationError
+
+__all__ = ["NO_PYDANTIC", "listable_signature", "refuse_unknown_options"]
+
+#: Options that Celery's own decorator understands without declaring them on Task.
+_UNDECLARED = {
+    *("autoretry_for", "dont_autoretry_for", "override_max_retries", "retry_backoff"),
+    *("retry_backoff_max", "retry_jitter", "retry_kwargs"),
+    *("queue", "routing_key", "exchange", "delivery_mode", "compression"),
+    *("immediate", "mandatory"),
+}
+
+
+NO_PYDANTIC = (
+    "pydantic=True checks one call at a time and cannot see lists;"
+    " leave it out and validate inside the function"
+)
+
+
+def refuse_unknown_options(cls: Any, known: set[str]) -> None:
+    """
+    Refuse an option that the task decorator was given by mistake.
+
+    Args:
+        cls: The task class that the decorator made.
+        known: Names that mean something to a task.
+
+    Raises:
+        ConfigurationError: With the nearest name that is known.
+    """
+    known = known | _UNDECLARED
+    # Only what the decorator put there: a class written by hand may hold anything.
+    if not cls.__dict__.get("_decorated"):
+        return
+    base = cls.__mro__[1]
+    for name in vars(cls):
+        if name not in known and not name.startswith("_") and not hasattr(base, name):
+            raise ConfigurationError(
+                f"{cls.name}.{name}: no such task option{did_you_mean(name, known)}"
+                f" (declare attributes of your own on a base class)"
+            )
+
+
+def listable_signature(cls: Any) -> inspect.Signature:
+    """
+    Return the signature of a batch function, whose every parameter becomes a list.
+
+    Args:
+        cls: The task class, its ``run`` as the user wrote it.
+
+    Raises:
+        ConfigurationError: The function cannot be called with lists.
+    """
+    if cls.name and cls.name.startswith("celery."):
+        raise ConfigurationError(
+            f"{cls.name}: Celery's own tasks cannot be batch tasks, so BatchTask cannot be the"
+            f" task_cls of an app; name it as base= of the tasks that take batches"
+        )
+    if vars(cls).get("_dump_pydantic_arguments") is not None:
+        raise ConfigurationError(f"{cls.name}: {NO_PYDANTIC}")
+    if inspect.iscoroutinefunction(cls.run):
+        raise ConfigurationError(
+            f"{cls.name}: an async function cannot run in Celery's pool; write it with def"
+        )
+    parameters = list(inspect.signature(cls.run).parameters.values())
+    if not isinstance(inspect.getattr_static(cls, "run"), staticmethod):
+        parameters = parameters[1:]
+    if not parameters:
+        raise ConfigurationError(f"{cls.name}: must take at least one parameter, the batch")
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise ConfigurationError(
+                f"{cls.name}: *{parameter.name} cannot become a list per parameter;"
+                f" name the parameters"
+            )
+    return inspect.Signature(parameters)

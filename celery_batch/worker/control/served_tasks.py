@@ -1,0 +1,161 @@
+"""
+
+Publishes in Redis which batch tasks this worker serves, on which queues.
+
+There is a sorted set for each task on each queue, whose members are workers and whose scores
+are the times at which they expire, by the clock of Redis.  A thread renews the entries, as a
+model on the solo pool keeps the event loop from doing it.  The worker enters when its models
+are warm; it leaves when a task is paused, when it is drained, and when it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from itertools import product
+from typing import Any
+from uuid import uuid4
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from celery_batch.broker_depth import served_key
+from celery_batch.worker.redis.owner import awake_seconds, own_pool
+
+__all__ = ["ServedTasksEntry"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds from one renewal to the next, and for which an entry is good.
+_RENEW_EVERY, _GOOD_FOR = 4.0, 10.0
+
+#: Renewals from one to the next that also removes the entries of workers that are gone.  They
+#: mislead nobody meanwhile: as long as somebody renews a set, the task is served.
+_TIDY_EVERY = 3
+
+#: Seconds between two looks at what has changed in this worker, which ask nobody.
+_LOOK_EVERY = 1.0
+
+#: Seconds after which a silent Redis is an error.
+_TIMEOUT = 2.0
+
+
+class ServedTasksEntry:
+    """
+    The entries of one worker.
+
+    Args:
+        consumer: Celery's consumer, its lanes on it.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._member = f"{consumer.hostname} {uuid4().hex}"
+        self._client: Redis | None = None
+        self._prefix = ""
+        #: The keys of the sets that have an entry of this worker.
+        self._entered: set[str] = set()
+        self._lock = threading.Lock()
+        self._renewed_at = float("-inf")
+        self._renewals = 0
+        #: By how many seconds the clock of Redis is ahead of ours, which began with the machine.
+        self._write_ahead: float | None = None
+        self._changed, self._ended = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_failing = False
+
+    def open(self) -> None:
+        """Enter, over the Redis of a new connection; other brokers count their consumers."""
+        consumer = self._consumer
+        if consumer.connection.transport.driver_type != "redis":
+            return
+        channel = consumer.task_consumer.channel
+        with self._lock:
+            self._disconnect()
+            self._prefix = channel.global_keyprefix
+            self._client = Redis(connection_pool=own_pool(channel, _TIMEOUT))
+            self._renewed_at, self._write_ahead = float("-inf"), None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="batch-presence", daemon=True)
+            self._thread.start()
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Have what has changed entered at once."""
+        self._changed.set()
+
+    def close(self) -> None:
+        """Leave, and end the thread; a Redis that does not answer is not waited for again."""
+        self._ended.set()
+        self._changed.set()
+        if self._thread is not None:
+            self._thread.join(2 * _TIMEOUT)
+            self._thread = None
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            self._changed.clear()
+            served = self._served()
+            if served != self._entered or awake_seconds() - self._renewed_at >= _RENEW_EVERY:
+                self._enter(served)
+            self._changed.wait(_LOOK_EVERY)
+        if not self._is_failing:
+            self._enter(set())
+        with self._lock:
+            self._disconnect()
+
+    def _served(self) -> set[str]:
+        """Return the keys of what this worker takes: any of its tasks, on any of its queues."""
+        consumer = self._consumer
+        queues = list(consumer.app.amqp.queues.consume_from)
+        tasks = [
+            task_queue.task.name
+            for task_queue in consumer.batch_scheduler
+            if task_queue.kept is None
+        ]
+        return {served_key(queue, task) for queue, task in product(queues, tasks)}
+
+    def _enter(self, keys: set[str]) -> None:
+        try:
+            with self._lock:
+                if self._client is not None:
+                    self._write(self._client, keys)
+        except (RedisError, OSError) as error:
+            if not self._is_failing:
+                logger.warning("Cannot tell callers that this worker serves tasks: %s", error)
+            self._is_failing = True
+        except Exception:
+            logger.exception("Cannot tell callers that this worker serves tasks")
+        else:
+            self._is_failing = False
+
+    def _write(self, client: Redis, keys: set[str]) -> None:
+        if not keys and not self._entered:
+            return
+        if self._write_ahead is None:
+            self._write_ahead = _seconds(client.time()) - awake_seconds()
+        now = awake_seconds() + self._write_ahead
+        tidy = keys != self._entered or self._renewals % _TIDY_EVERY == 0
+        with client.pipeline(transaction=False) as pipe:
+            pipe.time()
+            for key in self._entered - keys:
+                pipe.zrem(self._prefix + key, self._member)
+            for key in (self._prefix + key for key in keys):
+                pipe.zadd(key, {self._member: now + _GOOD_FOR})
+                pipe.pexpire(key, int(_GOOD_FOR * 1000))
+                if tidy:
+                    pipe.zremrangebyscore(key, "-inf", now)
+            told, *_ = pipe.execute()
+        self._renewed_at = awake_seconds()
+        self._write_ahead = _seconds(told) - self._renewed_at
+        self._entered = keys
+        self._renewals += 1
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.connection_pool.disconnect()
+
+
+def _seconds(told: tuple[int, int]) -> float:
+    return told[0] + told[1] / 1e6

@@ -1,0 +1,150 @@
+"""The requests of a batch as they are sent to the pool process.
+
+Requests of one task have the same thirty fields, and most of them the same values.
+Pickled one by one, each would carry the names and all the values again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+from kombu.serialization import loads
+
+from celery_batch.worker.intake.message_format import check_payload
+
+__all__ = [
+    "BatchPayload",
+    "Delivery",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """
+    One request on its way to the pool process, its body still encoded.
+
+    Args:
+        task_id: The request's id.
+        request: Celery's request dict without arguments.
+        body: The message's body; already decoded if `content_type` is None.
+        content_type: Of the body.
+        content_encoding: Of the body.
+        arrived: When it came to this worker, on the monotonic clock; None if nobody knows.
+        is_checked: Whether the body has been decoded before, and is what it has to be.
+    """
+
+    task_id: str
+    request: dict[str, Any]
+    body: Any
+    content_type: str | None
+    content_encoding: str | None
+    arrived: float | None = None
+    is_checked: bool = True
+
+    def decode(self, accept: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """
+        Return arguments, keyword arguments and what Celery embeds beside them.
+
+        Raises:
+            Exception: Whatever kombu says of a body that cannot be decoded.
+            Malformed: It is something else.
+        """
+        payload = self.body
+        if self.content_type is not None:
+            payload = loads(payload, self.content_type, self.content_encoding, accept=accept)
+        return self.checked(payload)
+
+    def checked(self, payload: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """
+        Return a decoded body's parts.
+
+        Raises:
+            Malformed: It has not been checked before, and is something else.
+        """
+        if not self.is_checked:
+            check_payload(payload)
+        args, kwargs, embed = payload
+        return args, kwargs, embed or {}
+
+
+#: What can be shared, being neither changed by anybody nor equal to a thing of another type.
+_PLAIN = (str, bytes, type(None))
+
+
+class BatchPayload(list[Delivery]):
+    """
+    The deliveries of one job; a list of them on either side.
+
+    Args:
+        deliveries: The job's, oldest first.
+        most: Most rows in one call of the model; None for what the task says.
+        urgency: Of the most urgent; smaller goes first.
+        reason: Why they left as a batch.
+        has_watchers: Whether events tell what their results are.
+    """
+
+    def __init__(
+        self,
+        deliveries: Iterable[Delivery] = (),
+        most: int | None = None,
+        *,
+        urgency: int = 0,
+        reason: str = "",
+        has_watchers: bool = True,
+    ) -> None:
+        super().__init__(deliveries)
+        self.has_watchers = has_watchers
+        self.reason = reason
+        self.most = most
+        self.urgency = urgency
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle them as columns, which pool processes turn back into a list."""
+        names = Delivery.__slots__
+        columns = [_pack([getattr(each, name) for each in self]) for name in names]
+        about = {
+            "most": self.most,
+            "urgency": self.urgency,
+            "reason": self.reason,
+            "has_watchers": self.has_watchers,
+        }
+        return _unload, (len(self), columns, about)
+
+
+def _unload(count: int, columns: Iterable[Any], about: dict[str, Any]) -> BatchPayload:
+    rows = zip(*(_unpack(each, count) for each in columns), strict=True)
+    return BatchPayload([Delivery(*row) for row in rows], **about)
+
+
+def _pack(values: Sequence[Any]) -> tuple[str, Any]:
+    """Return a column as how it is packed, and what is in it."""
+    first = values[0] if values else None
+    if isinstance(first, _PLAIN):
+        is_same = values.count(first) == len(values) and type(first) in _PLAIN
+        return ("same", first) if is_same else ("each", values)
+    if type(first) is not dict or not _are_alike(values):
+        return "each", values
+    columns = zip(*[value.values() for value in values], strict=True)
+    return "table", (tuple(first), [_pack(column) for column in columns])
+
+
+def _are_alike(values: Sequence[Any]) -> bool:
+    """Say whether all are objects with the same names in the same order."""
+    names = list(values[0])
+    return all(type(value) is dict and list(value) == names for value in values)
+
+
+def _unpack(column: tuple[str, Any], count: int) -> Iterable[Any]:
+    how, what = column
+    if how == "same":
+        return repeat(what, count)
+    if how == "each":
+        return list(what)
+    names, columns = what
+    if not names:
+        return [{} for _ in range(count)]
+    rows = zip(*(_unpack(each, count) for each in columns), strict=True)
+    return [dict(zip(names, row, strict=True)) for row in rows]

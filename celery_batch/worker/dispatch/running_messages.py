@@ -1,0 +1,29 @@
+"""Tells the broker which messages run, for the case that the worker dies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["NoRunningMessages"]
+
+
+class NoRunningMessages:
+    """Tells nobody: a broker that cannot keep it, or need not."""
+
+    #: Whether acknowledgements are collected, so that none has to wait for the event loop.
+    collects = False
+
+    #: Whether messages are read by what each task has room for.
+    reads_by_room = False
+
+    def started(self, task_requests: Sequence[Any]) -> None:
+        """Take note that a pool process runs these requests of Celery's."""
+
+    def give_back(self, task_requests: Sequence[Any]) -> None:
+        """Have the broker deliver the messages of these requests of Celery's again, to anybody."""
+        for request in task_requests:
+            request.reject(requeue=True)
+
+    def drop_lost(self) -> None:
+        """Let go of requests that have gone to another worker; called before batches leave."""

@@ -1,0 +1,139 @@
+"""Waits in the worker until every pool process has loaded its models."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from celery.worker import state
+
+from celery_batch.errors import LoadFailed
+from celery_batch.worker.executor.loader import Plan, load_failed
+from celery_batch.worker.scheduling.concurrency_warning import ConcurrencyWarning
+
+__all__ = ["WarmUp"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between looks at whether a process died or the worker was told to stop.
+_LOOK = 0.2
+
+#: Characters; a socket's whole path has 104 bytes on macOS, 108 on Linux.
+_LONGEST_FOLDER = 80
+
+
+def _short_folder() -> tempfile.TemporaryDirectory[str]:
+    folder = tempfile.gettempdir()
+    if len(folder) > _LONGEST_FOLDER:
+        folder = "/tmp"  # noqa: S108 (what is made in it is private)
+    return tempfile.TemporaryDirectory(prefix="cb-", dir=folder)
+
+
+class WarmUp:
+    """
+    Hears from every pool process how loading its models went.
+
+    Args:
+        tasks: Names of the batch tasks to serve.
+        processes: How many pool processes there will be.
+        timeout: Seconds the loading may take.
+        concurrency_warning: Says how much memory all processes will take, when the first is warm.
+    """
+
+    def __init__(
+        self,
+        tasks: list[str],
+        processes: int,
+        timeout: float,
+        concurrency_warning: ConcurrencyWarning | None = None,
+    ) -> None:
+        self._folder = _short_folder()
+        address = str(Path(self._folder.name) / "loading")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(address)
+        self._socket.settimeout(_LOOK)
+        self._timeout = timeout
+        self._concurrency_warning = concurrency_warning
+        self._warm: set[int] = set()
+        self._plan = Plan(tasks, processes, address, os.getpid())
+        self._plan.publish()
+
+    @property
+    def folder(self) -> Path:
+        """Where the sockets of this worker and its pool processes are."""
+        return Path(self._folder.name)
+
+    def wait(self, pool: Any) -> None:
+        """
+        Return when every process of the pool is warm.
+
+        Args:
+            pool: Celery's started prefork pool.
+
+        Raises:
+            LoadFailed: A process could not load, died while loading, or took too long.
+        """
+        deadline = time.monotonic() + self._timeout
+        processes = list(pool._pool._pool)  # noqa: SLF001 (billiard has no public list)
+        while not {process.pid for process in processes} <= self._warm:
+            state.maybe_shutdown()
+            self._receive()
+            self._require_alive(processes)
+            if time.monotonic() > deadline:
+                raise LoadFailed(
+                    f"not loaded after {self._timeout:g} s;"
+                    f" raise batch_load_timeout if the model needs longer"
+                )
+
+    def watch(self, hub: Any) -> None:
+        """Go on listening on the event loop, for processes that replace others."""
+        self._socket.settimeout(0)
+        hub.add_reader(self._socket.fileno(), self._on_report)
+
+    def add(self, task: str) -> None:
+        """Have processes that are started from now on load one more task's model."""
+        self._plan = replace(self._plan, tasks=[*self._plan.tasks, task])
+        self._plan.publish()
+
+    def close(self) -> None:
+        """Stop listening."""
+        Plan.withdraw()
+        self._socket.close()
+        self._folder.cleanup()
+
+    def _receive(self) -> None:
+        try:
+            report = json.loads(self._socket.recv(1 << 16))
+        except (TimeoutError, BlockingIOError):
+            return
+        if report["error"]:
+            raise LoadFailed(report["error"])
+        self._warm.add(report["pid"])
+        if self._concurrency_warning is not None:
+            self._concurrency_warning.weigh(report["pid"])
+
+    def _on_report(self) -> None:
+        try:
+            self._receive()
+        except LoadFailed as error:
+            # The pool would replace the process for ever.  A worker that stops can be
+            # restarted by its supervisor, and its messages go to workers that can serve.
+            logger.critical("A replaced pool process could not load its models: %s", error)
+            load_failed.send(sender=None, error=str(error))
+            state.should_stop = os.EX_SOFTWARE
+
+    def _require_alive(self, processes: list[Any]) -> None:
+        for process in processes:
+            if process.pid not in self._warm and process.exitcode is not None:
+                self._receive()  # its last words may still lie in the socket
+                raise LoadFailed(
+                    f"pool process {process.pid} ended with status {process.exitcode}"
+                    f" while loading its models"
+                )

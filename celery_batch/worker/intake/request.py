@@ -1,0 +1,283 @@
+"""Celery's request, for a task whose requests share a pool job."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cached_property, partial
+from typing import Any
+
+from celery.concurrency.base import BasePool
+from celery.states import READY_STATES
+from celery.utils.functional import noop
+from celery.worker import state
+from celery.worker.request import Request
+
+from celery_batch.decoding import Undecoded, decoded_anew
+from celery_batch.rows import ROWS
+from celery_batch.worker.intake.value_formats import are_limits
+
+__all__ = ["LOSSES", "BatchRequest", "wants_events"]
+
+logger = logging.getLogger(__name__)
+
+
+def wants_events(eventer: Any, task: Any) -> bool:
+    """
+    Say whether anybody is sent the events of a task's requests.
+
+    Args:
+        eventer: Celery's event dispatcher, which may be missing.
+        task: Of the requests.
+    """
+    if not eventer or not eventer.enabled or not task.send_events:
+        return False
+    return not eventer.groups or "task" in eventer.groups
+
+
+#: The message header that counts how often a request's process died under it.
+LOSSES = "batch_losses"
+
+#: Seconds.  A message may not ask for less: every batch would miss that, at the price of
+#: two pool processes, each with a model to load.
+_SHORTEST_LIMIT = 0.1
+
+
+class BatchRequest(Request):  # type: ignore[misc]
+    """A request whose end must not be its neighbours'."""
+
+    #: How often a process died while it ran this request, here or elsewhere.
+    losses = 0
+
+    #: How many rows it has: many if it is a chunk.
+    rows = 1
+
+    #: When it first joined its lane, on the monotonic clock.
+    arrived: float | None = None
+
+    #: When the time is up that its batch's time limit left it, on the monotonic clock.
+    deadline: float | None = None
+
+    #: The limit, in seconds, that the deadline comes from.
+    limit: float | None = None
+
+    #: Whether the connection of its message is gone, so that it acknowledges nothing.
+    is_disowned = False
+
+    #: Whether its message was rejected, and may be meant to come again.
+    was_rejected = False
+
+    #: What has to be done before the broker hears how this has ended: is given what tells it.
+    before_end: Callable[[Callable[[], None]], object] | None = None
+
+    #: What is to be said to the broker once a handler has done everything else.
+    _last_words: Callable[[], None] | None = None
+    _holds_back = False
+
+    #: Whether its body is left to the pool process to decode and to check.
+    is_undecoded = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.is_undecoded = type(self._message.payload) is Undecoded
+        counted = self._request_dict.get(LOSSES)
+        if isinstance(counted, int) and counted > 0:  # from the wire: anything may be there
+            self.losses = counted
+        limits = self._request_dict.get("timelimit")
+        if limits and limits != [None, None] and are_limits(limits):
+            self.time_limits = tuple(each and max(each, _SHORTEST_LIMIT) for each in limits)
+        rows = self._request_dict.get(ROWS)
+        if isinstance(rows, int) and rows > 0:
+            self.rows = rows
+
+    @contextmanager
+    def acknowledging_last(self) -> Iterator[None]:
+        """
+        Let a handler speak to the broker only when all else has gone well.
+
+        Celery's acknowledges a failure before it stores it: were the result
+        backend away just then, the caller would wait for ever.
+        """
+        self._holds_back = True
+        try:
+            yield
+        finally:
+            self._holds_back = False
+            last_words, self._last_words = self._last_words, None
+        if last_words is not None:
+            self._say(last_words)
+
+    def acknowledge(self) -> None:
+        """As Celery's; last of all, while a handler is held to that."""
+        self._say(super().acknowledge)
+
+    def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (Celery's signature)
+        """As Celery's; last of all, while a handler is held to that."""
+        self._say(partial(self._reject, requeue=requeue))
+
+    def _reject(self, *, requeue: bool) -> None:
+        super().reject(requeue=requeue)
+        self.was_rejected = True
+
+    def _say(self, words: Callable[[], None]) -> None:
+        """Tell the broker something, as soon as it may hear that."""
+        before = self.before_end
+        if self._holds_back:
+            self._last_words = words
+        elif before is not None:
+            self.before_end = None
+            before(words)
+        else:
+            words()
+
+    @cached_property
+    def _payload(self) -> Any:
+        """
+        What its body holds; Celery asks for it to tell of an end without the pool process.
+
+        A large body is decoded then, since what is embedded beside the arguments has to hear.
+        """
+        payload = super()._payload
+        if not self.is_undecoded:
+            return payload
+        found = decoded_anew(self._message)
+        self._request_dict["args"], self._request_dict["kwargs"], _ = found
+        return found
+
+    @property
+    def args(self) -> Any:
+        """As Celery's; of a large body decoded when they are asked for."""
+        return self._payload[0]
+
+    @property
+    def kwargs(self) -> Any:
+        """As Celery's; of a large body decoded when they are asked for."""
+        return self._payload[1]
+
+    def info(self, safe: bool = False) -> Any:  # noqa: FBT001, FBT002 (Celery's signature)
+        """As Celery's, which shows the arguments; large ones as the message shows them."""
+        return super().info(safe=safe or self.is_undecoded)
+
+    def given_back(self) -> None:
+        """Take note that the broker has its message again, without a word of ours to it."""
+        self.acknowledged = self.was_rejected = True
+        self.send_event("task-rejected", requeue=True)
+
+    def on_failure(self, exc_info: Any, *args: Any, return_ok: bool = False, **options: Any) -> Any:
+        """As Celery's, except that a cold shutdown loses nobody."""
+        is_told = return_ok or self.acknowledged or not self._task.acks_late
+        if state.should_terminate and not is_told:
+            # Celery acknowledges it now and stores nothing. Left alone, it goes back.
+            state.task_ready(self)
+            return None
+        return super().on_failure(exc_info, *args, return_ok=return_ok, **options)
+
+    @property
+    def is_routine(self) -> bool:
+        """Whether its start and its success go into Celery's books, and nowhere else."""
+        cls = type(self)
+        return (
+            self._task.acks_late
+            and cls.on_accepted is Request.on_accepted
+            and cls.acknowledge is BatchRequest.acknowledge
+            and self._terminate_on_ack is None
+            and not wants_events(self._eventer, self._task)
+        )
+
+    def disown(self) -> None:
+        """Acknowledge nothing any more: the connection of the message is gone."""
+        self.is_disowned = True
+        self._on_ack = self._on_reject = noop
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether it is too late for an answer; its end may still have to be announced."""
+        until = self.expires
+        return until is not None and datetime.now(UTC if until.tzinfo else None) > until
+
+    @property
+    def is_redelivered(self) -> bool:
+        """Whether somebody has held its message before."""
+        return bool((self.delivery_info or {}).get("redelivered"))
+
+    @property
+    def deliveries(self) -> int:
+        """How often its message came back, where the broker counts that (quorum queues)."""
+        count = self._request_dict.get("x-delivery-count")
+        return count if isinstance(count, int) else 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its end has been announced already: it was revoked while it ran."""
+        return bool(self._already_revoked)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether Celery has stopped it, for its message to be delivered again."""
+        return bool(self._already_cancelled)
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether its success was stored, whatever happened to the process afterwards."""
+        try:
+            return bool(self._success_was_stored())
+        except Exception as error:  # noqa: BLE001 (if it cannot be known, it is run again)
+            logger.warning("Could not look up %s[%s]: %s", self.name, self.id, error)
+            return False
+
+    @property
+    def has_result(self) -> bool:
+        """Whether its caller finds an answer, as far as the result backend can tell."""
+        backend = self.task.backend
+        if self.ignore_result or backend.as_uri().startswith(("rpc", "disabled")):
+            return True
+        try:
+            return backend.get_task_meta(self.id)["status"] in READY_STATES
+        except Exception as error:  # noqa: BLE001 (if it cannot be known, it is run again)
+            logger.warning("Could not look up %s[%s]: %s", self.name, self.id, error)
+            return False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells this try of the task from its other tries."""
+        retries = self._request_dict.get("retries")
+        return self.id, retries if isinstance(retries, int) else 0
+
+    def cancel(self, pool: Any, *args: Any, **options: Any) -> None:
+        """
+        Stop this request, for its message to be delivered again.
+
+        What runs on a thread nobody can stop: it runs on, and is answered.
+        """
+        if getattr(pool.terminate_job, "__func__", None) is not BasePool.terminate_job:
+            super().cancel(_OncePerProcess(pool), *args, **options)
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:  # noqa: ARG002 (Celery's signature)
+        """
+        Revoke this request at once, running or not.
+
+        Celery would kill the process, and with it every other request of the batch.
+        The model's answer to this one is dropped instead.
+        """
+        if not self._already_revoked:
+            self._announce_revoked("terminated", True, signal, False)  # noqa: FBT003 (Celery's signature)
+
+
+class _OncePerProcess:
+    """
+    A pool whose processes are told once to end, for all of a batch.
+
+    A second signal kills a process on the spot: with half an answer written, or with
+    the lock that it shares with the pool, which then waits for ever.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    def terminate_job(self, pid: int, signal: Any = None) -> None:
+        processes = getattr(getattr(self._pool, "_pool", None), "_pool", ())
+        told = {each.pid for each in processes if getattr(each, "_job_terminated", False)}
+        if pid not in told:
+            self._pool.terminate_job(pid, signal)

@@ -1,0 +1,77 @@
+"""
+
+Celery's task strategy, with a last step that queues requests for batches.
+
+Revoked, expired, ETA, rate limits, received events and bookkeeping stay Celery's
+code.  Where it would hand a request to the pool, the request joins its lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from celery.worker import strategy
+from celery.worker.consumer import Consumer
+from celery.worker.state import task_reserved
+
+from celery_batch.worker.intake import unrouted
+from celery_batch.worker.intake.fast_path import FastPath
+
+__all__ = ["batches"]
+
+
+def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
+    """
+    Return a handler for the messages of a batch task.
+
+    Celery calls this for each connection; nothing of an old one is kept.
+
+    Args:
+        task: The batch task.
+        app: The Celery app.
+        consumer: Celery's consumer, with our step's lanes on it.
+    """
+    if not hasattr(consumer, "batch_scheduler"):
+        return partial(_attach_and_take, task, app, consumer)
+    scheduler = consumer.batch_scheduler
+    task_queue = scheduler.task_queue(task)
+    line_up: Callable[[Any], None] = partial(scheduler.add, task_queue)
+    if task not in consumer.controller.batch_tasks:
+        line_up = partial(unrouted.line_up, consumer, task_queue)
+    usual = strategy.default(task, app, _ConsumerProxy(consumer, line_up))
+    return FastPath(consumer, task, usual, line_up)
+
+
+def _attach_and_take(task: Any, app: Any, consumer: Any, *message: Any, **options: Any) -> Any:
+    """Take the first message of a batch task that was defined after this worker's start."""
+    if not hasattr(consumer, "batch_scheduler"):  # else another task's message came first
+        import_module("celery_batch.worker.scheduling.late_tasks").attach_steps(consumer)
+    handle = consumer.strategies[task.name] = batches(task, app, consumer)
+    return handle(*message, **options)
+
+
+class _ConsumerProxy:
+    """The consumer as Celery's strategy sees it, with another last step."""
+
+    def __init__(self, consumer: Any, on_task_request: Callable[[Any], None]) -> None:
+        self._consumer = consumer
+        self.on_task_request = on_task_request
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def apply_eta_task(self, request: Any) -> None:
+        """As the consumer's own, which would hand the request to the pool."""
+        task_reserved(request)
+        if not request.revoked():  # meanwhile, or its time is over
+            self.on_task_request(request)
+        self._consumer.qos.decrement_eventually()
+
+    # The consumer's own code, bound to this proxy so that it finds our last step.
+    _limit_task = Consumer._limit_task  # noqa: SLF001
+    _limit_post_eta = Consumer._limit_post_eta  # noqa: SLF001
+    _schedule_bucket_request = Consumer._schedule_bucket_request  # noqa: SLF001
+    _limit_move_to_pool = Consumer._limit_move_to_pool  # noqa: SLF001

@@ -1,0 +1,437 @@
+"""Validates messages before kombu and Celery decode them.
+
+Kombu decompresses a message as soon as it arrives, into whatever size it claims:
+a few kilobytes can become many gigabytes.
+
+In stock kombu and Celery a message that is no message raises out of the event
+loop, and the worker stops or starts over.  Here it is refused alone: one line in
+the log, a failure for its caller where one can be told, a dead letter where a
+queue for them is configured, and the worker goes on.
+
+Rule 1: what is too large is refused before anything of it is decoded.
+Rule 2: messages of ordinary tasks are Celery's; only what it would die of is ours.
+Rule 3: an error of the connection is no message's fault, and is passed on.
+Rule 4: a large body of a batch task is decoded in the pool process, beside the event loop;
+        what is wrong with it is said from there, and refused here.
+"""
+
+from __future__ import annotations
+
+import bz2
+import logging
+import lzma
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from amqp import serialization
+from celery import signals
+from celery.utils.functional import noop
+from celery.worker.state import requests, task_ready
+from kombu import compression
+from kombu.exceptions import DecodeError
+from kombu.transport import virtual
+from kombu.utils.json import dumps
+
+from celery_batch.config import Settings
+from celery_batch.decoding import OnceDecoded, decode_envelope, leave_undecoded, payload_of
+from celery_batch.task import BatchTask
+from celery_batch.worker.intake.background_thread import BackgroundThread
+from celery_batch.worker.intake.dead_letters import DeadLetters
+from celery_batch.worker.intake.message_format import (
+    Malformed,
+    TooLarge,
+    check_content,
+    check_envelope,
+    check_headers,
+    check_payload,
+    check_size,
+    check_vital,
+    is_small,
+)
+from celery_batch.worker.intake.refusals import (
+    LONGEST_REASON,
+    glimpse,
+    log_refusal,
+    reason_of,
+    store_refusal,
+)
+from celery_batch.worker.intake.value_formats import is_flat
+
+__all__ = [
+    "Deliveries",
+    "FirstReads",
+    "MessageValidator",
+    "accept_unreadable_properties",
+    "limit_decompression",
+]
+
+
+#: The content type of an AMQP message whose properties could not be read: nobody accepts it.
+UNREADABLE = "application/x-unreadable-properties"
+
+
+class Deliveries:
+    """
+    Checks what a transport hands to its consumers: tasks, remote control, gossip.
+
+    Args:
+        channel: Of the transport.
+        refuse: Called with a message and what is wrong with it.
+    """
+
+    def __init__(self, channel: Any, refuse: Callable[[bytes, str], None]) -> None:
+        self._codecs = channel.codecs
+        self._refuse = refuse
+        transport = channel.connection
+        self._deliver = type(transport)._deliver.__get__(transport)  # noqa: SLF001
+        transport._deliver = self.deliver  # noqa: SLF001
+
+    def deliver(self, envelope: Any, queue: str) -> None:
+        """Hand on what is a message."""
+        try:
+            check_envelope(envelope, self._codecs)
+        except Malformed as error:
+            self._refuse(_encode(envelope), str(error))
+            return
+        self._deliver(envelope, queue)
+
+
+class FirstReads:
+    """
+    Checks what kombu's blocking pop brings, before kombu decodes it.
+
+    Args:
+        client: The Redis client that pops.
+        read: Decodes a message; None if it refuses it.
+    """
+
+    def __init__(self, client: Any, read: Callable[[bytes], Any]) -> None:
+        self._parse = client.parse_response
+        self._read = read
+        client.parse_response = self.parse_response
+
+    def parse_response(self, connection: Any, command_name: str, **options: Any) -> Any:
+        """Return the answer; None, which says that nothing came, if its message is refused."""
+        found = self._parse(connection, command_name, **options)
+        if command_name == "BRPOP" and found and self._read(found[1]) is None:
+            return None
+        return found
+
+
+def accept_unreadable_properties() -> None:
+    """
+    Let py-amqp read on after properties that it cannot decode, in this process.
+
+    It would raise in the middle of its connection: on tables nested deeply, on names
+    that are no UTF-8.  The broker would deliver such a message again, to the next worker.
+    """
+    for class_id, decode in serialization.PROPERTY_CLASSES.items():
+        if not isinstance(decode, _Accepting):
+            serialization.PROPERTY_CLASSES[class_id] = _Accepting(decode)
+
+
+class _Accepting:
+    """A decoder of properties that answers whatever comes."""
+
+    def __init__(self, decode: Callable[[Any, int], tuple[dict[str, Any], int]]) -> None:
+        self._decode = decode
+
+    def __call__(self, buf: Any, offset: int) -> tuple[dict[str, Any], int]:
+        try:
+            return self._decode(buf, offset)
+        except Exception:  # noqa: BLE001 (whatever a decoder does with garbage)
+            return {"content_type": UNREADABLE, "application_headers": {}}, offset
+
+
+def _encode(envelope: Any) -> bytes:
+    try:
+        return str(dumps(envelope)).encode()
+    except (TypeError, ValueError, RecursionError):
+        return b""
+
+
+#: Bytes that xz may set aside for its dictionary; its own highest setting takes 65 MiB.
+_XZ_MEMORY = 256 << 20
+
+
+class _TooLarge(TooLarge, DecodeError):
+    """A body expands beyond the limit."""
+
+
+class _Inflate:
+    """A decoder for kombu that gives up beyond a size."""
+
+    def __init__(self, begin: Callable[[], Any], limit: int) -> None:
+        self._begin = begin
+        self._limit = limit
+
+    def __call__(self, data: bytes) -> bytes:
+        stream = self._begin()
+        found = stream.decompress(data, self._limit + 1)
+        if len(found) > self._limit:
+            raise _TooLarge(f"its body is larger than {self._limit} bytes when decompressed")
+        if not stream.eof:
+            raise DecodeError("its compressed body is cut short")
+        return bytes(found)
+
+
+def limit_decompression(limit: int | None) -> None:
+    """
+    Let kombu decompress no message beyond a size, in this process.
+
+    Args:
+        limit: Bytes; None to leave kombu as it is.
+    """
+    if limit is None:
+        return
+    for content_type, stock, begin in _streams():
+        encode, _ = compression.get_encoder(content_type)
+        decode = compression.get_decoder(content_type)
+        if decode is stock or isinstance(decode, _Inflate):  # else it is the user's own
+            compression.register(encode, _Inflate(begin, limit), content_type)
+
+
+def _streams() -> list[tuple[str, Any, Callable[[], Any]]]:
+    found: list[tuple[str, Any, Callable[[], Any]]] = [
+        ("application/x-gzip", zlib.decompress, zlib.decompressobj),
+        ("application/x-bz2", bz2.decompress, bz2.BZ2Decompressor),
+        (
+            "application/x-lzma",
+            lzma.decompress,
+            lambda: lzma.LZMADecompressor(memlimit=_XZ_MEMORY),
+        ),
+    ]
+    zstd = getattr(compression, "zstd", None)
+    if zstd is not None:
+        found.append(("application/zstd", zstd.decompress, zstd.ZstdDecompressor))
+    return found
+
+
+logger = logging.getLogger(__name__)
+
+
+#: What is put aside of the consumer, for messages that are Celery's.
+_STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
+
+
+class MessageValidator:
+    """
+    Looks at each message before kombu and Celery rely on it.
+
+    Args:
+        consumer: Celery's consumer.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._app = consumer.app
+        self._tasks = consumer.app.tasks
+        self._limit: int | None = None
+        #: Whether the limit holds for ordinary tasks, too.
+        self._limits_all = False
+        self._channel: Any = None
+        self._background = BackgroundThread()
+        self._prepared_messages = DeadLetters(consumer)
+        #: Messages that were refused.
+        self.refused = 0
+        self._stock = {name: getattr(consumer, name) for name in _STOCK}
+
+    def open(self) -> None:
+        """Stand before the new connection's messages."""
+        consumer = self._consumer
+        self._limit = Settings.of(self._app).max_message_size
+        if consumer.controller.batch_tasks:
+            self.limit_all()
+        consumer.create_task_handler = self._guarded_handler
+        consumer.on_decode_error = self._on_decode_error
+        consumer.on_invalid_task = self._on_invalid_task
+        consumer.task_consumer.on_decode_error = self._on_decode_error
+        channel = self._channel = consumer.task_consumer.channel
+        if isinstance(channel, virtual.Channel):
+            once: Any = OnceDecoded(channel.codecs["base64"])
+            channel.codecs = {**channel.codecs, "base64": once}
+            Deliveries(channel, self._refuse_envelope)
+        driver = consumer.connection.transport.driver_type
+        if driver == "redis":
+            FirstReads(channel.client, self.read)
+        elif driver == "amqp":
+            accept_unreadable_properties()
+
+    def limit_all(self) -> None:
+        """Limit the size of all messages: this worker serves a batch task, others are not ours."""
+        self._limits_all = True
+        limit_decompression(self._limit)
+
+    def close(self) -> None:
+        """Tell the last callers of refused messages; the worker is shutting down."""
+        self._background.close()
+        self._prepared_messages.close()
+
+    def read(self, raw: bytes, then: Callable[[], object] = noop) -> Any:
+        """
+        Return a message from a Redis list decoded, or None if it is refused.
+
+        Args:
+            raw: As it lay in the list.
+            then: If it is refused, called on the event loop when its copy has been kept.
+        """
+        if self._limits_all and self._limit is not None and len(raw) > self._limit:
+            excess = TooLarge(f"it has {len(raw)} bytes, more than batch_max_message_size")
+            self._tell(glimpse(raw), excess, noop)
+            self._refuse_envelope(raw, str(excess), then)
+            return None
+        try:
+            envelope = decode_envelope(raw)
+            check_envelope(envelope, self._channel.codecs, small=is_small(raw))
+        except Exception as error:  # noqa: BLE001 (whatever a decoder does with garbage)
+            self._refuse_envelope(raw, reason_of(error), then)
+            return None
+        return envelope
+
+    def _refuse_envelope(self, raw: bytes, reason: str, then: Callable[[], object] = noop) -> None:
+        """Let go of what is no message, and so can be neither acknowledged nor rejected."""
+        self.refused += 1
+        log_refusal(raw, reason)
+        self._prepared_messages.keep_refused(raw, reason, then)
+
+    def _guarded_handler(self) -> Callable[[Any], Any]:
+        handle = self._stock["create_task_handler"]()
+
+        def on_task_received(message: Any) -> Any:
+            try:
+                admit = self._check(message)
+                return (admit is not None and admit(message)) or handle(message)
+            except Exception as error:
+                if self._is_not_of(message, error):
+                    raise
+                self._refuse(message, error)
+
+        return on_task_received
+
+    def _check(self, message: Any) -> Callable[[Any], bool] | None:
+        """
+        Raise what is wrong with a message, other than what Celery itself says of it.
+
+        Returns:
+            The short way in, if there is one for its task.
+        """
+        if self._limits_all:
+            self._check_length(message)
+        check_content(message)
+        if not isinstance(self._channel, virtual.Channel):  # there it has been done
+            headers, properties = message.headers, message.properties
+            if not (is_flat(headers) and is_flat(properties, headers)):
+                check_size([headers, properties])
+        fields = message.headers
+        if "task" not in fields:
+            payload = message.payload
+            fields = {**payload, **fields} if isinstance(payload, dict) else fields
+        task = self._task(fields)
+        if isinstance(task, BatchTask):
+            self._check_length(message)
+            check_headers(fields, message.properties)
+            is_current = fields is message.headers
+            if not (is_current and leave_undecoded(message)):
+                check_payload(payload_of(message))
+            if is_current:
+                return getattr(self._consumer.strategies.get(task.name), "admit", None)
+        elif task is not None:
+            check_vital(fields)
+            self._check_ordinary(message)
+        return None
+
+    def _check_length(self, message: Any) -> None:
+        if self._limit is not None and len(message.body or b"") > self._limit:
+            raise TooLarge(
+                f"its body has {len(message.body)} bytes, more than batch_max_message_size"
+            )
+
+    def _check_ordinary(self, message: Any) -> None:
+        try:
+            payload = message.payload
+        except Exception:  # noqa: BLE001 (Celery decodes it again, and says so in its own way)
+            return
+        check_payload(payload)
+
+    def _task(self, fields: Any) -> Any:
+        name = fields.get("task")
+        return self._tasks.get(name) if isinstance(name, str) else None
+
+    def _is_not_of(self, message: Any, error: Exception) -> bool:
+        """Say whether an error is not the message's: the connection's, or one from later."""
+        is_lookup = isinstance(error, LookupError)  # kombu counts KeyError to the connection
+        if isinstance(error, self._consumer.connection_errors) and not is_lookup:
+            return True
+        return any(request.message is message for request in list(requests.values()))
+
+    def _on_decode_error(self, message: Any, exc: Exception) -> None:
+        if self._is_for_celery(message):
+            self._stock["on_decode_error"](message, exc)
+        else:
+            self._refuse(message, exc)
+
+    def _on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
+        if self._is_for_celery(message):
+            self._stock["on_invalid_task"](body, message, exc)
+        else:
+            self._refuse(message, exc)
+
+    def _is_for_celery(self, message: Any) -> bool:
+        """Say whether a message is for an ordinary task, or for the worker itself."""
+        task = self._task(message.headers)
+        is_ordinary = task is not None and not isinstance(task, BatchTask)
+        return is_ordinary or message.channel is not self._channel
+
+    def refuse_read(self, request: Any, reason: str) -> None:
+        """
+        Refuse a message whose body was not decoded here, and turned out to be malformed.
+
+        Args:
+            request: Celery's request of it, which a pool process has read.
+            reason: What is wrong with it.
+        """
+        task_ready(request)
+        self._refuse(request.message, Malformed(reason))
+
+    def _refuse(self, message: Any, error: Exception) -> None:
+        body, headers = message.body, message.headers
+        body = body if isinstance(body, bytes) else str(body).encode(errors="replace")
+        reason = reason_of(error)
+        self.refused += 1
+        log_refusal(body, reason)
+        about = {
+            name: str(headers[name])[:LONGEST_REASON] for name in ("id", "task") if name in headers
+        }
+        # Its message is let go of when its caller has been told, so that somebody will, and
+        # when its copy has been kept.
+        let_go = partial(self._let_go, message)
+        keep = partial(self._prepared_messages.keep_refused, body, reason, let_go, **about)
+        self._tell({**message.properties, **headers}, error, keep)
+        signals.task_rejected.send(sender=self._consumer, message=message, exc=error)
+
+    def _let_go(self, message: Any) -> None:
+        if not message.acknowledged and message.channel is self._channel:  # else it comes again
+            message.reject_log_error(logger, self._consumer.connection_errors)
+
+    def _tell(self, fields: dict[str, Any], error: Exception, then: Callable[[], object]) -> None:
+        """
+        Store a failure where somebody may be waiting: the message says who, and for what.
+
+        Args:
+            fields: Of the message.
+            error: What is wrong with it.
+            then: Called on the event loop, later if somebody has to be told.
+        """
+        task = self._task(fields)
+        try:
+            if isinstance(task, BatchTask):
+                check_headers({"id": fields.get("id"), "task": task.name}, fields)
+        except Malformed:
+            task = None
+        if not isinstance(task, BatchTask):
+            then()
+            return
+        store = partial(store_refusal, task, fields, error)
+        self._background.soon(store, partial(self._consumer.call_soon, then))

@@ -1,0 +1,333 @@
+"""Serves a worker's metrics to Prometheus.
+
+Rule 1: it is the main process that serves, which hears of every batch on whatever pool;
+        so there is one endpoint for each worker, and nothing is shared by files.
+Rule 2: nothing is done but when somebody looks, and then on a thread of its own.
+Rule 3: a worker whose port is taken serves all the same, and tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+from celery import bootsteps
+from celery.exceptions import WorkerShutdown
+from celery.platforms import EX_FAILURE
+
+from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_reader
+from celery_batch.config import Settings
+from celery_batch.errors import ConfigurationError
+from celery_batch.fork_guard import held_off
+from celery_batch.telemetry.meter import Meter
+from celery_batch.worker.scheduling.capacity import queue_of, served_tasks
+
+__all__ = [
+    "VARIABLE",
+    "BatchMetrics",
+    "Depths",
+    "MetricsAddress",
+    "address_of",
+]
+
+
+#: Says it for one worker, where several have the same settings.
+VARIABLE = "CELERY_BATCH_METRICS"
+
+
+_LAST_PORT = 65535
+
+
+_FORM = re.compile(r"(?:(?P<host>.*):)?(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsAddress:
+    """
+    A host, and the ports of which the first free one is taken.
+
+    Args:
+        host: A name or an address of this machine; empty for all of them.
+        ports: Lowest first; 0 stands for whichever is free.
+    """
+
+    host: str
+    ports: range
+
+    def __str__(self) -> str:
+        first, last = self.ports[0], self.ports[-1]
+        return f"{self.host}:{first}" + (f"-{last}" if last > first else "")
+
+
+def address_of(app: Any, environ: Mapping[str, str] = os.environ) -> MetricsAddress | None:
+    """
+    Return where a worker is to serve its numbers; None for nowhere.
+
+    Args:
+        app: The Celery app, whose setting ``batch_metrics`` it is.
+        environ: ``CELERY_BATCH_METRICS`` says it for this worker alone.
+
+    Raises:
+        ConfigurationError: It is no address.
+    """
+    name = VARIABLE
+    given: Any = environ.get(VARIABLE)
+    if given is None:
+        name, given = "batch_metrics", Settings.of(app).metrics
+    if given in (None, ""):
+        return None
+    found = _FORM.fullmatch(str(given)) if not isinstance(given, bool) else None
+    if found:
+        host, first = found["host"], int(found["first"])
+        last = int(found["last"] or first)
+        if first <= last <= _LAST_PORT:
+            host = "127.0.0.1" if host is None else host.strip("[]")
+            return MetricsAddress(host, range(first, last + 1))
+    raise ConfigurationError(
+        f"{name}: must be HOST:PORT or HOST:FIRST-LAST, such as 127.0.0.1:9808-9815 of which the"
+        f" first free port is taken, got {given!r}"
+    )
+
+
+logger = logging.getLogger(__name__)
+
+
+#: Seconds for which a look is good, and for which a broker that did not answer is left alone.
+_FRESH, _PAUSE = 1.0, 5.0
+
+
+#: Seconds that whoever asks waits for an answer.
+_TIMEOUT = 2.0
+
+
+class Depths:
+    """
+    Looks at queues when asked, on a connection and a thread of its own.
+
+    Args:
+        app: The Celery app.
+        queues: The names of the queues.
+    """
+
+    def __init__(self, app: Any, queues: Iterable[str]) -> None:
+        self._app = app
+        self._queues = sorted(set(queues))
+        self._look: DepthReader | None = None
+        self._found: dict[str, int] = {}
+        self._good_until = -math.inf
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def look(self) -> dict[str, int]:
+        """Return how many messages wait in each queue; nothing if the broker does not say."""
+        with self._lock:
+            if self._thread is None and time.monotonic() >= self._good_until:
+                self._thread = threading.Thread(target=self._ask, name="batch-depths", daemon=True)
+                self._thread.start()
+            thread = self._thread
+        if thread is not None:
+            thread.join(_TIMEOUT)
+        return self._found if time.monotonic() < self._good_until else {}
+
+    def _ask(self) -> None:
+        try:
+            self._found, pause = self._count(), _FRESH
+        except Exception as error:  # noqa: BLE001 (whatever the broker's library raises)
+            logger.debug("The broker does not say how many messages wait: %s", error)
+            self._found, pause = {}, _PAUSE
+            self.close()
+        with self._lock:
+            self._good_until, self._thread = time.monotonic() + pause, None
+
+    def _count(self) -> dict[str, int]:
+        if self._look is None:
+            if not can_read_depth(self._app):
+                self._queues = []
+                return {}
+            with held_off():
+                self._look = open_depth_reader(self._app)
+        return {queue: self._look.count(queue) for queue in self._queues}
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        look, self._look = self._look, None
+        if look is not None:
+            look.close()
+
+
+#: Seconds after which a taken port is tried again.
+_AGAIN = 5.0
+
+
+_ALL = {"", "0.0.0.0", "::"}  # noqa: S104 (the names of all addresses)
+
+
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 (whoever names a port and no host wants that)
+
+
+class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
+    """
+    Serves what this worker has counted, from before its models are loaded to its end.
+
+    A worker to which no batch task is routed begins with the first that comes all the same.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        super().__init__(worker, **kwargs)
+        worker.batch_metrics_url = None
+        worker.batch_metrics = self
+        self._worker = worker
+        self._exporter: _Exporter | None = None
+
+    def serve(self, queues: list[str]) -> None:
+        """
+        Begin to serve, if that is wanted and has not been done.
+
+        Args:
+            queues: Whose depths to tell.
+
+        Raises:
+            ConfigurationError: The address is wrong, or a library is missing.
+        """
+        address = address_of(self._worker.app)
+        if address is not None and self._exporter is None:
+            depths = Depths(self._worker.app, queues)
+            self._exporter = _Exporter(self._worker, address, depths)
+            self._exporter.open()
+
+    def start(self, worker: Any) -> None:
+        """Begin to serve; pool processes that are there by now know nothing of it."""
+        routed = served_tasks(worker.app)
+        if not routed:
+            return
+        try:
+            self.serve([queue_of(worker.app, task) for task in routed])
+        except ConfigurationError as error:
+            logger.critical("This worker cannot start: %s", error)
+            raise WorkerShutdown(EX_FAILURE) from None
+
+    def stop(self, worker: Any) -> None:
+        """Serve no more."""
+        worker.batch_metrics_url = None
+        if self._exporter is not None:
+            self._exporter.close()
+
+    terminate = stop
+
+
+class _Exporter:
+    """
+    The HTTP server of one worker.
+
+    Args:
+        worker: Celery's worker.
+        address: Where to serve.
+        depths: Of its queues.
+    """
+
+    def __init__(self, worker: Any, address: MetricsAddress, depths: Depths) -> None:
+        try:
+            self._prometheus: Any = import_module("prometheus_client")
+        except ImportError:
+            raise ConfigurationError(
+                f"metrics on {address}: prometheus_client is not installed;"
+                ' pip install "celery-batch[metrics]"'
+            ) from None
+        # Now and not when somebody scrapes: a process that is forked while a thread imports
+        # something could never import it.
+        self._families: Any = import_module("celery_batch.telemetry.prometheus")
+        self._worker = worker
+        self._address = address
+        self._depths = depths
+        self._server: Any = None
+        self._closed = threading.Event()
+        devices = Settings.of(worker.app).devices
+        self._gpus: Any = import_module("celery_batch.telemetry.gpus").find_gpus(devices)
+        self._registry = self._prometheus.CollectorRegistry()
+        self._prometheus.ProcessCollector(registry=self._registry)
+        self._registry.register(self)
+
+    def describe(self) -> list[Any]:
+        """Say nothing beforehand, so that a registry need not collect to know our names."""
+        return []
+
+    def open(self) -> None:
+        """Serve now, or as soon as a port is free."""
+        if not self._serve():
+            logger.error(
+                "Nobody can scrape this worker yet: %s is taken; to have several workers on this"
+                " machine name a range of ports, or give each its own CELERY_BATCH_METRICS",
+                self._address,
+            )
+            threading.Thread(target=self._try_again, name="batch-metrics", daemon=True).start()
+
+    def close(self) -> None:
+        """Serve no more."""
+        self._closed.set()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        self._depths.close()
+
+    def collect(self) -> Iterator[Any]:
+        """Write down all numbers; called on the thread of whoever scrapes."""
+        families = self._families
+        around = families.Surroundings(**_around(self._worker), depths=self._depths.look())
+        counted = self._worker.consumer.batch_scheduler.watch.ask(Meter.so_far)
+        yield from families.families(counted, around)
+        if self._gpus is not None:
+            yield from self._gpus.families()
+
+    def _serve(self) -> bool:
+        for port in self._address.ports:
+            try:
+                self._server, _ = self._prometheus.start_http_server(
+                    port, self._address.host or _EVERYWHERE, registry=self._registry
+                )
+            except OSError as error:
+                logger.debug("Port %d of %s: %s", port, self._address.host, error)
+                continue
+            # A process that is forked from now on is not to keep the port when we are gone.
+            os.register_at_fork(after_in_child=self._server.socket.close)
+            host = self._address.host
+            host = socket.gethostname() if host in _ALL else host
+            url = f"http://{host}:{self._server.server_port}/metrics"
+            self._worker.batch_metrics_url = url
+            logger.info("Metrics for Prometheus on %s", url)
+            return True
+        return False
+
+    def _try_again(self) -> None:
+        while not self._closed.wait(_AGAIN):
+            if self._serve():
+                return
+
+
+def _around(worker: Any) -> dict[str, Any]:
+    scheduler = worker.consumer.batch_scheduler
+    now = time.monotonic()
+    ages, reports = scheduler.ages(now), scheduler.report()
+    names = {task.name for task in worker.batch_tasks}
+    halted = worker.consumer.batch_runtime_config.halted
+    return {
+        "tasks": {
+            name: {**reports.get(name, {}), **halted(name), "oldest_age": ages.get(name, 0.0)}
+            for name in sorted(names | set(reports))
+        },
+        "idle": scheduler.idle(now),
+        "processes": scheduler.processes,
+        "refused": worker.consumer.batch_validator.refused,
+        "labels": {"worker": worker.hostname, "version": version("celery-batch")},
+    }

@@ -1,0 +1,53 @@
+"""The bootstep that writes the health file."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import bootsteps
+
+from celery_batch.worker.metrics.health import EVERY, HealthReport
+
+__all__ = ["HealthStep"]
+
+
+class HealthStep(bootsteps.StartStopStep):  # type: ignore[misc]
+    """
+    Gives signs of life where the environment names somebody who looks.
+
+    Celery makes it before the models are loaded, starts it with each connection, and has
+    the timer call it back only once the event loop runs.
+    """
+
+    requires = ("celery_batch.worker.bootsteps:BatchConsumer",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self._health = HealthReport.from_environ(os.environ)
+        self._entry: Any = None
+
+    def include_if(self, consumer: Any) -> bool:  # noqa: ARG002 (Celery's signature)
+        """Stay out where nobody looks."""
+        return self._health.is_wanted
+
+    def create(self, consumer: Any) -> None:  # noqa: ARG002 (Celery's signature)
+        """Say that the worker starts: models may take minutes to load."""
+        self._health.tell("starting")
+
+    def start(self, consumer: Any) -> None:
+        """Beat as long as this connection lasts."""
+        self._entry = consumer.timer.call_repeatedly(
+            EVERY, self._beat, (consumer.batch_runtime_config,)
+        )
+
+    def _beat(self, runtime_config: Any) -> None:
+        self._health.beat(drained=runtime_config.is_drained)
+
+    def stop(self, consumer: Any) -> None:
+        """Say why the event loop ends."""
+        if self._entry is not None:
+            self._entry.cancel()
+            self._entry = None
+        restarting = consumer.blueprint.state == bootsteps.RUN
+        self._health.tell("connecting" if restarting else "stopping")

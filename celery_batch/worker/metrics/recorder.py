@@ -1,0 +1,225 @@
+"""Records and logs the outcome of every batch.
+
+Rule 1: one look at a batch, when it is over, in the consumer process, which hears of
+        every batch of its worker, on whatever pool.
+Rule 2: whatever goes wrong here is nobody's error but ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from operator import attrgetter
+from typing import Any, TypeVar
+
+from billiard.einfo import ExceptionInfo, ExceptionWithTraceback
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery import signals
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_batch.task import BatchTask
+from celery_batch.telemetry.meter import Meter
+from celery_batch.telemetry.report import NO_WORK, BatchReport, End, Outcome
+from celery_batch.worker.dispatch.job import BatchJob
+from celery_batch.worker.dispatch.outcome import BatchEnd, Ending, FollowUp, Refused, Settled
+
+__all__ = [
+    "BatchRecorder",
+    "end_of",
+    "outcome_of_each",
+    "outcomes_of",
+]
+
+
+_is_done = attrgetter("is_done")
+
+
+_FATES = {
+    FollowUp.NOT_STORED: End.NOT_STORED,
+    FollowUp.REFUSED: End.REFUSED,
+    FollowUp.BROKE_OFF: End.BROKE_OFF,
+}
+
+
+def end_of(job: BatchJob) -> End:
+    """Return how a batch ended as a whole."""
+    answer = job.answer
+    if answer is not None:
+        return _FATES[answer.follow_up] if None in answer.settled else End.ANSWERED
+    error = _unwrapped(job.error)
+    if isinstance(error, TimeLimitExceeded):
+        return End.TIME_LIMIT
+    return End.LOST if isinstance(error, (WorkerLostError, SystemExit)) else End.ERROR
+
+
+def outcomes_of(job: BatchJob, ending: Ending) -> Counter[Outcome]:
+    """
+    Return what became of how many requests, but for those whose end Celery announces.
+
+    Args:
+        job: The batch.
+        ending: What follows for its requests.
+    """
+    count = len(job.requests)
+    if len(ending.done) == count and not any(map(_is_done, ending.done)):
+        return Counter({Outcome.SUCCEEDED: count})
+    outcomes = Counter(outcome_of_each(job, ending))
+    del outcomes[Outcome.EXPIRED], outcomes[Outcome.REVOKED]
+    return outcomes
+
+
+def outcome_of_each(job: BatchJob, ending: Ending) -> list[Outcome]:
+    """
+    Return what became of each request of a batch.
+
+    Args:
+        job: The batch.
+        ending: What follows for its requests.
+    """
+    again = {id(request) for request in (*ending.alone, *ending.again)}
+    return [
+        Outcome.AGAIN if id(request) in again else _outcome(request, job.answer, number)
+        for number, request in enumerate(job.requests)
+    ]
+
+
+def _outcome(request: Any, answer: BatchEnd | None, number: int) -> Outcome:
+    if request.is_done:
+        return Outcome.REVOKED
+    if answer is None:  # what Celery has stopped goes back
+        return Outcome.AGAIN if request.is_cancelled else Outcome.FAILED
+    settled = answer.settled[number]
+    if settled is None:
+        return Outcome.EXPIRED if request.has_expired else Outcome.FAILED
+    return Outcome.REJECTED if isinstance(settled, Refused) else _settled(settled)
+
+
+def _settled(settled: Settled | ExceptionInfo) -> Outcome:
+    if isinstance(settled, ExceptionInfo):
+        return Outcome.FAILED
+    if not settled[0]:
+        return Outcome.SUCCEEDED
+    error = _unwrapped(settled[1].exception)
+    if isinstance(error, Retry):
+        return Outcome.RETRIED
+    return Outcome.REJECTED if isinstance(error, (Ignore, Reject)) else Outcome.FAILED
+
+
+def _unwrapped(error: Any) -> Any:
+    """Return the error itself, which the pools that are no processes hand over wrapped."""
+    return error.exc if isinstance(error, ExceptionWithTraceback) else error
+
+
+#: One line for each batch, at INFO; one for each of its requests, at DEBUG.
+logger = logging.getLogger("celery_batch.batches")
+
+
+_own_logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
+
+
+class BatchRecorder:
+    """Is told what batches were, and asked what they came to."""
+
+    def __init__(self) -> None:
+        self._meter = Meter(time.monotonic(), ())
+        self._has_begun = self._has_failed = False
+        #: Pools may tell of an end on threads, and a signal's handler on top of us.
+        self._lock = threading.RLock()
+
+    def begin(self, pids: Collection[int]) -> None:
+        """
+        Count from now on; called for each new connection.
+
+        Args:
+            pids: Of the pool processes, which are ready for batches.
+        """
+        if not self._has_begun:
+            self._has_begun = True
+            self._meter = Meter(time.monotonic(), pids)
+            signals.task_revoked.connect(self._announced)
+
+    def ask(self, question: Callable[[Meter], T]) -> T:
+        """Return what the meter says to a question, while nothing is added."""
+        with self._lock:
+            return question(self._meter)
+
+    def ended(self, job: BatchJob, ending: Ending) -> None:
+        """
+        Take note of a batch that is over.
+
+        Args:
+            job: The batch.
+            ending: What follows for its requests.
+        """
+        if job.accepted:
+            try:
+                self._add(job, ending)
+            except Exception:
+                # Said once: what is wrong with one batch is so with all that follow.
+                level = logging.DEBUG if self._has_failed else logging.ERROR
+                self._has_failed = True
+                _own_logger.log(level, "Could not take note of a batch", exc_info=True)
+
+    def gave_up(self, request: Any) -> None:
+        """Take note of a request that failed in its lane, out of time."""
+        with self._lock:
+            self._meter.add_outcome(request.name, Outcome.FAILED)
+
+    def _announced(self, sender: Any = None, *, expired: bool = False, **_: Any) -> None:
+        """Take note of a request that nobody wanted any more, wherever it was then."""
+        if isinstance(sender, BatchTask):
+            with self._lock:
+                self._meter.add_outcome(
+                    sender.name, Outcome.EXPIRED if expired else Outcome.REVOKED
+                )
+
+    def _add(self, job: BatchJob, ending: Ending) -> None:
+        report = _report(job, ending)
+        with self._lock:
+            self._meter.add(report)
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s", report, extra={"batch": report.facts()})
+            if logger.isEnabledFor(logging.DEBUG):
+                _log_each(job, ending, report)
+
+
+def _log_each(job: BatchJob, ending: Ending, report: BatchReport) -> None:
+    waits = report.waits or [0.0] * len(job.requests)
+    outcomes = outcome_of_each(job, ending)
+    for request, outcome, wait in zip(job.requests, outcomes, waits, strict=True):
+        facts = {
+            "task": report.task,
+            "id": request.id,
+            "rows": request.rows,
+            "wait": wait,
+            "outcome": str(outcome),
+            "pid": report.pid,
+        }
+        text = "%(task)s[%(id)s]: waited %(wait).3f s, %(outcome)s"
+        logger.debug(text, facts, extra={"item": facts})
+
+
+def _report(job: BatchJob, ending: Ending) -> BatchReport:
+    work = job.answer.work if job.answer is not None else NO_WORK
+    began = work.began
+    return BatchReport(
+        task=job.task.name,
+        requests=len(job.requests),
+        rows=job.rows,
+        most=job.room,
+        reason=job.reason,
+        end=end_of(job),
+        outcomes=outcomes_of(job, ending),
+        # One that has come again in the place of its former self has not waited here.
+        waits=[began - (each.arrived or began) for each in job.requests] if began else [],
+        work=work,
+        poison=len(ending.poison),
+        pid=job.pid,
+        taken=None if job.began is None else (job.began, time.monotonic()),
+    )

@@ -1,0 +1,105 @@
+"""A worker's metrics as plain data, and as text for Flower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from celery.concurrency.prefork import TaskPool as PreforkPool
+
+from celery_batch.config import Settings
+from celery_batch.formatting import figure
+from celery_batch.runtime.devices import discover
+
+__all__ = [
+    "in_words",
+    "stats_of",
+]
+
+
+def stats_of(consumer: Any) -> dict[str, Any]:
+    """
+    Return a worker's numbers and, by name, those of each of its batch tasks.
+
+    Args:
+        consumer: Celery's consumer.
+
+    Returns:
+        All times are in seconds; what nobody can know yet is None.
+    """
+    scheduler = consumer.batch_scheduler
+    now = time.monotonic()
+    seconds, idle = scheduler.watch.ask(lambda meter: now - meter.since), scheduler.idle(now)
+    processes = scheduler.processes
+    reports, ages = scheduler.report(), scheduler.ages(now)
+    served = {task.name for task in getattr(consumer.controller, "batch_tasks", [])}
+    routed = getattr(consumer.controller, "batch_routed", served)
+    summaries = {name: _summary(scheduler, name) for name in sorted({*served, *reports})}
+    return {
+        "seconds": round(seconds, 3),
+        "processes": processes,
+        "refused_messages": consumer.batch_validator.refused,
+        "metrics": getattr(consumer.controller, "batch_metrics_url", None),
+        "devices": _devices(consumer, processes),
+        "device_idle_seconds": round(idle, 3),
+        "device_idle_share": round(min(idle / (seconds * processes), 1.0), 4) if seconds else None,
+        "tasks": {
+            name: {
+                "served": name in served,
+                "routed": name in routed,
+                **reports.get(name, {}),
+                **consumer.batch_runtime_config.report(name),
+                "oldest_age": round(ages.get(name, 0.0), 6),
+                **summary,
+            }
+            for name, summary in summaries.items()
+        },
+    }
+
+
+def _devices(consumer: Any, processes: int) -> list[str]:
+    """Return where the models live, as `devices.pin` gives places to processes."""
+    names = Settings.of(consumer.app).devices or discover()
+    count = processes if isinstance(consumer.pool, PreforkPool) else 1
+    return list(dict.fromkeys(names[index % len(names)] for index in range(count)))
+
+
+def _summary(scheduler: Any, name: str) -> dict[str, Any]:
+    return dict(scheduler.watch.ask(lambda meter: meter.summary(name)))
+
+
+def in_words(stats: Mapping[str, Any]) -> dict[str, str]:
+    """
+    Return lines for people, under names for people.
+
+    Args:
+        stats: A worker's answer to ``batch_stats``.
+    """
+    lines = {
+        f"batches of {name}": _task(task)
+        for name, task in stats["tasks"].items()
+        if task["served"] or task["batches"]
+    }
+    share = stats.get("device_idle_share")
+    idle = "" if share is None else f", idle {share:.0%} of the time"
+    return {"models on": f"{', '.join(stats['devices'])}{idle}", **lines}
+
+
+def _task(task: Mapping[str, Any]) -> str:
+    batches, largest = task["batches"], task["max_batch_size"]
+    if not batches:
+        return f"none yet, of up to {largest} rows"
+    average = task["rows"] / batches
+    now = f"now {task['waiting']:,} requests waiting, {task['running']:,} batches on their way"
+    return (
+        f"{batches:,}, of {average:.1f} rows on average and up to {largest};"
+        f" wait {_spread(task['wait'])}; model {_spread(task['model'])}; {now}"
+    )
+
+
+def _spread(seconds: Mapping[str, float | None]) -> str:
+    median, late = seconds["p50"], seconds["p95"]
+    if median is None or late is None:
+        return "unknown"
+    return f"{figure(median)}, of 95 in 100 up to {figure(late)}"

@@ -1,0 +1,149 @@
+"""What is on disk says what was answered, whenever the process ended."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from celery_batch.backfill.checkpoint import Checkpoint
+from celery_batch.backfill.window import Answered, Row
+from celery_batch.errors import BackfillError
+
+ABOUT = {"task": "double", "input": "12 abc"}
+
+
+def answered(*positions):
+    """Return an answer for each position."""
+    return [Answered(Row(n, str(n), (n,)), 2 * n) for n in positions]
+
+
+def test_what_was_synced_is_there_again(tmp_path):
+    """A ledger opened again knows what was answered."""
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add(answered(0, 1, 5))
+
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        assert [(0, 2), (5, 6)] == list(ledger.done)
+        assert [0, 2, 10] == [record["output"] for record in ledger.records()]
+
+
+def test_what_lies_behind_the_journal_is_cut_off(tmp_path):
+    """A line that was being written when the power went does not count."""
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add(answered(0))
+    with ledger.partial.open("a") as file:
+        file.write('{"position": 1, "key": "1", "outp')
+
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add(answered(1))
+        assert [0, 1] == [record["position"] for record in ledger.records()]
+
+
+def killed(ledger):
+    """Leave what a ledger's process leaves that is killed."""
+    ledger._file.close()
+
+
+def test_what_a_killed_command_has_answered_counts(tmp_path):
+    """What was taken in outlives its process, whether it was synced or not."""
+    ledger = Checkpoint(tmp_path / "out.jsonl", ABOUT)
+    ledger.add(answered(0, 1))
+    ledger.add([Answered(Row(2, "2", (2,)), error="ValueError: no")])
+    killed(ledger)
+
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        assert ([(0, 3)], 1) == (list(ledger.done), ledger.failed)
+        ledger.add(answered(3))
+        assert [0, 1, 2, 3] == [record["position"] for record in ledger.records()]
+
+
+@pytest.mark.parametrize(
+    "hole",
+    [b"\0" * 40 + b"\n", b"{}\n", b"7\n", b'{"position": 0, "key": "0", "output": 1}\n'],
+    ids=["zeros", "no row", "no line of ours", "a row twice"],
+)
+def test_what_follows_a_hole_does_not_count(tmp_path, hole):
+    """Where a power cut has left something else, all from there on is asked again."""
+    ledger = Checkpoint(tmp_path / "out.jsonl", ABOUT)
+    ledger.add(answered(0, 1))
+    killed(ledger)
+    lines = ledger.partial.read_bytes().splitlines(keepends=True)
+    ledger.partial.write_bytes(lines[0] + hole + lines[1])
+
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        assert [(0, 1)] == list(ledger.done)
+        assert lines[0] == ledger.partial.read_bytes()
+
+
+def test_another_command_does_not_get_a_killed_ones_answers(tmp_path):
+    """They are of the task and the input that the journal names, from the first line on."""
+    ledger = Checkpoint(tmp_path / "out.jsonl", ABOUT)
+    ledger.add(answered(0))
+    killed(ledger)
+
+    with pytest.raises(BackfillError, match="the input has changed since"):
+        Checkpoint(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
+
+
+def test_a_journal_that_is_none_is_refused(tmp_path):
+    """Somebody has written over it: the error names it, and the way out."""
+    (tmp_path / "out.jsonl.journal").write_text("mine")
+
+    with pytest.raises(BackfillError, match=r"out\.jsonl\.journal: cannot be read: .*--restart"):
+        Checkpoint(tmp_path / "out.jsonl", ABOUT)
+
+
+def test_lines_without_a_journal_do_not_count(tmp_path):
+    """What no journal speaks of was never synced."""
+    (tmp_path / "out.jsonl.partial").write_text("{}\n")
+
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        assert ([], 0) == (list(ledger.records()), len(ledger.done))
+
+
+def test_another_input_is_refused(tmp_path):
+    """A journal of another input or task is not gone on with."""
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add(answered(0))
+
+    with pytest.raises(BackfillError, match=r"journal: the input has changed since; use --restart"):
+        Checkpoint(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
+
+
+def test_nothing_is_left_of_nothing(tmp_path):
+    """A command that was wrong, or stopped before its first answer, stands in nobody's way."""
+    Checkpoint(tmp_path / "out.jsonl", ABOUT).close()
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_where_nothing_was_answered_anything_may_change(tmp_path):
+    """Where a process was killed before its first answer, any other command may begin."""
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.sync()
+        kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for path, content in kept.items():
+        path.write_bytes(content)
+
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT | {"field": "text", "input": "13 abd"}) as ledger:
+        assert 0 == len(ledger.done)
+
+
+def test_two_at_once_are_refused(tmp_path):
+    """One process writes an output at a time."""
+    with (
+        Checkpoint(tmp_path / "out.jsonl", ABOUT),
+        pytest.raises(BackfillError, match="another backfill is writing it"),
+    ):
+        Checkpoint(tmp_path / "out.jsonl", ABOUT)
+
+
+def test_failures_are_counted_over_runs(tmp_path):
+    """How many rows have failed is known after a restart."""
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        ledger.add([Answered(Row(0, "0", (0,)), error="ValueError: no")])
+
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
+        assert 1 == ledger.failed
+        assert "ValueError: no" == json.loads(ledger.partial.read_text())["error"]

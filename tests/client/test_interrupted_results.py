@@ -1,0 +1,87 @@
+"""What ends or begins in the inbox's own midst waits for nobody: finalisers and signal handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+
+from celery_batch.client.results.pending import pending_of
+from celery_batch.client.results.waiting import arrived
+from tests.services.teller import Teller
+
+SOON = 20.0
+
+#: Seconds after which a thread is taken to hang.
+HANGS = 5.0
+
+
+def iterating(background: Teller, results: list[Any]) -> Callable[[], object]:
+    """Iterate over a group; return what ends it."""
+    arrivals = background.app.GroupResult("group", results).iter_native(timeout=SOON)
+    background.answer(results[0], 1)
+    next(arrivals)
+    return arrivals.close
+
+
+def awaiting(_background: Teller, results: list[Any]) -> Callable[[], object]:
+    """Await a result; return what ends it."""
+
+    async def begin() -> Callable[[], object]:
+        """Go to where it waits."""
+        waiting = arrived(results[0])
+        waiting.send(None)
+        return waiting.close
+
+    return asyncio.run(begin())
+
+
+def future(_background: Teller, results: list[Any]) -> Callable[[], object]:
+    """Make a future of a result; return what ends it."""
+    return results[0].future().cancel
+
+
+@pytest.mark.parametrize("begin", [iterating, awaiting, future])
+def test_finaliser_takes_no_lock(background: Teller, begin: Callable[..., Callable[[], object]]):
+    """Whoever gives up in the midst of the inbox, as the garbage collector does, is gone after."""
+    pending = pending_of(background.app)
+    results = background.ask_many(3)
+    thread = threading.Thread(target=begin(background, results))
+    with pending._lock:
+        thread.start()
+        thread.join(HANGS)
+        hangs = thread.is_alive()
+    thread.join()
+    pending.look_again()
+
+    assert not hangs
+    assert [] == pending.take(10)
+    assert not any(result.reply.watchers for result in results)
+
+
+def test_signal_handler_may_ask_and_wait(background: Teller):
+    """Who interrupts a thread that is in the inbox can ask, wait and listen there."""
+    pending, listener = pending_of(background.app), background.listener
+    asked: list[Any] = []
+
+    def interrupted() -> None:
+        """Be in the inbox, and ask."""
+        with pending._lock, listener._guard:
+            result = background.ask()
+            with pytest.raises(CeleryTimeoutError):
+                result.get(timeout=0.0)
+            asked.append((result, result.future()))
+            listener.check()
+
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(HANGS)
+
+    assert not thread.is_alive()
+    result, waiting = asked[0]
+    background.answer(result, 1)
+    assert 1 == waiting.result(SOON)

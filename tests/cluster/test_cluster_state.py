@@ -1,0 +1,194 @@
+"""What looks at a fleet say together: rates, shares, silence, restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_batch.cluster.snapshot import ClusterSnapshot
+from celery_batch.cluster.state import ClusterState
+
+QUEUES = {"t": "celery", "u": "other"}
+
+
+def report(**counts):
+    """Return what a worker says of one task."""
+    return {"served": True, "max_batch_size": 64, "batches": 0, "rows": 0, "sizes": {}, **counts}
+
+
+def answer(task=None, **numbers):
+    """Return what a worker says of itself."""
+    return {"processes": 1, "tasks": {} if task is None else {"t": task}, **numbers}
+
+
+@pytest.fixture
+def cluster_state():
+    """A picture of ten seconds."""
+    return ClusterState(QUEUES, 10.0)
+
+
+def test_nothing_is_known_before_the_first_look(cluster_state):
+    """The app's tasks are there at once, with nobody who serves them, and no rates."""
+    assert [] == cluster_state.workers()
+    assert [("t", "celery", 0, None, None)] == [
+        (task.name, task.queue, task.workers, task.depth, task.rate)
+        for task in cluster_state.tasks()
+        if task.name == "t"
+    ]
+    assert 0.0 == cluster_state.seconds
+
+
+def test_one_look_knows_no_rate(cluster_state):
+    """What was counted before is no throughput: rates need two looks."""
+    cluster_state.add(ClusterSnapshot(time=1.0, answers={"w": answer(report(batches=9, rows=90))}))
+    (worker,) = cluster_state.workers()
+
+    assert ("w", "ready", None, None) == (worker.name, worker.state, worker.rate, worker.busy)
+    assert (None, None, {}) == (
+        cluster_state.tasks()[0].rate,
+        cluster_state.tasks()[0].size,
+        cluster_state.tasks()[0].sizes,
+    )
+
+
+def test_two_looks_are_a_rate(cluster_state):
+    """Rows, batches, sizes, model and idle time are those between the looks, of all workers."""
+    before = report(batches=10, rows=100, ended=10, model={"seconds": 1.0}, sizes={"16": [10, 0]})
+    after = report(batches=14, rows=200, ended=14, model={"seconds": 2.0}, running=1, waiting=5)
+    after["sizes"] = {"16": [11, 0], "32": [3, 0]}
+    began = answer(before, seconds=5.0, device_idle_seconds=2.0)
+    ended = {"seconds": 7.0, "device_idle_seconds": 2.5}
+    cluster_state.add(ClusterSnapshot(time=0.0, answers={"v": began, "w": began}))
+    cluster_state.add(
+        ClusterSnapshot(
+            time=2.0,
+            answers={"v": answer(after, **ended), "w": answer(after, **ended)},
+            depths={"celery": 7},
+        )
+    )
+    task, _ = cluster_state.tasks()
+
+    assert (100.0, 4.0, 25.0) == (task.rate, task.batches, task.size)
+    assert ({16: 2, 32: 6}, 0.25) == (task.sizes, task.model)
+    assert (10, 2, 7) == (task.waiting, task.running, task.depth)
+    assert 2 * [("busy", 50.0, 0.75)] == [
+        (each.state, each.rate, each.busy) for each in cluster_state.workers()
+    ]
+
+
+def waited(**buckets):
+    """Return what a worker says of requests that waited up to so many seconds."""
+    return answer(report(wait={"p95": 9.0, "buckets": buckets}))
+
+
+def test_waits_are_those_between_the_looks(cluster_state):
+    """Of all workers' requests together; what was before hides nothing, however much it was."""
+    long_ago = waited(**{"0.005": 0, "0.01": 10_000})
+    now = waited(**{"0.005": 0, "0.01": 10_010, "0.015": 0, "0.5": 0, "0.75": 10})
+    other = waited(**{"0.02": 0, "0.03": 20})
+    cluster_state.add(ClusterSnapshot(time=0.0, answers={"v": long_ago, "w": answer(report())}))
+    cluster_state.add(ClusterSnapshot(time=1.0, answers={"v": now, "w": other}))
+    task, _ = cluster_state.tasks()
+
+    assert (0.025, 0.7) == pytest.approx(task.wait)
+
+
+def test_who_waited_before_says_nothing_of_now(cluster_state):
+    """Without a request in between there is no wait to be shown."""
+    for second in range(2):
+        cluster_state.add(
+            ClusterSnapshot(time=float(second), answers={"w": waited(**{"0.005": 0, "0.01": 99})})
+        )
+
+    assert (None, None) == cluster_state.tasks()[0].wait
+
+
+def test_old_looks_say_nothing(cluster_state):
+    """Rates are those of the window, however long it is watched."""
+    for second in range(100):
+        rows = 10 * second if second < 50 else 490
+        cluster_state.add(
+            ClusterSnapshot(
+                time=float(second), answers={"w": answer(report(rows=rows, batches=rows))}
+            )
+        )
+
+    assert 10.0 == cluster_state.seconds
+    assert 0.0 == cluster_state.tasks()[0].rate
+
+
+def test_a_restarted_worker_counts_from_none(cluster_state):
+    """One that runs for less long than before is new; what it has done since counts."""
+    cluster_state.add(
+        ClusterSnapshot(time=0.0, answers={"w": answer(report(batches=2, rows=500), seconds=99.0)})
+    )
+    cluster_state.add(
+        ClusterSnapshot(time=1.0, answers={"w": answer(report(batches=3, rows=20), seconds=0.5)})
+    )
+
+    assert 40.0 == cluster_state.tasks()[0].rate
+    assert cluster_state.workers()[0].busy is None
+
+
+def test_rates_are_those_of_each_worker_in_its_own_time(cluster_state):
+    """Who has just come, and who is slow to answer, count for what they do in a second."""
+    old, new = (answer(report(batches=0), seconds=seconds) for seconds in (50.0, 1.0))
+    cluster_state.add(ClusterSnapshot(time=0.0, answers={"old": old}))
+    cluster_state.add(ClusterSnapshot(time=8.0, answers={"new": new}))
+    old = answer(report(batches=10, rows=100), seconds=60.0)
+    new = answer(report(batches=2, rows=20), seconds=3.0)
+    cluster_state.add(ClusterSnapshot(time=9.0, answers={"old": old, "new": new}))
+
+    assert (20.0, 2.0) == (cluster_state.tasks()[0].rate, cluster_state.tasks()[0].batches)
+    assert [10.0, 10.0] == [worker.rate for worker in cluster_state.workers()]
+
+
+def test_who_does_not_answer_is_silent_for_a_while(cluster_state):
+    """A worker that is busy or gone is remembered with what it said last, then forgotten."""
+    cluster_state.add(ClusterSnapshot(time=0.0, answers={"w": answer(report(waiting=3))}))
+    cluster_state.add(ClusterSnapshot(time=1.0))
+    silent = [(worker.state, worker.waiting) for worker in cluster_state.workers()]
+    cluster_state.add(ClusterSnapshot(time=31.0, error="refused"))
+
+    assert [("silent", 3)] == silent
+    assert [] == cluster_state.workers()
+    assert "refused" == cluster_state.error
+
+
+@pytest.mark.parametrize(
+    ("orders", "halted"),
+    [
+        ([{"paused": False}, {"paused": True, "drained": False}], "paused"),
+        ([{"paused": False}, {"paused": True, "drained": True}], "drained"),
+        ([{"paused": True}, {"paused": True, "drained": True}], "drained, paused"),
+        ([{"paused": False}], ""),
+    ],
+)
+def test_a_task_that_an_operator_has_halted(cluster_state, orders, halted):
+    """One worker that was told not to run a task is enough to say so, and by which order."""
+    answers = {str(n): answer(report(**order)) for n, order in enumerate(orders)}
+    cluster_state.add(ClusterSnapshot(time=0.0, answers=answers))
+
+    assert [halted, ""] == [task.halted for task in cluster_state.tasks()]
+
+
+def test_tasks_of_others_are_shown_too(cluster_state):
+    """A task that the app does not know but a worker serves has its line."""
+    cluster_state.add(ClusterSnapshot(time=0.0, answers={"w": {"tasks": {"foreign": report()}}}))
+
+    assert ["foreign", "t", "u"] == [task.name for task in cluster_state.tasks()]
+
+
+def test_a_task_of_another_queue_is_not_served(cluster_state):
+    """A worker knows all tasks of its app, and serves those of its queues."""
+    cluster_state.add(ClusterSnapshot(time=0.0, answers={"w": answer(report(served=False))}))
+
+    assert [0, 0] == [task.workers for task in cluster_state.tasks()]
+
+
+def test_an_error_for_an_answer_is_no_task(cluster_state):
+    """A worker that does not know the question is there, with nothing to say."""
+    cluster_state.add(
+        ClusterSnapshot(time=0.0, answers={"w": {"error": "KeyError('batch_stats')"}})
+    )
+
+    assert [("w", 0)] == [(worker.name, worker.tasks) for worker in cluster_state.workers()]

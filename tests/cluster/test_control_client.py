@@ -1,0 +1,81 @@
+"""Questions to workers and broker, where nobody answers or something odd does."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+from celery import Celery
+
+from celery_batch.backfill.control import Jobs
+from celery_batch.checks.collect_servers import broker_of, results_of
+from celery_batch.checks.collect_workers import workers_of
+from celery_batch.cluster import control_client as module
+from celery_batch.cluster.control_client import ControlClient
+
+
+@pytest.fixture
+def silent(monkeypatch):
+    """The port of a server that takes connections and never says a word."""
+    monkeypatch.setitem(module._TIMEOUTS["redis"], "socket_timeout", 0.2)
+    monkeypatch.setitem(module._TIMEOUTS["amqp"], "read_timeout", 0.2)
+    monkeypatch.setattr(module, "_TIMEOUT", 0.2)
+    taken = []
+
+    def accept():
+        while True:
+            try:
+                taken.append(listener.accept()[0])
+            except OSError:  # the test is over
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=accept)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    for connection in taken:
+        connection.close()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "amqp"])
+def test_a_broker_that_hangs_is_given_up(silent, scheme):
+    """Nobody waits for ever for a broker that takes the connection and says nothing."""
+    app = Celery("silent", broker=f"{scheme}://127.0.0.1:{silent}")
+    bus = ControlClient(app)
+    with pytest.raises(Exception, match=r"(?i)time"):
+        bus.ask("ping", 0.1)
+    bus.close()
+    with pytest.raises(Exception, match=r"(?i)time"):
+        bus.tell("revoke", task_id=["none"])
+    bus.close()
+    with Jobs(app) as jobs, pytest.raises(Exception, match=r"(?i)time"):
+        jobs.all()
+
+    with pytest.raises(Exception, match=r"(?i)time"):
+        workers_of(app, set())
+
+    assert "tim" in broker_of(app).error.lower()
+
+
+def test_a_broker_of_which_nobody_has_heard():
+    """A transport or backend that does not exist is told as one that does not answer."""
+    app = Celery("odd", broker="carrier://pigeon:secret@roof", backend="slate://stone")
+    broker, results = broker_of(app), results_of(app)
+
+    assert "carrier" in broker.error
+    assert "secret" not in broker.url
+    assert "slate" in results.error
+
+
+def test_questions_on_a_redis_of_nobody(broker):
+    """Without workers nobody answers, and a queue that does not exist is empty."""
+    bus = ControlClient(Celery("alone", broker=broker))
+    answers, depths = bus.ask("ping", 0.1), bus.depths(["none", "such"])
+    bus.close()
+    bus.close()
+
+    assert {} == answers
+    assert {"none": 0, "such": 0} == depths

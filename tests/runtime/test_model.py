@@ -1,0 +1,120 @@
+"""The user's side of serving: what a model is before anybody fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, _state
+
+from celery_batch import BatchTask, ConfigurationError, Model
+
+
+class Shouting(Model):
+    """Says it louder."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        """Shout."""
+        return [item.upper() for item in batch]
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
+    """An app of the test's own, which the tasks of other tests do not join."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    return Celery("shop", set_as_current=False)
+
+
+def test_only_predict_has_to_be_written():
+    """A model that needs no loading, warming or unloading need not say so."""
+    model = Shouting()
+
+    assert model.load("cpu") is None
+    assert [] == list(model.examples())
+    assert model.unload() is None
+
+
+def test_forgotten_predict_is_told_by_name():
+    """The error names the class and what it lacks."""
+
+    class Silent(Model):
+        pass
+
+    with pytest.raises(NotImplementedError, match=r"Silent must define predict\(batch\)"):
+        Silent().predict([1])
+
+
+def test_model_becomes_an_ordinary_task(app: Celery):
+    """The task carries its name, its model, its options and the model's own words."""
+    Shouting.as_task(app, name="shop.shout", max_batch_size=4, max_wait=0.5, rate_limit="9/s")
+    task = app.tasks["shop.shout"]
+
+    assert isinstance(task, BatchTask)
+    assert ("shop.shout", Shouting) == (task.name, task.model)
+    assert (4, 0.5, "9/s") == (task.max_batch_size, task.max_wait, task.rate_limit)
+    assert ("Says it louder.", __name__) == (task.__doc__, task.__module__)
+
+
+def test_task_without_a_name_is_called_as_its_class(app: Celery):
+    """Celery names a task after its function and module; here the class stands for it."""
+    task = Shouting.as_task(app, max_batch_size=4)
+
+    assert f"{__name__}.Shouting" == task.name
+    assert Shouting is app.tasks[task.name].model
+
+
+def test_pydantic_is_refused_whether_installed_or_not(app: Celery):
+    """Nobody is told to install what would not help."""
+    with pytest.raises(ConfigurationError, match=r"^shop.shout: pydantic=True .*; leave it out"):
+        Shouting.as_task(app, name="shop.shout", pydantic=True)
+
+
+def test_called_directly_the_model_is_loaded_here(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """Without a worker the first call loads the model, and a batch of one goes through it."""
+    monkeypatch.setattr("celery_batch.runtime.registry._instances", {})
+    monkeypatch.setattr("celery_batch.runtime.registry._device", "cpu")
+    task = Shouting.as_task(app, name="shop.shout")
+
+    assert "HELLO" == task("hello")
+    assert "HELLO" == task.apply(("hello",)).get()
+    assert "HELLO" == task.apply(kwargs={"item": "hello"}).get()
+
+
+def test_writing_a_model_needs_no_celery(in_python: Callable[..., str]):
+    """The module of a model can be imported, and the model used, without Celery."""
+    loaded = in_python(
+        "import sys; from celery_batch import Model; Model().load('cpu');"
+        "print([name for name in ('celery', 'kombu', 'torch') if name in sys.modules])"
+    )
+
+    assert "[]" == loaded
+
+
+class Joining(Model):
+    """Takes several values with each request."""
+
+    def predict(self, left, right="!", *, sep="-"):
+        """Join them."""
+        return [f"{a}{s}{b}" for a, b, s in zip(left, right, sep, strict=True)]
+
+
+def test_a_task_takes_the_parameters_of_its_model(app: Celery):
+    """Positions, names, defaults and the check of arguments are the method's."""
+    task = Joining.as_task(app, name="shop.join")
+
+    assert ["left", "right", "sep"] == list(task.batch_signature.parameters)
+    assert ["a-!", "a+b"] == [task("a"), task("a", right="b", sep="+")]
+    with pytest.raises(TypeError, match="takes from 1 to 2 positional arguments"):
+        task.delay("a", "b", "c")
+
+
+def test_a_model_of_any_number_of_parameters_is_refused(app: Celery):
+    """A parameter has to have a name."""
+
+    class Any(Model):
+        def predict(self, *columns):
+            return columns
+
+    with pytest.raises(ConfigurationError, match=r"shop\.any: \*columns cannot become a list"):
+        Any.as_task(app, name="shop.any").bind(app)

@@ -1,0 +1,339 @@
+"""A batch through the model, an outcome for every item."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections import UserList, deque
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_batch import OutOfMemory, WrongResultCount
+from celery_batch.batching.isolation import SafeSize
+from celery_batch.runtime.runner import ErrorPolicy, Outcome, Runner
+from celery_batch.testing import EchoModel, HungryModel, PoisonModel
+
+
+def returning(outputs: Any) -> Runner:
+    """Make a runner of a model that returns this, whatever it is asked."""
+    return Runner(lambda _: outputs, "shop.model")
+
+
+def values(outcomes: list[Outcome]) -> list[Any]:
+    """Return what came out, raising what went wrong."""
+    return [outcome.unwrap() for outcome in outcomes]
+
+
+def the_error(outcomes: list[Outcome]) -> Exception:
+    """Return the one error that all items share."""
+    (error,) = {outcome.error for outcome in outcomes}
+    assert error is not None
+    return error
+
+
+@given(st.lists(st.integers(), min_size=1))
+def test_each_item_gets_its_own_output(items: list[int]):
+    """Outputs belong to inputs by their order."""
+    runner = Runner(EchoModel().predict, "echo")
+
+    assert items == values(runner.run(items))
+
+
+def test_every_parameter_is_a_column():
+    """A model of several parameters is called with one list for each."""
+    runner = Runner(lambda a, b: [x + y for x, y in zip(a, b, strict=True)], "sum")
+
+    assert [11, 22] == values(runner.run([1, 2], [10, 20]))
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [1, 2, 3],
+        (1, 2, 3),
+        deque([1, 2, 3]),
+        UserList([1, 2, 3]),
+        range(1, 4),
+        np.array([1, 2, 3]),
+        torch.tensor([1, 2, 3]),
+    ],
+    ids=lambda outputs: type(outputs).__name__,
+)
+def test_anything_in_order_and_of_known_length_will_do(outputs: Any):
+    """Lists, tuples, arrays and tensors all become plain values."""
+    answers = values(returning(outputs).run(["a", "b", "c"]))
+
+    assert [1, 2, 3] == answers
+    assert {int} == {type(answer) for answer in answers}
+
+
+def test_rows_of_an_array_become_lists():
+    """What a result serializer cannot carry is unpacked all the way down."""
+    outcomes = returning(np.array([[0.5, 1.0], [2.0, 4.0]])).run(["a", "b"])
+
+    assert [[0.5, 1.0], [2.0, 4.0]] == values(outcomes)
+
+
+def test_exception_among_the_outputs_fails_its_item_alone():
+    """An error in an item's place is that item's outcome; the neighbours keep theirs."""
+    one, two, three = returning([1, KeyError("two"), 3]).run(["a", "b", "c"])
+
+    assert (1, 3) == (one.unwrap(), three.unwrap())
+    with pytest.raises(KeyError, match="two"):
+        two.unwrap()
+
+
+def test_exception_class_is_a_value_like_any_other():
+    """Only an instance is an error; a class might be what was asked for."""
+    assert [KeyError] == values(returning([KeyError]).run(["a"]))
+
+
+def test_none_among_the_outputs_is_a_value():
+    """A model may have nothing to say about an item."""
+    assert [None, 0] == values(returning([None, 0]).run(["a", "b"]))
+
+
+def test_only_the_culprit_gets_what_the_model_raises():
+    """The original error, not one of ours, reaches the bad item; its neighbours are answered."""
+    outcomes = Runner(PoisonModel("bad").predict, "shop.model").run(["good", "bad", "fine"])
+
+    assert ["good", "fine"] == [outcomes[0].unwrap(), outcomes[2].unwrap()]
+    with pytest.raises(ValueError, match="cannot digest 'bad'"):
+        outcomes[1].unwrap()
+
+
+@given(st.integers(min_value=1, max_value=70), st.data())
+def test_cost_of_culprits_is_bounded(size: int, data: st.DataObject):
+    """However many are bad and wherever they stand, calls stay within 1 + 2 k log2 n."""
+    bad = data.draw(st.sets(st.integers(min_value=0, max_value=size - 1)))
+    runner = Runner(lambda items: [1 // (x not in bad) for x in items], "shop.model")
+    outcomes = runner.run(list(range(size)))
+
+    assert bad == {index for index, outcome in enumerate(outcomes) if outcome.error}
+    assert runner.calls <= 1 + 2 * len(bad) * math.ceil(math.log2(size))
+
+
+def test_one_bad_item_in_32_costs_11_calls():
+    """The promise of the documentation, for any place of the bad item."""
+    calls = set()
+    for bad in range(32):
+        runner = Runner(PoisonModel(bad).predict, "shop.model")
+        runner.run(list(range(32)))
+        calls.add(runner.calls)
+
+    assert {11} == calls
+
+
+def test_function_with_side_effects_is_called_once():
+    """With isolation off, the error is everybody's and nobody is run again."""
+    runner = Runner(PoisonModel("bad").predict, "shop.model", ErrorPolicy(isolate=False))
+
+    assert isinstance(the_error(runner.run(["good", "bad", "fine"])), ValueError)
+    assert 1 == runner.calls
+
+
+def test_verdict_is_for_the_whole_batch():
+    """An error by which the function speaks for all is not taken for a bad item's."""
+    runner = Runner(PoisonModel("bad").predict, "m", ErrorPolicy(verdicts=(ValueError,)))
+
+    assert isinstance(the_error(runner.run(["good", "bad", "fine"])), ValueError)
+    assert 1 == runner.calls
+
+
+def test_interrupted_batch_is_to_run_again():
+    """An interrupt from outside ends the run; who has no answer yet is to run again, alone."""
+
+    def interrupted(items: list[int]) -> list[int]:
+        if 3 in items:
+            raise TimeoutError if len(items) == 1 else ValueError
+        return items
+
+    runner = Runner(interrupted, "m", ErrorPolicy(interrupts=(TimeoutError,)))
+    outcomes = runner.run([1, 2, 3, 4])
+
+    assert [False, False, True, True] == [outcome.again for outcome in outcomes]
+    assert [1, 2] == values(outcomes[:2])
+
+
+def test_interrupt_is_the_error_of_an_item_alone():
+    """Who was alone when the interrupt came is not tried for ever."""
+
+    def slow(_: list[int]) -> list[int]:
+        raise TimeoutError("too slow")
+
+    runner = Runner(slow, "m", ErrorPolicy(interrupts=(TimeoutError,)))
+
+    assert isinstance(the_error(runner.run([1])), TimeoutError)
+
+
+def test_batch_beyond_the_memory_is_split():
+    """Everybody is answered, in batches that fit; and later batches fit from the start."""
+    runner = Runner(HungryModel(limit=3).predict, "shop.model")
+
+    assert list(range(8)) == values(runner.run(list(range(8))))
+    assert (6, 2) == (runner.calls, runner.safe_size.largest)
+
+    assert list(range(8)) == values(runner.run(list(range(8))))
+    assert 10 == runner.calls
+
+
+def test_item_beyond_the_memory_fails_alone():
+    """What does not fit even alone fails with an error that says so; the others are answered."""
+
+    def predict(items: list[int]) -> list[int]:
+        if sum(items) > 10:
+            raise MemoryError("no room")
+        return items
+
+    outcomes = Runner(predict, "shop.model").run([1, 2, 99, 3])
+
+    assert [1, 2, 3] == [outcomes[i].unwrap() for i in (0, 1, 3)]
+    with pytest.raises(OutOfMemory, match=r"shop\.model: one item alone does not fit into memory"):
+        outcomes[2].unwrap()
+
+
+def test_memory_error_among_the_outputs_is_translated():
+    """Celery takes a MemoryError for the end of the worker, so an item's is called otherwise."""
+    with pytest.raises(OutOfMemory):
+        values(returning([MemoryError("no room")]).run([1]))
+
+
+def test_torch_running_out_of_memory_is_recognised():
+    """What torch raises on any device is cut in halves too."""
+
+    def predict(items: list[int]) -> list[int]:
+        if len(items) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB")
+        return items
+
+    runner = Runner(predict, "shop.model")
+
+    assert [1, 2, 3, 4] == values(runner.run([1, 2, 3, 4]))
+    assert 2 == runner.safe_size.largest
+
+
+def test_larger_batches_are_risked_again_in_time():
+    """After many batches of the safe size one more item is tried, and kept if it fits."""
+    model = HungryModel(limit=2)
+    runner = Runner(model.predict, "shop.model")
+    runner.run([1, 2, 3, 4])
+    model.limit = 100  # somebody else has let go of the memory
+    for _ in range(SafeSize.FIRST_PATIENCE):
+        runner.run([1, 2])
+
+    assert 3 == runner.safe_size.largest
+
+
+def test_broken_device_ends_the_run():
+    """After an error that a process cannot recover from, its model is not asked again."""
+
+    def predict(_: list[int]) -> list[int]:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    runner = Runner(predict, "shop.model")
+    outcomes = runner.run([1, 2, 3])
+
+    assert [True] * 3 == [outcome.again for outcome in outcomes]
+    assert 1 == runner.calls
+    assert "CUDA error: device-side assert triggered" == runner.broken
+
+
+def test_broken_device_is_the_error_of_an_item_alone():
+    """The culprit, found alone, fails with the device's own words."""
+
+    def predict(_: list[int]) -> list[int]:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    runner = Runner(predict, "shop.model")
+    error = the_error(runner.run([1]))
+
+    assert "illegal memory access" in str(error)
+    assert runner.broken is not None
+
+
+def test_harmless_cuda_error_is_an_error_like_any_other():
+    """A launch with wrong arguments leaves the device alive: the culprit is looked for."""
+
+    def predict(items: list[int]) -> list[int]:
+        if 3 in items:
+            raise RuntimeError("CUDA error: invalid argument")
+        return items
+
+    runner = Runner(predict, "shop.model")
+    outcomes = runner.run([1, 2, 3, 4])
+
+    assert [False, False, True, False] == [outcome.error is not None for outcome in outcomes]
+    assert runner.broken is None
+
+
+def test_shared_error_keeps_the_model_s_own_traceback():
+    """However many items raise it, each traceback leads into the model, once."""
+    outcomes = Runner(PoisonModel(1).predict, "shop.model").run([1] * 5)
+    depths = []
+    for outcome in outcomes:
+        with pytest.raises(ValueError, match="cannot digest") as caught:
+            outcome.unwrap()
+        frames = [frame.name for frame in traceback.extract_tb(caught.tb)]
+        depths.append(frames.count("predict"))
+
+    assert [1] * 5 == depths
+
+
+def test_call_to_end_the_process_is_not_the_model_s_error():
+    """What asks the whole process to stop passes through."""
+
+    def predict(_: list[Any]) -> list[Any]:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Runner(predict, "shop.model").run([1])
+
+
+@pytest.mark.parametrize("outputs", [[], [1], [1, 2, 3]], ids=len)
+def test_wrong_number_of_outputs_is_nobody_s_output(outputs: list[int]):
+    """Too few or too many: which belongs to whom cannot be known, so nobody gets one."""
+    outcomes = returning(outputs).run(["a", "b"])
+
+    assert 2 == len(outcomes)
+    assert isinstance(the_error(outcomes), WrongResultCount)
+    assert (
+        f"shop.model returned {len(outputs)} outputs for a batch of 2;"
+        " it must return one output per input, in order"
+    ) == str(the_error(outcomes))
+
+
+@pytest.mark.parametrize(
+    ("outputs", "what"),
+    [
+        (None, "None"),
+        (7, "a int"),
+        ("ab", "a str"),
+        (b"ab", "a bytes"),
+        ({"a": 1, "b": 2}, "a dict"),
+        (iter([1, 2]), "a list_iterator"),
+        (np.array(7), "a int"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_list_is_refused_by_name(outputs: Any, what: str):
+    """A string of the right length is not two outputs, and a forgotten return is told as such."""
+    outcomes = returning(outputs).run(["a", "b"])
+
+    assert (
+        f"shop.model returned {what} for a batch of 2;"
+        " it must return a list with one output per input, in order"
+    ) == str(the_error(outcomes))
+
+
+def test_model_s_own_list_may_change_afterwards():
+    """A model that fills one list again and again does not rewrite outcomes."""
+    reused = [1, 2]
+    outcomes = returning(reused).run(["a", "b"])
+    reused[:] = [None, None]
+
+    assert [1, 2] == values(outcomes)

@@ -1,0 +1,208 @@
+"""When a streamer's batches leave, on a clock that moves while a model runs or a worker waits."""
+
+from __future__ import annotations
+
+import random
+from heapq import heappop, heappush
+from math import inf
+
+import pytest
+
+from celery_batch.batching.batch import Batch
+from celery_batch.batching.batcher import Batcher
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.batching.request import Request
+from celery_batch.errors import LoadFailed
+from celery_batch.streamer import request_queue as intake_module
+from celery_batch.streamer.futures import Answer, AnswerLock
+from celery_batch.streamer.recovery import give
+from celery_batch.streamer.request_queue import RequestQueue
+from celery_batch.tuning.curve import Curve, Point
+from celery_batch.tuning.simulate import Load, simulate
+
+#: Seconds that one batch takes, whatever its size.
+RUN = 0.05
+
+#: Seconds that time moves on at least, or sums of small and large ones would stand still.
+TICK = 1e-9
+
+
+class Clients:
+    """
+    Clients of which each has one request at a time, and asks again when it is answered.
+
+    Args:
+        count: How many; the first one comes before the others, who come while its batch runs.
+        think: Most seconds from an answer to the client's next request.
+        seed: For the seconds that each takes.
+    """
+
+    def __init__(self, count, think, seed=0):
+        self.now = 0.0
+        self._chance = random.Random(seed)  # noqa: S311 (no secret)
+        self._think = think
+        self._coming = [(0.0, 0)]
+        for client in range(1, count):
+            heappush(self._coming, (0.01 + self._chance.random() * RUN / 2, client))
+
+    def clock(self):
+        """Say what time it is."""
+        return self.now
+
+    def answer(self, clients):
+        """Have these come again, each after a time of its own."""
+        for client in clients:
+            heappush(self._coming, (self.now + self._chance.random() * self._think, client))
+
+    def come_until(self, end, add, is_enough=lambda: False):
+        """Let time pass, and add each client at its time."""
+        while self._coming and self._coming[0][0] <= end and not is_enough():
+            self.now, client = heappop(self._coming)
+            add(client)
+        if not is_enough():
+            self.now = end
+
+
+class Crowd(Clients):
+    """
+    Clients who come once, when they like.
+
+    Args:
+        arrivals: When, in order.
+    """
+
+    def __init__(self, arrivals):
+        super().__init__(0, 0.0)
+        self._coming = [(seconds, client) for client, seconds in enumerate(arrivals)]
+
+    def answer(self, clients):
+        """Have nobody come again."""
+
+
+class Bell:
+    """What a worker sleeps on: meanwhile the clients come."""
+
+    def __init__(self, clients, add, late=0.0):
+        self._clients = clients
+        self._add = add
+        self._late = late
+        self._has_rung = False
+
+    def notify(self):
+        """Wake who sleeps."""
+        self._has_rung = True
+
+    def wait(self, seconds):
+        """Sleep until it rings, or for so long; and longer, where the worker is kept waiting."""
+        self._has_rung = False
+        end = inf if seconds is None else self._clients.now + max(seconds, TICK)
+        self._clients.come_until(end, self._add, lambda: self._has_rung)
+        self._clients.now += 0.0 if self._has_rung else self._late
+
+
+def streamed(policy, clients, batches, monkeypatch):
+    """Return how many requests each batch of a streamer has."""
+    monkeypatch.setattr(intake_module, "monotonic", clients.clock)
+    intake = RequestQueue(policy, AnswerLock())
+    slot = intake.slot()
+
+    def add(client):
+        intake.add([Answer([client], intake.answer_lock)], 1)
+
+    slot.bell = Bell(clients, add)
+    sizes = []
+    for _ in range(batches):
+        requests = intake.take(slot)
+        items = [request.item.items[0] for request in requests]
+        clients.come_until(clients.now + RUN, add)
+        intake.done(slot, requests)
+        give(intake, requests, items)
+        clients.answer(items)
+        sizes.append(len(items))
+    return sizes
+
+
+def foretold(policy, clients, batches):
+    """Return the same of a worker, by the rules of `celery_batch.tuning.simulate`."""
+    batcher = Batcher(policy)
+    sizes = []
+
+    def add(client):
+        batcher.add(Request(client, clients.now))
+
+    while len(sizes) < batches:
+        decision = batcher.next(clients.now)
+        if isinstance(decision, Batch):
+            clients.come_until(clients.now + RUN, add)
+            if len(decision) > 1:
+                batcher.group_ended(clients.now, decision.rows, decision.urgency)
+            clients.answer([request.item for request in decision.requests])
+            sizes.append(len(decision))
+            continue
+        before = len(batcher)
+        end = inf if decision.seconds is None else clients.now + max(decision.seconds, TICK)
+        clients.come_until(end, add, lambda before=before: len(batcher) > before)
+    return sizes
+
+
+def test_a_crowd_goes_together(monkeypatch):
+    """Clients of a slow model do not fall into two batches that take turns."""
+    sizes = streamed(BatchPolicy(16, 0.1), Clients(16, think=0.0005), 12, monkeypatch)
+
+    assert [1, 15] + [16] * 10 == sizes
+
+
+@pytest.mark.parametrize("think", [0.0005, 0.002, 0.01, 0.1])
+@pytest.mark.parametrize("size", [4, 16, 64])
+def test_batches_are_those_that_are_foretold(size, think, monkeypatch):
+    """A streamer and the simulation of `celery batch tune` make the same batches of a load."""
+    policy = BatchPolicy(size, 0.02)
+    expected = foretold(policy, Clients(16, think, seed=7), 100)
+
+    assert expected == streamed(policy, Clients(16, think, seed=7), 100, monkeypatch)
+
+
+@pytest.mark.parametrize("rate", [20, 100, 400, 2000])
+def test_loads_are_batched_as_they_are_simulated(rate, monkeypatch):
+    """Requests that come independently make as many batches as `simulate` counts."""
+    policy, load = BatchPolicy(16, 0.02), Load.at(rate, requests=400)
+    forecast = simulate(policy, Curve((Point(1, (RUN,)), Point(16, (RUN,)))), load)
+    batches = round(400 / forecast.batch_size)
+
+    sizes = streamed(policy, Crowd(load.arrivals), batches, monkeypatch)
+
+    assert 400 == sum(sizes)
+
+
+def test_a_worker_that_wakes_late_looks_again(monkeypatch):
+    """A worker that could not run when silence was over does not take it for silence."""
+    clients = Clients(1, think=0.0)
+    monkeypatch.setattr(intake_module, "monotonic", clients.clock)
+    intake = RequestQueue(BatchPolicy(16, 0.1), AnswerLock())
+    slot = intake.slot()
+
+    def add(client):
+        intake.add([Answer([client], intake.answer_lock)], 1)
+
+    add(0)
+    clients._coming = [(0.0525, 1)]
+    slot.bell = Bell(clients, add, late=0.05)
+
+    assert [0, 1] == [request.item.items[0] for request in intake.take(slot)]
+
+
+def test_who_was_cancelled_before_a_pause_is_not_looked_for_after_it(monkeypatch):
+    """The line is not searched for cancelled requests that left it when nobody could serve."""
+    intake = RequestQueue(BatchPolicy(4, 0.1), AnswerLock())
+    answers = [Answer([each], intake.answer_lock) for each in range(40)]
+    intake.add(answers, 40)
+    assert all(answer.cancel() for answer in answers)
+    intake.suspend(LoadFailed("no weights"))
+    intake.resume()
+    scans = []
+    clean_up = intake._clean_up
+    monkeypatch.setattr(intake, "_clean_up", lambda: scans.append(1) or clean_up())
+    for each in range(100):
+        intake.add([Answer([each], intake.answer_lock)], 1)
+
+    assert 0 == len(scans)

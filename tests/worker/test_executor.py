@@ -1,0 +1,317 @@
+"""The pool's side of a batch: every item through its own tracer, the model once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from celery import Celery, signals
+from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
+from celery.exceptions import Ignore, Reject
+
+from celery_batch import BatchTask, WrongResultCount
+from celery_batch.worker.dispatch.payload import Delivery
+from celery_batch.worker.executor.executor import run_batch
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    """An app whose results stay in this process."""
+    _CACHE.clear()  # one for the whole process
+    with Celery(
+        "settle", broker="memory://", backend="cache+memory://", set_as_current=True
+    ) as app:
+        yield app
+
+
+def deliver(
+    task: Any, *calls: Any, ids: list[str] | None = None, expires: dict[int, Any] | None = None
+) -> list[Any]:
+    """Run one batch of calls, encoded as they would come from a broker."""
+    ids = ids or [f"id{n}" for n in range(len(calls))]
+    headers = [_headers(task, task_id) for task_id in ids]
+    for place, time in (expires or {}).items():
+        headers[place]["expires"] = time.isoformat()
+    deliveries = [
+        Delivery(task_id, about, json.dumps(_body(call)), "application/json", "utf-8")
+        for task_id, about, call in zip(ids, headers, calls, strict=True)
+    ]
+    return run_batch(task.name, deliveries).settled
+
+
+def _headers(task: Any, task_id: str) -> dict[str, Any]:
+    return {"id": task_id, "task": task.name, "delivery_info": {}, "root_id": task_id}
+
+
+def _body(call: Any) -> list[Any]:
+    return [[call], {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}]
+
+
+def _error(einfo: Any) -> BaseException:
+    """Return an error as the worker's main process unwraps it."""
+    return getattr(einfo.exception, "exc", einfo.exception)
+
+
+def test_signals_come_in_the_order_of_a_single_task(app: Celery):
+    """All items are announced before the model runs, and leave after it, last in first out."""
+    seen: list[str] = []
+
+    @app.task(base=BatchTask)
+    def watched(x):
+        seen.append("MODEL")
+        return x
+
+    def before(task_id: str, **_: Any) -> None:
+        seen.append(f"pre {task_id}")
+
+    def after(task_id: str, **_: Any) -> None:
+        seen.append(f"post {task_id}")
+
+    signals.task_prerun.connect(before)
+    signals.task_postrun.connect(after)
+    try:
+        deliver(watched, 1, 2, 3)
+    finally:
+        signals.task_prerun.disconnect(before)
+        signals.task_postrun.disconnect(after)
+
+    assert ["pre id0", "pre id1", "pre id2", "MODEL", "post id2", "post id1", "post id0"] == seen
+
+
+def test_each_item_has_its_own_state_and_result(app: Celery):
+    """Successes and failures of one batch are stored under their own ids."""
+
+    @app.task(base=BatchTask)
+    def picky(x):
+        return [ValueError("no") if value == "bad" else value for value in x]
+
+    settled = deliver(picky, "a", "bad", "c")
+    results = [app.AsyncResult(f"id{n}") for n in range(3)]
+
+    assert [0, 1, 0] == [failed for failed, _, _ in settled]
+    assert ["SUCCESS", "FAILURE", "SUCCESS"] == [result.state for result in results]
+    assert ["a", "c"] == [results[0].get(), results[2].get()]
+
+
+def test_a_thousand_items_nest_without_running_out_of_stack(app: Celery):
+    """The depth of the tracers grows with the batch, and so does the limit."""
+
+    @app.task(base=BatchTask, max_batch_size=1024)
+    def many(x):
+        return [value + 1 for value in x]
+
+    settled = deliver(many, *range(1024))
+
+    assert [(0, str(n + 1)) for n in range(1024)] == [
+        (failed, shown) for failed, shown, _ in settled
+    ]
+
+
+def test_hook_that_raises_fails_its_own_item(app: Celery):
+    """An item whose before_start fails is left out of the batch; the others run."""
+
+    class Hooked(BatchTask):
+        def before_start(self, _task_id: str, args: Any, _kwargs: Any) -> None:
+            if args == ["hook"]:
+                raise RuntimeError("hook")
+
+    ran: list[Any] = []
+
+    @app.task(base=Hooked)
+    def hooked(x):
+        ran.extend(x)
+        return x
+
+    settled = deliver(hooked, "hook", "b", "hook", "d", "hook")
+
+    assert ["b", "d"] == ran
+    assert [1, 0, 1, 0, 1] == [failed for failed, _, _ in settled]
+
+
+def test_item_that_does_not_fit_the_signature_is_left_out(app: Celery):
+    """A call with wrong arguments fails as a TypeError, in the company of good ones."""
+
+    @app.task(base=BatchTask, typing=False)
+    def single(x):
+        return x
+
+    good = Delivery("good", _headers(single, "good"), (["a"], {}, {}), None, None)
+    wrong = Delivery("wrong", _headers(single, "wrong"), (["a", "b"], {}, {}), None, None)
+    settled = run_batch(single.name, [wrong, good, wrong]).settled
+
+    assert [1, 0, 1] == [failed for failed, _, _ in settled]
+    assert isinstance(_error(settled[0][1]), TypeError)
+
+
+def test_ignore_and_reject_are_per_item(app: Celery):
+    """Celery's control-flow exceptions work as an item's output."""
+
+    @app.task(base=BatchTask)
+    def control(x):
+        return [{"ignore": Ignore(), "reject": Reject("no")}.get(value, value) for value in x]
+
+    settled = deliver(control, "ignore", "fine", "reject")
+    kinds = [type(_error(retval)) if failed else retval for failed, retval, _ in settled]
+
+    assert [Ignore, "'fine'", Reject] == kinds
+
+
+def test_same_task_twice_in_a_batch_is_answered_twice(app: Celery):
+    """A message that the broker delivers twice may meet itself; both are settled."""
+
+    @app.task(base=BatchTask)
+    def again(x):
+        return x
+
+    settled = deliver(again, "a", "b", "c", ids=["same", "other", "same"])
+
+    assert ["'a'", "'b'", "'c'"] == [shown for _, shown, _ in settled]
+
+
+def test_wrong_length_is_every_items_error(app: Celery):
+    """Nothing is cut to fit."""
+
+    @app.task(base=BatchTask)
+    def short(x):
+        return x[1:]
+
+    settled = deliver(short, 1, 2, 3)
+
+    assert [WrongResultCount] * 3 == [type(_error(retval)) for _, retval, _ in settled]
+
+
+def test_runtime_covers_the_model(app: Celery):
+    """Each item's runtime is at least the model call's, as monitoring expects."""
+    import time  # noqa: PLC0415
+
+    @app.task(base=BatchTask)
+    def sleepy(x):
+        time.sleep(0.05)
+        return x
+
+    assert all(runtime >= 0.05 for _, _, runtime in deliver(sleepy, 1, 2, 3))
+
+
+def refuse_to_store(monkeypatch: pytest.MonkeyPatch, task: Any, refused: str) -> None:
+    """Let the failure of one item not be stored."""
+    mark_as_failure = task.backend.mark_as_failure
+
+    def mark(task_id: str, *args: Any, **options: Any) -> Any:
+        if task_id == refused:
+            raise ValueError("no way to write this")
+        return mark_as_failure(task_id, *args, **options)
+
+    monkeypatch.setattr(type(task.backend), "mark_as_failure", staticmethod(mark))
+
+
+def test_failure_that_cannot_be_stored_is_its_own(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """An item that cannot be read, nor its failure stored, is left to the worker; others run."""
+
+    @app.task(base=BatchTask)
+    def fine(x):
+        return x
+
+    refuse_to_store(monkeypatch, fine, "bad")
+    bodies = {"a": json.dumps(_body(1)), "bad": "[[1", "b": json.dumps(_body(2))}
+    deliveries = [
+        Delivery(task_id, _headers(fine, task_id), body, "application/json", "utf-8")
+        for task_id, body in bodies.items()
+    ]
+    settled = run_batch(fine.name, deliveries).settled
+
+    assert ["1", "2"] == [settled[n][1] for n in (0, 2)]
+    assert isinstance(settled[1], ExceptionInfo)
+    assert ["SUCCESS", "PENDING", "SUCCESS"] == [app.AsyncResult(name).state for name in bodies]
+
+
+def test_batch_that_cannot_be_stored_fails_item_by_item(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+):
+    """Whoever's failure cannot be stored either, the others have theirs."""
+
+    @app.task(base=BatchTask)
+    def fine(x):
+        return x
+
+    @contextmanager
+    def broken(_: Any) -> Iterator[None]:
+        yield None
+        raise ValueError("no way to write these")
+
+    _CACHE.clear()
+    monkeypatch.setattr("celery_batch.worker.executor.executor.buffered_results", broken)
+    monkeypatch.setattr(type(fine.backend), "mark_as_done", lambda *_, **__: None)
+    refuse_to_store(monkeypatch, fine, "id1")
+    settled = deliver(fine, 1, 2, 3)
+
+    assert ["FAILURE", "PENDING", "FAILURE"] == [app.AsyncResult(f"id{n}").state for n in range(3)]
+    assert [1, 1] == [settled[n][0] for n in (0, 2)]
+    assert "no way to write these" == str(_error(settled[1]))
+
+
+def test_what_cannot_be_settled_is_left_to_the_worker(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """Nothing is raised out of a batch: two of the pools would keep it to themselves."""
+
+    @app.task(base=BatchTask)
+    def fine(x):
+        return x
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise PermissionError("no right to write")
+
+    monkeypatch.setattr(type(fine.backend), "_store_result", broken)
+    monkeypatch.setattr(type(fine.backend), "mark_as_failure", broken)
+    delivery = Delivery("id", _headers(fine, "id"), (["a"], {}, {}), None, None)
+    (settled,) = run_batch(fine.name, [delivery]).settled
+
+    assert "no right to write" in str(_error(settled))
+
+
+def test_who_has_expired_does_not_reach_the_model(app: Celery):
+    """An item whose time is up just before the model runs is left out, and has no answer."""
+    seen: list[list[int]] = []
+
+    @app.task(base=BatchTask)
+    def noted(x):
+        seen.append(x)
+        return x
+
+    now = datetime.now(UTC)
+    past, later = now - timedelta(seconds=1), now + timedelta(seconds=60)
+    settled = deliver(noted, 0, 1, 2, 3, expires={0: past, 1: later, 3: past.replace(tzinfo=None)})
+    nobody = deliver(noted, 4, 5, ids=["id4", "id5"], expires={0: past, 1: past})
+
+    assert [None, (0, "1"), (0, "2"), None] == [each and each[:2] for each in settled]
+    assert [None, None] == nobody
+    assert [[1, 2]] == seen
+    assert {"PENDING"} == {app.AsyncResult(f"id{n}").state for n in (0, 3, 4, 5)}
+
+
+def test_facts_are_of_those_who_ran(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """Where somebody is left out, the others' facts are still their own, and he has none."""
+    explained: dict[str, Any] = {}
+    explain = "celery_batch.worker.executor.executor.explain_results"
+    monkeypatch.setattr(explain, lambda _task, facts: explained.update(facts))
+
+    @app.task(base=BatchTask)
+    def picky(x):
+        if 3 in x and len(x) > 1:
+            raise ValueError("not in company")
+        return x
+
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    headers = [_headers(picky, f"id{n}") for n in range(5)]
+    headers[0]["expires"] = past.isoformat()
+    deliveries = [
+        Delivery(about["id"], about, json.dumps(_body(n)), "application/json", "utf-8", 1.0)
+        for n, about in enumerate(headers)
+    ]
+    run_batch(picky.name, deliveries)
+    sizes = {task_id: json.loads(alike)["size"] for task_id, (alike, _) in explained.items()}
+
+    assert {"id1": 2, "id2": 2, "id3": 1, "id4": 1} == sizes

@@ -1,0 +1,93 @@
+"""How many more messages are worth reading, by what they may bring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from celery_batch.worker.scheduling.scheduler import LEAST_URGENT
+from tests.worker.doubles import Call, Pool, Worker
+
+
+def room(worker: Worker, tasks: set[str] | None) -> int:
+    """Return the room for messages that overtake nobody."""
+    return worker.scheduler.room.left(tasks, [LEAST_URGENT])[0]
+
+
+def test_a_lane_has_room_for_three_batches(worker: Worker, pool: Pool):
+    """One runs, one is ready, one gathers; what has ended makes room again."""
+    rooms = []
+    for ids in ("", "ab", "cde", "f", "gh"):
+        worker.send("pairs", *ids)
+        rooms.append(room(worker, {"pairs"}))
+    pool.finish(0)
+
+    assert [6, 4, 1, 0, 0] == rooms
+    assert 0 == room(worker, {"pairs"})
+
+    pool.finish(1)
+
+    assert 2 == room(worker, {"pairs"})
+
+
+def test_the_fullest_lane_counts(worker: Worker):
+    """A queue that may bring any of several tasks is read for the one with the least room."""
+    worker.send("pairs", *"abcdef")
+    worker.send("trios", "x")
+
+    assert 8 == room(worker, {"trios"})
+    assert 0 == room(worker, {"pairs", "trios"})
+    assert not worker.scheduler.has_room()
+
+
+def test_a_queue_of_which_nothing_is_known_is_read(worker: Worker):
+    """The first messages show what it brings: no more of them than some lane could use."""
+    worker.send("pairs", *"abcdef")
+    worker.send("trios", "x")
+
+    assert 8 == room(worker, None)
+
+
+def test_other_tasks_are_not_ours_to_count(worker: Worker):
+    """A queue of ordinary tasks is read as far as the prefetch goes."""
+    worker.send("pairs", *"abcdef")
+
+    assert room(worker, set()) > 1000
+    assert room(worker, {"ordinary"}) > 1000
+
+
+def test_who_would_be_overtaken_leaves_room(worker: Worker):
+    """An urgent message is read though the lane is full of patient ones; a patient one is not."""
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
+    worker.send("pairs", *"abcd")  # on their way: nobody overtakes them
+    for task_id in "efgh":
+        task_queue.add(Call(task_id, worker.heard), urgency=6)
+
+    assert [4, 4, 0, 0] == [worker.scheduler.room.behind({"pairs"}, step) for step in (0, 3, 6, 9)]
+    assert [2, 2, 0, 0] == worker.scheduler.room.left({"pairs"}, (0, 3, 6, 9))
+
+
+def test_who_overtakes_nobody_finds_the_same_room(worker: Worker):
+    """Where all who wait are of the first urgency, there is one room for messages of any."""
+    worker.send("pairs", *"abcde")
+
+    assert [1, 1, 1, 1] == worker.scheduler.room.left({"pairs"}, (0, 3, 6, 9))
+
+
+def test_some_who_are_overtaken_are_read_all_the_same(worker: Worker):
+    """Their share of two batches, while somebody more urgent waits; not if it is there already."""
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["crowds"])
+    steps = (0, 3, 6, 9)
+
+    assert [0, 0, 0, 0] == worker.scheduler.room.guaranteed({"crowds"}, steps)
+
+    task_queue.add(Call("urgent", worker.heard), urgency=3)
+    for task_id in "abc":
+        task_queue.add(Call(task_id, worker.heard), urgency=9)
+
+    assert [0, 0, 8, 5] == worker.scheduler.room.guaranteed({"crowds"}, steps)
+    assert [0, 0, 8, 5] == worker.scheduler.room.guaranteed(None, steps)
+    assert [0, 0, 0, 0] == worker.scheduler.room.guaranteed({"pairs"}, steps)
+
+    task_queue.policy = replace(task_queue.policy, bulk_share=0.0)
+
+    assert [0] == worker.scheduler.room.guaranteed({"crowds"}, [9])

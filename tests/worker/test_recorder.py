@@ -1,0 +1,154 @@
+"""What a worker notes of each batch, however it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from billiard.exceptions import TimeLimitExceeded, WorkerLostError
+from celery import signals
+from celery.exceptions import Ignore, Retry
+
+from celery_batch.telemetry.report import Work
+from celery_batch.testing import ManualClock
+from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp, error_info
+from celery_batch.worker.metrics.recorder import logger
+from tests.worker.doubles import Pool, Worker
+
+LOGGER = "celery_batch.batches"
+
+
+def taken(worker: Worker, pool: Pool, *ids: str) -> Callable[..., None]:
+    """Have a batch of these taken by a process, and return what the pool tells of its end by."""
+    worker.send("trios", *ids)
+    sent = pool.sent[-1]
+    sent.accept_callback(7, 100.0)
+    return sent.callback
+
+
+def summary(worker: Worker) -> dict[str, Any]:
+    """Return what the task's batches came to."""
+    return worker.scheduler.watch.ask(lambda meter: meter.summary("trios"))
+
+
+def test_answers_are_told_apart(worker: Worker, pool: Pool):
+    """A value, an error and a retry are three outcomes of one batch."""
+    tell = taken(worker, pool, "a", "b", "c")
+    failed, retried = (error_info(error) for error in (ValueError("bad"), Retry("not yet")))
+    tell(BatchEnd([(0, "A", 0.1), (1, failed, 0.1), (1, retried, 0.1)]))
+
+    assert {"succeeded": 1, "failed": 1, "retried": 1} == summary(worker)["outcomes"]
+
+
+def test_ignored_item_is_neither_a_success_nor_a_failure(worker: Worker, pool: Pool):
+    """What a hook rejects or a function ignores is counted by itself."""
+    tell = taken(worker, pool, "a", "b", "c")
+    tell(BatchEnd([(0, "A", 0.1), (1, error_info(Ignore()), 0.1), (0, "C", 0.1)]))
+
+    assert {"succeeded": 2, "rejected": 1} == summary(worker)["outcomes"]
+
+
+@pytest.mark.parametrize(
+    ("follow_up", "end"),
+    [
+        (FollowUp.BROKE_OFF, "broke_off"),
+        (FollowUp.NOT_STORED, "not_stored"),
+        (FollowUp.REFUSED, "refused"),
+    ],
+)
+def test_run_that_led_nowhere_is_counted(worker: Worker, pool: Pool, follow_up: FollowUp, end: str):
+    """Those who run again have not ended; why they do is told."""
+    tell = taken(worker, pool, "a", "b", "c")
+    tell(BatchEnd([(0, "A", 0.1), None, None], follow_up=follow_up))
+    found = summary(worker)
+
+    assert {"succeeded": 1, "again": 2} == found["outcomes"]
+    assert 1 == found["trouble"][end]
+
+
+@pytest.mark.parametrize(
+    ("error", "end"), [(WorkerLostError("gone"), "lost"), (TimeLimitExceeded(1.0), "time_limit")]
+)
+def test_lost_process_is_counted(worker: Worker, pool: Pool, error: Exception, end: str):
+    """A batch whose process died or was killed runs again, and is told by what happened."""
+    taken(worker, pool, "a", "b", "c")
+    pool.sent[0].error_callback(error_info(error))
+    found = summary(worker)
+
+    assert {"again": 3} == found["outcomes"]
+    assert 1 == found["trouble"][end]
+
+
+def test_waits_count_from_the_arrival_to_the_model(worker: Worker, pool: Pool, clock: ManualClock):
+    """Each request's own wait is in the histogram, and the model's seconds beside it."""
+    worker.send("trios", "a")
+    clock.advance(1.0)
+    tell = taken(worker, pool, "b", "c")
+    now = clock()
+    tell(BatchEnd([(0, None, 0.1)] * 3, Work(1, now + 0.5, now + 2.5, 2.0)))
+    found = summary(worker)
+
+    assert (1.5 + 0.5 + 0.5) / 3 == pytest.approx(found["wait"]["mean"], abs=1e-6)
+    assert 2.0 == found["model"]["seconds"]
+
+
+def test_nobody_wanted_it_any_more(worker: Worker):
+    """Celery announces who was revoked and who came too late; both are counted."""
+    task = worker.app.tasks["trios"]
+    signals.task_revoked.send(sender=task, request=None, terminated=False, expired=True)
+    signals.task_revoked.send(sender=task, request=None, terminated=True, expired=False)
+
+    assert {"expired": 1, "revoked": 1} == summary(worker)["outcomes"]
+
+
+def test_line_in_the_log_has_its_numbers_beside_it(
+    worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
+):
+    """At INFO a batch is one record, with words for people and a dict for programs."""
+    tell = taken(worker, pool, "a", "b", "c")
+    with caplog.at_level(logging.INFO, LOGGER):
+        tell(BatchEnd([(0, None, 0.1)] * 3))
+    (record,) = [each for each in caplog.records if each.name == LOGGER]
+
+    assert record.getMessage().startswith("trios: batch of 3 (full), waited ")
+    assert ("trios", 3, "full", 1.0) == tuple(
+        record.batch[name] for name in ("task", "size", "reason", "fill")
+    )
+
+
+def test_each_request_is_a_line_at_debug(
+    worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
+):
+    """At DEBUG each request of the batch has a record as well, with its own end."""
+    tell = taken(worker, pool, "a", "b", "c")
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        tell(BatchEnd([(0, None, 0.1), (1, error_info(ValueError("bad")), 0.1), None]))
+    items = [record.item for record in caplog.records if hasattr(record, "item")]
+
+    assert ["a", "b", "c"] == [item["id"] for item in items]
+    assert ["succeeded", "failed", "again"] == [item["outcome"] for item in items]
+
+
+def test_nothing_is_written_where_nobody_listens(
+    worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
+):
+    """With a higher level no line is made."""
+    tell = taken(worker, pool, "a", "b", "c")
+    with caplog.at_level(logging.WARNING, LOGGER):
+        tell(BatchEnd([(0, None, 0.1)] * 3))
+
+    assert [] == [each for each in caplog.records if each.name == logger.name]
+
+
+def test_error_in_the_books_is_nobodys(
+    worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    """Should the count go wrong, every request is told all the same."""
+    monkeypatch.setattr("celery_batch.worker.metrics.recorder._report", lambda *_: 1 / 0)
+    tell = taken(worker, pool, "a", "b", "c")
+    tell(BatchEnd([(0, None, 0.1)] * 3))
+
+    assert ["a", "b", "c"] == worker.told("settled")
+    assert "Could not take note of a batch" in caplog.text

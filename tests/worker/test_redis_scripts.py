@@ -1,0 +1,133 @@
+"""What the script that hands out messages makes of them, on a real Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection
+from redis import Redis
+
+from celery_batch.worker.redis.scripts import POP
+
+BOOKS = ["index", "unacked", "owner of", "held", "owners", "alive"]
+
+PROPERTIES = {
+    "correlation_id": "a",
+    "delivery_info": {"exchange": "shop", "routing_key": "letters.a/b"},
+    "priority": 0,
+    "delivery_tag": "tag",
+}
+ELSE = {"delivery_tag": "other", "delivery_info": {"exchange": "x", "routing_key": "y"}}
+
+
+@pytest.fixture
+def client(broker: str) -> Iterator[Redis]:
+    """A client of an empty Redis."""
+    with Connection(broker) as connection:
+        yield Redis(connection_pool=connection.default_channel.pool)
+
+
+def message(*, headers: Any = None, **properties: Any) -> str:
+    """Return a message as kombu writes it."""
+    parts = {"body": "W10=", "headers": headers or {"id": "a"}}
+    return json.dumps({**parts, "properties": {**PROPERTIES, **properties}})
+
+
+def popped(client: Redis, *messages: str, most: int = 10) -> list[str]:
+    """Have messages handed out, and return those."""
+    if messages:
+        client.lpush("letters", *messages)
+    found = client.eval(POP, 7, *BOOKS, "letters", most, "me", "alive", 10_000)
+    about, texts = (each.decode() for each in found)
+    numbers, handed_out = iter(map(int, about.split())), []
+    for _, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
+        handed_out.append(texts[in_tag : in_tag + in_message])
+        texts = texts[in_tag + in_message :]
+    return handed_out
+
+
+MESSAGES = {
+    "kombu's": message(),
+    "no exchange": message(delivery_info={"exchange": "", "routing_key": "letters"}),
+    "in another order": json.dumps({"properties": PROPERTIES, "body": ""}),
+    "dense": json.dumps(json.loads(message()), separators=(",", ":")),
+    "quotes": message(delivery_info={"exchange": '"', "routing_key": 'a", "b\\'}),
+    "more of a place": message(delivery_info={"routing_key": "k", "exchange": "e", "more": {}}),
+    "no place": message(delivery_info=None),
+    "braces": message(correlation_id="{}"),
+    "another's tag within": message(headers={"properties": ELSE}),
+    "another's tag in a text": message(headers={"id": ', "properties": ' + json.dumps(ELSE)}),
+    "another's tag in a name": message(headers={', "properties": ' + json.dumps(ELSE): 1}),
+    "a text that ends so": message(correlation_id=', "delivery_tag": "x"}}'),
+    "twice": message()[:-1] + ', "properties": ' + json.dumps({**PROPERTIES, "x": 1}) + "}",
+    "snow": message(delivery_info={"exchange": "\N{SNOWMAN}", "routing_key": "k"}),
+}
+
+
+@pytest.mark.parametrize("text", MESSAGES.values(), ids=MESSAGES)
+def test_messages_are_written_down_as_kombu_does(client: Redis, text: str):
+    """Whatever a message looks like, its own tag and place are found, and it is kept whole."""
+    properties = json.loads(text)["properties"]
+    place = properties["delivery_info"] or {}
+    entry = [json.loads(text), place.get("exchange", ""), place.get("routing_key", "")]
+
+    assert [text] == popped(client, text)
+    assert {b"tag": entry} == {
+        tag: json.loads(each) for tag, each in client.hgetall("unacked").items()
+    }
+    assert {b"tag": b"me"} == client.hgetall("owner of")
+    assert {b"tag": b"0"} == client.hgetall("held")
+    assert [b"tag"] == client.zrange("index", 0, -1)
+
+
+TAGLESS = {
+    "text": "no JSON",
+    "list": "[]",
+    "empty": "{}",
+    "no tag": message(delivery_tag=""),
+    "line": message(delivery_tag="\n"),
+    "number": message(delivery_tag=7),
+}
+
+
+@pytest.mark.parametrize("text", TAGLESS.values(), ids=TAGLESS)
+def test_what_has_no_tag_is_handed_out_all_the_same(client: Redis, text: str):
+    """It is somebody else's to refuse, and nothing is written down for it."""
+    assert [text] == popped(client, text)
+    assert {} == client.hgetall("unacked")
+
+
+def test_rows_of_chunks_are_counted(client: Redis):
+    """A chunk takes the room of all its rows."""
+    chunks = [message(headers={"batch_rows": 4}, delivery_tag=f"{n}") for n in range(5)]
+
+    assert chunks[:3] == popped(client, *chunks, most=10)
+    assert 2 == client.llen("letters")
+
+
+def test_large_messages_are_handed_out_a_few_at_a_time(client: Redis):
+    """What is handed out together has a limit in bytes, too; the rest stays where it is."""
+    large = [
+        message(correlation_id="x" * 1_500_000, delivery_tag=f"{number}") for number in range(6)
+    ]
+
+    assert large[:3] == popped(client, *large)
+    assert 3 == client.llen("letters") == client.hlen("unacked")
+    assert large[3:] == popped(client)
+    assert 6 == client.hlen("unacked")
+
+
+def test_places_are_kept_for_the_less_urgent(client: Redis):
+    """So many of the first lists, though others would fill all; what they leave is the others'."""
+    for name in ("urgent", "patient"):
+        client.lpush(name, *(message(delivery_tag=f"{name}{n}") for n in range(5)))
+    chunks = [message(headers={"batch_rows": 4}, delivery_tag=f"chunk{n}") for n in range(2)]
+    client.lpush("chunks", *chunks)
+    lists = ["chunks", "patient", "none", "urgent", "patient"]
+    client.eval(POP, 6 + len(lists), *BOOKS, *lists, 10, "me", "alive", 10_000, "3 2 2")
+
+    assert 7 == client.hlen("unacked")
+    assert [1, 3, 1] == [client.llen(name) for name in ("chunks", "patient", "urgent")]

@@ -1,0 +1,287 @@
+"""Who may use a slot next, and what is given back when a connection ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from celery.exceptions import TaskRevokedError
+from celery.worker import state
+from kombu.asynchronous import Hub
+
+from celery_batch.testing import ManualClock
+from celery_batch.worker.dispatch.job import BatchJob
+from celery_batch.worker.dispatch.outcome import BatchEnd
+from tests.worker.doubles import Pool, Worker
+
+
+def reserved() -> set[str]:
+    """Return the ids that Celery counts as held by this worker."""
+    return {request.id for request in state.reserved_requests}
+
+
+def test_one_batch_is_ready_behind_the_running_one(worker: Worker, pool: Pool):
+    """Two batches per process are on their way; more wait in line until one has ended."""
+    worker.send("pairs", "a", "b", "c", "d", "e", "f")
+
+    assert [["a", "b"], ["c", "d"]] == pool.batches
+
+    pool.finish(0)
+
+    assert [["a", "b"], ["c", "d"], ["e", "f"]] == pool.batches
+
+
+def test_all_that_may_leave_leaves_at_once(start: Callable[..., Worker]):
+    """Where several places are free, one look fills them all."""
+    pool = Pool(processes=2)
+    worker = start(pool)
+    worker.scheduler.close(restarting=True)
+    worker.send("pairs", *"abcdefghij")
+    worker.scheduler.open()
+    worker.scheduler.pump()
+
+    assert 4 == len(pool.batches)
+
+
+def test_a_batch_that_can_grow_waits_for_the_running_one(
+    worker: Worker, pool: Pool, clock: ManualClock
+):
+    """Behind a running batch only full ones are made ready; with the slot free the rest leaves."""
+    worker.send("pairs", "a", "b", "c")
+    clock.advance(60.0)
+    worker.scheduler.pump()
+
+    assert [["a", "b"]] == pool.batches
+
+    pool.finish(0)
+
+    assert [["a", "b"], ["c"]] == pool.batches
+
+
+def test_who_came_meanwhile_waits_for_those_who_were_answered(
+    worker: Worker, pool: Pool, clock: ManualClock
+):
+    """When a batch of several ends, silence counts from there: its askers often ask again."""
+    task_queue = worker.scheduler.task_queue(worker.app.tasks["trios"])
+    patience = task_queue.policy.patience
+    worker.send("trios", "a", "b")
+    clock.advance(patience)
+    worker.scheduler.pump()
+    worker.send("trios", "c")
+    clock.advance(2 * patience)
+    pool.finish(0)
+
+    assert [["a", "b"]] == pool.batches
+
+    worker.send("trios", "d")
+    clock.advance(patience)
+    worker.scheduler.pump()
+
+    assert [["a", "b"], ["c", "d"]] == pool.batches
+
+
+def test_who_waits_longest_goes_first(worker: Worker, pool: Pool, clock: ManualClock):
+    """Lanes take turns by the age of whoever stands at their heads, not by name."""
+    for name, ids in [("trios", "ab"), ("single", "c"), ("single", "d"), ("pairs", "e")]:
+        worker.send(name, *ids)  # c and d take the process and the place behind it
+        clock.advance(0.125)
+    worker.send("single", "f")
+    worker.send("pairs", "g")
+    worker.send("trios", "h")
+    pool.finish_all()
+
+    assert [["c"], ["d"], ["a", "b", "h"], ["e", "g"], ["f"]] == pool.batches
+
+
+def test_busy_task_does_not_keep_full_batches_of_another_waiting(
+    worker: Worker, pool: Pool, clock: ManualClock
+):
+    """However many are in one line, the other line's batch goes when it is oldest."""
+    for name, ids in [("pairs", "abcdefghij"), ("trios", "xyz"), ("pairs", "klmnop")]:
+        worker.send(name, *ids)
+        clock.advance(0.125)
+    pool.finish_all()
+
+    assert ["ab", "cd", "ef", "gh", "ij", "xyz", "kl", "mn", "op"] == [
+        "".join(ids) for ids in pool.batches
+    ]
+
+
+def test_alarm_is_set_for_whoever_may_leave_first(worker: Worker, clock: ManualClock, pool: Pool):
+    """Of all lanes the one that has to be asked soonest decides."""
+    worker.send("pairs", "a")
+    clock.advance(1.5)
+    worker.send("trios", "b")
+    soonest = worker.alarms[-1]
+
+    assert 0.5 == soonest
+
+    clock.advance(soonest)
+    worker.ring(0.0)
+
+    assert [["a"]] == pool.batches
+
+
+def test_late_alarm_gives_newcomers_another_linger(worker: Worker, pool: Pool, clock: ManualClock):
+    """A loop that was busy past its linger reads what came meanwhile before it sends."""
+    worker.send("trios", "a")
+    clock.advance(5.0)
+    worker.ring(3.0)
+
+    assert [] == pool.batches
+    assert 2.0 == worker.alarms[-1]
+
+    clock.advance(5.0)  # but never beyond max_wait
+    worker.ring(3.0)
+
+    assert [["a"]] == pool.batches
+
+
+def test_restart_gives_back_what_no_process_has_accepted(worker: Worker, pool: Pool):
+    """A lost connection empties lanes and pipe; what runs may end, but acknowledges nothing."""
+    worker.send("pairs", *"abcde")
+    pool.sent[0].accept_callback(1, 0.0)
+    worker.scheduler.close(restarting=True)
+
+    assert {"a", "b"} == reserved() & set("abcde")
+    assert 1 == worker.in_flight
+
+    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), (0, "B", 0.1)]))
+
+    assert ["a", "b"] == worker.told("settled")
+    assert [] == worker.told("acknowledged")
+    assert 0 == worker.in_flight
+
+
+def test_restarted_lanes_carry_on(worker: Worker, pool: Pool):
+    """Between connections nothing leaves; after one is back, batches leave as ever."""
+    worker.send("pairs", *"abcde")
+    pool.sent[0].accept_callback(1, 0.0)
+    worker.scheduler.close(restarting=True)
+    worker.send("pairs", "f", "g")
+
+    assert [["a", "b"], ["c", "d"]] == pool.batches
+
+    worker.scheduler.open()
+    worker.scheduler.pump()
+
+    assert ["f", "g"] == pool.batches[-1]
+    assert 2 == worker.in_flight
+
+
+def test_shutdown_lets_the_pool_finish_what_it_has(worker: Worker, pool: Pool):
+    """Batches in the pool end and acknowledge; who waits in line goes back to the broker."""
+    worker.send("pairs", *"abcde")
+    worker.scheduler.close(restarting=False)
+
+    assert set("abcd") == reserved() & set("abcde")
+    assert None is worker.alarms[-1]
+
+    pool.finish_all()
+
+    assert list("abcd") == worker.told("acknowledged")
+    assert [["a", "b"], ["c", "d"]] == pool.batches
+    assert 0 == worker.in_flight
+
+
+def test_shutdown_gives_back_a_job_that_waits_for_a_process(worker: Worker, pool: Pool):
+    """A job that Celery holds until a process is free runs nowhere after a shutdown."""
+    held: list[BatchJob] = []
+    worker.on_task_request = held.append
+    worker.send("pairs", "a", "b")
+    worker.scheduler.close(restarting=False)
+
+    assert set() == reserved() & {"a", "b"}
+    assert 0 == worker.in_flight
+    with pytest.raises(TaskRevokedError):
+        held[0].execute_using_pool(pool)
+    assert [] == pool.batches
+
+
+def settled_after_each_pass(worker: Worker, passes: int) -> list[int]:
+    """Let the loop turn, and count who has been settled after each turn."""
+    counts = []
+    for _ in range(passes):
+        next(worker.hub.loop)
+        counts.append(len(worker.told("settled")))
+    return counts
+
+
+def test_next_batch_leaves_before_the_last_one_is_settled(
+    start: Callable[..., Worker], pool: Pool, hub: Hub
+):
+    """On an event loop bookkeeping comes last, and in slices."""
+    worker = start(pool, hub)
+    worker.send("crowds", *(f"id{n}" for n in range(120)))
+    pool.finish(0)
+
+    assert 2 == len(pool.sent)
+
+    next(hub.loop)
+
+    assert 3 == len(pool.sent)
+    assert [] == worker.told("settled")
+    assert [16, 32, 40, 40] == settled_after_each_pass(worker, 4)
+
+
+@pytest.mark.parametrize(("restarting", "acknowledged"), [(True, 0), (False, 2)])
+def test_closing_settles_what_the_loop_had_put_off(
+    start: Callable[..., Worker], hub: Hub, *, restarting: bool, acknowledged: int
+):
+    """Results that are in are stored before the end; acknowledged only where that still counts."""
+    pool = Pool()
+    worker = start(pool, hub)
+    worker.send("pairs", "a", "b")
+    pool.finish(0)
+    worker.scheduler.close(restarting=restarting)
+
+    assert ["a", "b"] == worker.told("settled")
+    assert acknowledged == len(worker.told("acknowledged"))
+
+
+def test_report_is_plain_data(worker: Worker, pool: Pool):
+    """An operator sees each task's numbers, why its batches left and who waits."""
+    worker.send("pairs", "a", "b", "c")
+    numbers = {"max_batch_size": 2, "max_wait": 10.0, "linger": 2.0, "running": 1}
+    numbers |= {"bulk_share": 0.1}
+    counts = {"waiting": 1, "batches": 1, "requests": 2, "rows": 2, "reasons": {"full": 1}}
+    counts |= {"model_calls": 0, "safe_size": None, "worker_losses": 0, "sizes": {"2": [1, 2]}}
+
+    assert {"pairs": numbers | counts} == worker.scheduler.report()
+    assert 1 == len(pool.sent)
+    assert "<Lanes [<Lane pairs: <Batcher open: 1 waiting of 2>>], 1 in flight>" == repr(
+        worker.scheduler
+    )
+
+
+def test_batches_end_while_another_is_sent(
+    worker: Worker, pool: Pool, monkeypatch: pytest.MonkeyPatch
+):
+    """A pool of threads tells of an end at any time; the next batch leaves all the same."""
+
+    def end(job: BatchJob) -> bool:
+        worker.scheduler._leave(job)
+        return False
+
+    worker.send("pairs", "a", "b")
+    monkeypatch.setattr(BatchJob, "accepted", property(end))
+    worker.send("pairs", "c", "d")
+
+    assert [["a", "b"], ["c", "d"]] == pool.batches
+
+
+def test_batch_that_waits_for_a_process_leaves_out_what_others_have(worker: Worker, pool: Pool):
+    """A batch that is formed but not in the pool runs without it, and not at all if it is all."""
+    held: list[BatchJob] = []
+    worker.on_task_request = held.append
+    for call in worker.send("pairs", *"abcd"):
+        call.message = SimpleNamespace(delivery_tag=f"tag of {call.id}")
+    worker.scheduler.drop({"tag of a", "tag of c", "tag of d"})
+    held[0].execute_using_pool(pool)
+    with pytest.raises(TaskRevokedError):
+        held[1].execute_using_pool(pool)
+
+    assert [["b"]] == pool.batches
+    assert 1 == worker.in_flight
+    assert {"b"} == reserved() & set("abcd")

@@ -1,0 +1,324 @@
+"""The next batch lies in the pool process before the running one ends."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from billiard.pool import READY
+from celery import Celery
+from celery.concurrency.asynpool import AsynPool
+from kombu.asynchronous.semaphore import LaxBoundedSemaphore
+
+from celery_batch import BatchTask
+from celery_batch.worker.dispatch.write_ahead import WriteAhead
+
+INBOX = 7
+
+
+class Worker:
+    """What a prefork worker with one process has that matters here."""
+
+    def __init__(self, **conf: Any) -> None:
+        self.app = Celery(set_as_current=False)
+        self.app.conf.update(conf)
+        self.pool = SimpleNamespace(_pool=AsynPool.__new__(AsynPool))
+        billiards = self.pool._pool
+        billiards._processes, billiards._pool = 1, [SimpleNamespace(inqW_fd=INBOX)]
+        billiards._busy_workers, billiards.outbound_buffer = {INBOX}, deque()
+        billiards._maxtasksperchild, billiards.synack = None, False
+        billiards._cache, billiards._on_ready_counters = {}, {}
+        billiards._result_handler = SimpleNamespace(state_handlers={READY: lambda *_: None})
+        self.semaphore = LaxBoundedSemaphore(1)
+        self.controller = SimpleNamespace(
+            semaphore=self.semaphore, max_concurrency=None, concurrency=1
+        )
+        self.sent: list[str] = []
+        self.later: list[Callable[[], None]] = []
+        self.hub = SimpleNamespace(call_later=self._call_later)
+
+    def _call_later(self, _seconds: float, look: Callable[[], None]) -> SimpleNamespace:
+        self.later.append(look)
+        return SimpleNamespace(cancel=lambda: self.later.remove(look))
+
+    def on_task_request(self, job: Any) -> None:
+        """Hand a job over as Celery's worker does."""
+        self.semaphore.acquire(job.execute_using_pool, self.pool)
+
+
+class Job:
+    """A batch job that knows its name, and whether its process has taken it."""
+
+    def __init__(
+        self, name: str, worker: Worker, *, acks_late: bool = True, urgency: int = 0
+    ) -> None:
+        self.name, self.worker = name, worker
+        self.accepted = self.is_suspect = False
+        self.urgency = urgency
+        self.neighbours: set[Job] = set()
+        self.answer: Any = None
+
+        @worker.app.task(base=BatchTask, name=f"ahead.{name}", acks_late=acks_late)
+        def task(x):
+            return x
+
+        self.task = worker.app.tasks[f"ahead.{name}"]
+
+    def execute_using_pool(self, _pool: Any) -> None:
+        """Be sent to the pool."""
+        self.worker.sent.append(self.name)
+
+
+def start(worker: Worker, *names: str, **options: Any) -> tuple[WriteAhead, list[Job]]:
+    """Submit jobs with these names."""
+    ahead = WriteAhead(worker)
+    jobs = [Job(name, worker, **options) for name in names]
+    for job in jobs:
+        ahead.submit(job)
+    return ahead, jobs
+
+
+def test_second_job_follows_when_the_first_is_accepted():
+    """Not before: until then nobody knows which process has it."""
+    worker = Worker()
+    ahead, (first, _) = start(worker, "a", "b")
+
+    assert ["a"] == worker.sent
+
+    first.accepted = True
+    ahead.go_on()
+
+    assert ["a", "b"] == worker.sent
+    assert set() == worker.pool._pool._busy_workers
+
+
+def test_one_job_at_most_lies_ahead():
+    """The third waits until the second is taken up."""
+    worker = Worker()
+    ahead, (first, second, _) = start(worker, "a", "b", "c")
+    first.accepted = True
+    ahead.go_on()
+
+    assert ["a", "b"] == worker.sent
+
+    second.accepted = True
+    ahead.go_on()
+
+    assert ["a", "b", "c"] == worker.sent
+
+
+def test_more_urgent_job_lies_ahead_too():
+    """One, though another lies ready; a third, and one that is no more urgent, wait."""
+    worker = Worker()
+    ahead, (first, second) = start(worker, "a", "b", urgency=9)
+    first.accepted = True
+    ahead.go_on()
+    equal, urgent, more = (
+        Job(name, worker, urgency=urgency) for name, urgency in [("c", 9), ("d", 0), ("e", -1)]
+    )
+    ahead.submit(equal)
+
+    assert ["a", "b"] == worker.sent
+
+    ahead.submit(urgent)
+    ahead.submit(more)
+
+    assert ["a", "b", "d"] == worker.sent
+
+    urgent.accepted = True
+    ahead.go_on()
+
+    assert ["a", "b", "d", "e"] == worker.sent
+
+    more.accepted = second.accepted = True
+    ahead.go_on()
+
+    assert ["a", "b", "d", "e", "c"] == worker.sent
+
+
+def test_more_urgent_job_waits_only_until_the_one_before_is_written():
+    """It does not sit out the batch that it may overtake: nothing else tells of the writing."""
+    worker = Worker()
+    ahead, (first, _) = start(worker, "a", "b", urgency=9)
+    first.accepted = True
+    ahead.go_on()
+    unwritten = worker.pool._pool.outbound_buffer
+    unwritten.append("b")
+    for name, urgency in [("c", 0), ("d", 1)]:
+        ahead.submit(Job(name, worker, urgency=urgency))
+
+    assert ["a", "b"] == worker.sent
+    assert 1 == len(worker.later)
+
+    worker.later.pop()()
+
+    assert ["a", "b"] == worker.sent
+
+    unwritten.clear()
+    worker.later.pop()()
+
+    assert ["a", "b", "c"] == worker.sent
+    assert [] == worker.later
+
+
+def test_connection_that_ends_takes_no_look_with_it():
+    """The next connection looks again: a timer that never fired would else be waited for."""
+    worker = Worker()
+    ahead, (first, _) = start(worker, "a", "b", urgency=9)
+    first.accepted = True
+    ahead.go_on()
+    worker.pool._pool.outbound_buffer.append("b")
+    ahead.submit(Job("c", worker))
+    ahead.close()
+
+    assert [] == worker.later
+
+    ahead.go_on()
+
+    assert 1 == len(worker.later)
+
+
+def test_who_cannot_lie_ahead_overtakes_nobody():
+    """A task whose batches wait for the process in line is given no place before others."""
+    worker = Worker()
+    ahead, (first, second) = start(worker, "a", "b", urgency=9)
+    first.accepted = True
+    ahead.go_on()
+
+    assert ahead.can_overtake(second.task)
+    assert not ahead.can_overtake(Job("early", worker, acks_late=False).task)
+
+    worker.semaphore.acquire(worker.sent.append, "ordinary")
+
+    assert not ahead.can_overtake(second.task)
+
+
+def test_job_ahead_takes_nobodys_slot():
+    """When the first ends, its slot is the second's; the next task waits for that one's end."""
+    worker = Worker()
+    ahead, (first, second) = start(worker, "a", "b")
+    first.accepted = True
+    ahead.go_on()
+    worker.semaphore.acquire(worker.sent.append, "ordinary")
+    worker.semaphore.release()
+    ahead.left(first)
+
+    assert ["a", "b"] == worker.sent
+
+    worker.semaphore.release()
+    ahead.left(second)
+
+    assert ["a", "b", "ordinary"] == worker.sent
+
+
+def test_lost_jobs_leave_no_debt():
+    """A process that dies with two jobs frees one slot, and that is free then."""
+    worker = Worker()
+    ahead, (first, second) = start(worker, "a", "b")
+    first.accepted = True
+    ahead.go_on()
+    ahead.left(first)
+    ahead.left(second)
+    worker.semaphore.release()
+
+    assert 1 == worker.semaphore.value
+
+
+def test_who_waits_for_the_process_goes_first():
+    """A batch stands in line behind an ordinary task that was there before it."""
+    worker = Worker()
+    ahead, (first,) = start(worker, "a")
+    first.accepted = True
+    worker.semaphore.acquire(worker.sent.append, "ordinary")
+    ahead.submit(Job("b", worker))
+    worker.semaphore.release()
+    ahead.left(first)
+    worker.semaphore.release()
+
+    assert ["a", "ordinary", "b"] == worker.sent
+
+
+def test_process_is_busy_while_a_batch_runs_though_another_has_ended():
+    """Celery takes a process for idle when any job of it has ended."""
+    worker = Worker()
+    ahead, (first, second) = start(worker, "a", "b")
+    first.accepted = True
+    ahead.go_on()
+    second.accepted = True
+    worker.pool._pool._busy_workers.discard(INBOX)
+    ahead.left(first)
+
+    assert {INBOX} == worker.pool._pool._busy_workers
+
+
+@pytest.mark.parametrize(
+    ("conf", "options"),
+    [({"batch_overlap": False}, {}), ({}, {"acks_late": False})],
+    ids=["switched-off", "acknowledged-early"],
+)
+def test_others_stand_in_line(conf: dict[str, Any], options: dict[str, Any]):
+    """Where nothing may be written ahead, each job waits for its slot."""
+    worker = Worker(**conf)
+    ahead, (first, second) = start(worker, "a", "b", **options)
+    first.accepted = True
+    ahead.go_on()
+
+    assert ["a"] == worker.sent
+
+    worker.semaphore.release()
+    ahead.left(first)
+    ahead.left(second)
+
+    assert ["a", "b"] == worker.sent
+
+
+def test_suspect_has_the_process_to_itself():
+    """It is not written behind another, and nothing is written behind it."""
+    worker = Worker()
+    ahead, (first,) = start(worker, "a")
+    first.accepted = True
+    suspect, last = Job("suspect", worker), Job("b", worker)
+    suspect.is_suspect = True
+    ahead.submit(suspect)
+    ahead.submit(last)
+
+    assert ["a"] == worker.sent
+
+    worker.semaphore.release()
+    ahead.left(first)
+    suspect.accepted = True
+    ahead.accepted(suspect)
+
+    assert ["a", "suspect"] == worker.sent
+
+
+def test_pool_that_grows_gets_what_is_held():
+    """With a second process the batch that waits is for whichever is idle."""
+    worker = Worker()
+    ahead, (first, _) = start(worker, "a", "b")
+    worker.pool._pool._processes = 2
+    worker.semaphore.grow()
+    first.accepted = True
+    ahead.accepted(first)
+
+    assert ["a", "b"] == worker.sent
+    assert {INBOX} == worker.pool._pool._busy_workers
+
+
+def test_neighbours_know_each_other_until_one_has_an_answer():
+    """Whoever dies with company is not convicted for it."""
+    worker = Worker()
+    ahead, (first, second) = start(worker, "a", "b")
+    for job in (first, second):
+        job.accepted = True
+        ahead.accepted(job)
+
+    assert ({second}, {first}) == (first.neighbours, second.neighbours)
+
+    first.answer = "fine"
+    ahead.left(first)
+
+    assert set() == second.neighbours
