@@ -46,7 +46,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 @each_server
-def test_nothing_is_left_at_the_deadline(place: Place, kind: str):
+def test_nothing_is_left_at_the_deadline(
+    place: Place, kind: str, capsys: pytest.CaptureFixture[str]
+):
     """Without a worker a request ends at its deadline, and a later worker runs nothing of it."""
     server = place.server(kind)
     place.stop_worker()
@@ -55,6 +57,7 @@ def test_nothing_is_left_at_the_deadline(place: Place, kind: str):
     load = server.in_turn(BATCH, [request(f"late {n}", timeout=2.0) for n in range(BATCH)])
     place.worker  # noqa: B018 (starts it)
     after = server.predict("after")
+    say(capsys, f"{kind}, no worker, a deadline of 2 s: {load}; run later: {place.seen()}")
 
     assert load.counts.keys() <= {503, 504}
     assert load.is_helpful
@@ -63,7 +66,9 @@ def test_nothing_is_left_at_the_deadline(place: Place, kind: str):
     assert ["after"] == place.seen()
 
 
-def test_a_client_that_goes_costs_the_model_nothing(place: Place):
+def test_a_client_that_goes_costs_the_model_nothing(
+    place: Place, capsys: pytest.CaptureFixture[str]
+):
     """What still waits for a client that disconnects never runs on a worker that is busy."""
     server, worker = place.server("fastapi"), place.worker
     place.client.delete(SEEN)
@@ -78,6 +83,7 @@ def test_a_client_that_goes_costs_the_model_nothing(place: Place):
         place.let_go()
         assert [200, 200] == [running.result().status, ready.result().status]
     after = server.predict("after")
+    say(capsys, f"fastapi, 2 items of a client that disconnects; run: {place.seen()}")
 
     assert 200 == after.status
     assert [HOLD, *["ready"] * BATCH, "after"] == place.seen()
