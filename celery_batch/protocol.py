@@ -27,6 +27,7 @@ __all__ = [
     "QUIETLY",
     "REPLY_CHANNEL",
     "REPLY_HEADER",
+    "ROWS",
     "STARTED_ID",
     "TRACK_HEADER",
     "BatchFacts",
@@ -36,6 +37,9 @@ __all__ = [
     "read_replies",
     "write_replies",
 ]
+
+#: The message header that says how many rows the arguments have; only chunks have it.
+ROWS = "batch_rows"
 
 #: What a revoke says of itself that nobody waits for: that tasks are left out when they come
 #: is enough, and no worker needs to look into the result store for each of them before.

@@ -23,11 +23,11 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.errors import ChunkFailed, InvalidChunk
+from celery_batch.protocol import ROWS
 from celery_batch.runtime.runner import Outcome, Timing
 
 __all__ = [
     "MOST_ROWS",
-    "ROWS",
     "Asked",
     "Chunk",
     "ChunkCalls",
@@ -39,10 +39,6 @@ __all__ = [
     "rows_in",
     "rows_of",
 ]
-
-
-#: The message header that says how many rows the arguments have; only chunks have it.
-ROWS = "batch_rows"
 
 
 #: Far above any use, since all of it is one message and one result.

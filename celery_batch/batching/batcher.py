@@ -5,9 +5,9 @@ Rule 1: everything that decides when a batch leaves lives in this file.
 Rule 2: this file never looks at a clock, takes a lock or sleeps; facts come in
         as arguments, decisions go out as values.
 Rule 3: nothing is pushed; whoever has a free model slot asks for a batch.
-Rule 4: the most urgent first, and a share for those whom they overtake, see ``line.py``;
+Rule 4: the most urgent first, and a share for those whom they overtake, see ``priority_queue.py``;
         among equals first come, first served.
-Rule 5: a batch is counted in rows; what of the line fits into one, ``portion.py`` says.
+Rule 5: a batch is counted in rows; what of the line fits into one, ``packing.py`` says.
 Rule 6: who may be what takes processes down goes first and alone, so that nobody
         else waits for the verdict.
 Rule 7: company is waited for where there is some.  After a batch of one nobody lingers,

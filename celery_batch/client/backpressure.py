@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 from celery_batch.client.publish.message import Terms
 from celery_batch.client.queue_depth import Depth, DepthWatch
 from celery_batch.errors import BatchError, QueueFull
-from celery_batch.rows import ROWS
+from celery_batch.protocol import ROWS
 
 __all__ = ["BrokerUnreachable", "Passage", "QueueAdmission", "admitted", "items_of"]
 

@@ -9,7 +9,7 @@ from celery import chord
 from kombu import Connection
 
 from celery_batch import InvalidChunk, MessageRefused
-from celery_batch.rows import ROWS
+from celery_batch.protocol import ROWS
 from tests.services.hostile import encoded, post, valid
 from tests.services.place import eventually
 from tests.services.shop import Shop

@@ -346,7 +346,7 @@ def test_a_client_imports_neither_models_nor_workers(in_python):
         "import sys\n"
         "from celery_batch import RedisStreamer\n"
         "RedisStreamer('localhost:6379')\n"
-        "names = ('torch', 'celery_batch.worker', 'celery_batch.serving', 'celery_batch.task')\n"
+        "names = ('torch', 'celery_batch.worker', 'celery_batch.runtime', 'celery_batch.task')\n"
         "print([name for name in names if name in sys.modules])"
     )
 

@@ -28,8 +28,7 @@ from kombu.utils import json
 from kombu.utils.encoding import safe_repr
 
 from celery_batch.decoding import decode_json
-from celery_batch.protocol import REPLY_HEADER
-from celery_batch.rows import ROWS
+from celery_batch.protocol import REPLY_HEADER, ROWS
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.outcome import Settled
 from celery_batch.worker.dispatch.payload import Delivery

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery_batch.rows import ROWS
+from celery_batch.protocol import ROWS
 from celery_batch.worker.intake.request import LOSSES
 from celery_batch.worker.intake.value_formats import (
     LONGEST_NAME,

@@ -16,7 +16,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_batch.decoding import Undecoded, decoded_anew
-from celery_batch.rows import ROWS
+from celery_batch.protocol import ROWS
 from celery_batch.worker.intake.value_formats import are_limits
 
 __all__ = ["LOSSES", "BatchRequest", "wants_events"]
