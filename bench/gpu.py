@@ -217,7 +217,7 @@ class Race:
     def _path(self, task: Any, inputs: list[Any], rows: int = 0) -> dict[str, Any]:
         with self._timed("worker", len(inputs)) as figures:
             if rows:
-                waiting = [task.delay_chunk(part) for part in _parts(inputs, rows)]
+                waiting = [task.delay_rows(part) for part in _parts(inputs, rows)]
             else:
                 waiting = task.delay_many(inputs)
             answers = [result.get(timeout=600) for result in waiting]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from celery_batch.batching.policy import BatchPolicy as BatchPolicy
     from celery_batch.client.backpressure import BrokerUnreachable as BrokerUnreachable
     from celery_batch.client.publish.bulk import PartlySent as PartlySent
+    from celery_batch.client.results.listener import close_listener as close_listener
+    from celery_batch.client.revoke import revoke_soon as revoke_soon
     from celery_batch.errors import BatchError as BatchError
     from celery_batch.errors import ChunkFailed as ChunkFailed
     from celery_batch.errors import ConfigurationError as ConfigurationError
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from celery_batch.errors import StreamerClosed as StreamerClosed
     from celery_batch.errors import WorkerLost as WorkerLost
     from celery_batch.errors import WrongResultCount as WrongResultCount
-    from celery_batch.protocol import BatchFacts as BatchFacts
+    from celery_batch.protocol import BatchInfo as BatchInfo
     from celery_batch.runtime.model import Model as Model
     from celery_batch.streamer.manager import GpuWorkerManager as GpuWorkerManager
     from celery_batch.streamer.model_adapters import ManagedModel as ManagedModel
@@ -55,7 +57,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "BatchError": "celery_batch.errors",
-    "BatchFacts": "celery_batch.protocol",
+    "BatchInfo": "celery_batch.protocol",
     "BatchPolicy": "celery_batch.batching.policy",
     "BatchTask": "celery_batch.task",
     "BrokerUnreachable": "celery_batch.client.backpressure",
@@ -86,10 +88,12 @@ _HOME = {
     "WrongResultCount": "celery_batch.errors",
     "apredict": "celery_batch.web.predict",
     "areadiness": "celery_batch.web.readiness",
+    "close_listener": "celery_batch.client.results.listener",
     "http_error": "celery_batch.web.errors",
     "predict": "celery_batch.web.predict",
     "prepare": "celery_batch.web.prepare",
     "readiness": "celery_batch.web.readiness",
+    "revoke_soon": "celery_batch.client.revoke",
     "run_redis_workers_forever": "celery_batch.streamer",
 }
 

@@ -35,7 +35,7 @@ OPTIONS = {
     "max_batch_size": "batch_max_size",
     "max_wait": "batch_max_wait",
     "linger": "batch_linger",
-    "bulk_share": "batch_bulk_share",
+    "low_priority_share": "batch_low_priority_share",
 }
 
 #: Items of a batch are settled inside one another, each with its place on the stack;
@@ -50,12 +50,12 @@ SETTINGS: dict[str, Any] = {
     "batch_max_size": 32,
     "batch_max_wait": 0.01,
     "batch_linger": None,
-    "batch_bulk_share": 0.1,
+    "batch_low_priority_share": 0.1,
     "batch_devices": None,
     "batch_load_timeout": 600.0,
     "batch_bulk": True,
     "batch_overlap": True,
-    "batch_isolate": True,
+    "batch_isolate_failures": True,
     "batch_max_worker_losses": 2,
     "batch_max_queue": None,
     "batch_dead_letter_queue": None,
@@ -122,11 +122,11 @@ class Rescue:
     What is done for a task's items whose batch went wrong.
 
     Args:
-        isolate: Call the model again with parts of a batch that failed.
+        isolate_failures: Call the model again with parts of a batch that failed.
         max_worker_losses: How often an item may take its process down, at least 1.
     """
 
-    isolate: bool = True
+    isolate_failures: bool = True
     max_worker_losses: int = 2
 
 
@@ -137,18 +137,20 @@ def rescue_of(task: Any) -> Rescue:
     Raises:
         ConfigurationError: A value is wrong; the message names the task and option.
     """
-    isolate, losses = (
+    isolate_failures, losses = (
         _setting(task.app, f"batch_{option}") if own is None else own
-        for option in ("isolate", "max_worker_losses")
+        for option in ("isolate_failures", "max_worker_losses")
         for own in [getattr(task, option)]
     )
-    if not isinstance(isolate, bool):
-        raise ConfigurationError(f"{task.name}.isolate: must be True or False, got {isolate!r}")
+    if not isinstance(isolate_failures, bool):
+        raise ConfigurationError(
+            f"{task.name}.isolate_failures: must be True or False, got {isolate_failures!r}"
+        )
     if not isinstance(losses, int) or isinstance(losses, bool) or losses < 1:
         raise ConfigurationError(
             f"{task.name}.max_worker_losses: must be a whole number of at least 1, got {losses!r}"
         )
-    return Rescue(isolate, losses)
+    return Rescue(isolate_failures, losses)
 
 
 def most_queued(app: Any, task: Any = None) -> int | None:

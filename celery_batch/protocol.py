@@ -30,7 +30,7 @@ __all__ = [
     "ROWS",
     "STARTED_ID",
     "TRACK_HEADER",
-    "BatchFacts",
+    "BatchInfo",
     "facts_of_all",
     "packed_waits",
     "read_facts",
@@ -72,7 +72,7 @@ NO_WAIT = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
-class BatchFacts:
+class BatchInfo:
     """
     How an answer was made: what is known of the model call that gave it.
 
@@ -90,7 +90,7 @@ class BatchFacts:
 
 
 def facts_of_all(size: int, seconds: float, worker: str) -> bytes:
-    """Return what a payload says of a batch, but for the waits; see `BatchFacts`."""
+    """Return what a payload says of a batch, but for the waits; see `BatchInfo`."""
     return b'{"size": %d, "seconds": %.6f, "worker": %b}\n' % (size, seconds, _quoted(worker))
 
 
@@ -104,7 +104,7 @@ def packed_waits(waits: Sequence[float]) -> bytes:
     return struct.pack(f"<{len(waits)}f", *waits)
 
 
-def read_facts(said: bytes, number: int) -> BatchFacts | None:
+def read_facts(said: bytes, number: int) -> BatchInfo | None:
     """
     Return what a payload says of the batch of one of its replies; None if it cannot be read.
 
@@ -116,7 +116,7 @@ def read_facts(said: bytes, number: int) -> BatchFacts | None:
     try:
         (wait,) = struct.unpack_from("<f", waits, 4 * number)
         facts = json.loads(alike)
-        found = BatchFacts(
+        found = BatchInfo(
             int(facts["size"]), round(wait, 6), float(facts["seconds"]), str(facts["worker"])
         )
     except Exception:  # noqa: BLE001 (nobody shall miss an answer for want of its facts)

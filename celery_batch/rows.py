@@ -62,9 +62,9 @@ class Chunk:
 class ChunkCalls:
     """Send many rows as one task: what `delay` and `apply_async` are for one row."""
 
-    batch_signature: ClassVar[inspect.Signature]
+    _batch_signature: ClassVar[inspect.Signature]
 
-    def delay_chunk(self, *columns: Iterable[Any], **named: Iterable[Any]) -> Any:
+    def delay_rows(self, *columns: Iterable[Any], **named: Iterable[Any]) -> Any:
         """
         Send many rows as one task, called as the batch function is: with lists.
 
@@ -80,9 +80,9 @@ class ChunkCalls:
             InvalidChunk: There are no rows, or the lists differ in length.
             TypeError: The lists do not fit the function's parameters.
         """
-        return self.apply_chunk(*columns, kwargs=named)
+        return self.apply_rows(*columns, kwargs=named)
 
-    def apply_chunk(
+    def apply_rows(
         self,
         *columns: Iterable[Any],
         kwargs: Mapping[str, Iterable[Any]] | None = None,
@@ -93,7 +93,7 @@ class ChunkCalls:
         Send many rows as one task, with options.
 
         Args:
-            columns: As for `delay_chunk`.
+            columns: As for `delay_rows`.
             kwargs: Lists for parameters by name.
             headers: Of the message.
             options: Of Celery's `apply_async`.
@@ -106,7 +106,7 @@ class ChunkCalls:
         headers = {**(headers or {}), ROWS: rows}
         return self.apply_async(args, named, headers=headers, **options)  # type: ignore[attr-defined]
 
-    def chunk_signature(
+    def rows_signature(
         self,
         *columns: Iterable[Any],
         kwargs: Mapping[str, Iterable[Any]] | None = None,
@@ -120,7 +120,7 @@ class ChunkCalls:
         argument to it.
 
         Args:
-            columns: As for `delay_chunk`.
+            columns: As for `delay_rows`.
             kwargs: Lists for parameters by name.
             headers: Of the message.
             options: Of Celery's `apply_async`.
@@ -142,7 +142,7 @@ class ChunkCalls:
         rows = len(lists[0]) if lists else 0
         if not 1 <= rows <= MOST_ROWS:
             raise InvalidChunk(f"a chunk has from 1 to {MOST_ROWS:,} rows, got {rows:,}")
-        chunk_of(self.batch_signature, args, kwargs, rows)
+        chunk_of(self._batch_signature, args, kwargs, rows)
         return args, kwargs, rows
 
 
@@ -259,7 +259,9 @@ def ask_all(
     Returns:
         For each row what the model returned, or an outcome in its place.
     """
-    answers: list[Any] = task.runner().answers(*columns, alone=len(asked) == 1, timings=timings)
+    answers: list[Any] = task._batch_runner().answers(
+        *columns, alone=len(asked) == 1, timings=timings
+    )
     return answers
 
 

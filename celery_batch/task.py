@@ -57,12 +57,14 @@ class BatchTask(ChunkCalls, ClientMethods):
 
     #: Seconds without a newcomer after which a free slot stops waiting; `batch_linger`.
     linger: ClassVar[float | None] = None
-    #: Of the places in batches, how many go to those whom others overtake; `batch_bulk_share`.
-    bulk_share: ClassVar[float | None] = None
+
+    #: Share of the places in batches kept for requests of lower priority than those that
+    #: overtake them; `batch_low_priority_share`.
+    low_priority_share: ClassVar[float | None] = None
 
     #: Look for the items that make a batch fail, by calling again with parts of it;
-    #: False for a function that may not see an item twice. `batch_isolate`.
-    isolate: ClassVar[bool | None] = None
+    #: False for a function that may not see an item twice. `batch_isolate_failures`.
+    isolate_failures: ClassVar[bool | None] = None
 
     #: How often an item may take its process down before it fails with `PoisonItem`;
     #: `batch_max_worker_losses`.
@@ -72,10 +74,10 @@ class BatchTask(ChunkCalls, ClientMethods):
     model: ClassVar[type[Model] | None] = None
 
     #: What the user wrote, on lists; `run` is its single-item face.
-    batch_run: Callable[..., Any]
+    _batch_run: Callable[..., Any]
 
     #: Its signature; each parameter becomes a list.
-    batch_signature: ClassVar[inspect.Signature]
+    _batch_signature: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """
@@ -95,8 +97,8 @@ class BatchTask(ChunkCalls, ClientMethods):
         if cls.run in (Task.run, BatchTask._run_item):
             return  # a base class, or a task that has its face
         refuse_unknown_options(cls, {*dir(BatchTask), *dict(Task.from_config)})
-        cls.batch_signature = listable_signature(cls)
-        cls.batch_run = inspect.getattr_static(cls, "run")
+        cls._batch_signature = listable_signature(cls)
+        cls._batch_run = inspect.getattr_static(cls, "run")
         cls.run = BatchTask._run_item
 
     @classmethod
@@ -120,7 +122,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         app.steps["consumer"].add("celery_batch.worker.metrics.health_step:HealthStep")
 
     def _run_item(self, *args: Any, **kwargs: Any) -> Any:
-        asked = self.asked(args, kwargs)
+        asked = self._call_rows(args, kwargs)
         answer = pending_answer.leave(self.request.id)
         if answer is not None:
             outcome = answer(asked)
@@ -182,11 +184,11 @@ class BatchTask(ChunkCalls, ClientMethods):
             )
         return super().replace(sig)
 
-    def runner(self) -> Runner:
+    def _batch_runner(self) -> Runner:
         """Return what runs this task's batches in this process, and learns from them."""
-        found: Runner | None = self.__dict__.get("_runner")
+        found: Runner | None = self.__dict__.get("_cached_runner")
         if found is None:
-            found = self.__dict__["_runner"] = Runner(
+            found = self.__dict__["_cached_runner"] = Runner(
                 self._run_columns,
                 self.name,
                 self._error_policy(),
@@ -194,18 +196,18 @@ class BatchTask(ChunkCalls, ClientMethods):
             )
         return found
 
-    def whole_runner(self) -> Runner:
+    def _unisolated_runner(self) -> Runner:
         """Return one that takes each batch in one call, however large, and rescues nobody."""
-        return Runner(self._run_columns, self.name, ErrorPolicy(isolate=False))
+        return Runner(self._run_columns, self.name, ErrorPolicy(isolate_failures=False))
 
     def _error_policy(self) -> ErrorPolicy:
-        isolate = rescue_of(self).isolate
+        isolate_failures = rescue_of(self).isolate_failures
         if not self.acks_late:  # the message is gone: what is interrupted cannot run again
-            return ErrorPolicy(isolate, (TaskPredicate, SoftTimeLimitExceeded))
-        return ErrorPolicy(isolate, (TaskPredicate,), (SoftTimeLimitExceeded,))
+            return ErrorPolicy(isolate_failures, (TaskPredicate, SoftTimeLimitExceeded))
+        return ErrorPolicy(isolate_failures, (TaskPredicate,), (SoftTimeLimitExceeded,))
 
     def _run_columns(self, *columns: list[Any]) -> Any:
-        return call_with_columns(self.batch_run, self.batch_signature, columns)
+        return call_with_columns(self._batch_run, self._batch_signature, columns)
 
     def run_batch(self, *columns: Iterable[Any], **named: Iterable[Any]) -> list[Any]:
         """
@@ -229,10 +231,10 @@ class BatchTask(ChunkCalls, ClientMethods):
             WrongResultCount: The function did not return one output per row.
         """
         args, kwargs, rows = self._as_message(columns, named)
-        chunk = chunk_of(self.batch_signature, args, kwargs, rows)
+        chunk = chunk_of(self._batch_signature, args, kwargs, rows)
         return list(checked(self.name, self._run_columns(*chunk.columns), rows))
 
-    def asked(self, args: Any, kwargs: Any) -> Asked:
+    def _call_rows(self, args: Any, kwargs: Any) -> Asked:
         """
         Line the current call's arguments up with the function's parameters.
 
@@ -245,8 +247,8 @@ class BatchTask(ChunkCalls, ClientMethods):
         """
         rows = rows_of(self.request)
         if rows is not None:
-            return chunk_of(self.batch_signature, args, kwargs, rows)
-        bound = self.batch_signature.bind(*args, **kwargs)
+            return chunk_of(self._batch_signature, args, kwargs, rows)
+        bound = self._batch_signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 

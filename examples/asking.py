@@ -40,7 +40,7 @@ def many(task: Any, items: Iterable[str]) -> list[str]:
 
 def chunk(task: Any, items: Iterable[str]) -> list[str]:
     """Send all as one task, whose result is a list: the cheapest of all."""
-    answers: list[str] = task.delay_chunk(list(items)).get(timeout=TIMEOUT)
+    answers: list[str] = task.delay_rows(list(items)).get(timeout=TIMEOUT)
     return answers
 
 
@@ -65,7 +65,7 @@ def backfill(task: Any, items: Iterable[str]) -> list[str]:
 WAYS: dict[str, Callable[[Any, Iterable[str]], list[str]]] = {
     "delay": one,
     "delay_many": many,
-    "delay_chunk": chunk,
+    "delay_rows": chunk,
     "adelay": in_coroutine,
     "backfill": backfill,
 }

@@ -41,11 +41,11 @@ def join(app: Celery) -> Any:
 def test_a_chunk_is_called_as_the_function_is(join: Any):
     """Lists go to parameters as values do in a plain call; what is left out has its default."""
     answers = [
-        join.delay_chunk(["a", "b"], ["c", "d"], sep=["+", "*"]),
-        join.delay_chunk(left=["a", "b"], right=["c", "d"]),
-        join.delay_chunk(["a", "b"]),
-        join.apply_chunk(["a", "b"], kwargs={"sep": ["+", "*"]}, priority=3),
-        join.chunk_signature(["a", "b"], ["c", "d"]).delay(),
+        join.delay_rows(["a", "b"], ["c", "d"], sep=["+", "*"]),
+        join.delay_rows(left=["a", "b"], right=["c", "d"]),
+        join.delay_rows(["a", "b"]),
+        join.apply_rows(["a", "b"], kwargs={"sep": ["+", "*"]}, priority=3),
+        join.rows_signature(["a", "b"], ["c", "d"]).delay(),
         join.apply(([["a", "b"]]), headers={"batch_rows": 2}),
     ]
 
@@ -61,7 +61,7 @@ def test_a_chunk_is_called_as_the_function_is(join: Any):
 
 def test_an_eager_chunk_runs_in_slices_and_tells_of_its_rows(join: Any):
     """Without a worker a chunk has the same outcomes as with one."""
-    error = join.delay_chunk(["a", "b", "", "d", "e", ""]).get(propagate=False)
+    error = join.delay_rows(["a", "b", "", "d", "e", ""]).get(propagate=False)
 
     assert ChunkFailed is type(error)
     assert {2: "ValueError: nothing to join", 5: "ValueError: nothing to join"} == error.failures
@@ -82,7 +82,7 @@ def test_an_eager_chunk_runs_in_slices_and_tells_of_its_rows(join: Any):
 )
 def test_rows_are_anything_with_an_order(join: Any, rows: Any):
     """What can be gone through in order is a list of rows."""
-    assert ["a-!", "b-!"] == join.delay_chunk(rows).get()
+    assert ["a-!", "b-!"] == join.delay_rows(rows).get()
 
 
 @pytest.mark.parametrize("rows", ["ab", b"ab", {"a": 1}, {"a"}, 7, None], ids=repr)
@@ -91,7 +91,7 @@ def test_one_value_is_no_list_of_rows(join: Any, rows: Any):
     with pytest.raises(
         InvalidChunk, match=f"argument 1: must be a list of rows, got a .*{type(rows).__name__}"
     ):
-        join.delay_chunk(rows)
+        join.delay_rows(rows)
 
 
 @pytest.mark.parametrize(
@@ -113,14 +113,14 @@ def test_lists_that_do_not_fit_are_refused_where_they_are_sent(
     join: Any, columns: Any, named: Any, error: type[Exception], said: str
 ):
     """The caller hears at once what is wrong with a chunk."""
-    for ask in (join.apply_chunk, join.chunk_signature):
+    for ask in (join.apply_rows, join.rows_signature):
         with pytest.raises(error, match=said):
             ask(*columns, kwargs=named)
 
 
 def test_a_chunk_signature_is_plain_data(join: Any):
     """It can be written down, keeps its headers, and takes no further argument."""
-    signature = join.chunk_signature(["a"], headers={"mine": 1}, queue="elsewhere")
+    signature = join.rows_signature(["a"], headers={"mine": 1}, queue="elsewhere")
 
     assert signature.immutable
     assert {"headers": {"mine": 1, "batch_rows": 1}, "queue": "elsewhere"} == signature.options
@@ -146,18 +146,18 @@ def test_rows_are_told_by_a_header(request_dict: dict[str, Any], expected: int |
 def test_a_header_that_says_nonsense_is_named(join: Any, rows: Any):
     """Whatever got past others is refused here."""
     with pytest.raises(InvalidChunk, match="its message says"):
-        chunk_of(join.batch_signature, (["a", "b"],), {}, rows)
+        chunk_of(join._batch_signature, (["a", "b"],), {}, rows)
 
 
 @pytest.mark.parametrize("column", ["ab", 2, {"a": 1, "b": 2}], ids=repr)
 def test_a_message_whose_arguments_are_no_lists_is_refused(join: Any, column: Any):
     """A header alone makes no chunk."""
     with pytest.raises(InvalidChunk, match="left: must be a list of rows, got a"):
-        chunk_of(join.batch_signature, (column,), {}, 2)
+        chunk_of(join._batch_signature, (column,), {}, 2)
 
 
 def test_columns_are_in_the_order_of_parameters(join: Any):
     """However they were given."""
-    chunk = chunk_of(join.batch_signature, (), {"sep": ("+", "-"), "left": ["a", "b"]}, 2)
+    chunk = chunk_of(join._batch_signature, (), {"sep": ("+", "-"), "left": ["a", "b"]}, 2)
 
     assert Chunk((["a", "b"], ["!", "!"], ["+", "-"]), 2) == chunk

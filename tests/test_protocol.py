@@ -10,7 +10,7 @@ from celery_batch.protocol import (
     FACTS_ID,
     LARGEST_PAYLOAD,
     LARGEST_VALUE,
-    BatchFacts,
+    BatchInfo,
     facts_of_all,
     read_facts,
     read_replies,
@@ -107,7 +107,7 @@ def test_batch_is_told_once_and_waits_one_by_one(pairs: list[tuple[str, bytes]])
     (facts_id, said), *replies = read_replies(payload)
 
     assert (FACTS_ID, pairs) == (facts_id, replies)
-    assert [BatchFacts(32, wait, 0.0125, "w@h\u00fctte\n") for wait in waits] == [
+    assert [BatchInfo(32, wait, 0.0125, "w@h\u00fctte\n") for wait in waits] == [
         read_facts(said, number) for number in range(len(pairs))
     ]
 
@@ -151,4 +151,4 @@ def test_facts_that_cannot_be_read_are_none(said: bytes, number: int):
 @given(st.binary(), st.integers(0, 1000))
 def test_no_facts_do_harm(said: bytes, number: int):
     """Any bytes are read as facts, or as nothing known."""
-    assert isinstance(read_facts(said, number), BatchFacts | None)
+    assert isinstance(read_facts(said, number), BatchInfo | None)

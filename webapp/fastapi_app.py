@@ -121,7 +121,7 @@ def revoke(task_id: UUID) -> TaskStatus:
 @app.get("/events/{task_id}", response_class=EventSourceResponse)
 async def events(task_id: UUID) -> AsyncIterator[ServerSentEvent]:
     """Send each state of a call, until it has ended."""
-    async for name in tasks.TASK.AsyncResult(str(task_id)).states():
+    async for name in tasks.TASK.AsyncResult(str(task_id)).iter_states():
         yield ServerSentEvent(event=name, data={"id": str(task_id), "state": name})
 
 

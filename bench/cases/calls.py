@@ -95,7 +95,7 @@ def _measure_chunk(effort: Effort) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"pure": [], "ours": []}
     n = effort.items(6400)
     with stage() as ground, ground.players(["pure", "ours"], "cost") as cast:
-        if not cast["ours"].ask("able")["delay_chunk"]:
+        if not cast["ours"].ask("able")["delay_rows"]:
             return {"rates": None}
         cast["ours"].ask("chunk", n=_ROWS, rows=_ROWS)
         for _ in range(effort.rounds):
@@ -110,13 +110,13 @@ def _chunk_sheets(data: dict[str, Any]) -> list[Sheet]:
         (kind, f"{median(each):,.0f}", f"{median(each) / median(rates['pure']):.3f}")
         for kind, each in rates.items()
     ]
-    return [Sheet(f'"cost", delay_chunk of {_ROWS} rows', ("", "rows/s", "of pure"), rows)]
+    return [Sheet(f'"cost", delay_rows of {_ROWS} rows', ("", "rows/s", "of pure"), rows)]
 
 
 def _chunk_goals(data: dict[str, Any]) -> list[Goal]:
     rates = data["rates"]
     ratio = median(rates["ours"]) / median(rates["pure"]) if rates else None
-    return [Goal(f'"cost", delay_chunk of {_ROWS} rows: of pure', ratio, 0.97)]
+    return [Goal(f'"cost", delay_rows of {_ROWS} rows: of pure', ratio, 0.97)]
 
 
 CASES = [

@@ -57,7 +57,7 @@ def chunk(player: Any, n: int, rows: int = 256) -> dict[str, Any]:
     items = range(n)
     started = time.perf_counter()
     parts = [items[first : first + rows] for first in range(0, n, rows)]
-    waiting = [player.task.delay_chunk(list(part)) for part in parts]
+    waiting = [player.task.delay_rows(list(part)) for part in parts]
     answers = [answer for each in waiting for answer in each.get(timeout=TIMEOUT)]
     seconds = time.perf_counter() - started
     _check(answers, expected(items))
@@ -68,7 +68,7 @@ def able(player: Any) -> dict[str, Any]:
     """Say which of our calls this version has."""
     return {
         name: hasattr(getattr(player, "task", None), name)
-        for name in ("delay_many", "delay_chunk", "adelay")
+        for name in ("delay_many", "delay_rows", "adelay")
     }
 
 

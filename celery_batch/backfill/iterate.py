@@ -41,7 +41,7 @@ def answers(
     if window is not None and window < 1:
         raise ValueError(f"backfill(): window must be at least 1 row, got {window!r}")
     held: dict[int, Any] = {}
-    rows = Arguments(task.batch_signature).rows(_held(items, held))
+    rows = Arguments(task._batch_signature).rows(_held(items, held))
     pace = Pace.of(task, window=window, in_order=in_order)
     options = {"priority": lowest_priority(task.app), **options}
     # Only of what surely has them in hand: others may read all there is to count it.

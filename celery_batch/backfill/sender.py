@@ -218,7 +218,7 @@ class Sender:
             return self._task.apply_many(calls, **self._options) if calls else []
         chunks = [parcel.columns for parcel in parcels]
         if len(chunks) == 1:
-            return [self._task.apply_chunk(*chunks[0], **self._options)]
+            return [self._task.apply_rows(*chunks[0], **self._options)]
         return list(self._task._apply_chunks(chunks, self._options))  # noqa: SLF001 (our own)
 
     def arrivals(

@@ -221,7 +221,7 @@ class Batcher(Generic[T]):
 
     def _take(self, reason: Reason, *, owes: bool) -> Batch[T]:
         policy, urgency = self.policy, self._waiting.urgency or 0
-        share = policy.bulk_share if owes else 0.0
+        share = policy.low_priority_share if owes else 0.0
         guaranteed = self._waiting.guaranteed / policy.max_batch_size
         taken = self._waiting.take(policy.max_batch_size, share)
         batch = Batch(tuple(taken), reason, urgency, guaranteed)

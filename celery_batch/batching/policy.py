@@ -27,7 +27,7 @@ class BatchPolicy:
         linger: Seconds without a newcomer after which a free slot stops
             waiting.  Unless given, 2 ms or ``max_wait`` where that is shorter,
             and nothing after a batch of one.
-        bulk_share: Of the places in batches, how many at least go to those whom more
+        low_priority_share: Of the places in batches, how many at least go to those whom more
             urgent ones overtake, from 0 for none to 0.5.
 
     Raises:
@@ -37,7 +37,7 @@ class BatchPolicy:
     max_batch_size: int = 32
     max_wait: float = 0.01
     linger: float | None = None
-    bulk_share: float = 0.1
+    low_priority_share: float = 0.1
 
     def __post_init__(self) -> None:
         size = self.max_batch_size
@@ -48,9 +48,11 @@ class BatchPolicy:
         _require_seconds("max_wait", self.max_wait)
         if self.linger is not None:
             _require_seconds("linger", self.linger)
-        share = self.bulk_share
+        share = self.low_priority_share
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 0.5:  # noqa: PLR2004
-            raise ConfigurationError(f"bulk_share: must be a number from 0 to 0.5, got {share!r}")
+            raise ConfigurationError(
+                f"low_priority_share: must be a number from 0 to 0.5, got {share!r}"
+            )
 
     @property
     def patience(self) -> float:

@@ -83,7 +83,7 @@ def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]
     found = Input(source, options["kind"] or "")
     field = options["field"] or ("file" if found.kind == "files" else None)
     limit = ErrorLimit.parse(options["max_errors"]) if options["max_errors"] else None
-    arguments = Arguments(task.batch_signature, key=options["key"], field=field)
+    arguments = Arguments(task._batch_signature, key=options["key"], field=field)
     job = Job(task, found, output, arguments, limit=limit)
     job.say = say
     pace = Pace.of(

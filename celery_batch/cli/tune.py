@@ -77,7 +77,7 @@ def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> l
         found = Input(source)
         field = field or ("file" if found.kind == "files" else None)
         records = islice(found.records(), MOST_ROWS)
-        arguments = Arguments(task.batch_signature, field=field)
+        arguments = Arguments(task._batch_signature, field=field)
         found_rows = some_fit(arguments.rows(records, found.line))
         rows = [row.values for row in found_rows if not row.flaw]
     else:
@@ -122,7 +122,7 @@ class Probe:
         batch = [self._rows[(self._next + n) % len(self._rows)] for n in range(size)]
         self._next = (self._next + size) % len(self._rows)
         columns = [list(column) for column in zip(*batch, strict=True)]
-        runner = self._task.whole_runner()  # a new one: it remembers what did not fit
+        runner = self._task._unisolated_runner()  # a new one: it remembers what did not fit
         torch = _awake_torch()
         if torch is not None:
             torch.cuda.reset_peak_memory_stats()

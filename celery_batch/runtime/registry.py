@@ -240,6 +240,6 @@ def _warm_up(instance: Model) -> None:
     def predict(*columns: list[Any]) -> Any:
         return call_with_columns(instance.predict, signature, columns)
 
-    runner = Runner(predict, f"{model.__qualname__}.predict", ErrorPolicy(isolate=False))
+    runner = Runner(predict, f"{model.__qualname__}.predict", ErrorPolicy(isolate_failures=False))
     for outcome in runner.run(*(list(column) for column in zip(*rows, strict=True))):
         outcome.unwrap()

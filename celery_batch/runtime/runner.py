@@ -68,13 +68,13 @@ class ErrorPolicy:
     How to take a model's errors.
 
     Args:
-        isolate: Look for the items that make a batch fail, by calling the model
+        isolate_failures: Look for the items that make a batch fail, by calling the model
             again with parts of it; else the error is everybody's.
         verdicts: Errors by which the function speaks for the whole batch.
         interrupts: Errors that come from outside and end the run.
     """
 
-    isolate: bool = True
+    isolate_failures: bool = True
     verdicts: tuple[type[Exception], ...] = ()
     interrupts: tuple[type[Exception], ...] = ()
 
@@ -204,7 +204,7 @@ class Runner:
             is_culprit = len(part) == 1 and not is_interrupt
             return _all(error, part) if is_culprit else ()
         is_verdict = isinstance(error, (BatchError, *self._error_policy.verdicts))
-        if self._error_policy.isolate and not is_verdict and recovery.failed(part):
+        if self._error_policy.isolate_failures and not is_verdict and recovery.failed(part):
             logger.info("%s raised %r on %d items: looking for the culprit",
                         self._name, error, len(part))  # fmt: skip
             return ()
@@ -219,7 +219,7 @@ class Runner:
             self.safe_size.did_not_fit(size)
             logger.warning("%s ran out of memory with %d items: batches of up to %d from here",
                            self._name, size, self.safe_size.largest)  # fmt: skip
-            if self._error_policy.isolate and recovery.failed(part):
+            if self._error_policy.isolate_failures and recovery.failed(part):
                 return ()
         self.isolated += recovery.was_cut and size == 1
         return _all(self._shortage(error, size), part)

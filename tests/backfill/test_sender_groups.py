@@ -40,7 +40,7 @@ class Broker:
 
     def __init__(self, task):
         self.writes, self.forgotten, self.answers, self.errors = [], [], [], []
-        task.apply_chunk = lambda *columns, **_: self.send([columns])[0]
+        task.apply_rows = lambda *columns, **_: self.send([columns])[0]
         task._apply_chunks = lambda chunks, _: self.send(chunks)
         task._forget_many = lambda results: self.forgotten.append(len(results))
 

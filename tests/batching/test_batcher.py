@@ -166,7 +166,7 @@ def test_ahead_of_a_free_slot_only_full_batches_leave(batcher: Batcher[str]):
 
 def test_overtaken_twice_over_is_owed_once():
     """A batch that lies ready is owed its share itself, so those in line earn none meanwhile."""
-    paid: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, bulk_share=0.5))
+    paid: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, low_priority_share=0.5))
     bulk = Request("B", 0.0, 9, rows=2)
     for request in [bulk, *(Request(item, 0.0, 0, rows=2) for item in "abcd")]:
         paid.add(request)
@@ -178,7 +178,7 @@ def test_overtaken_twice_over_is_owed_once():
 
 def test_batch_takes_along_what_it_was_owed_in_line():
     """Made ready when nobody urgent waits, it is not to be overtaken as if it were new."""
-    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=4, bulk_share=0.25))
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=4, low_priority_share=0.25))
     for item, urgency in [("B", 9), ("a", 0), ("b", 0)]:
         batcher.add(Request(item, 0.0, urgency, rows=4))
     batcher.next(now=0.0)
@@ -191,7 +191,7 @@ def test_batch_takes_along_what_it_was_owed_in_line():
 
 def test_batch_that_goes_before_others_and_has_room_is_not_called_full():
     """It could not grow, as these did not fit in; a larger size would not help it."""
-    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, bulk_share=0.0))
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, low_priority_share=0.0))
     for item, urgency, rows in [("B", 9, 2), ("a", 0, 1)]:
         batcher.add(Request(item, 0.0, urgency, rows=rows))
 

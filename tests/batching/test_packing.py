@@ -24,7 +24,7 @@ def batches(size: int, *rows: int, urgencies: tuple[int, ...] = ()) -> list[list
 
 def line(size: int, *rows: int, urgencies: tuple[int, ...] = ()) -> Batcher[int]:
     """Return a batcher in front of which requests with these rows wait."""
-    batcher: Batcher[int] = Batcher(BatchPolicy(size, bulk_share=0.0))
+    batcher: Batcher[int] = Batcher(BatchPolicy(size, low_priority_share=0.0))
     for n, each in enumerate(rows):
         urgency = urgencies[n] if urgencies else 0
         batcher.add(Request(n, arrived=0.0, urgency=urgency, rows=each))

@@ -68,9 +68,11 @@ def test_max_wait_must_be_given_as_a_number():
 def test_share_is_a_number_up_to_a_half(share: object):
     """With more the patient would come before the urgent."""
     with pytest.raises(ConfigurationError) as refusal:
-        BatchPolicy(bulk_share=share)
+        BatchPolicy(low_priority_share=share)
 
-    assert f"bulk_share: must be a number from 0 to 0.5, got {share!r}" == str(refusal.value)
+    assert f"low_priority_share: must be a number from 0 to 0.5, got {share!r}" == str(
+        refusal.value
+    )
 
 
 def test_refusals_are_value_errors_too():

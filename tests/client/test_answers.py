@@ -29,7 +29,7 @@ WAYS: dict[str, Callable[[Any], list[Any]]] = {
     "positional": lambda task: [task.apply_async(("a",), None, "an-id")],
     "many": lambda task: task.delay_many("ab"),
     "coroutine": lambda task: [asyncio.run(task.adelay("a"))],
-    "chunk": lambda task: [task.delay_chunk(["a", "b"])],
+    "chunk": lambda task: [task.delay_rows(["a", "b"])],
     "signature": lambda task: [task.s("a").apply_async()],
     "group": lambda task: list(group(task.s(each) for each in "ab").apply_async()),
     "chain": lambda task: [chain(task.s("a"), task.s()).apply_async()],

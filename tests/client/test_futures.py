@@ -262,7 +262,7 @@ async def _awaited(result: BatchResult) -> Any:
 
 async def _last_state(result: BatchResult) -> str:
     async with asyncio.timeout(SOON):
-        return [state async for state in result.states()][-1]
+        return [state async for state in result.iter_states()][-1]
 
 
 @pytest.mark.parametrize("ask", [_awaited, _last_state])

@@ -214,7 +214,7 @@ def test_no_listener_is_waited_for_longer_than_a_step_may_take(
         lambda _, timeout: bool(asked.append(timeout)),
     )
     with pytest.raises(CeleryTimeoutError):
-        next(result.states(timeout=0.1))
+        next(result.iter_states(timeout=0.1))
 
     assert asked
     assert max(asked) <= 0.1
@@ -612,7 +612,7 @@ async def _value_of(result: BatchResult) -> object:
 
 async def _last_state_of(result: BatchResult) -> object:
     async with asyncio.timeout(SOON):
-        return [state async for state in result.states()][-1]
+        return [state async for state in result.iter_states()][-1]
 
 
 WAYS = {"await": 1, "states": "SUCCESS", "future": 1, "streamer": [1]}

@@ -96,13 +96,13 @@ def test_a_chunk_counts_as_its_rows(sender: Callable[..., Sender]) -> None:
     """A chunk asks for room for each of its rows."""
     here = sender()
     task = limited(here)
-    task.delay_chunk(list("abcdef"))
-    task.delay_chunk(list("abcd"))
+    task.delay_rows(list("abcdef"))
+    task.delay_rows(list("abcd"))
     with pytest.raises(QueueFull, match="11 items in one call"):
-        task.delay_chunk(list("abcdefghijk"))
+        task.delay_rows(list("abcdefghijk"))
     known(task, 2)
     with pytest.raises(QueueFull, match="9 more"):
-        task.delay_chunk(list("abcdefghi"))
+        task.delay_rows(list("abcdefghi"))
 
     assert 2 == count(here)
 

@@ -14,7 +14,7 @@ from vine import barrier
 from celery_batch.client.results.pending import SWEEP, PendingResults, Reply
 from celery_batch.protocol import (
     STARTED_ID,
-    BatchFacts,
+    BatchInfo,
     facts_of_all,
     packed_waits,
     read_replies,
@@ -241,8 +241,8 @@ def test_first_to_hear_of_a_batch_keeps_it(pending: PendingResults):
     )
     pending.deliver([("told", b"1")], facts_of_all(9, 0.5, "w") + packed_waits([9]))
 
-    assert BatchFacts(2, 1.0, 0.5, "w") == told.batch
-    assert BatchFacts(2, 2.0, 0.5, "w") == found.batch
+    assert BatchInfo(2, 1.0, 0.5, "w") == told.batch_info
+    assert BatchInfo(2, 2.0, 0.5, "w") == found.batch_info
 
 
 def test_what_an_older_client_does_not_know_does_it_no_harm(pending: PendingResults):

@@ -67,7 +67,7 @@ class Followed:
         self.seen.extend(self._one_by_one())
 
     def _one_by_one(self) -> Any:
-        for state in self._result.states(SOON):
+        for state in self._result.iter_states(SOON):
             self.seen.append(state)
         yield "over"
 
@@ -75,7 +75,7 @@ class Followed:
         asyncio.run(self._await())
 
     async def _await(self) -> None:
-        async for state in self._result.states(SOON):
+        async for state in self._result.iter_states(SOON):
             self.seen.append(state)
         self.seen.append("over")
 
@@ -138,14 +138,14 @@ def test_start_that_was_told_is_not_looked_for(background: Teller):
     soon(lambda: result.reply.latest, "news of the start")
     background.redis.delete(background.app.backend.get_key_for_task(result.id))
 
-    assert "STARTED" == next(result.states(SOON))
+    assert "STARTED" == next(result.iter_states(SOON))
 
 
 @HOWS
 def test_who_waits_for_long_may_go_on(background: Teller, how: str):
     """When nothing comes in time that is an error, and the next state can be waited for."""
     result = stranger(background)
-    following = result.states(0.05)
+    following = result.iter_states(0.05)
 
     async def following_state() -> str:
         """Await the next one."""
@@ -171,7 +171,7 @@ def test_cancelled_step_loses_nothing(background: Teller):
 
     async def steps() -> tuple[int, list[str]]:
         """Give up once, then see it through."""
-        following = result.states()
+        following = result.iter_states()
         try:
             async with asyncio.timeout(0.05):
                 await anext(following)
@@ -192,7 +192,7 @@ def test_dropped_streams_leave_nothing(background: Teller):
 
     async def follow(result: BatchResult) -> None:
         """Follow what never comes."""
-        async for _ in result.states():
+        async for _ in result.iter_states():
             pytest.fail("nothing was stored")
 
     async def drop() -> None:
@@ -223,7 +223,7 @@ def test_many_streams_are_one_look(background: Teller, monkeypatch: pytest.Monke
 
     async def follow(result: BatchResult) -> list[str]:
         """Return its states."""
-        return [state async for state in result.states()]
+        return [state async for state in result.iter_states()]
 
     async def follow_all(results: list[BatchResult]) -> tuple[int, list[list[str]]]:
         """Follow all for a while; return how often was looked meanwhile, and the states."""
@@ -257,7 +257,7 @@ def test_unchanged_state_is_not_read_twice(background: Teller, monkeypatch: pyte
     """What has been seen costs no decoding at the next look."""
     monkeypatch.setattr(pending, "FOLLOW", 0.02)
     result = stranger(background)
-    following = result.states(SOON)
+    following = result.iter_states(SOON)
     background.store(result, WHO, states.STARTED)
     started = next(following)
     judged: list[bytes] = []
@@ -320,7 +320,7 @@ def test_redis_that_is_away_is_waited_for(background: Teller):
 
 
 def _follow_in_fork(result: BatchResult, told: Any) -> None:
-    told.put(list(result.states(SOON)))
+    told.put(list(result.iter_states(SOON)))
 
 
 def test_fork_follows_with_an_ear_of_its_own(background: Teller):
@@ -328,7 +328,7 @@ def test_fork_follows_with_an_ear_of_its_own(background: Teller):
     context = multiprocessing.get_context("fork")
     result = stranger(background)
     with ThreadPoolExecutor(1) as pool:
-        here = pool.submit(lambda: list(result.states(SOON)))
+        here = pool.submit(lambda: list(result.iter_states(SOON)))
         soon(lambda: followers(background) == 1, "a follower")
         told = context.SimpleQueue()
         child = context.Process(target=_follow_in_fork, args=(result, told))
@@ -344,7 +344,7 @@ def test_ignored_result_has_no_states(background: Teller):
     result = stranger(background)
     result.ignored = True
 
-    assert [] == list(result.states())
+    assert [] == list(result.iter_states())
 
 
 def test_eager_result_has_the_one_that_it_has():
@@ -355,10 +355,10 @@ def test_eager_result_has_the_one_that_it_has():
         """Return all states."""
         return [state async for state in following]
 
-    assert ["SUCCESS"] == list(result.states()) == asyncio.run(all_of(result.states()))
+    assert ["SUCCESS"] == list(result.iter_states()) == asyncio.run(all_of(result.iter_states()))
 
 
 def test_tasks_do_not_wait_for_others(background: Teller):
     """Inside a task, to follow another is refused as to wait for it is."""
     with denied_join_result(), pytest.raises(RuntimeError, match="Never call"):
-        next(stranger(background).states())
+        next(stranger(background).iter_states())

@@ -126,7 +126,7 @@ def test_batch_beyond_the_memory_is_split_and_remembered(shop: Shop):
 
 
 def test_function_with_side_effects_sees_no_item_twice(busy: Shop):
-    """With isolate=False a bad item's error is everybody's."""
+    """With isolate_failures=False a bad item's error is everybody's."""
     results = [busy.once.delay(word) for word in ("a", "bad", "b")]
     for result in results:
         with pytest.raises(ValueError, match="cannot digest it"):

@@ -84,7 +84,7 @@ def test_messages_come_in_the_order_of_priorities_and_queues(shop: Shop, bulk: b
     """Urgent ones come first if nobody has a share, each priority in the order of its sending."""
     for n in range(40):
         shop.double.apply_async((n,), priority=(9, 6, 3, 0)[n % 4])
-    shop.worker("-c", "1", conf={"batch_bulk": bulk, "batch_bulk_share": 0})
+    shop.worker("-c", "1", conf={"batch_bulk": bulk, "batch_low_priority_share": 0})
     last = shop.double.apply_async((40,), priority=9)
     last.get(timeout=30)
     order = [n for fact in shop.recall("double") for n in fact["items"]]

@@ -11,7 +11,7 @@ SIZE, PLACES = 4, 3
 
 def test_chunks_are_left_for_other_workers(shop: Shop):
     """Chunks of a batch's size take a place each, from the first message on."""
-    results = [shop.nap.delay_chunk(range(SIZE)) for _ in range(30)]
+    results = [shop.nap.delay_rows(range(SIZE)) for _ in range(30)]
     worker = shop.worker("-c", "1", SHOP_NAP_SECONDS="1.5")
     wait_until(
         lambda: "" if len(shop.recall("nap")) >= 2 else "still at the first batch",

@@ -103,7 +103,7 @@ def test_large_chunks_are_counted_by_their_header(each_shop: Shop):
     """A chunk has the rows that its header says, and fails where its body has others."""
     each_shop.worker("-c", "1")
     rows = list(range(40_000))
-    chunk = each_shop.double.delay_chunk(rows)
+    chunk = each_shop.double.delay_rows(rows)
     wrong = each_shop.double.apply_async((rows,), headers={ROWS: 5})
 
     assert [2 * row for row in rows] == chunk.get(timeout=60)

@@ -66,7 +66,7 @@ def test_patient_ones_have_their_share_of_a_crowd(fresh: Stage):
     results = send(client, "u", priority=URGENT, items=60)
     results += send(client, "p", priority=PATIENT, items=8)
     results += send(client, "q", priority=3, items=4)
-    fresh.worker("tests.services.overlapped", "-c", "1", conf={"batch_bulk_share": 0.25})
+    fresh.worker("tests.services.overlapped", "-c", "1", conf={"batch_low_priority_share": 0.25})
     for result in results:
         result.get(timeout=SOON)
     order = "".join(name for name, *_ in fresh.facts("settled"))

@@ -103,7 +103,7 @@ def test_a_task_takes_the_parameters_of_its_model(app: Celery):
     """Positions, names, defaults and the check of arguments are the method's."""
     task = Joining.as_task(app, name="shop.join")
 
-    assert ["left", "right", "sep"] == list(task.batch_signature.parameters)
+    assert ["left", "right", "sep"] == list(task._batch_signature.parameters)
     assert ["a-!", "a+b"] == [task("a"), task("a", right="b", sep="+")]
     with pytest.raises(TypeError, match="takes from 1 to 2 positional arguments"):
         task.delay("a", "b", "c")

@@ -131,7 +131,7 @@ def test_one_bad_item_in_32_costs_11_calls():
 
 def test_function_with_side_effects_is_called_once():
     """With isolation off, the error is everybody's and nobody is run again."""
-    runner = Runner(PoisonModel("bad").predict, "shop.model", ErrorPolicy(isolate=False))
+    runner = Runner(PoisonModel("bad").predict, "shop.model", ErrorPolicy(isolate_failures=False))
 
     assert isinstance(the_error(runner.run(["good", "bad", "fine"])), ValueError)
     assert 1 == runner.calls

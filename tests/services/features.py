@@ -237,7 +237,7 @@ def replaced_by_batch(self, x):
 @app.task(bind=True, name="f.replaced_by_chunk")
 def replaced_by_chunk(self, numbers):
     """An ordinary task that is replaced by a chunk of what it was given."""
-    return self.replace(rows.chunk_signature(numbers))
+    return self.replace(rows.rows_signature(numbers))
 
 
 @app.task(name="f.plain_add")

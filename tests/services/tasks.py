@@ -327,7 +327,12 @@ def hungry(x):
 
 
 @app.task(
-    base=BatchTask, name="shop.once", max_batch_size=8, linger=0.1, max_wait=0.5, isolate=False
+    base=BatchTask,
+    name="shop.once",
+    max_batch_size=8,
+    linger=0.1,
+    max_wait=0.5,
+    isolate_failures=False,
 )
 def once(x):
     """Have side effects, so that no item may be seen twice."""

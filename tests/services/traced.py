@@ -110,7 +110,7 @@ def mark(task_id: str, args: Any, **_: Any) -> None:
         sentry_sdk.set_tag(f"mark.{args[0]}", task_id)
 
 
-@app.task(name="traced.broken", isolate=False, **BATCH)
+@app.task(name="traced.broken", isolate_failures=False, **BATCH)
 def broken(x):
     """Fail altogether."""
     raise RuntimeError(f"the model broke on {len(x)}")

@@ -88,6 +88,6 @@ def test_some_who_are_overtaken_are_read_all_the_same(worker: Worker):
     assert [0, 0, 8, 5] == worker.scheduler.room.guaranteed(None, steps)
     assert [0, 0, 0, 0] == worker.scheduler.room.guaranteed({"pairs"}, steps)
 
-    task_queue.policy = replace(task_queue.policy, bulk_share=0.0)
+    task_queue.policy = replace(task_queue.policy, low_priority_share=0.0)
 
     assert [0] == worker.scheduler.room.guaranteed({"crowds"}, [9])

@@ -26,7 +26,7 @@ from celery_batch.protocol import (
     REPLY_CHANNEL,
     REPLY_HEADER,
     STARTED_ID,
-    BatchFacts,
+    BatchInfo,
     facts_of_all,
     read_facts,
     read_replies,
@@ -613,7 +613,7 @@ def test_backend_of_one_s_own_stores_by_itself(
 ALIKE = facts_of_all(3, 0.25, "w@here")
 
 
-def facts_told(payload: bytes) -> dict[str, BatchFacts | None]:
+def facts_told(payload: bytes) -> dict[str, BatchInfo | None]:
     """Return what a payload says of each reply's batch."""
     (facts_id, said), *replies = read_replies(payload)
     assert FACTS_ID == facts_id
@@ -641,9 +641,9 @@ def test_client_hears_how_its_answers_were_made(
     subscription.close()
 
     assert {
-        (HERE, "a"): BatchFacts(3, 0.0, 0.25, "w@here"),
-        (THERE, "b"): BatchFacts(3, 0.5, 0.25, "w@here"),
-        (HERE, "c"): BatchFacts(3, 1.0, 0.25, "w@here"),
+        (HERE, "a"): BatchInfo(3, 0.0, 0.25, "w@here"),
+        (THERE, "b"): BatchInfo(3, 0.5, 0.25, "w@here"),
+        (HERE, "c"): BatchInfo(3, 1.0, 0.25, "w@here"),
     } == {(channel, name): facts for channel, each in told for name, facts in each.items()}
     assert (3 if way == "one by one" else 2) == len(told)
 
@@ -669,7 +669,7 @@ def test_what_stands_was_not_made_by_this_batch(
     ((_, payload),) = heard(subscription)
     subscription.close()
 
-    assert {"one": None, "two": BatchFacts(3, 0.5, 0.25, "w@here")} == facts_told(payload)
+    assert {"one": None, "two": BatchInfo(3, 0.5, 0.25, "w@here")} == facts_told(payload)
 
 
 def test_facts_end_with_their_batch(make_app: Callable[..., Celery], client: redis.Redis):

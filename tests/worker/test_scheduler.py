@@ -244,7 +244,7 @@ def test_report_is_plain_data(worker: Worker, pool: Pool):
     """An operator sees each task's numbers, why its batches left and who waits."""
     worker.send("pairs", "a", "b", "c")
     numbers = {"max_batch_size": 2, "max_wait": 10.0, "linger": 2.0, "running": 1}
-    numbers |= {"bulk_share": 0.1}
+    numbers |= {"low_priority_share": 0.1}
     counts = {"waiting": 1, "batches": 1, "requests": 2, "rows": 2, "reasons": {"full": 1}}
     counts |= {"model_calls": 0, "safe_size": None, "worker_losses": 0, "sizes": {"2": [1, 2]}}
 

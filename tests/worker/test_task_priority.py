@@ -15,7 +15,7 @@ class Waiting:
 
     def __init__(self, urgency: int | None, oldest: float, share: float = 0.25) -> None:
         self.urgency, self.oldest = urgency, oldest
-        self.policy = BatchPolicy(bulk_share=share)
+        self.policy = BatchPolicy(low_priority_share=share)
 
 
 class Sent:

@@ -35,7 +35,7 @@ from workers.huggingface import classify
 wrong, *results = classify.delay_many({[None, *TEXTS]!r})
 answers = [result.get(timeout=60) for result in results]
 heavy = [name for name in ("numpy", "torch", "transformers") if name in sys.modules]
-sizes = [result.batch.size for result in results]
+sizes = [result.batch_info.size for result in results]
 print(json.dumps([answers, sizes, repr(wrong.get(timeout=60, propagate=False)), heavy]))
 """
 

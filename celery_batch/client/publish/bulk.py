@@ -101,7 +101,7 @@ def apply_chunks(task: Any, chunks: Iterable[Any], options: dict[str, Any]) -> l
     results: list[Any] = []
     with _in_one_write(results) as gathering:
         for columns in chunks:
-            call = partial(task.apply_chunk, *columns, **options)
+            call = partial(task.apply_rows, *columns, **options)
             results.append(gathered_by(gathering, task, call))
     return results
 

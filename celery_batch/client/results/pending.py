@@ -29,7 +29,7 @@ from kombu.connection import Connection
 from kombu.transport.virtual import Channel, QoS
 from kombu.utils.objects import cached_property
 
-from celery_batch.protocol import STARTED_ID, BatchFacts, read_facts
+from celery_batch.protocol import STARTED_ID, BatchInfo, read_facts
 
 __all__ = [
     "FOLLOW",
@@ -496,7 +496,7 @@ class Reply:
         self.followers: list[Watcher] | None = None
 
     @property
-    def batch(self) -> BatchFacts | None:
+    def batch_info(self) -> BatchInfo | None:
         """What was told of its batch, if anything was."""
         said = self.said
         return None if said is None else read_facts(*said)

@@ -28,7 +28,7 @@ from celery_batch.client.results.states import States
 from celery_batch.client.results.waiting import ThreadWait, arrived, is_elsewhere, is_of_thread
 from celery_batch.decoding import decode_json
 from celery_batch.encoding import check_output
-from celery_batch.protocol import BatchFacts
+from celery_batch.protocol import BatchInfo
 
 __all__ = [
     "BatchResult",
@@ -142,9 +142,9 @@ class ReceivedResult(AsyncResult):  # type: ignore[misc]
         return self._backend or self.app.backend
 
     @property
-    def batch(self) -> BatchFacts | None:
+    def batch_info(self) -> BatchInfo | None:
         """How its answer was made; None as long as there is none, or if nobody has told."""
-        return None if self.is_elsewhere else self.own_reply().batch
+        return None if self.is_elsewhere else self.own_reply().batch_info
 
     @property
     def on_ready(self) -> Any:
@@ -351,7 +351,7 @@ class BatchResult(ReceivedResult):
         """
         return future_of(self)
 
-    def states(self, timeout: float | None = None) -> States:
+    def iter_states(self, timeout: float | None = None) -> States:
         """
         Return an iterator, and asynchronous iterator, of the task's states as they come.
 
@@ -455,7 +455,7 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
     """Celery's, with what a `BatchResult` has besides."""
 
     #: It was made alone, and here.
-    batch: BatchFacts | None = None
+    batch: BatchInfo | None = None
 
     @classmethod
     def of(cls, result: Any) -> Any:
@@ -505,7 +505,7 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
         yield from ()
         return self.get()
 
-    def states(self, timeout: float | None = None) -> EagerStates:  # noqa: ARG002 (it has ended)
+    def iter_states(self, timeout: float | None = None) -> EagerStates:  # noqa: ARG002 (it has ended)
         """Return an iterator, and asynchronous iterator, of the one state that it has."""
         return EagerStates([self.state])
 

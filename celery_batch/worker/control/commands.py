@@ -33,7 +33,7 @@ def register() -> None:
         variadic="words",
         signature=(
             "<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
-            " [bulk_share=SHARE]"
+            " [low_priority_share=SHARE]"
         ),
     )(_answered(batch_config))
     control_command(variadic="words", signature="<task> [task2 [... [taskN]]]")(

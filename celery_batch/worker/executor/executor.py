@@ -166,7 +166,7 @@ class _Run:
         return BatchEnd(
             self._settled,
             work=self._call.work if self._call else NO_WORK,
-            safe_size=self._task.runner().safe_size.largest,
+            safe_size=self._task._batch_runner().safe_size.largest,
             broken=out_of_use(),
             follow_up=self._call.follow_up if self._call else FollowUp.BROKE_OFF,
         )

@@ -83,7 +83,7 @@ def is_plain(task: Any) -> bool:
         not task.track_started
         and not any(trace.task_has_custom(task, hook) for hook in _HOOKS)
         and type(task).__call__.__module__ in _CALLS
-        and type(task).asked is BatchTask.asked
+        and type(task)._call_rows is BatchTask._call_rows
         and loader.on_task_init is BaseLoader.on_task_init
         and loader.on_process_cleanup is BaseLoader.on_process_cleanup
     )
@@ -121,7 +121,7 @@ class FastTrace:
         known = registry._decoders.get(_JSON) is json.loads  # noqa: SLF001
         self._reads_json = known and _JSON in accept
         self._accept = accept
-        kinds = [parameter.kind for parameter in task.batch_signature.parameters.values()]
+        kinds = [parameter.kind for parameter in task._batch_signature.parameters.values()]
         simple = all(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds)
         self._width = len(kinds) if simple else -1
         self._encode = self._encoder()
@@ -149,7 +149,7 @@ class FastTrace:
             if len(args) == self._width and not kwargs:
                 row = tuple(args)
             else:
-                bound = self._task.batch_signature.bind(*args, **kwargs)
+                bound = self._task._batch_signature.bind(*args, **kwargs)
                 bound.apply_defaults()
                 row = tuple(bound.arguments.values())
         except Exception:  # noqa: BLE001 (the tracer meets with it as well)

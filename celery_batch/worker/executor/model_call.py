@@ -126,7 +126,7 @@ class ModelCall:
     def _observed(self, limit: SoftLimit) -> list[Any]:
         """Run the model, and note what its runner has learnt."""
         global _broken  # noqa: PLW0603 (one device a process)
-        runner = self.task.runner()
+        runner = self.task._batch_runner()
         if self.most is not None:
             runner.limit(self.most)
         before = runner.calls, runner.isolated, runner.out_of_memory

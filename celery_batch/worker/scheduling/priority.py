@@ -5,7 +5,7 @@ Chooses the task whose batch runs next.
 Rule 1: the lane with the most urgent request comes first; among equals the one whose
         oldest request has waited longest.
 Rule 2: a batch that is more urgent than the one that lies ready goes before it.
-Rule 3: whoever is overtaken has a share all the same, `bulk_share` of its task: after so
+Rule 3: whoever is overtaken has a share all the same, `low_priority_share` of its task: after so
         many batches of others a lane comes first, and a batch that lies ready stays next.
         What its requests were owed in line counts, too; and while it is overtaken, it
         alone is owed.
@@ -73,11 +73,11 @@ class TaskPriority:
         self._scheduler.pop(task_queue, None)
         for other in others:
             if other is not task_queue and job.urgency < _urgency(other) < _NOBODY:
-                self._scheduler[other] += other.policy.bulk_share
+                self._scheduler[other] += other.policy.low_priority_share
 
     def _is_guaranteed(self, task_queue: TaskQueue) -> bool:
         """Say whether a lane's next batch is one of so many that it has a right to."""
-        return self._scheduler[task_queue] + task_queue.policy.bulk_share > _WHOLE
+        return self._scheduler[task_queue] + task_queue.policy.low_priority_share > _WHOLE
 
     def overtake(self, job: BatchJob, share: float) -> None:
         """

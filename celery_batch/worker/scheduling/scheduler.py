@@ -119,7 +119,7 @@ class PrefetchRoom:
         if most_urgent >= max(urgencies):
             return [0] * len(urgencies)
         policies = [task_queue.policy for task_queue in scheduler]
-        share = ceil(2 * max(each.bulk_share * each.max_batch_size for each in policies))
+        share = ceil(2 * max(each.low_priority_share * each.max_batch_size for each in policies))
         return [
             max(share - sum(task_queue.rows_of(urgency) for task_queue, _ in waiting), 0)
             if most_urgent < urgency
@@ -414,7 +414,7 @@ class Scheduler:
         self._priority.note(task_queue, job, self._scheduler.values())
         for each in list(self._jobs):  # pools of threads tell of an end at any time
             if not each.accepted and job.urgency < each.urgency:
-                self._priority.overtake(each, self.task_queue(each.task).policy.bulk_share)
+                self._priority.overtake(each, self.task_queue(each.task).policy.low_priority_share)
         self._jobs.add(job)
         self._write_ahead.submit(job)
 

@@ -327,7 +327,7 @@ class TaskQueue:
             "max_batch_size": self.policy.max_batch_size,
             "max_wait": self.policy.max_wait,
             "linger": self.policy.patience,
-            "bulk_share": self.policy.bulk_share,
+            "low_priority_share": self.policy.low_priority_share,
             "waiting": len(self._batcher) + len(self.kept or ()),
             "batches": sum(self.reasons.values()),
             "requests": self.requests,

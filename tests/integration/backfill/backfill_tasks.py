@@ -26,7 +26,7 @@ def echo(value):
     return value
 
 
-@app.task(base=BatchTask, max_batch_size=16, isolate=False, max_worker_losses=1)
+@app.task(base=BatchTask, max_batch_size=16, isolate_failures=False, max_worker_losses=1)
 def fragile(number):
     """Double numbers; one of them takes the process down."""
     if 5 in number:

@@ -39,7 +39,7 @@ def close_both_slots(place: Place) -> str:
 )
 def test_a_chunk_is_one_task_with_a_list_for_its_result(place: Place, rows: int, calls: list[int]):
     """However many rows it has, it runs in slices of ``max_batch_size``, in order."""
-    result = place.rows.delay_chunk(range(rows))
+    result = place.rows.delay_rows(range(rows))
 
     assert [2 * n for n in range(rows)] == result.get(timeout=SOON)
     assert calls == sizes(place)
@@ -50,9 +50,9 @@ def test_chunks_and_single_requests_share_batches(place: Place):
     """The last slice of a large chunk is filled up; no call has more rows than it may have."""
     gate = close_both_slots(place)
     first = place.rows.delay(1000)
-    large = place.rows.delay_chunk(range(100))
+    large = place.rows.delay_rows(range(100))
     singles = [place.rows.delay(n) for n in range(20)]
-    small = place.rows.delay_chunk(range(30))
+    small = place.rows.delay_rows(range(30))
     place.wait_for_buffered("f.rows", 23)
     place.open_gate(gate)
 
@@ -66,7 +66,7 @@ def test_chunks_and_single_requests_share_batches(place: Place):
 def test_small_chunks_are_merged(place: Place):
     """Chunks that do not fit into one call side by side share two, where that saves a third."""
     gate = close_both_slots(place)
-    results = [place.rows.delay_chunk(range(40)) for _ in range(3)]
+    results = [place.rows.delay_rows(range(40)) for _ in range(3)]
     place.wait_for_buffered("f.rows", 3)
     place.open_gate(gate)
 
@@ -81,7 +81,7 @@ def test_status_counts_rows_and_calls(place: Place):
     place.rows.delay(1).get(timeout=SOON)
     place.wait_for_batches("f.rows")
     before = counts()
-    place.rows.delay_chunk(range(100)).get(timeout=SOON)
+    place.rows.delay_rows(range(100)).get(timeout=SOON)
     place.wait_for_batches("f.rows")
 
     assert [1, 100, 1, 2] == [now - then for now, then in zip(counts(), before, strict=True)]
@@ -90,10 +90,10 @@ def test_status_counts_rows_and_calls(place: Place):
 def test_several_parameters_are_several_lists(place: Place):
     """A chunk is called as the batch function is: a list for each parameter, by place or name."""
     results = [
-        place.add.delay_chunk([1, 2, 3], [10, 20, 30]),
-        place.add.delay_chunk([1, 2, 3], y=[10, 20, 30]),
-        place.add.apply_chunk([1, 2, 3], kwargs={"y": [10, 20, 30]}, countdown=0.1),
-        place.add.delay_chunk([1, 2, 3]),
+        place.add.delay_rows([1, 2, 3], [10, 20, 30]),
+        place.add.delay_rows([1, 2, 3], y=[10, 20, 30]),
+        place.add.apply_rows([1, 2, 3], kwargs={"y": [10, 20, 30]}, countdown=0.1),
+        place.add.delay_rows([1, 2, 3]),
         place.add.delay(1, 10),
     ]
 
@@ -104,8 +104,8 @@ def test_several_parameters_are_several_lists(place: Place):
 def test_a_failed_row_fails_its_chunk_and_nobody_else(place: Place):
     """The error names the rows, has each one's own error, and keeps the other outputs."""
     gate = place.close_gate() if place.pool != "solo" else place.unique("gate")
-    chunk = place.rows.delay_chunk([1, -2, 3, -4, 5])
-    neighbours = [place.rows.delay(7), place.rows.delay_chunk([8, 9])]
+    chunk = place.rows.delay_rows([1, -2, 3, -4, 5])
+    neighbours = [place.rows.delay(7), place.rows.delay_rows([8, 9])]
     place.open_gate(gate)
     error = chunk.get(timeout=SOON, propagate=False)
 
@@ -121,7 +121,7 @@ def test_the_culprit_of_a_chunk_is_found(place: Place):
     """A row that makes every call fail it is in is looked for by halves, slice by slice."""
     rows = list(range(200))
     rows[100] = -99
-    error = place.rows.delay_chunk(rows).get(timeout=SOON, propagate=False)
+    error = place.rows.delay_rows(rows).get(timeout=SOON, propagate=False)
 
     assert {100: "KeyError: -99"} == error.failures
     assert [None if n == 100 else 2 * n for n in range(200)] == error.outputs
@@ -132,7 +132,7 @@ def test_a_chunk_keeps_to_the_memory_there_is(place: Place):
     """What does not fit is halved, and slices are not larger from there on."""
     queue = place.unique("hungry")
     with place.another("-c", "1", queue=queue) as worker:
-        result = place.hungry.apply_chunk(range(20), queue=queue)
+        result = place.hungry.apply_rows(range(20), queue=queue)
 
         assert list(range(20)) == result.get(timeout=SOON)
         assert [16, 8, 4, 4, 4, 4, 4] == [len(items) for items in place.batches("hungry")]
@@ -162,7 +162,7 @@ def test_a_header_that_does_not_fit_fails_its_own_task(
 ):
     """Whatever a message says of its rows, its caller hears what is wrong, and others nothing."""
     wrong = place.app.send_task("f.rows", args, headers={"batch_rows": said})
-    right = place.rows.delay_chunk([1, 2])
+    right = place.rows.delay_rows([1, 2])
 
     with pytest.raises(error):
         wrong.get(timeout=SOON)
@@ -174,8 +174,8 @@ def test_a_worker_that_knows_no_batches_runs_a_chunk(place: Place):
     """With Celery's own strategy, the message is an ordinary one: its list is the answer."""
     queue = place.unique("stock")
     with place.another("-c", "1", queue=queue, SHOP_STOCK="1"):
-        well = place.rows.apply_chunk(range(100), queue=queue)
-        badly = place.rows.apply_chunk([1, -2], queue=queue)
+        well = place.rows.apply_rows(range(100), queue=queue)
+        badly = place.rows.apply_rows([1, -2], queue=queue)
 
         assert [2 * n for n in range(100)] == well.get(timeout=SOON)
         assert [2, None] == badly.get(timeout=SOON, propagate=False).outputs
@@ -184,7 +184,7 @@ def test_a_worker_that_knows_no_batches_runs_a_chunk(place: Place):
 
 def test_chunks_in_canvases(place: Place):
     """A chunk's list goes on as one argument; in a group it is one member."""
-    rows = place.rows.chunk_signature
+    rows = place.rows.rows_signature
     results = [
         chain(rows([1, 2, 3]), place.plain_total.s()).delay(),
         chain(place.plain_add.s(1, 1), rows([4, 5]), place.total.s()).delay(),
@@ -197,7 +197,7 @@ def test_chunks_in_canvases(place: Place):
 
 def test_a_chunk_is_made_of_an_earlier_result(place: Place):
     """A task in the middle of a chain is replaced by a chunk, whose list goes on."""
-    numbers = place.rows.chunk_signature([1, 2, 3])
+    numbers = place.rows.rows_signature([1, 2, 3])
     result = chain(numbers, place.replaced_by_chunk.s(), place.plain_total.s()).delay()
 
     assert 24 == result.get(timeout=SOON)
@@ -206,8 +206,8 @@ def test_a_chunk_is_made_of_an_earlier_result(place: Place):
 
 def test_link_and_link_error_of_a_chunk(place: Place):
     """A chunk calls back once, with its list or with its error."""
-    place.rows.apply_chunk([1, 2], link=place.note.s())
-    failed = place.rows.apply_chunk([-1, 2], link_error=place.note_error.s())
+    place.rows.apply_rows([1, 2], link=place.note.s())
+    failed = place.rows.apply_rows([-1, 2], link_error=place.note_error.s())
 
     assert [2, 4] == eventually(lambda: place.recall("note"), "the callback")[0]["x"]
     (heard,) = eventually(lambda: place.recall("note_error"), "the errback")
@@ -219,7 +219,7 @@ def test_link_and_link_error_of_a_chunk(place: Place):
 def test_a_row_that_is_to_be_retried_retries_its_chunk(place: Place):
     """``autoretry_for`` is kept for a chunk as a whole, as soon as one row's error is named."""
     words = [place.unique("word") for _ in range(3)]
-    result = place.stubborn.delay_chunk(words, [0, 2, 1])
+    result = place.stubborn.delay_rows(words, [0, 2, 1])
 
     assert [[word, 3] for word in words] == result.get(timeout=SOON)
     assert words * 3 == place.items("stubborn")
@@ -228,7 +228,7 @@ def test_a_row_that_is_to_be_retried_retries_its_chunk(place: Place):
 def test_a_chunk_that_has_no_tries_left_tells_of_all_its_rows(place: Place):
     """After the last try its error names the rows that still failed."""
     words = [place.unique("word") for _ in range(3)]
-    error = place.stubborn.delay_chunk(words, [0, 9, 0]).get(timeout=SOON, propagate=False)
+    error = place.stubborn.delay_rows(words, [0, 9, 0]).get(timeout=SOON, propagate=False)
 
     assert {1: f"ConnectionError: {words[1]}: try 3"} == error.failures
     assert [[words[0], 3], None, [words[2], 3]] == error.outputs
@@ -238,8 +238,8 @@ def test_a_retry_for_one_row_is_its_chunks(place: Place):
     """``Retry`` as an output sends the whole chunk again; so does ``self.retry``."""
     again, word = place.unique("retry"), place.unique("word")
     results = [
-        place.act.delay_chunk(["left", again, "right"]),
-        place.patient.delay_chunk([word], [2]),
+        place.act.delay_rows(["left", again, "right"]),
+        place.patient.delay_rows([word], [2]),
     ]
 
     assert [["LEFT", again.upper(), "RIGHT"], [word]] == place.get(results)
@@ -248,9 +248,9 @@ def test_a_retry_for_one_row_is_its_chunks(place: Place):
 
 def test_ignored_and_rejected_rows(place: Place):
     """One among others has failed; where every row says so, it is said of the chunk."""
-    mixed = place.act.delay_chunk(["ignore", "left", "reject"]).get(SOON, propagate=False)
-    rejected = place.act.delay_chunk(["reject", "reject"])
-    ignored = place.act.delay_chunk(["ignore", "ignore"])
+    mixed = place.act.delay_rows(["ignore", "left", "reject"]).get(SOON, propagate=False)
+    rejected = place.act.delay_rows(["reject", "reject"])
+    ignored = place.act.delay_rows(["ignore", "ignore"])
     place.act.delay("last").get(timeout=SOON)
 
     assert [0, 2] == list(mixed.failures)
@@ -263,8 +263,8 @@ def test_ignored_and_rejected_rows(place: Place):
 def test_a_chunk_that_kills_its_process_is_poison(place: Place):
     """It is one request: it runs again alone, and is named as a whole; neighbours are answered."""
     gate = place.close_gate()
-    deadly = place.kills.delay_chunk(["a", "die", "b"])
-    neighbours = [place.kills.delay("x"), place.kills.delay_chunk(["y", "z"])]
+    deadly = place.kills.delay_rows(["a", "die", "b"])
+    neighbours = [place.kills.delay("x"), place.kills.delay_rows(["y", "z"])]
     place.wait_for_buffered("f.kills", 3)
     place.open_gate(gate)
     error = deadly.get(timeout=60, propagate=False)
@@ -283,8 +283,8 @@ def test_a_chunk_over_its_time_limit_fails_alone(place: Place, task: str, error:
     """A limit is for the whole chunk; who shared a batch with it is answered."""
     nap = getattr(place, task)
     gate = place.close_gate()
-    slow = nap.delay_chunk([0, 20, 0])
-    neighbours = [nap.delay(0), nap.delay_chunk([0, 0])]
+    slow = nap.delay_rows([0, 20, 0])
+    neighbours = [nap.delay(0), nap.delay_rows([0, 0])]
     place.wait_for_buffered(f"f.{task}", 3)
     place.open_gate(gate)
 
@@ -296,10 +296,10 @@ def test_a_chunk_over_its_time_limit_fails_alone(place: Place, task: str, error:
 def test_a_chunk_is_revoked_and_expires_as_one_request(place: Place):
     """What nobody wants any more is left out with all its rows."""
     gate = place.close_gate()
-    unwanted = place.echo.delay_chunk([1, 2])
+    unwanted = place.echo.delay_rows([1, 2])
     expires = datetime.now(UTC) + timedelta(seconds=2)
-    late = place.echo.apply_chunk([3, 4], expires=expires)
-    wanted = place.echo.delay_chunk([5, 6])
+    late = place.echo.apply_rows([3, 4], expires=expires)
+    wanted = place.echo.delay_rows([5, 6])
     place.wait_for_buffered("f.echo", 3)
     revoke(place, unwanted)
     eventually(lambda: datetime.now(UTC) > expires, "the time to pass")
@@ -315,7 +315,7 @@ def test_a_chunk_is_revoked_and_expires_as_one_request(place: Place):
 def test_a_chunk_is_started_once(place: Place):
     """``track_started`` and ``inspect active`` show one task."""
     gate = place.unique("gate")
-    result = place.hold_many.delay_chunk([gate] * 3, [1, 2, 3])
+    result = place.hold_many.delay_rows([gate] * 3, [1, 2, 3])
     place.wait_at(gate)
     active = place.app.control.inspect([place.worker.name], timeout=60.0, limit=1).active()
     ids = [each["id"] for each in active[place.worker.name]]
@@ -329,7 +329,7 @@ def test_a_chunk_is_started_once(place: Place):
 
 def test_hooks_are_called_once_for_a_chunk(place: Place):
     """Signals and hooks are those of one task, with the chunk's own arguments and list."""
-    result = place.hooked.delay_chunk(["a", "b"])
+    result = place.hooked.delay_rows(["a", "b"])
     answer = result.get(timeout=SOON)
     eventually(lambda: "after_return" in _names(place), "the last hook")
     facts = {fact["name"]: fact for fact in place.recall("signal")}

@@ -30,7 +30,7 @@ def test_one_call_can_ask_for_its_start(place: Place):
     tracked = place.hold_for.apply_async((gate, 1), **TRACKED)
     plain = place.hold_for.delay(gate, 2)
     place.wait_at(gate)
-    state = next(tracked.states(SOON))
+    state = next(tracked.iter_states(SOON))
     states = tracked.state, AsyncResult(tracked.id, app=place.app).state, plain.state
     meta = place.app.backend.get_task_meta(tracked.id)
     place.open_gate(gate)
@@ -41,7 +41,7 @@ def test_one_call_can_ask_for_its_start(place: Place):
     assert meta["result"]["pid"] in {fact["pid"] for fact in place.recall("hold_for")}
     assert ([gate, 1], "f.hold_for") == (list(meta["args"]), meta["name"])
     assert [1, 2] == place.get([tracked, plain])
-    assert ["STARTED", "SUCCESS"] == list(tracked.states())
+    assert ["STARTED", "SUCCESS"] == list(tracked.iter_states())
 
 
 def test_start_looks_as_celery_s_own(place: Place):
@@ -50,7 +50,7 @@ def test_start_looks_as_celery_s_own(place: Place):
     for task, options in ((place.hold_for, TRACKED), (place.hold_many, {})):
         gate = place.unique("alike")
         result = task.apply_async((gate, 1), **options)
-        assert "STARTED" == next(result.states(SOON))
+        assert "STARTED" == next(result.iter_states(SOON))
         meta = place.app.backend.get_task_meta(result.id)
         place.open_gate(gate)
         assert 1 == result.get(SOON)
@@ -64,10 +64,10 @@ def test_start_looks_as_celery_s_own(place: Place):
 def test_start_goes_through_hooks_and_chunks_too(place: Place):
     """Also a chunk, and a task that goes through its tracer, is STARTED when its call asks."""
     gate = place.close_gate()
-    chunk = place.rows.apply_chunk(range(10), **TRACKED)
+    chunk = place.rows.apply_rows(range(10), **TRACKED)
     linked = place.echo.apply_async((1,), link=place.plain_add.s(1), **TRACKED)
     place.open_gate(gate)
-    heard = [list(chunk.states(SOON)), list(linked.states(SOON))]
+    heard = [list(chunk.iter_states(SOON)), list(linked.iter_states(SOON))]
 
     assert [["STARTED", "SUCCESS"]] * 2 == heard
 
@@ -75,7 +75,7 @@ def test_start_goes_through_hooks_and_chunks_too(place: Place):
 def test_another_try_is_followed(place: Place):
     """A task that is tried again is followed to its end."""
     result = place.act.apply_async((place.unique("retry"),), **TRACKED)
-    heard = list(result.states(SOON))
+    heard = list(result.iter_states(SOON))
 
     assert ("STARTED", "SUCCESS") == (heard[0], heard[-1])
     assert {"STARTED", "SUCCESS"} <= set(heard) <= {"STARTED", "RETRY", "SUCCESS"}
@@ -98,11 +98,11 @@ def test_other_process_follows_by_id(place: Place):
     async def follow() -> list[str]:
         """Open the gate once the start was seen, and return all states."""
         seen = []
-        async for state in stranger.states(SOON):
+        async for state in stranger.iter_states(SOON):
             seen.append(state)
             await asyncio.to_thread(place.open_gate, gate)
         return seen
 
-    assert "STARTED" == next(stranger.states(SOON))
+    assert "STARTED" == next(stranger.iter_states(SOON))
     assert ["STARTED", "SUCCESS"] == asyncio.run(follow())
-    assert "SUCCESS" == list(place.hold_for.AsyncResult(stranger.id).states())[-1]
+    assert "SUCCESS" == list(place.hold_for.AsyncResult(stranger.id).iter_states())[-1]

@@ -21,7 +21,7 @@ def test_next_batch_has_the_new_size(helm: Helm, worker: Worker):
     prefetch = worker.stats()["prefetch_count"]
     reply = helm.done(worker, "batch_config", task=SIZES, max_batch_size=3, max_wait=50, linger=40)
     small = [result.get(timeout=LONG) for result in helm.shop.sizes.delay_many(list(range(12)))]
-    cut = helm.shop.sizes.delay_chunk(list(range(9))).get(timeout=LONG)
+    cut = helm.shop.sizes.delay_rows(list(range(9))).get(timeout=LONG)
     status = worker.status()[SIZES]
     less = worker.stats()["prefetch_count"]
     helm.done(worker, "batch_config", task=SIZES, max_batch_size=16)

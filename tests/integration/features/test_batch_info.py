@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery.result import AsyncResult
 
-from celery_batch import BatchFacts
+from celery_batch import BatchInfo
 from tests.services.place import SOON, Place
 
 EVERY_POOL = ("prefork", "solo", "threads")
@@ -16,9 +16,9 @@ def test_answer_tells_of_its_batch(place: Place):
     """Items that ran together know how many they were, how long it took, and where."""
     words = [place.unique("facts") for _ in range(5)]
     results = place.echo.delay_many(words)
-    before = [result.batch for result in results[-1:]]
+    before = [result.batch_info for result in results[-1:]]
     place.get(results)
-    facts = [result.batch for result in results]
+    facts = [result.batch_info for result in results]
     company = {word: len(batch) for batch in place.batches("echo") for word in batch}
 
     assert [None] == before
@@ -26,7 +26,7 @@ def test_answer_tells_of_its_batch(place: Place):
     assert {place.worker.name} == {each.worker for each in facts}
     assert all(0 < each.wait < SOON and 0 < each.seconds < SOON for each in facts)
     assert 1 < max(company.values())
-    assert [result.batch for result in results] == facts
+    assert [result.batch_info for result in results] == facts
 
 
 def test_answer_of_a_batch_that_was_cut_tells_of_the_last_call(place: Place):
@@ -37,9 +37,9 @@ def test_answer_of_a_batch_that_was_cut_tells_of_the_last_call(place: Place):
     last = {word: batch for batch in batches for word in batch}
 
     assert [len(last[word]) for word in ("fine", "bad", "good", "well")] == [
-        result.batch.size for result in results
+        result.batch_info.size for result in results
     ]
-    assert 1 == results[1].batch.size
+    assert 1 == results[1].batch_info.size
 
 
 def test_answer_of_a_retry_tells_of_the_last_try(place: Place):
@@ -47,19 +47,19 @@ def test_answer_of_a_retry_tells_of_the_last_try(place: Place):
     result = place.act.delay(place.unique("retry"))
     result.get(timeout=SOON)
 
-    assert 1 == result.batch.size
-    assert result.batch.wait < SOON
+    assert 1 == result.batch_info.size
+    assert result.batch_info.wait < SOON
 
 
 def test_chunk_counts_in_rows(place: Place):
     """The size of a chunk's batch is in rows, of one call of the model."""
-    small, large = place.rows.delay_chunk(range(10)), place.rows.delay_chunk(range(150))
+    small, large = place.rows.delay_rows(range(10)), place.rows.delay_rows(range(150))
     place.get([small, large])
     sizes = {fact["size"] for fact in place.recall("rows")}
 
-    assert {small.batch.size, large.batch.size} <= sizes
-    assert 10 <= small.batch.size <= 64
-    assert 64 == large.batch.size
+    assert {small.batch_info.size, large.batch_info.size} <= sizes
+    assert 10 <= small.batch_info.size <= 64
+    assert 64 == large.batch_info.size
 
 
 def test_nobody_else_knows(place: Place):
@@ -69,8 +69,8 @@ def test_nobody_else_knows(place: Place):
     known = place.echo.delay(1)
     place.get([plain, expired, known])
 
-    assert isinstance(known.batch, BatchFacts)
-    assert (None, None) == (expired.batch, place.echo.apply((1,)).batch)
+    assert isinstance(known.batch_info, BatchInfo)
+    assert (None, None) == (expired.batch_info, place.echo.apply((1,)).batch_info)
     assert not hasattr(AsyncResult(known.id, app=place.app), "batch")
 
 
@@ -80,7 +80,7 @@ def test_what_is_stored_is_celery_s(place: Place):
     result.get(timeout=SOON)
     stored = place.app.backend.get_task_meta(result.id)
 
-    assert result.batch is not None
+    assert result.batch_info is not None
     assert {"status", "result", "traceback", "children", "date_done", "task_id"} | {
         *("name", "args", "kwargs", "worker", "retries", "queue")
     } == set(stored)
