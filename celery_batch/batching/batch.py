@@ -18,8 +18,8 @@ class Reason(StrEnum):
 
     FULL = "full"  # it could not grow any more
     URGENT = "urgent"  # it went before others, who did not fit in beside it
-    DUE = "due"  # its oldest request had waited max_wait
-    QUIET = "quiet"  # nobody came for linger seconds
+    TIMEOUT = "timeout"  # its oldest request had waited max_wait
+    IDLE = "idle"  # no request arrived for linger seconds
     DRAINED = "drained"  # nobody else will come
     ALONE = "alone"  # its one request may be what takes processes down
 

@@ -190,9 +190,9 @@ class Batcher(Generic[T]):
         due = max(self._waiting.oldest or 0.0, self._group_at) + self.policy.max_wait
         quiet = self._quiet_since + self._patience
         if now >= due:
-            return self._take(Reason.DUE, owes=owes)
+            return self._take(Reason.TIMEOUT, owes=owes)
         if now >= quiet:
-            return self._take(Reason.QUIET, owes=owes)
+            return self._take(Reason.IDLE, owes=owes)
         return Wait(min(due, quiet) - now)
 
     @property

@@ -13,7 +13,7 @@ from celery_batch.batching.request import Request
 @pytest.fixture
 def batch() -> Batch[str]:
     """Two requests, the older one first."""
-    return Batch((Request("a", arrived=1.0), Request("b", arrived=2.0)), Reason.QUIET)
+    return Batch((Request("a", arrived=1.0), Request("b", arrived=2.0)), Reason.IDLE)
 
 
 def test_batch_gives_the_model_its_items_in_order(batch: Batch[str]):
@@ -40,11 +40,11 @@ def test_batch_and_request_cannot_be_changed(batch: Batch[str]):
     with pytest.raises(AttributeError):
         batch.requests[0].arrived = 0.0
 
-    assert Batch((Request("a", 1.0), Request("b", 2.0)), Reason.QUIET) == batch
+    assert Batch((Request("a", 1.0), Request("b", 2.0)), Reason.IDLE) == batch
 
 
 def test_reasons_are_words_for_logs_and_json():
     """Counters by reason can be sent and read as plain text."""
     words = json.loads(json.dumps({reason: str(reason) for reason in Reason}))
 
-    assert {word: word for word in ("full", "urgent", "due", "quiet", "drained", "alone")} == words
+    assert {word: word for word in ("full", "urgent", "timeout", "idle", "drained", "alone")} == words

@@ -65,7 +65,7 @@ def test_lone_request_leaves_after_linger(batcher: Batcher[str]):
 
     assert Wait(0.25) == batcher.next(now=10.25)
     assert Wait(1 / 1024) == batcher.next(now=10.5 - 1 / 1024)
-    assert ("a", Reason.QUIET) == what_left(batcher.next(now=10.5))
+    assert ("a", Reason.IDLE) == what_left(batcher.next(now=10.5))
 
 
 def test_lone_request_after_a_lone_one_leaves_at_once():
@@ -75,10 +75,10 @@ def test_lone_request_after_a_lone_one_leaves_at_once():
     assert isinstance(batcher.next(now=0.0), Wait)
     batcher.next(now=0.5)
     add(batcher, "b", at=1.0)
-    assert ("b", Reason.QUIET) == what_left(batcher.next(now=1.0))
+    assert ("b", Reason.IDLE) == what_left(batcher.next(now=1.0))
 
     add(batcher, "cd", at=2.0)
-    assert ("cd", Reason.QUIET) == what_left(batcher.next(now=2.0))
+    assert ("cd", Reason.IDLE) == what_left(batcher.next(now=2.0))
     add(batcher, "e", at=3.0)
     assert isinstance(batcher.next(now=3.0), Wait)
 
@@ -98,7 +98,7 @@ def test_every_newcomer_starts_the_silence_anew(batcher: Batcher[str]):
     add(batcher, "b", at=0.375)
 
     assert Wait(0.375) == batcher.next(now=0.5)
-    assert ("ab", Reason.QUIET) == what_left(batcher.next(now=0.875))
+    assert ("ab", Reason.IDLE) == what_left(batcher.next(now=0.875))
 
 
 def test_oldest_request_bounds_the_wait(batcher: Batcher[str]):
@@ -108,14 +108,14 @@ def test_oldest_request_bounds_the_wait(batcher: Batcher[str]):
 
     assert Wait(0.125) == batcher.next(now=0.875)
     assert Wait(1 / 1024) == batcher.next(now=1 - 1 / 1024)
-    assert ("ab", Reason.DUE) == what_left(batcher.next(now=1.0))
+    assert ("ab", Reason.TIMEOUT) == what_left(batcher.next(now=1.0))
 
 
 def test_wait_counts_from_arrival_not_from_the_question(batcher: Batcher[str]):
     """A request that waited while all slots were busy leaves as soon as one is free."""
     add(batcher, "a", at=0.0)
 
-    assert ("a", Reason.DUE) == what_left(batcher.next(now=60.0))
+    assert ("a", Reason.TIMEOUT) == what_left(batcher.next(now=60.0))
 
 
 def test_left_over_requests_keep_their_own_arrival(batcher: Batcher[str]):
@@ -132,7 +132,7 @@ def test_no_wait_means_whoever_is_there():
     batcher = Batcher(BatchPolicy(max_batch_size=3, max_wait=0))
     add(batcher, "a", at=4.0)
 
-    assert ("a", Reason.DUE) == what_left(batcher.next(now=4.0))
+    assert ("a", Reason.TIMEOUT) == what_left(batcher.next(now=4.0))
 
 
 def test_no_linger_means_not_to_wait_for_company():
@@ -140,7 +140,7 @@ def test_no_linger_means_not_to_wait_for_company():
     batcher = Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0, linger=0))
     add(batcher, "ab", at=4.0)
 
-    assert ("ab", Reason.QUIET) == what_left(batcher.next(now=4.0))
+    assert ("ab", Reason.IDLE) == what_left(batcher.next(now=4.0))
 
 
 def test_batches_of_one_leave_at_once():
@@ -205,7 +205,7 @@ def test_silence_that_nobody_could_see_does_not_count(batcher: Batcher[str]):
     batcher.looked_away(now=0.75)
 
     assert Wait(0.25) == batcher.next(now=0.75)  # until due: max_wait holds all the same
-    assert ("a", Reason.DUE) == what_left(batcher.next(now=1.0))
+    assert ("a", Reason.TIMEOUT) == what_left(batcher.next(now=1.0))
 
 
 def test_one_who_came_while_a_crowd_was_answered_waits_for_it(batcher: Batcher[str]):
@@ -225,7 +225,7 @@ def test_one_who_waits_for_a_crowd_does_so_once(batcher: Batcher[str]):
         batcher.group_ended(now=now, rows=3, urgency=0)
 
     assert Wait(0.25) == batcher.next(now=60.75)
-    assert ("a", Reason.DUE) == what_left(batcher.next(now=61.0))
+    assert ("a", Reason.TIMEOUT) == what_left(batcher.next(now=61.0))
 
 
 @pytest.mark.parametrize(("items", "rows", "urgency"), [("ab", 4, 0), ("a", 2, 0), ("a", 3, 9)])
@@ -234,7 +234,7 @@ def test_nobody_else_waits_for_a_crowd(batcher: Batcher[str], items: str, rows: 
     add(batcher, items, at=0.0)
     batcher.group_ended(now=60.0, rows=rows, urgency=urgency)
 
-    assert (items, Reason.DUE) == what_left(batcher.next(now=60.0))
+    assert (items, Reason.TIMEOUT) == what_left(batcher.next(now=60.0))
 
 
 def test_looking_away_before_the_last_arrival_changes_nothing(batcher: Batcher[str]):
@@ -243,7 +243,7 @@ def test_looking_away_before_the_last_arrival_changes_nothing(batcher: Batcher[s
     batcher.looked_away(now=1.0)
 
     assert Wait(0.25) == batcher.next(now=2.25)
-    assert ("a", Reason.QUIET) == what_left(batcher.next(now=2.5))
+    assert ("a", Reason.IDLE) == what_left(batcher.next(now=2.5))
 
 
 def test_draining_leaves_nobody_behind(batcher: Batcher[str]):

@@ -207,8 +207,8 @@ class Shell:
         assert waiting >= size or fits == len(self.line)
         assert {
             Reason.FULL: waiting >= size,
-            Reason.DUE: not ahead and self.age >= self.policy.max_wait - TOLERANCE,
-            Reason.QUIET: not ahead and self.quiet_for >= self.patience - TOLERANCE,
+            Reason.TIMEOUT: not ahead and self.age >= self.policy.max_wait - TOLERANCE,
+            Reason.IDLE: not ahead and self.quiet_for >= self.patience - TOLERANCE,
             Reason.DRAINED: not ahead and self.draining,
         }[batch.reason]
         assert [self.line.popleft() for _ in range(fits)] == list(batch.requests)

@@ -70,7 +70,7 @@ def test_lone_request_does_not_wait_for_company(shop: Shop):
     worker = shop.worker("-c", "1")
     shop.double.delay(1).get(timeout=30)
 
-    assert {"quiet": 1} == worker.status()["shop.double"]["reasons"]
+    assert {"idle": 1} == worker.status()["shop.double"]["reasons"]
 
 
 def test_full_batches_form_under_load(shop: Shop):

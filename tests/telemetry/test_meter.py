@@ -26,7 +26,7 @@ def report(**facts) -> BatchReport:
         "requests": 2,
         "rows": 2,
         "most": 8,
-        "reason": "quiet",
+        "reason": "idle",
         "end": End.ANSWERED,
         "outcomes": {Outcome.SUCCEEDED: 2},
         "waits": [0.01, 0.02],
@@ -181,7 +181,7 @@ def test_report_in_words_and_as_data():
     assert "double: batch of 2 (quiet), waited 0.020 s, model 0.500 s" == str(fine)
     assert "waited 0.000 s, model 0.000 s, time_limit, 2 again" in str(bad)
     assert fine.facts() == json.loads(json.dumps(fine.facts()))
-    assert ("double", 2, "quiet", 0.02, 0.5) == tuple(
+    assert ("double", 2, "idle", 0.02, 0.5) == tuple(
         fine.facts()[name] for name in ("task", "size", "reason", "wait", "model_seconds")
     )
 

@@ -233,7 +233,7 @@ def test_who_has_waited_out_a_pause_waits_for_no_company(
     worker.scheduler.resume(task_queue, OPERATOR)
 
     assert [["a"]] == pool.batches
-    assert 1 == task_queue.reasons[Reason.DUE]
+    assert 1 == task_queue.reasons[Reason.TIMEOUT]
 
 
 def test_requests_are_handed_back_once(worker: Worker):
