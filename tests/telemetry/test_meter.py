@@ -178,7 +178,7 @@ def test_report_in_words_and_as_data():
     fine = report()
     bad = report(end=End.TIME_LIMIT, outcomes={Outcome.AGAIN: 2}, waits=[], work=Work())
 
-    assert "double: batch of 2 (quiet), waited 0.020 s, model 0.500 s" == str(fine)
+    assert "double: batch of 2 (idle), waited 0.020 s, model 0.500 s" == str(fine)
     assert "waited 0.000 s, model 0.000 s, time_limit, 2 again" in str(bad)
     assert fine.facts() == json.loads(json.dumps(fine.facts()))
     assert ("double", 2, "idle", 0.02, 0.5) == tuple(
@@ -192,11 +192,11 @@ def test_report_of_chunks_counts_rows_and_requests():
     some = report(rows=9, outcomes={Outcome.SUCCEEDED: 1, Outcome.RETRIED: 2})
     single = report(outcomes={Outcome.SUCCEEDED: 1, Outcome.FAILED: 1})
 
-    assert "double: batch of 32 rows in 1 request (quiet)," in str(one)
+    assert "double: batch of 32 rows in 1 request (idle)," in str(one)
     assert str(one).endswith("model 0.500 s, 1 request failed")
-    assert "batch of 9 rows in 2 requests (quiet)" in str(some)
+    assert "batch of 9 rows in 2 requests (idle)" in str(some)
     assert str(some).endswith(", 2 requests retried")
-    assert "double: batch of 2 (quiet), waited 0.020 s, model 0.500 s, 1 failed" == str(single)
+    assert "double: batch of 2 (idle), waited 0.020 s, model 0.500 s, 1 failed" == str(single)
 
 
 def test_idle_is_the_time_between_model_calls():

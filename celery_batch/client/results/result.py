@@ -455,7 +455,7 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
     """Celery's, with what a `BatchResult` has besides."""
 
     #: It was made alone, and here.
-    batch: BatchInfo | None = None
+    batch_info: BatchInfo | None = None
 
     @classmethod
     def of(cls, result: Any) -> Any:
