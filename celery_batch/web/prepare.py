@@ -20,6 +20,19 @@ _CONNECT, _REPLY = 1.0, 2.0
 #: One further try, at once: the client can ask again.
 _ONCE_MORE = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
 
+
+def _limit_greenlets(connection: Any) -> None:
+    """
+    Set the time-out on a gevent socket itself.
+
+    py-amqp sets SO_RCVTIMEO and SO_SNDTIMEO.  These have no effect on gevent's sockets, which
+    never block in the kernel.
+    """
+    sock = connection.transport.sock
+    if type(sock).__module__.startswith("gevent."):
+        sock.settimeout(_REPLY)
+
+
 _SINGLE: Mapping[str, Any] = {
     "broker_connection_timeout": _CONNECT,
     "redis_socket_connect_timeout": _CONNECT,
@@ -32,8 +45,9 @@ _MERGED: Mapping[str, Mapping[str, Any]] = {
     "broker_transport_options": {
         "socket_connect_timeout": _CONNECT,
         "socket_timeout": _REPLY,
-        "read_timeout": _REPLY,  # of py-amqp, as the next
+        "read_timeout": _REPLY,  # of py-amqp, as the next two
         "write_timeout": _REPLY,
+        "on_open": _limit_greenlets,
         **_ONCE_MORE,  # for a channel that is opened before anything is sent
     },
 }
