@@ -63,7 +63,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_sdist_holds_the_package_and_its_documents(built: Path) -> None:
-    """The sdist has all modules, documents and the license; no tests, pictures or applications."""
+    """The sdist has modules, scripts, documents and license; no tests, pictures or applications."""
     with tarfile.open(built / f"celery_batch-{__version__}.tar.gz") as archive:
         files = {each.name.partition("/")[2] for each in archive.getmembers() if each.isfile()}
     documents = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")}
@@ -75,7 +75,7 @@ def test_sdist_holds_the_package_and_its_documents(built: Path) -> None:
 
 
 def test_wheel_holds_the_package_alone(wheel: Path) -> None:
-    """The wheel that was built from the sdist has all modules, py.typed and the license."""
+    """The wheel that was built from the sdist has modules, scripts, py.typed and license."""
     with zipfile.ZipFile(wheel) as archive:
         files = set(archive.namelist())
     notes = f"celery_batch-{__version__}.dist-info"
@@ -116,7 +116,8 @@ def test_readme_example_answers_from_an_empty_environment(installed: Path, tmp_p
 
 def _modules() -> set[str]:
     """Return the files of the package in this tree."""
-    paths = [*(ROOT / "celery_batch").rglob("*.py"), ROOT / "celery_batch" / "py.typed"]
+    package = ROOT / "celery_batch"
+    paths = [*package.rglob("*.py"), *package.rglob("*.lua"), package / "py.typed"]
     return {path.relative_to(ROOT).as_posix() for path in paths}
 
 

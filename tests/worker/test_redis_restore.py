@@ -16,7 +16,7 @@ from celery_batch.processes.managed_process import wait_until
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.owner import Keys, describe_self, machine
 from celery_batch.worker.redis.restore import Restorer, Terms
-from celery_batch.worker.redis.scripts import KEEP
+from celery_batch.worker.redis.scripts import script
 
 PREFIX = "shop-"
 
@@ -40,7 +40,7 @@ def hold(place: Any, tag: str, *, flag: str = "0", owner: str = "other", **heade
         "headers": {"id": tag, **headers},
         "properties": {"delivery_tag": tag, "priority": 0, "delivery_info": {"exchange": ""}},
     }
-    place.client.register_script(KEEP)(
+    place.client.register_script(script("record"))(
         keys=[keys.index, keys.unacked, keys.owner_of, keys.held, keys.owners],
         args=[owner, tag, json.dumps([message, "", "letters"])],
     )

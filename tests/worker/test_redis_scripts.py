@@ -10,7 +10,7 @@ import pytest
 from kombu import Connection
 from redis import Redis
 
-from celery_batch.worker.redis.scripts import POP
+from celery_batch.worker.redis.scripts import script
 
 BOOKS = ["index", "unacked", "owner of", "held", "owners", "alive"]
 
@@ -40,7 +40,7 @@ def popped(client: Redis, *messages: str, most: int = 10) -> list[str]:
     """Have messages handed out, and return those."""
     if messages:
         client.lpush("letters", *messages)
-    found = client.eval(POP, 7, *BOOKS, "letters", most, "me", "alive", 10_000)
+    found = client.eval(script("fetch"), 7, *BOOKS, "letters", most, "me", "alive", 10_000)
     about, texts = (each.decode() for each in found)
     numbers, handed_out = iter(map(int, about.split())), []
     for _, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
@@ -127,7 +127,7 @@ def test_places_are_kept_for_the_less_urgent(client: Redis):
     chunks = [message(headers={"batch_rows": 4}, delivery_tag=f"chunk{n}") for n in range(2)]
     client.lpush("chunks", *chunks)
     lists = ["chunks", "patient", "none", "urgent", "patient"]
-    client.eval(POP, 6 + len(lists), *BOOKS, *lists, 10, "me", "alive", 10_000, "3 2 2")
+    client.eval(script("fetch"), 6 + len(lists), *BOOKS, *lists, 10, "me", "alive", 10_000, "3 2 2")
 
     assert 7 == client.hlen("unacked")
     assert [1, 3, 1] == [client.llen(name) for name in ("chunks", "patient", "urgent")]

@@ -14,7 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 from celery_batch.worker.dispatch.running_messages import NoRunningMessages
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.restore import Terms
-from celery_batch.worker.redis.scripts import DONE
+from celery_batch.worker.redis.scripts import script
 
 __all__ = [
     "BulkAcks",
@@ -51,7 +51,7 @@ class BulkAcks:
         self._consumer = consumer
         self._lease = lease
         # Past kombu's own client, which puts the key prefix before some keys only.
-        self._done = Redis(connection_pool=channel.pool).register_script(DONE)
+        self._done = Redis(connection_pool=channel.pool).register_script(script("acknowledge"))
         self._tags = tags
         self._marks: list[str] = []
         self._is_flushing_soon = self._is_trying_again = False

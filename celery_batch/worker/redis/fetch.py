@@ -32,7 +32,7 @@ from redis.exceptions import NoPermissionError, NoScriptError, ResponseError
 
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.restore import Terms
-from celery_batch.worker.redis.scripts import KEEP, POP
+from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.wakeup import QueueWakeup
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
@@ -180,8 +180,8 @@ class BulkFetch:
         self._is_refused = False
         self._written_down: set[str] = set()
         self._wakeup = QueueWakeup(channel, hub, self._wake, self._read_singly)
-        self._keep = lease.client.register_script(KEEP)
-        self._pop = lease.client.script_load(POP)
+        self._keep = lease.client.register_script(script("record"))
+        self._pop = lease.client.script_load(script("fetch"))
         self._start_one, self._read_one = channel._brpop_start, channel._brpop_read  # noqa: SLF001
         channel._brpop_start = self._ask  # noqa: SLF001
         channel._brpop_read = channel.handlers["BRPOP"] = self._read  # noqa: SLF001
@@ -293,7 +293,7 @@ class BulkFetch:
 
     def _explain(self, error: ResponseError) -> None:
         if isinstance(error, NoScriptError):
-            self._pop = self._lease.client.script_load(POP)
+            self._pop = self._lease.client.script_load(script("fetch"))
         elif isinstance(error, NoPermissionError):
             self._read_singly(error)
         elif not self._is_refused:

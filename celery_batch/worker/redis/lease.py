@@ -32,7 +32,7 @@ from celery_batch.worker.redis.owner import (
     own_pool,
 )
 from celery_batch.worker.redis.restore import Restorer
-from celery_batch.worker.redis.scripts import LOOK, RENEW, RETIRE
+from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.redis.silence import answers_again, break_off, keep_track
 
 __all__ = [
@@ -68,7 +68,7 @@ class Sweeper:
         self._keys = keys
         self._restorer = restorer
         self._seconds = seconds
-        self._look = client.register_script(LOOK)
+        self._look = client.register_script(script("find_dead"))
         self._cursors = ["0", "0"]
         self._first_missed: dict[str, float] = {}
         self._trusts_absence_from = 0.0
@@ -167,8 +167,8 @@ class Lease:
         self._on_doubt = on_doubt
         self._refresh_every = min(channel.visibility_timeout / 4, _REFRESH_EVERY)
         self._beat = min(1.0, seconds / 5, self._refresh_every)
-        self._renew = self.client.register_script(RENEW)
-        self._retire = self.client.register_script(RETIRE)
+        self._renew = self.client.register_script(script("renew_lease"))
+        self._retire = self.client.register_script(script("retire_sweeper"))
         self._renewed_at = self._refreshed_at = self._looked_at = awake_seconds()
         self._sweeper = Sweeper(self.client, self.keys, self.restorer, seconds)
         self._is_sweeper = False

@@ -19,7 +19,7 @@ from kombu.utils.json import dumps, loads
 
 from celery_batch.worker.intake.request import LOSSES
 from celery_batch.worker.redis.owner import Keys
-from celery_batch.worker.redis.scripts import RETURN, SWEEP
+from celery_batch.worker.redis.scripts import script
 
 __all__ = ["Restorer", "Terms"]
 
@@ -65,8 +65,8 @@ class Restorer:
         self._channel = channel
         self._client = client
         self._keys = keys
-        self._return = client.register_script(RETURN)
-        self._sweep = client.register_script(SWEEP)
+        self._return = client.register_script(script("restore"))
+        self._sweep = client.register_script(script("find_expired"))
 
     def give_back(self, flags: Mapping[str, str], terms: Terms) -> int:
         """

@@ -38,7 +38,7 @@ from celery_batch.protocol import (
 )
 from celery_batch.worker.executor.model_call import Facts
 from celery_batch.worker.intake.value_formats import is_name
-from celery_batch.worker.redis.scripts import STORE
+from celery_batch.worker.redis.scripts import script
 
 __all__ = [
     "NOTHING_KNOWN",
@@ -213,7 +213,7 @@ class RedisStore:
 
     @cached_property
     def _script(self) -> Any:
-        return self._backend.client.register_script(STORE)
+        return self._backend.client.register_script(script("store_results"))
 
     def _write_without_script(self, piece: list[Entry]) -> None:
         news: _Notification = {}
