@@ -10,7 +10,6 @@ from typing_extensions import TypedDict
 
 from celery_batch.client.backpressure import BrokerUnreachable
 from celery_batch.cluster.control_client import ControlClient
-from celery_batch.cluster.snapshot import ClusterSnapshot
 from celery_batch.cluster.state import ClusterState
 from celery_batch.worker.scheduling.capacity import queue_of
 from webapp import tasks
@@ -53,21 +52,11 @@ class _Monitor:
     def _stats(self) -> Stats:
         now = time.monotonic()
         if now - self._last >= _FRESH:
-            self._cluster_state.add(self._look(now))
+            self._cluster_state.add(self._control_client.snapshot(self._queues, _LISTEN))
             self._last = time.monotonic()
         if self._cluster_state.error:
             raise BrokerUnreachable(self._cluster_state.error)
         return _described(self._cluster_state)
-
-    def _look(self, now: float) -> ClusterSnapshot:
-        try:
-            answers = self._control_client.ask("batch_stats", _LISTEN)
-            return ClusterSnapshot(
-                time=now, answers=answers, depths=self._control_client.depths(self._queues)
-            )
-        except Exception as error:  # noqa: BLE001 (whatever a transport raises)
-            self._control_client.close()
-            return ClusterSnapshot(time=now, error=str(error) or type(error).__name__)
 
 
 def _described(picture: ClusterState) -> Stats:

@@ -13,7 +13,6 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.cluster.control_client import ControlClient
-from celery_batch.cluster.snapshot import ClusterSnapshot
 from celery_batch.cluster.state import ClusterState
 from celery_batch.task import BatchTask
 from celery_batch.worker.scheduling.capacity import queue_of
@@ -84,16 +83,9 @@ class _TopView:
             self._broker = connection.as_uri()
 
     def look(self) -> None:
-        """Ask everybody once more; a broker that is away is a fact like another."""
-        began = time.monotonic()
-        try:
-            answers = self._control_client.ask("batch_stats", self._listen)
-            depths = self._control_client.depths({*self._queues.values()})
-            look = ClusterSnapshot(time=began, answers=answers, depths=depths)
-        except Exception as error:  # noqa: BLE001 (whatever a transport raises)
-            self._control_client.close()
-            look = ClusterSnapshot(time=began, error=str(error) or type(error).__name__)
-        self._cluster_state.add(look)
+        """Ask all workers once more."""
+        queues = {*self._queues.values()}
+        self._cluster_state.add(self._control_client.snapshot(queues, self._listen))
 
     @property
     def error(self) -> str:

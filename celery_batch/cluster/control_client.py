@@ -1,19 +1,22 @@
-"""Celery's remote control for many replies: asks all workers at once."""
+"""A client of Celery's remote control that sends many commands."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 from amqp.exceptions import ChannelError
 
+from celery_batch.cluster.snapshot import ClusterSnapshot
+
 __all__ = ["ControlClient", "impatient_connection"]
 
-#: Seconds without an answer after which the broker counts as away.
+#: Seconds without an answer after which the broker counts as unreachable.
 _TIMEOUT = 3.0
 
-#: What keeps each transport from waiting for ever.
+#: Each transport's options that keep it from waiting for ever.
 _TIMEOUTS = {
     "redis": dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _TIMEOUT),
     "amqp": {"read_timeout": _TIMEOUT, "write_timeout": _TIMEOUT},
@@ -22,12 +25,12 @@ _TIMEOUTS = {
 
 def impatient_connection(app: Any) -> Any:
     """
-    Return a connection to the broker that gives up where nobody answers; not connected yet.
+    Return a connection to the broker that gives up after a few seconds; not connected yet.
 
     Args:
         app: The Celery app.
     """
-    with app.connection_for_write() as connection:  # which connects to nobody either
+    with app.connection_for_write() as connection:  # which does not connect
         timeouts = _TIMEOUTS.get(connection.get_transport_cls().driver_type, {})
     options = {**timeouts, **(app.conf.broker_transport_options or {})}
     return app.connection_for_write(connect_timeout=_TIMEOUT, transport_options=options)
@@ -35,7 +38,7 @@ def impatient_connection(app: Any) -> Any:
 
 class ControlClient:
     """
-    One connection to the broker, for what soon has an answer, or needs none.
+    Sends remote control commands on a connection of its own.
 
     Args:
         app: The Celery app.
@@ -48,14 +51,14 @@ class ControlClient:
 
     def ask(self, command: str, seconds: float) -> dict[str, Any]:
         """
-        Return what the workers answer, by their names.
+        Return the workers' answers to a command, by worker.
 
         Args:
-            command: Of the control bus, one that answers.
+            command: A remote control command that replies.
             seconds: How long to listen after the last answer.
 
         Raises:
-            Exception: Whatever a transport raises when the broker is away.
+            Exception: Whatever the transport raises when the broker is unreachable.
         """
         self._connect()
         answers: dict[str, Any] = {}
@@ -67,37 +70,53 @@ class ControlClient:
 
     def tell(self, command: str, **arguments: Any) -> None:
         """
-        Tell the workers something, and wait for no answer.
+        Send the workers a command, and wait for no answer.
 
         Args:
-            command: Of the control bus.
+            command: A remote control command.
             arguments: The command's.
 
         Raises:
-            Exception: Whatever a transport raises when the broker is away.
+            Exception: Whatever the transport raises when the broker is unreachable.
         """
         self._connect()
         self._mailbox.abcast(command, arguments)
 
     def depths(self, queues: Iterable[str]) -> dict[str, int]:
         """
-        Return how many messages wait in each queue for a worker to read them.
+        Return how many messages wait in each broker queue.
 
         Args:
             queues: Their names.
 
         Raises:
-            Exception: Whatever a transport raises when the broker is away.
+            Exception: Whatever the transport raises when the broker is unreachable.
         """
         self._connect()
         return {queue: self._depth(queue) for queue in queues}
 
+    def snapshot(self, queues: Iterable[str], seconds: float) -> ClusterSnapshot:
+        """
+        Return the statistics of all workers; an unreachable broker is its error.
+
+        Args:
+            queues: The names of the broker queues whose messages to count.
+            seconds: How long to listen after the last answer.
+        """
+        began = time.monotonic()
+        try:
+            answers = self.ask("batch_stats", seconds)
+            return ClusterSnapshot(time=began, answers=answers, depths=self.depths(queues))
+        except Exception as error:  # noqa: BLE001 (whatever the transport raises)
+            self.close()
+            return ClusterSnapshot(time=began, error=str(error) or type(error).__name__)
+
     def close(self) -> None:
-        """Let go of the broker until the next question."""
+        """Close the connection; the next command opens another."""
         connection, mailbox = self._connection, self._mailbox
         self._connection = self._mailbox = None
         with suppress(Exception):
-            # A straggler's reply would otherwise stay in Redis for ever.
+            # A late reply would otherwise stay in Redis for ever.
             if mailbox is not None and connection.connected:
                 connection.default_channel.queue_delete(mailbox.reply_queue.name)
         with suppress(Exception):
@@ -117,4 +136,4 @@ class ControlClient:
             try:
                 return int(channel.queue_declare(queue, passive=True).message_count)
             except (ChannelError, *self._connection.channel_errors):
-                return 0  # nobody has sent anything yet, or an empty list, which Redis drops
+                return 0  # it does not exist yet; Redis also drops an empty list

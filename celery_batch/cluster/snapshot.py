@@ -1,7 +1,8 @@
-"""The state of all workers at one moment, and the growth between two moments."""
+"""Statistics of all workers at one moment, and their growth between two moments."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,13 +13,13 @@ __all__ = ["ClusterSnapshot", "Growth", "grown"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
     """
-    What was found at one moment.
+    The statistics of all workers at one moment.
 
     Args:
-        time: Seconds, on a clock that never goes back.
-        answers: What each worker has said to ``batch_stats``.
+        time: On a monotonic clock.
+        answers: The answer of each worker to ``batch_stats``.
         depths: Messages that wait in the broker, by queue.
-        error: Why the broker could not be asked; empty if it could.
+        error: Why the broker could not be reached; empty if it could.
     """
 
     time: float
@@ -30,55 +31,53 @@ class ClusterSnapshot:
 @dataclass(slots=True)
 class Growth:
     """
-    By how much one task's counts have grown in one worker, or in several.
+    The growth of one task's counts in one worker, or in several.
 
     Args:
-        batches: How many have left.
-        rows: How many were in them.
+        batches: Batches that have left.
+        rows: Their rows.
         ended: Batches that have ended.
-        model: Seconds that these were in the model.
-        sizes: Batches by the largest size of their kind.
-        waits: Requests by the most seconds that those of their kind have waited.
+        model: Seconds that these took in the model.
+        sizes: Batches, by the upper bound of their size.
+        waits: Requests, by the upper bound of their wait in seconds.
     """
 
     batches: int = 0
     rows: int = 0
     ended: int = 0
     model: float = 0.0
-    sizes: dict[int, int] = field(default_factory=dict)
-    waits: dict[str, int] = field(default_factory=dict)
+    sizes: Counter[int] = field(default_factory=Counter)
+    waits: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Growth) -> None:
-        """Add what another worker has done."""
+        """Add the growth of another worker."""
         self.batches += other.batches
         self.rows += other.rows
         self.ended += other.ended
         self.model += other.model
-        for size, count in other.sizes.items():
-            self.sizes[size] = self.sizes.get(size, 0) + count
-        for upto, count in other.waits.items():
-            self.waits[upto] = self.waits.get(upto, 0) + count
+        self.sizes.update(other.sizes)
+        self.waits.update(other.waits)
 
 
 def grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Growth:
     """
-    Return what happened between two reports of one task by one worker.
+    Return the growth between two reports of one task by one worker.
 
     Args:
-        before: The earlier report; empty for a worker that has begun since.
-        after: The later one.
+        before: The earlier report; empty for a worker that has started since.
+        after: The later report.
     """
     first, last = _counts(before), _counts(after)
-    if last.batches < first.batches or last.rows < first.rows:  # a worker that was started again
+    if last.batches < first.batches or last.rows < first.rows:  # the worker was restarted
         first = Growth()
-    sizes = {size: count - first.sizes.get(size, 0) for size, count in last.sizes.items()}
+    last.waits.subtract(first.waits)  # keeps empty buckets, whose bounds the quantiles need
     return Growth(
         batches=last.batches - first.batches,
         rows=last.rows - first.rows,
         ended=last.ended - first.ended,
         model=last.model - first.model,
-        sizes={size: count for size, count in sorted(sizes.items()) if count > 0},
-        waits={upto: count - first.waits.get(upto, 0) for upto, count in last.waits.items()},
+        sizes=last.sizes - first.sizes,
+        waits=last.waits,
     )
 
 
@@ -88,6 +87,6 @@ def _counts(report: Mapping[str, Any]) -> Growth:
         rows=report.get("rows", 0),
         ended=report.get("ended", 0),
         model=(report.get("model") or {}).get("seconds") or 0.0,
-        sizes={int(size): counts[0] for size, counts in report.get("sizes", {}).items()},
-        waits=dict((report.get("wait") or {}).get("buckets") or {}),
+        sizes=Counter({int(size): counts[0] for size, counts in report.get("sizes", {}).items()}),
+        waits=Counter((report.get("wait") or {}).get("buckets")),
     )

@@ -2,10 +2,9 @@
 
 The state of all workers over the last seconds: rates, shares, silent workers.
 
-Rule 1: It knows no clock and asks nobody; looks go in, views come out.
-Rule 2: A worker that does not answer may be busy: it is called silent for a while
-    before it is forgotten.
-Rule 3: What two looks are needed for is None after one.
+It has no clock and sends no requests: snapshots go in, views come out.  A worker that does
+not answer may be busy: it is shown as silent for a while before it is forgotten.  Rates need
+two snapshots, and are None after one.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class WorkerView:
         waiting: Requests that wait in it.
         running: Batches that run in it, or lie ready.
         rate: Rows a second.
-        busy: The share of the time in which its devices had a batch, 0 to 1.
-        devices: Where its models live, as far as it says.
+        busy: The share of the time in which its devices ran a model, 0 to 1.
+        devices: The devices of its models, as far as known.
     """
 
     name: str
@@ -59,19 +58,19 @@ class TaskView:
 
     Args:
         name: Its name.
-        queue: Where its messages wait.
+        queue: The broker queue of its messages.
         workers: How many workers serve it.
-        max_batch_size: The largest that any of them makes.
+        max_batch_size: The largest of all workers.
         depth: Messages in the broker; None where that is not known.
         waiting: Requests that wait in workers.
-        oldest: Seconds for which one of these has waited in a worker.
+        oldest: Seconds for which the oldest of these has waited in a worker.
         running: Batches that run, or lie ready.
         rate: Rows a second.
         batches: Batches a second.
-        size: Rows of a batch, on average.
-        model: Seconds of a batch in the model, on average.
-        wait: Seconds that the 50th and the 95th of 100 requests have waited for their batch.
-        sizes: Batches by the largest size of their kind.
+        size: Mean rows of a batch.
+        model: Mean seconds of a batch in the model.
+        wait: The 50th and the 95th percentile of the requests' wait, in seconds.
+        sizes: Batches, by the upper bound of their size.
         halted: ``paused``, ``drained`` or both where some worker does not run it; else empty.
     """
 
@@ -94,61 +93,55 @@ class TaskView:
 
 class ClusterState:
     """
-    What is known of a fleet.
+    The state of all workers of an app.
 
     Args:
-        queues: The app's batch tasks, and where the messages of each wait.
+        queues: The broker queue of each batch task of the app.
         window: Seconds over which rates and shares are averaged.
     """
 
     def __init__(self, queues: Mapping[str, str], window: float) -> None:
         self._queues = dict(queues)
         self._window = window
-        self._poll_schedule: deque[ClusterSnapshot] = deque()
-        self._received: dict[str, ClusterSnapshot] = {}
+        self._snapshots: deque[ClusterSnapshot] = deque()
+        #: The last snapshot that each worker has answered.
+        self._last: dict[str, ClusterSnapshot] = {}
         self.error = ""
 
-    def add(self, look: ClusterSnapshot) -> None:
-        """Take in one more look, and forget what is too old to say anything."""
-        self.error = look.error
-        self._poll_schedule.append(look)
-        while (
-            look.time - self._poll_schedule[min(1, len(self._poll_schedule) - 1)].time
-            >= self._window
-        ):
-            self._poll_schedule.popleft()
-        self._received.update(dict.fromkeys(look.answers, look))
-        for name, last in list(self._received.items()):
-            if look.time - last.time > _SILENCE:
-                del self._received[name]
+    def add(self, snapshot: ClusterSnapshot) -> None:
+        """Add a snapshot, and remove those that are too old."""
+        now, self.error = snapshot.time, snapshot.error
+        self._snapshots.append(snapshot)
+        while len(self._snapshots) > 1 and now - self._snapshots[1].time >= self._window:
+            self._snapshots.popleft()
+        self._last.update(dict.fromkeys(snapshot.answers, snapshot))
+        self._last = {
+            name: last for name, last in self._last.items() if now - last.time <= _SILENCE
+        }
 
     @property
     def seconds(self) -> float:
-        """How many seconds lie between the first and the last look that still count."""
-        return (
-            self._poll_schedule[-1].time - self._poll_schedule[0].time
-            if self._poll_schedule
-            else 0.0
-        )
+        """The seconds from the first snapshot to the last."""
+        return self._snapshots[-1].time - self._snapshots[0].time if self._snapshots else 0.0
 
     def workers(self) -> list[WorkerView]:
-        """Return all workers, those too that have fallen silent."""
-        return [self._worker(name) for name in sorted(self._received)]
+        """Return all workers, silent ones too."""
+        return [self._worker(name) for name in sorted(self._last)]
 
     def tasks(self) -> list[TaskView]:
         """Return all batch tasks: the app's own, and others that workers serve."""
-        served = {task for name in self._received for task in self._reports(name)}
+        served = {task for name in self._last for task in self._reports(name)}
         return [self._task(name) for name in sorted({*self._queues, *served})]
 
     def _worker(self, name: str) -> WorkerView:
-        last, reports = self._received[name], self._reports(name)
+        last, reports = self._last[name], self._reports(name)
         running = sum(report.get("running", 0) for report in reports.values())
         answer, spans = last.answers[name], self._spans(name)
         rates = [growth.rows / seconds for _, growth, seconds in spans]
         state = "busy" if running else "ready"
         return WorkerView(
             name=name,
-            state=state if last is self._poll_schedule[-1] else "silent",
+            state=state if last is self._snapshots[-1] else "silent",
             processes=answer.get("processes"),
             tasks=len(reports),
             waiting=sum(report.get("waiting", 0) for report in reports.values()),
@@ -159,8 +152,8 @@ class ClusterState:
         )
 
     def _task(self, task: str) -> TaskView:
-        reports = [found for name in self._received if (found := self._reports(name).get(task))]
-        spans = [span for name in self._received for span in self._spans(name) if span[0] == task]
+        reports = [found for name in self._last if (found := self._reports(name).get(task))]
+        spans = [span for name in self._last for span in self._spans(name) if span[0] == task]
         total = Growth()
         for _, growth, _ in spans:
             total.add(growth)
@@ -170,7 +163,7 @@ class ClusterState:
             queue=queue,
             workers=len(reports),
             max_batch_size=max((each.get("max_batch_size", 0) for each in reports), default=0),
-            depth=self._poll_schedule[-1].depths.get(queue) if self._poll_schedule else None,
+            depth=self._snapshots[-1].depths.get(queue) if self._snapshots else None,
             waiting=sum(each.get("waiting", 0) for each in reports),
             oldest=max((each.get("oldest_age", 0.0) for each in reports), default=0.0),
             running=sum(each.get("running", 0) for each in reports),
@@ -186,27 +179,27 @@ class ClusterState:
         )
 
     def _reports(self, name: str) -> Mapping[str, Mapping[str, Any]]:
-        return reports_of(self._received[name].answers[name])
+        return reports_of(self._last[name].answers[name])
 
     def _spans(self, name: str) -> Iterator[tuple[str, Growth, float]]:
-        """Yield what has grown for each task of a worker, and in how many seconds."""
+        """Yield the growth of each task of a worker, and in how many seconds."""
         first, last = self._ends(name)
         if first is None or last is None:
             return
         began, ended = first.answers[name], last.answers[name]
         seconds, before = last.time - first.time, reports_of(began)
-        if "seconds" in began and "seconds" in ended:  # its own clock: answers may come late
+        if "seconds" in began and "seconds" in ended:  # by its clock: answers may come late
             seconds = ended["seconds"] - began["seconds"]
-        if seconds <= 0.0:  # it was started again in between, and began at nothing
+        if seconds <= 0.0:  # it was restarted, and counts from 0
             seconds, before = ended["seconds"], {}
         if seconds > 0.0:
             for task, report in reports_of(ended).items():
                 yield task, grown(before.get(task, {}), report), seconds
 
     def _ends(self, name: str) -> tuple[ClusterSnapshot | None, ClusterSnapshot | None]:
-        """Return the first and the last look in which a worker has answered."""
-        looks = [look for look in self._poll_schedule if name in look.answers]
-        return (looks[0], looks[-1]) if len(looks) > 1 else (None, None)
+        """Return the first and the last snapshot that a worker has answered."""
+        answered = [snapshot for snapshot in self._snapshots if name in snapshot.answers]
+        return (answered[0], answered[-1]) if len(answered) > 1 else (None, None)
 
     def _busy(self, name: str) -> float | None:
         first, last = self._ends(name)
@@ -215,7 +208,7 @@ class ClusterState:
         before, after = first.answers[name], last.answers[name]
         idle, processes = after.get("device_idle_seconds"), after.get("processes") or 1
         passed = (after.get("seconds") or 0.0) - (before.get("seconds") or 0.0)
-        if idle is None or passed <= 0.0:  # it does not say, or was started again
+        if idle is None or passed <= 0.0:  # not known, or it was restarted
             return None
         share: float = (idle - before.get("device_idle_seconds", 0.0)) / (passed * processes)
         return min(max(1.0 - share, 0.0), 1.0)
@@ -223,20 +216,16 @@ class ClusterState:
 
 def reports_of(answer: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """
-    Return what a worker says of each batch task that it serves, or has served.
+    Return a worker's report of each batch task that it serves, or has served.
 
     Args:
-        answer: To ``batch_stats``.
+        answer: The answer to ``batch_stats``.
     """
     tasks = answer.get("tasks") or {}
     return {name: each for name, each in tasks.items() if each.get("served") or each.get("batches")}
 
 
 def _halted(reports: list[Mapping[str, Any]]) -> str:
-    # A worker that is drained calls all its tasks paused, too.
-    said = ("drained" if each.get("drained") else "paused" for each in reports if _rests(each))
-    return ", ".join(sorted(set(said)))
-
-
-def _rests(report: Mapping[str, Any]) -> bool:
-    return bool(report.get("paused") or report.get("drained"))
+    # A drained worker reports all its tasks as paused, too.
+    halted = (each for each in reports if each.get("paused") or each.get("drained"))
+    return ", ".join(sorted({"drained" if each.get("drained") else "paused" for each in halted}))

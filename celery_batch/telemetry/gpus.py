@@ -1,4 +1,4 @@
-"""What NVIDIA's own library says of the GPUs, where it is installed and there are any."""
+"""GPU metrics, from NVIDIA's library where it is installed."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ __all__ = ["Gpus", "find_gpus"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds in which CUDA has to say what it calls its GPUs; it wakes all of them first.
-_ASKED = 60.0
+#: Seconds for CUDA to list its GPUs; it initializes all of them first.
+_CUDA_TIMEOUT = 60.0
 
-#: In a process of its own: processes that are forked after CUDA was woken cannot use it.
-_TELL_PLACES = """
+#: Runs in a process of its own: CUDA cannot be used in a fork of a process that initialized it.
+_LIST_BUS_IDS = """
 from ctypes import CDLL, byref, c_int, create_string_buffer
 cuda = CDLL("libcuda.so.1")
-def must(status):
+def check(status):
     if status:
         raise SystemExit(f"CUDA error {status}")
-count, device, place = c_int(), c_int(), create_string_buffer(32)
-must(cuda.cuInit(0))
-must(cuda.cuDeviceGetCount(byref(count)))
+count, device, bus_id = c_int(), c_int(), create_string_buffer(32)
+check(cuda.cuInit(0))
+check(cuda.cuDeviceGetCount(byref(count)))
 for ordinal in range(count.value):
-    must(cuda.cuDeviceGet(byref(device), ordinal))
-    must(cuda.cuDeviceGetPCIBusId(place, len(place), device))
-    print(place.value.decode())
+    check(cuda.cuDeviceGet(byref(device), ordinal))
+    check(cuda.cuDeviceGetPCIBusId(bus_id, len(bus_id), device))
+    print(bus_id.value.decode())
 """
 
 
@@ -47,7 +47,7 @@ class Gpus:
 
     Args:
         nvml: The module `pynvml`, after its ``nvmlInit``, or a double.
-        handles: Of the GPUs, by how CUDA calls them.
+        handles: NVML's handles of the GPUs, by CUDA's names for them.
     """
 
     def __init__(self, nvml: Any, handles: Mapping[str, Any]) -> None:
@@ -55,14 +55,14 @@ class Gpus:
         self._handles = handles
 
     def families(self) -> Iterator[Metric]:
-        """Write down for each GPU how busy it is, and how full, if it tells."""
+        """Yield each GPU's utilization and memory, as far as it reports them."""
         busy = GaugeMetricFamily(
             "celery_batch_gpu_utilization_ratio",
-            "Share of the last moments in which the GPU computed something.",
+            "Share of the last sample period in which a kernel ran on the GPU.",
             labels=["gpu"],
         )
         used = GaugeMetricFamily(
-            "celery_batch_gpu_memory_used_bytes", "Memory in use, by anybody.", labels=["gpu"]
+            "celery_batch_gpu_memory_used_bytes", "Memory in use, by all processes.", labels=["gpu"]
         )
         total = GaugeMetricFamily(
             "celery_batch_gpu_memory_total_bytes", "Memory of the GPU.", labels=["gpu"]
@@ -74,24 +74,24 @@ class Gpus:
                 total.add_metric([gpu], memory.total)
                 rates = self._nvml.nvmlDeviceGetUtilizationRates(handle)
                 busy.add_metric([gpu], rates.gpu / 100)
-            except self._nvml.NVMLError as error:  # a slice of a GPU has no rates, for one
-                logger.debug("GPU %s does not tell: %s", gpu, error)
+            except self._nvml.NVMLError as error:  # a MIG slice has no utilization
+                logger.debug("GPU %s has no metrics: %s", gpu, error)
         yield from (busy, used, total)
 
 
 def find_gpus(devices: Sequence[str] | None = None) -> Gpus | None:
     """
-    Return the GPUs that this worker may use; None if nothing can be said of any.
+    Return the GPUs that this worker may use; None if none can be measured.
 
     Args:
-        devices: Names as for `celery_batch.runtime.devices.pin`; unless given, all that
-            ``CUDA_VISIBLE_DEVICES`` shows.
+        devices: Names as for `celery_batch.runtime.devices.pin`; None for all in
+            ``CUDA_VISIBLE_DEVICES``.
     """
     try:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
     except Exception as error:  # noqa: BLE001 (no library, no driver, no GPU: all the same)
-        logger.debug("No GPU to tell of: %s", error)
+        logger.debug("No GPU metrics: %s", error)
         return None
     machine = _Machine(nvml)
     handles = {}
@@ -99,23 +99,23 @@ def find_gpus(devices: Sequence[str] | None = None) -> Gpus | None:
         try:
             handles[name] = machine.handle(name)
         except (nvml.NVMLError, ValueError, LookupError) as error:
-            logger.debug("No GPU %s to tell of: %s", name, error)
+            logger.debug("No metrics of GPU %s: %s", name, error)
     return Gpus(nvml, handles) if handles else None
 
 
 def _chosen(devices: Sequence[str]) -> list[str]:
-    """Return what ``CUDA_VISIBLE_DEVICES`` has to say to show these GPUs."""
+    """Return the ``CUDA_VISIBLE_DEVICES`` entries of these GPUs."""
     names = []
     for device in devices:
         if device.startswith("cuda:"):
-            with suppress(ConfigurationError):  # whoever loads a model there is told
+            with suppress(ConfigurationError):  # loading a model there raises it
                 names.append(visible_entry(device))
     return names
 
 
 class _Machine:
     """
-    The GPUs of this machine, and how CUDA calls them.
+    The GPUs of this machine, and CUDA's names for them.
 
     Args:
         nvml: The module `pynvml`, after its ``nvmlInit``, or a double.
@@ -125,17 +125,17 @@ class _Machine:
         self._nvml = nvml
         self._gpus: list[Any] = []
         for index in range(nvml.nvmlDeviceGetCount()):
-            with suppress(nvml.NVMLError):  # one that is lost, or not ours
+            with suppress(nvml.NVMLError):  # a GPU that is lost, or that we may not use
                 self._gpus.append(nvml.nvmlDeviceGetHandleByIndex(index))
 
     def visible(self) -> list[str]:
-        """Return how CUDA calls the GPUs that this process may use."""
+        """Return CUDA's names of the GPUs that this process may use."""
         visible = os.environ.get(VISIBLE)
         return [*map(str, range(len(self._gpus)))] if visible is None else visible_entries(visible)
 
     def handle(self, name: str) -> Any:
         """
-        Return the library's handle of a GPU.
+        Return NVML's handle of a GPU.
 
         Args:
             name: A number or an id, as in ``CUDA_VISIBLE_DEVICES``.
@@ -152,13 +152,13 @@ class _Machine:
 
     @cached_property
     def _numbered(self) -> list[Any]:
-        """The GPUs in CUDA's order: by their slots where all are alike, else the fastest first."""
+        """The GPUs in CUDA's order: by PCI slot if all are the same model, else fastest first."""
         nvml = self._nvml
         by_slot = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
         if by_slot or len({nvml.nvmlDeviceGetName(gpu) for gpu in self._gpus}) <= 1:
             return sorted(self._gpus, key=self._slot)
         try:
-            return [nvml.nvmlDeviceGetHandleByPciBusId(place) for place in _ask_cuda()]
+            return [nvml.nvmlDeviceGetHandleByPciBusId(bus_id) for bus_id in _cuda_bus_ids()]
         except (nvml.NVMLError, OSError, subprocess.SubprocessError) as error:
             logger.warning(
                 "Metrics leave out the GPUs that have only a number: this machine's GPUs differ,"
@@ -169,19 +169,19 @@ class _Machine:
             return []
 
     def _slot(self, gpu: Any) -> tuple[int, int, int]:
-        place = self._nvml.nvmlDeviceGetPciInfo(gpu)
-        return place.domain, place.bus, place.device
+        slot = self._nvml.nvmlDeviceGetPciInfo(gpu)
+        return slot.domain, slot.bus, slot.device
 
 
-def _ask_cuda() -> list[str]:
-    """Return the PCI places of all GPUs in CUDA's order."""
+def _cuda_bus_ids() -> list[str]:
+    """Return the PCI bus ids of all GPUs in CUDA's order."""
     env = {name: value for name, value in os.environ.items() if name != VISIBLE}
-    said = subprocess.run(  # noqa: S603 (our own interpreter, and a program of ours)
-        [sys.executable, "-I", "-S", "-c", _TELL_PLACES],
+    listed = subprocess.run(  # noqa: S603 (our own interpreter, and a program of ours)
+        [sys.executable, "-I", "-S", "-c", _LIST_BUS_IDS],
         env=env,
         capture_output=True,
         text=True,
         check=True,
-        timeout=_ASKED,
+        timeout=_CUDA_TIMEOUT,
     ).stdout
-    return said.split()
+    return listed.split()

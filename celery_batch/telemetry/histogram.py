@@ -1,10 +1,9 @@
-"""How often a number was how large, in buckets that are fixed from the start."""
+"""A histogram with fixed buckets."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
 
 __all__ = ["Histogram"]
 
@@ -17,15 +16,14 @@ class Histogram:
     Counts numbers by size.
 
     Args:
-        bounds: Each bucket's largest number, in ascending order; what is larger than
-            all of them is counted in one more.
+        bounds: Each bucket's largest number, in ascending order; one more bucket counts
+            larger numbers.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = tuple(bounds)
-        #: For each bucket how many numbers fell into it, and last those that fell into none.
+        #: The count of each bucket; the last one is of numbers beyond all bounds.
         self.counts = [0] * (len(self.bounds) + 1)
-        #: Of all numbers.
         self.sum = 0.0
 
     def __repr__(self) -> str:
@@ -38,12 +36,12 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many numbers there were."""
+        """How many numbers were counted."""
         return sum(self.counts)
 
     @property
     def mean(self) -> float | None:
-        """Their mean; None of nothing."""
+        """The mean of all numbers; None if there were none."""
         count = self.count
         return self.sum / count if count else None
 
@@ -64,14 +62,8 @@ class Histogram:
         """
         Estimate the number that a share of all numbers do not exceed.
 
-        As Prometheus does it: within a bucket numbers are taken to be spread evenly,
-        and of those beyond all bounds the last bound is what is known.
-
-        Args:
-            share: From 0 to 1.
-
-        Returns:
-            None if there were no numbers.
+        As Prometheus does it: the numbers of a bucket are taken to be spread evenly, and
+        numbers beyond all bounds to equal the last one.  None if there were no numbers.
         """
         counts = list(self.counts)
         wanted = share * sum(counts)
@@ -84,27 +76,18 @@ class Histogram:
         return lower if any(counts) else None
 
     def buckets(self) -> dict[str, int]:
-        """Return how many numbers fell where, by bound, from below the first to the last one."""
+        """Return the counts by bound, from the bucket before the first filled one to the last."""
         filled = [place for place, count in enumerate(self.counts) if count]
         if not filled:
             return {}
         names = [*(f"{bound:g}" for bound in self.bounds), _BEYOND]
-        told = slice(max(filled[0] - 1, 0), filled[-1] + 1)
-        return dict(zip(names[told], self.counts[told], strict=True))
+        used = slice(max(filled[0] - 1, 0), filled[-1] + 1)
+        return dict(zip(names[used], self.counts[used], strict=True))
 
     @classmethod
     def of(cls, buckets: Mapping[str, int]) -> Histogram:
-        """
-        Return what can be known of numbers by what `buckets` said of them.
-
-        Args:
-            buckets: Of one histogram; or the sums, or differences, of those of several.
-        """
+        """Return a histogram of what `buckets` returned, or of sums or differences of it."""
         found = cls(sorted(float(name) for name in buckets if name != _BEYOND))
         named = {float(name): count for name, count in buckets.items()}
         found.counts = [named.get(bound, 0) for bound in (*found.bounds, float(_BEYOND))]
         return found
-
-    def cumulative(self) -> list[int]:
-        """Return for each bucket how many numbers were in it or below, and last how many at all."""
-        return list(accumulate(self.counts))

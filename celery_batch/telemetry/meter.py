@@ -1,4 +1,4 @@
-"""What all batches of a worker came to."""
+"""Counts of all batches of a worker."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["Meter"]
 
 class Meter:
     """
-    Adds up what batches were, task by task.
+    Counts batches and requests, task by task.
 
-    Knows no clock and no lock: whoever uses it on several threads has one.
+    It has no clock and no lock: its user locks it where several threads share it.
 
     Args:
         since: When counting begins, on the monotonic clock.
-        pids: Of the pool processes that are ready for batches by then.
+        pids: The pool processes that are ready by then.
     """
 
     def __init__(self, since: float, pids: Collection[int]) -> None:
@@ -30,7 +30,7 @@ class Meter:
         self._idle = DeviceIdle(since, pids)
 
     def tally(self, task: str) -> Tally:
-        """Return what a task's batches came to; nothing yet, at first."""
+        """Return a task's counts."""
         if task not in self.tallies:
             self.tallies[task] = Tally()
         return self.tallies[task]
@@ -51,23 +51,13 @@ class Meter:
         self.tally(task).outcomes[outcome] += count
 
     def idle(self, now: float, busy: Mapping[int, float], alive: Collection[int]) -> float:
-        """
-        Return for how many seconds pool processes had no batch in their models, together.
-
-        Args:
-            now: On the monotonic clock.
-            busy: Which processes have a batch now, and since when.
-            alive: Which processes there are.
-        """
+        """Return how many seconds pool processes ran no model, together; see `DeviceIdle`."""
         return self._idle.seconds(now, busy, alive)
 
-    def so_far(self) -> dict[str, Tally]:
-        """Return by task what its batches came to; what is added later is not in it."""
+    def copy(self) -> dict[str, Tally]:
+        """Return a copy of the counts, by task."""
         return {task: copy(tally) for task, tally in self.tallies.items()}
 
     def summary(self, task: str) -> dict[str, Any]:
-        """Return what a task's batches came to, as plain data."""
-        return self.tallies.get(task, _NOTHING).summary()
-
-
-_NOTHING = Tally()
+        """Return a task's counts as plain data."""
+        return self.tallies.get(task, Tally()).summary()

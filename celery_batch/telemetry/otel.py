@@ -1,9 +1,9 @@
 """
 A span for each batch, where OpenTelemetry is in use.
 
-OpenTelemetry's own instrumentation of Celery makes a span for each item.  They
-belong to different traces, and the model's work for all of them to none: it gets
-a span of its own, with a link to each item's span and one back from each.
+OpenTelemetry's own instrumentation of Celery makes a span for each item, each in its own
+trace.  The model call serves all of them: it gets a span of its own, in a trace of its
+own, with a link to each item's span and one back from each.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["BatchSpan"]
 
 class BatchSpan:
     """
-    The span of one batch; nothing at all in a process where nobody has set up tracing.
+    The span of one batch; it does nothing in a process without tracing.
 
     Args:
         task_name: The batch task.
@@ -29,7 +29,7 @@ class BatchSpan:
         self._task_name = task_name
         self._trace = _tracing()
         self._items: list[Any] = []
-        self._about: dict[str, Any] = {}
+        self._described: dict[str, Any] = {}
         self._oldest: float | None = None
 
     @property
@@ -38,7 +38,7 @@ class BatchSpan:
         return self._trace is not None
 
     def join(self) -> None:
-        """Take in the item whose span is current now."""
+        """Add the item whose span is current now."""
         if self._trace is not None:
             span = self._trace.get_current_span()
             if span.get_span_context().is_valid:
@@ -46,19 +46,19 @@ class BatchSpan:
 
     def describe(self, reason: str, worker: str, arrived: Sequence[float]) -> None:
         """
-        Take in what is known of the batch.
+        Set the span's attributes.
 
         Args:
-            reason: Why it left.
+            reason: Why the batch left.
             worker: The worker's name.
-            arrived: When its requests came to the worker, on the monotonic clock.
+            arrived: When its requests arrived in the worker, on the monotonic clock.
         """
-        self._about = {"celery_batch.reason": reason, "celery.hostname": worker}
+        self._described = {"celery_batch.reason": reason, "celery.hostname": worker}
         self._oldest = min(arrived, default=None)
 
     def around_model(self, size: int) -> AbstractContextManager[None]:
         """
-        Be the current span, and the parent of whatever the model's libraries trace.
+        Make the batch's span current, so that spans of the model's libraries are its children.
 
         Args:
             size: Items in the batch.
@@ -83,18 +83,18 @@ class BatchSpan:
             yield
 
     def _attributes(self) -> dict[str, Any]:
-        about = {name: value for name, value in self._about.items() if value}
+        attributes = {name: value for name, value in self._described.items() if value}
         if self._oldest is not None:
-            about["celery_batch.wait"] = max(time.monotonic() - self._oldest, 0.0)
-        return about
+            attributes["celery_batch.wait"] = max(time.monotonic() - self._oldest, 0.0)
+        return attributes
 
 
 def _tracing() -> Any:
     """
-    Return OpenTelemetry's interface where somebody has set up tracing, else None.
+    Return OpenTelemetry's API where tracing is set up, else None.
 
-    Who has done so has imported it, and nobody else pays for the import.  But a library
-    may have imported it for ends of its own: redis-py does where it is installed.
+    Where it is set up the module is imported, and other processes need not pay for the
+    import.  It may be imported without being set up: redis-py does so where it is installed.
     """
     trace = sys.modules.get("opentelemetry.trace")
     unset = getattr(trace, "ProxyTracerProvider", ())

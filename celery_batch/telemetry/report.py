@@ -1,4 +1,4 @@
-"""What a batch was, once it is over."""
+"""A report of one batch that has ended."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["NO_WORK", "BatchReport", "End", "Outcome", "Work"]
 class End(StrEnum):
     """How a batch ended, as a whole."""
 
-    ANSWERED = "answered"  # the pool process has said what became of each request
-    LOST = "lost"  # its process died
-    TIME_LIMIT = "time_limit"  # a hard limit struck, and its process was killed
-    NOT_STORED = "not_stored"  # it ran, and its results could not be stored
-    BROKE_OFF = "broke_off"  # the run ended early: a soft limit struck, or the device broke
-    REFUSED = "refused"  # its process was of no use, and ran nothing
+    ANSWERED = "answered"  # the pool process has returned each request's outcome
+    LOST = "lost"  # the process died
+    TIME_LIMIT = "time_limit"  # the process was killed by a hard time limit
+    NOT_STORED = "not_stored"  # the results could not be stored
+    BROKE_OFF = "broke_off"  # ended early by a soft time limit or a broken device
+    REFUSED = "refused"  # the process' device is broken: nothing ran
     ERROR = "error"  # the pool could not run it
 
 
 class Outcome(StrEnum):
-    """What became of a request."""
+    """How one run of a request ended."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -31,20 +31,20 @@ class Outcome(StrEnum):
     REJECTED = "rejected"  # or ignored, by a hook or by the batch function
     EXPIRED = "expired"
     REVOKED = "revoked"
-    AGAIN = "again"  # no end: it runs again, in another batch
+    AGAIN = "again"  # it runs again, in another batch
 
 
 class Work(NamedTuple):
     """
-    What a batch was to its model.
+    The model calls of a batch.
 
     Args:
-        calls: How often the model was called.
-        began: When first, on the monotonic clock; None if it was not called.
-        ended: When its last answer was there, likewise.
+        calls: The number of calls.
+        began: When the first began, on the monotonic clock; None if there was none.
+        ended: When the last ended, on the monotonic clock.
         seconds: How long all calls took together.
-        isolated: Items that were found to make their batch fail, and failed alone.
-        out_of_memory: Calls for which memory did not suffice.
+        isolated: Items that made their batch fail, and failed alone.
+        out_of_memory: Calls that ran out of memory.
     """
 
     calls: int = 0
@@ -62,22 +62,22 @@ NO_WORK = Work()
 @dataclass(frozen=True, slots=True)
 class BatchReport:
     """
-    What a batch was.
+    One batch that has ended.
 
     Args:
         task: The batch task's name.
-        requests: How many requests it had.
-        rows: How many rows those had.
-        most: How many rows it may have had: ``max_batch_size``.
+        requests: The number of requests.
+        rows: The number of their rows.
+        most: The most rows the batch could have had: ``max_batch_size``.
         reason: Why it left.
         end: How it ended.
-        outcomes: What became of how many requests.
+        outcomes: How many requests had each outcome.
         waits: Seconds each request waited for the model, from its arrival in the worker;
             empty if the model was not called.
-        work: What it was to its model.
-        poison: Requests that were found to take processes down.
+        work: Its model calls.
+        poison: Requests that took processes down.
         pid: The pool process that ran it.
-        taken: When that took it, and when its end was heard, on the monotonic clock.
+        taken: When the process accepted it, and when it ended, on the monotonic clock.
     """
 
     task: str
@@ -95,16 +95,16 @@ class BatchReport:
 
     @property
     def fill(self) -> float:
-        """Which share of its model calls' room was used; a large chunk takes several calls."""
+        """The used share of ``max_batch_size`` in its model calls; a large chunk takes several."""
         return self.rows / (-(-self.rows // self.most) * self.most) if self.rows else 0.0
 
     @property
     def wait(self) -> float:
-        """Seconds that the request waited who waited longest."""
+        """The longest wait of its requests, in seconds."""
         return max(self.waits, default=0.0)
 
     def facts(self) -> dict[str, Any]:
-        """Return it as plain data, for a log."""
+        """Return the report as plain data, for a log."""
         return {
             "task": self.task,
             "size": self.rows,
@@ -120,17 +120,17 @@ class BatchReport:
         }
 
     def __str__(self) -> str:
-        what = "" if self.end is End.ANSWERED else f", {self.end}"
-        of_rows = self.rows == self.requests
-        size = str(self.rows) if of_rows else f"{self.rows} rows in {_requests(self.requests)}"
+        end = "" if self.end is End.ANSWERED else f", {self.end}"
+        has_chunks = self.rows != self.requests
+        size = f"{self.rows} rows in {_requests(self.requests)}" if has_chunks else str(self.rows)
         counts = "".join(
-            f", {count if of_rows else _requests(count)} {outcome}"
+            f", {_requests(count) if has_chunks else count} {outcome}"
             for outcome, count in self.outcomes.items()
             if outcome != Outcome.SUCCEEDED
         )
         return (
             f"{self.task}: batch of {size} ({self.reason}),"
-            f" waited {self.wait:.3f} s, model {self.work.seconds:.3f} s{what}{counts}"
+            f" waited {self.wait:.3f} s, model {self.work.seconds:.3f} s{end}{counts}"
         )
 
 

@@ -1,4 +1,4 @@
-"""What looks at a fleet say together: rates, shares, silence, restarts."""
+"""The state of several workers: rates, shares, silent and restarted workers."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ QUEUES = {"t": "celery", "u": "other"}
 
 
 def report(**counts):
-    """Return what a worker says of one task."""
+    """Return a worker's report of one task."""
     return {"served": True, "max_batch_size": 64, "batches": 0, "rows": 0, "sizes": {}, **counts}
 
 
 def answer(task=None, **numbers):
-    """Return what a worker says of itself."""
+    """Return a worker's answer."""
     return {"processes": 1, "tasks": {} if task is None else {"t": task}, **numbers}
 
 
 @pytest.fixture
 def cluster_state():
-    """A picture of ten seconds."""
+    """A state with a window of ten seconds."""
     return ClusterState(QUEUES, 10.0)
 
 
-def test_nothing_is_known_before_the_first_look(cluster_state):
-    """The app's tasks are there at once, with nobody who serves them, and no rates."""
+def test_nothing_is_known_before_the_first_snapshot(cluster_state):
+    """The app's tasks are there at once, without workers and without rates."""
     assert [] == cluster_state.workers()
     assert [("t", "celery", 0, None, None)] == [
         (task.name, task.queue, task.workers, task.depth, task.rate)
@@ -37,8 +37,8 @@ def test_nothing_is_known_before_the_first_look(cluster_state):
     assert 0.0 == cluster_state.seconds
 
 
-def test_one_look_knows_no_rate(cluster_state):
-    """What was counted before is no throughput: rates need two looks."""
+def test_one_snapshot_has_no_rate(cluster_state):
+    """What was counted before is no throughput: rates need two snapshots."""
     cluster_state.add(ClusterSnapshot(time=1.0, answers={"w": answer(report(batches=9, rows=90))}))
     (worker,) = cluster_state.workers()
 
@@ -50,8 +50,8 @@ def test_one_look_knows_no_rate(cluster_state):
     )
 
 
-def test_two_looks_are_a_rate(cluster_state):
-    """Rows, batches, sizes, model and idle time are those between the looks, of all workers."""
+def test_two_snapshots_have_a_rate(cluster_state):
+    """Rows, batches, sizes, model and idle time are those between the two, of all workers."""
     before = report(batches=10, rows=100, ended=10, model={"seconds": 1.0}, sizes={"16": [10, 0]})
     after = report(batches=14, rows=200, ended=14, model={"seconds": 2.0}, running=1, waiting=5)
     after["sizes"] = {"16": [11, 0], "32": [3, 0]}
@@ -76,12 +76,12 @@ def test_two_looks_are_a_rate(cluster_state):
 
 
 def waited(**buckets):
-    """Return what a worker says of requests that waited up to so many seconds."""
+    """Return an answer with the waits of requests, by upper bound in seconds."""
     return answer(report(wait={"p95": 9.0, "buckets": buckets}))
 
 
-def test_waits_are_those_between_the_looks(cluster_state):
-    """Of all workers' requests together; what was before hides nothing, however much it was."""
+def test_waits_are_those_between_the_snapshots(cluster_state):
+    """Waits are of all workers' requests together; earlier ones do not count, however many."""
     long_ago = waited(**{"0.005": 0, "0.01": 10_000})
     now = waited(**{"0.005": 0, "0.01": 10_010, "0.015": 0, "0.5": 0, "0.75": 10})
     other = waited(**{"0.02": 0, "0.03": 20})
@@ -92,8 +92,8 @@ def test_waits_are_those_between_the_looks(cluster_state):
     assert (0.025, 0.7) == pytest.approx(task.wait)
 
 
-def test_who_waited_before_says_nothing_of_now(cluster_state):
-    """Without a request in between there is no wait to be shown."""
+def test_earlier_waits_do_not_count(cluster_state):
+    """Without a request between the snapshots there is no wait."""
     for second in range(2):
         cluster_state.add(
             ClusterSnapshot(time=float(second), answers={"w": waited(**{"0.005": 0, "0.01": 99})})
@@ -102,8 +102,8 @@ def test_who_waited_before_says_nothing_of_now(cluster_state):
     assert (None, None) == cluster_state.tasks()[0].wait
 
 
-def test_old_looks_say_nothing(cluster_state):
-    """Rates are those of the window, however long it is watched."""
+def test_old_snapshots_do_not_count(cluster_state):
+    """Rates are those of the window, however long the state is kept."""
     for second in range(100):
         rows = 10 * second if second < 50 else 490
         cluster_state.add(
@@ -117,7 +117,7 @@ def test_old_looks_say_nothing(cluster_state):
 
 
 def test_a_restarted_worker_counts_from_none(cluster_state):
-    """One that runs for less long than before is new; what it has done since counts."""
+    """A worker whose uptime shrank was restarted; all its counts are new."""
     cluster_state.add(
         ClusterSnapshot(time=0.0, answers={"w": answer(report(batches=2, rows=500), seconds=99.0)})
     )
@@ -130,7 +130,7 @@ def test_a_restarted_worker_counts_from_none(cluster_state):
 
 
 def test_rates_are_those_of_each_worker_in_its_own_time(cluster_state):
-    """Who has just come, and who is slow to answer, count for what they do in a second."""
+    """New workers and workers that answer slowly count with their own rate."""
     old, new = (answer(report(batches=0), seconds=seconds) for seconds in (50.0, 1.0))
     cluster_state.add(ClusterSnapshot(time=0.0, answers={"old": old}))
     cluster_state.add(ClusterSnapshot(time=8.0, answers={"new": new}))
@@ -142,8 +142,8 @@ def test_rates_are_those_of_each_worker_in_its_own_time(cluster_state):
     assert [10.0, 10.0] == [worker.rate for worker in cluster_state.workers()]
 
 
-def test_who_does_not_answer_is_silent_for_a_while(cluster_state):
-    """A worker that is busy or gone is remembered with what it said last, then forgotten."""
+def test_worker_without_an_answer_is_silent_for_a_while(cluster_state):
+    """A worker that is busy or gone keeps its last answer for a while."""
     cluster_state.add(ClusterSnapshot(time=0.0, answers={"w": answer(report(waiting=3))}))
     cluster_state.add(ClusterSnapshot(time=1.0))
     silent = [(worker.state, worker.waiting) for worker in cluster_state.workers()]
@@ -164,7 +164,7 @@ def test_who_does_not_answer_is_silent_for_a_while(cluster_state):
     ],
 )
 def test_a_task_that_an_operator_has_halted(cluster_state, orders, halted):
-    """One worker that was told not to run a task is enough to say so, and by which order."""
+    """One worker that does not run a task is enough to show it, and by which command."""
     answers = {str(n): answer(report(**order)) for n, order in enumerate(orders)}
     cluster_state.add(ClusterSnapshot(time=0.0, answers=answers))
 

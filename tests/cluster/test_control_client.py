@@ -1,4 +1,4 @@
-"""Questions to workers and broker, where nobody answers or something odd does."""
+"""Remote control commands where the broker hangs, is unknown, or no worker answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from celery_batch.cluster.control_client import ControlClient
 
 @pytest.fixture
 def silent(monkeypatch):
-    """The port of a server that takes connections and never says a word."""
+    """The port of a server that accepts connections and never answers."""
     monkeypatch.setitem(module._TIMEOUTS["redis"], "socket_timeout", 0.2)
     monkeypatch.setitem(module._TIMEOUTS["amqp"], "read_timeout", 0.2)
     monkeypatch.setattr(module, "_TIMEOUT", 0.2)
@@ -42,26 +42,27 @@ def silent(monkeypatch):
 
 @pytest.mark.parametrize("scheme", ["redis", "amqp"])
 def test_a_broker_that_hangs_is_given_up(silent, scheme):
-    """Nobody waits for ever for a broker that takes the connection and says nothing."""
+    """A broker that accepts the connection and never answers is an error after the timeout."""
     app = Celery("silent", broker=f"{scheme}://127.0.0.1:{silent}")
-    bus = ControlClient(app)
+    client = ControlClient(app)
     with pytest.raises(Exception, match=r"(?i)time"):
-        bus.ask("ping", 0.1)
-    bus.close()
+        client.ask("ping", 0.1)
+    client.close()
     with pytest.raises(Exception, match=r"(?i)time"):
-        bus.tell("revoke", task_id=["none"])
-    bus.close()
+        client.tell("revoke", task_id=["none"])
+    client.close()
     with Jobs(app) as jobs, pytest.raises(Exception, match=r"(?i)time"):
         jobs.all()
 
     with pytest.raises(Exception, match=r"(?i)time"):
         workers_of(app, set())
 
+    assert "tim" in client.snapshot([], 0.1).error.lower()
     assert "tim" in broker_of(app).error.lower()
 
 
-def test_a_broker_of_which_nobody_has_heard():
-    """A transport or backend that does not exist is told as one that does not answer."""
+def test_unknown_transport_is_an_error_of_the_report():
+    """A transport or backend that does not exist is reported like one that does not answer."""
     app = Celery("odd", broker="carrier://pigeon:secret@roof", backend="slate://stone")
     broker, results = broker_of(app), results_of(app)
 
@@ -70,12 +71,12 @@ def test_a_broker_of_which_nobody_has_heard():
     assert "slate" in results.error
 
 
-def test_questions_on_a_redis_of_nobody(broker):
-    """Without workers nobody answers, and a queue that does not exist is empty."""
-    bus = ControlClient(Celery("alone", broker=broker))
-    answers, depths = bus.ask("ping", 0.1), bus.depths(["none", "such"])
-    bus.close()
-    bus.close()
+def test_redis_without_workers(broker):
+    """Without workers there are no answers, and a queue that does not exist is empty."""
+    client = ControlClient(Celery("alone", broker=broker))
+    answers, depths = client.ask("ping", 0.1), client.depths(["none", "such"])
+    client.close()
+    client.close()
 
     assert {} == answers
     assert {"none": 0, "such": 0} == depths

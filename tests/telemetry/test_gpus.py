@@ -108,7 +108,9 @@ def test_only_the_workers_own_gpus_are_told_of(visible: str, names: set[str], mo
 def test_batch_devices_choose_among_what_is_visible(visible, devices, found, monkeypatch):
     """GPUs that the setting leaves out are not the worker's."""
     monkeypatch.setattr(pynvml, "GPUS", MIXED[::-1])
-    monkeypatch.setattr("celery_batch.telemetry.gpus._ask_cuda", lambda: ["0:41:0.0", "0:01:0.0"])
+    monkeypatch.setattr(
+        "celery_batch.telemetry.gpus._cuda_bus_ids", lambda: ["0:41:0.0", "0:01:0.0"]
+    )
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 

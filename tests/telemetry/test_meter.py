@@ -1,4 +1,4 @@
-"""What batches come to when they are added up."""
+"""Counts of batches: histograms, meter, device idle time, reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECONDS = st.floats(min_value=0, max_value=20, allow_nan=False)
 
 
 def report(**facts) -> BatchReport:
-    """Return a report of a batch of two, with whatever else is known of it."""
+    """Return a report of a batch of two."""
     usual = {
         "task": "double",
         "requests": 2,
@@ -50,7 +50,7 @@ def test_each_number_is_in_one_bucket(numbers: list[float]):
 
     assert expected == one_by_one.counts == together.counts
     assert sum(numbers) == pytest.approx(together.sum)
-    assert len(numbers) == together.count == together.cumulative()[-1]
+    assert len(numbers) == together.count
 
 
 @given(st.lists(SECONDS, min_size=2), st.integers(min_value=1, max_value=99))
@@ -70,8 +70,10 @@ def test_quantile_is_in_the_bucket_of_the_true_one(numbers: list[float], percent
 
 
 @given(st.lists(SECONDS), st.lists(SECONDS), st.integers(min_value=1, max_value=99))
-def test_buckets_say_what_was_between_two_looks(before: list[float], since: list[float], n: int):
-    """Their difference has the quantiles that the numbers in between have by themselves."""
+def test_buckets_have_the_quantiles_of_their_growth(
+    before: list[float], since: list[float], n: int
+):
+    """The difference of two bucket counts has the quantiles of the numbers in between."""
     bounds = (0.5, 1.0, 5.0, 10.0)
     all_of_them, those_since = Histogram(bounds), Histogram(bounds)
     all_of_them.add_all(before)
@@ -85,7 +87,7 @@ def test_buckets_say_what_was_between_two_looks(before: list[float], since: list
 
 
 def test_quantiles_of_nothing_and_of_what_is_beyond_all_bounds():
-    """Nobody knows a quantile of nothing; of what is too large the last bound is known."""
+    """Without numbers there is no quantile; beyond all bounds it is the last bound."""
     histogram = Histogram((1.0, 2.0))
 
     assert (None, None) == (histogram.quantile(0.5), histogram.mean)
@@ -97,7 +99,7 @@ def test_quantiles_of_nothing_and_of_what_is_beyond_all_bounds():
 
 @pytest.mark.parametrize("seconds", [1.4e-5, 2.6e-5, 1.1e-4, 4e-4, 0.026])
 def test_quick_models_have_true_quantiles_too(seconds):
-    """A function that hardly computes takes no hundreds of microseconds in the middle."""
+    """The quantiles of a trivial function are right within the width of a bucket."""
     tally = Tally()
     for _ in range(100):
         tally.add(report(work=Work(began=0.0, seconds=seconds, calls=1)))
@@ -119,7 +121,7 @@ def test_quantiles_are_near_the_true_ones():
 
 
 def test_batches_of_a_task_are_added_up():
-    """The summary tells sizes, waits, model times, outcomes and what went wrong."""
+    """The summary has sizes, waits, model times, outcomes and failures."""
     meter = Meter(0.0, [7])
     meter.add(report())
     meter.add(
@@ -145,21 +147,21 @@ def test_batches_of_a_task_are_added_up():
     assert summary == json.loads(json.dumps(summary))
 
 
-def test_what_was_counted_so_far_stays_as_it_was():
-    """Who writes it down takes his time, while batches are added."""
+def test_copy_stays_as_it_was():
+    """Batches that are added later do not change a copy of the counts."""
     meter = Meter(0.0, [7])
     meter.add(report())
-    so_far = meter.so_far()
+    copied = meter.copy()
     before = meter.summary("double")
     meter.add(report(outcomes={Outcome.FAILED: 2}, waits=[5.0, 6.0]))
 
-    assert before == so_far["double"].summary()
+    assert before == copied["double"].summary()
     assert before != meter.summary("double")
-    assert 2 == meter.so_far()["double"].ends.total()
+    assert 2 == meter.copy()["double"].ends.total()
 
 
 def test_summary_of_a_task_that_has_had_no_batch():
-    """All is nought, and what nobody can know is None."""
+    """Counts are 0, and what is not known is None."""
     summary = Meter(0.0, [7]).summary("double")
 
     assert 0 == summary["ended"]
@@ -174,7 +176,7 @@ def test_fill_is_the_share_of_the_room_in_its_calls(rows: int, fill: float):
 
 
 def test_report_in_words_and_as_data():
-    """One line says what a batch was, and more if all did not go well."""
+    """One line describes a batch, and has more if something failed."""
     fine = report()
     bad = report(end=End.TIME_LIMIT, outcomes={Outcome.AGAIN: 2}, waits=[], work=Work())
 
@@ -187,7 +189,7 @@ def test_report_in_words_and_as_data():
 
 
 def test_report_of_chunks_counts_rows_and_requests():
-    """Where requests have many rows, a line says of which of the two each number is."""
+    """Where requests have many rows, the line names the unit of each number."""
     one = report(requests=1, rows=32, outcomes={Outcome.FAILED: 1}, waits=[0.01])
     some = report(rows=9, outcomes={Outcome.SUCCEEDED: 1, Outcome.RETRIED: 2})
     single = report(outcomes={Outcome.SUCCEEDED: 1, Outcome.FAILED: 1})
@@ -220,7 +222,7 @@ def test_idle_time_of_several_processes_is_added_up():
 
 
 def test_idle_time_never_becomes_less():
-    """Where a batch turns out to have run since, the number stands until it is true."""
+    """When a batch is reported late, the number stands still until it is right again."""
     idle = DeviceIdle(100.0, [7])
     idle.ran(7, 100.0, 101.0)
 
@@ -234,7 +236,7 @@ def test_idle_time_never_becomes_less():
 
 
 def test_device_is_idle_while_another_process_takes_a_dead_ones_place():
-    """From its end on the place of a dead process is idle, until the next one has a batch."""
+    """The device of a dead process is idle until the next process has a batch."""
     idle = DeviceIdle(100.0, [7])
     idle.ran(7, 100.0, 101.0)
     idle.lost(7, 110.0, 111.0)
@@ -248,7 +250,7 @@ def test_device_is_idle_while_another_process_takes_a_dead_ones_place():
 
 
 def test_no_more_processes_are_idle_than_there_are():
-    """However many came and went, each place counts once."""
+    """However many processes replace each other, each device counts once."""
     idle = DeviceIdle(0.0, [0])
     for pid in range(100):
         idle.ran(pid, pid + 0.5, pid + 1.0)
@@ -257,8 +259,8 @@ def test_no_more_processes_are_idle_than_there_are():
     assert 55.0 == idle.seconds(105.0, {}, [99])
 
 
-def test_process_that_replaces_another_takes_nobody_elses_place():
-    """One that has had no batch since the start is idle all the while, whoever comes beside it."""
+def test_new_process_replaces_only_the_dead_one():
+    """A process without batches is idle from the start, whatever happens to others."""
     idle = DeviceIdle(0.0, [7, 8])
     idle.lost(7, 0.0, 10.0)
     idle.ran(9, 50.0, 60.0)
@@ -268,7 +270,7 @@ def test_process_that_replaces_another_takes_nobody_elses_place():
 
 
 def test_pool_that_shrinks_and_grows():
-    """A place that is there no more is not idle, and a new one is from its first batch on."""
+    """A removed process is not idle, and an added one counts from its first batch."""
     idle = DeviceIdle(0.0, [7, 8])
 
     assert 20.0 == idle.seconds(10.0, {}, [7, 8])
@@ -291,7 +293,7 @@ def test_lost_batch_leaves_the_idle_time_before_it():
 
 @given(st.lists(st.tuples(st.integers(1, 3), SECONDS, SECONDS), max_size=30))
 def test_idle_time_is_never_more_than_there_was(spans: list[tuple[int, float, float]]):
-    """Whatever processes say, idle time is within the time of all of them."""
+    """Idle time is never more than the time of all processes."""
     idle, now = DeviceIdle(0.0, [1, 2, 3]), 0.0
     for pid, gap, length in spans:
         began = now + gap

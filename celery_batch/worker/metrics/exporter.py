@@ -283,10 +283,9 @@ class _Exporter:
 
     def collect(self) -> Iterator[Any]:
         """Write down all numbers; called on the thread of whoever scrapes."""
-        families = self._families
-        around = families.Surroundings(**_around(self._worker), depths=self._depths.look())
-        counted = self._worker.consumer.batch_scheduler.watch.ask(Meter.so_far)
-        yield from families.families(counted, around)
+        counted = self._worker.consumer.batch_scheduler.watch.ask(Meter.copy)
+        state = _around(self._worker)
+        yield from self._families.families(counted, **state, depths=self._depths.look())
         if self._gpus is not None:
             yield from self._gpus.families()
 
