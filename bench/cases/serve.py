@@ -20,6 +20,7 @@ import psutil
 
 from bench.sheet import Case, Effort, Goal, Sheet
 from celery_batch.cli.deployment import Deployment
+from celery_batch.processes.supervisor import STEADY
 from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.handle import Handle
 
@@ -30,8 +31,8 @@ _KILLED = ("cpu-0", "web", "redis")
 #: Seconds between two looks, and until we give up.
 _LOOK, _TIMEOUT = 0.02, 60.0
 
-#: Seconds after which supervisor calls a process steady, and one more.
-_STEADY = 31.0
+#: Seconds in which an end is an early exit, and one more.
+_STEADY = STEADY + 1.0
 
 
 class Pid(Handle):
@@ -50,7 +51,7 @@ def _measure(effort: Effort) -> dict[str, Any]:
             deployment.wait_until_ready()
             rounds: dict[str, list[dict[str, float]]] = {name: [] for name in _KILLED}
             for _ in range(effort.rounds):
-                time.sleep(_STEADY)  # who ends young is started again after a pause
+                time.sleep(_STEADY)  # after an early exit there is a pause
                 for name, looks in rounds.items():
                     looks.append(_strike(deployment, name))
     return {"rounds": rounds}
@@ -68,9 +69,10 @@ def _strike(deployment: Deployment, name: str) -> dict[str, float]:
 
 
 def _pid(deployment: Deployment, name: str) -> int:
-    keeper = next(row.pid for row in deployment.health() if row.program.name == name)
+    deployment.check()
+    reaper = next(each.status().pid for each in deployment.processes if each.name == name)
     with suppress(psutil.NoSuchProcess):
-        return next((child.pid for child in psutil.Process(keeper).children()), 0)
+        return next((child.pid for child in psutil.Process(reaper).children()), 0)
     return 0
 
 

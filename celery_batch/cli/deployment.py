@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
-import sys
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from kombu.exceptions import OperationalError
 
-from celery_batch.cli.run_folder import ASKED, clear
+from celery_batch.cli.run_folder import CONFIG_FILE, clear, lock
 from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
-from celery_batch.processes import reaper
-from celery_batch.processes.managed_process import ManagedProcess, ServerFailed, wait_until
+from celery_batch.processes.managed_process import ServerFailed, wait_until
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from celery_batch.serve.app import CONFIG, make_app
 from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.processes import (
     GRACE,
-    LOG,
-    READY,
-    WORKERS,
-    Health,
-    SupervisorAway,
+    ProcessStatus,
+    ServedProcess,
     environment,
-    health,
     programs,
-    restart,
-    supervisor_conf,
+    write_status,
 )
 from celery_batch.serve.readiness import warm_workers
 from celery_batch.serve.sockets import listening
@@ -58,14 +51,6 @@ _ELSEWHERE = (
 )
 
 
-#: States of a process that has ended soon after its start.
-_FAILED = ("crashing", "given up")
-
-
-#: Lines of a log that are shown when its process ends too soon.
-_LINES = 20
-
-
 class Deployment:
     """
     All processes of a served handle.
@@ -78,42 +63,26 @@ class Deployment:
     def __init__(self, config: ServeConfig, folder: Path) -> None:
         self.folder = folder.absolute()
         self._asked = config
-        self.programs = list(programs(config, self.folder))
-        self._managed: ManagedProcess | None = None
-
-    @classmethod
-    def running_in(cls, folder: Path) -> Self:
-        """
-        Look at one that another process runs.
-
-        Args:
-            folder: Its folder.
-
-        Raises:
-            ConfigurationError: There is none.
-        """
-        try:
-            config = ServeConfig.from_json((folder / ASKED).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigurationError(f"{folder}: nothing is served from here: {error}") from error
-        return cls(config, folder)
+        #: What is served, with the URL of its broker.
+        self.config = replace(
+            config, broker=config.broker or RedisServer(self.folder / "redis").url
+        )
+        self.processes: list[ServedProcess] = []
+        self._status: list[ProcessStatus] = []
+        self._lock: IO[str] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, _trace: object) -> None:
-        if self._managed is None:
+        if self._lock is None:
             return
         # In turn: the web server, the workers, Redis; each has its own time to end.
-        self._managed.stop(3 * GRACE)
+        for _, group in itertools.groupby(reversed(self.processes), lambda each: each.program.rank):
+            _stop(group)
         if kind is None or not issubclass(kind, Exception):
             shutil.rmtree(self.folder, ignore_errors=True)
-
-    @cached_property
-    def config(self) -> ServeConfig:
-        """What is served, with the URL of its broker."""
-        broker = self._asked.broker or RedisServer(self.folder / "redis").url
-        return replace(self._asked, broker=broker)
+        self._lock.close()
 
     @property
     def url(self) -> str:
@@ -123,7 +92,7 @@ class Deployment:
 
     def start(self, beside: Path) -> None:
         """
-        Start everything; `wait_until_ready` says when it serves.
+        Start everything; `wait_until_ready` returns when it serves.
 
         Args:
             beside: The folder of the configuration file, where the handle's module is
@@ -140,18 +109,15 @@ class Deployment:
         else:
             _refuse_missing_broker(self.config)
         clear(self.folder)
-        (self.folder / ASKED).write_text(self._asked.to_json(), encoding="utf-8")
-        served = self.folder / "serve.json"
-        served.write_text(self.config.to_json(), encoding="utf-8")
-        keep = [sys.executable, "-I", "-S", reaper.__file__, ""]
-        conf = self.folder / "supervisord.conf"
-        conf.write_text(supervisor_conf(self.programs, self.folder, keep), encoding="utf-8")
+        self._lock = lock(self.folder)
+        path = self.folder / CONFIG_FILE
+        path.write_text(self.config.to_json(), encoding="utf-8")
         env = environment(self._asked, [Path.cwd(), beside.absolute()], os.environ)
-        self._managed = ManagedProcess(
-            [sys.executable, "-m", "supervisor.supervisord", "-n", "-c", str(conf)],
-            self.folder / LOG,
-            env={**env, CONFIG: str(served), "TMPDIR": str(self.folder)},
-        )
+        env |= {CONFIG: str(path), "TMPDIR": str(self.folder)}
+        self.processes = [
+            ServedProcess(each, self.folder, env) for each in programs(self._asked, self.folder)
+        ]
+        self.check()
 
     def wait_until_ready(self) -> None:
         """
@@ -164,37 +130,42 @@ class Deployment:
             timeout = Settings.of(app).load_timeout
         wait_until(
             self._why_not_ready,
-            [self._require_child()],
+            [each.process for each in self.processes],
             what=f"serving {self.config.handle}",
             timeout=timeout,
         )
-        (self.folder / READY).touch()
+        for each in self.processes:
+            each.is_ready = True
+        self.check()
+
+    def check(self) -> None:
+        """Restart the processes that have ended; to be called several times a second."""
+        for each in self.processes:
+            each.check()
+        status = [each.status() for each in self.processes]
+        if status != self._status:
+            self._status = status
+            title = f"{self.config.handle} at {self.url} (logs in {self.folder})"
+            write_status(self.folder, title, status)
 
     def restart_workers(self) -> None:
-        """
-        Have each worker finish what it runs, and start again.
-
-        Raises:
-            SupervisorAway: Supervisor does not answer.
-        """
-        restart(WORKERS, self.folder)
+        """Have each worker finish what it runs, and start again."""
+        workers = [each for each in self.processes if each.program.device]
+        _stop(workers)
+        for each in workers:
+            each.reset()
+        self.check()
 
     def why_crashing(self) -> str:
-        """
-        Return why a worker ends soon after its start; empty if none does.
-
-        Raises:
-            SupervisorAway: Supervisor does not answer.
-        """
-        for row in self.health():
-            if row.program.device and row.state in _FAILED:
-                return _last_words(row, self.folder)
-        return ""
+        """Return why a worker ends soon after its start; empty if none does."""
+        crashing = (each for each in self.processes if each.state in ("crashing", "given up"))
+        return next((each.how_it_ended() for each in crashing if each.program.device), "")
 
     def why_not_loaded(self) -> str:
         """Return which workers have not loaded their handle; empty if all have."""
         host = socket.gethostname()  # others may serve the same queue
-        wanted = {f"{program.node}@{host}" for program in self.programs if program.node}
+        nodes = (each.program.node for each in self.processes)
+        wanted = {f"{node}@{host}" for node in nodes if node}
         try:
             with make_app(self.config) as app:
                 warm = warm_workers(app, self.config.task_name)
@@ -204,41 +175,16 @@ class Deployment:
         return f"no handle yet in {', '.join(cold)}" if cold else ""
 
     def warnings(self) -> list[str]:
-        """Return what the handle, or what we say of it, has warned of while it was loaded."""
-        first = next(program for program in self.programs if program.device)
-        lines = (self.folder / f"{first.name}.log").read_text(errors="replace").splitlines()
+        """Return the warnings that were logged while the handle was loaded."""
+        first = next(each for each in self.processes if each.program.device)
+        lines = first.log.read_text(errors="replace").splitlines()
         return [line.partition("] ")[2] for line in lines if "WARNING/ForkPoolWorker" in line]
 
-    def ended(self, seconds: float) -> bool:
-        """Wait for supervisor to end, this many seconds at most; say whether it has."""
-        return self._require_child().wait(seconds)
-
-    def check(self) -> None:
-        """
-        Do nothing while supervisor runs.
-
-        Raises:
-            ServerFailed: It has ended; with the last lines of its log.
-        """
-        self._require_child().check()
-
-    def health(self) -> list[Health]:
-        """
-        Return how each process fares.
-
-        Raises:
-            SupervisorAway: Supervisor does not answer.
-        """
-        return health(self.programs, self.folder)
-
     def _why_not_ready(self) -> str:
-        try:
-            rows = self.health()
-        except SupervisorAway as error:
-            return str(error)
-        for row in rows:
-            if row.restarts or row.state in _FAILED:
-                raise ServerFailed(_last_words(row, self.folder))
+        self.check()
+        for each in self.processes:
+            if each.error:
+                raise ServerFailed(each.how_it_ended())
         return self.why_not_loaded() or self._why_no_web()
 
     def _why_no_web(self) -> str:
@@ -249,10 +195,13 @@ class Deployment:
             return f"the web server does not answer: {error}"
         return ""
 
-    def _require_child(self) -> ManagedProcess:
-        if self._managed is None:
-            raise ConfigurationError("nothing is served yet: call start() first")
-        return self._managed
+
+def _stop(processes: Iterable[ServedProcess]) -> None:
+    running = [each.process for each in processes if each.process is not None]
+    for process in running:
+        process.terminate(GRACE)
+    for process in running:
+        process.stop(GRACE)
 
 
 def _refuse_taken_port(config: ServeConfig) -> None:
@@ -271,14 +220,6 @@ def _refuse_missing_broker(config: ServeConfig) -> None:
         except OperationalError as error:
             where = connection.as_uri()  # without its password
             raise ConfigurationError(f"Broker: {where} cannot be reached: {error}") from error
-
-
-def _last_words(row: Health, folder: Path) -> str:
-    log = folder / f"{row.program.name}.log"
-    lines = log.read_text(errors="replace").splitlines()[-_LINES:]
-    return "\n".join(
-        [f"{row.program.name} ended while it started: {row.error}", f"--- the end of {log}", *lines]
-    )
 
 
 def source_of(handle: str, folders: Sequence[str]) -> Path:
@@ -316,12 +257,12 @@ class Reloader:
     def __init__(self, deployment: Deployment, source: Path) -> None:
         self._deployment = deployment
         self._folder = source.parent
-        self._times = dict(self._look())
+        self._times = dict(self._modification_times())
         self._is_loading = False
 
     def step(self) -> str:
-        """Look once; return what the user is told of it, if anything."""
-        times = dict(self._look())
+        """Look at the files once; return a message for the user, or nothing."""
+        times = dict(self._modification_times())
         changed = sorted(path.name for path, _ in times.items() ^ self._times.items())
         if changed:
             self._times, self._is_loading = times, True
@@ -335,7 +276,7 @@ class Reloader:
             return failure or f"{self._deployment.config.handle} is ready again"
         return ""
 
-    def _look(self) -> Iterator[tuple[Path, int]]:
+    def _modification_times(self) -> Iterator[tuple[Path, int]]:
         for path in self._folder.glob("*.py"):
             try:
                 yield path, path.stat().st_mtime_ns

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shlex
 import shutil
-import socket
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from celery_batch.errors import ConfigurationError
 
-__all__ = ["ASKED", "SOCKET", "clear", "is_live", "live_folders", "usual_folder"]
+__all__ = ["CONFIG_FILE", "clear", "is_live", "live_folders", "lock", "usual_folder"]
 
-#: The file that makes a folder ours: what is served from it.
-ASKED = "asked.json"
+#: The configuration that is served from a folder; a folder without it is not ours.
+CONFIG_FILE = "serve.json"
 
-#: Where supervisor listens.
-SOCKET = "supervisor.sock"
+#: The file that is locked by the command that serves from a folder.
+_LOCK = "lock"
 
 #: Longest path of a unix socket in bytes (macOS; Linux has 108).
 _SOCKET_PATH_LIMIT = 104
@@ -45,8 +46,21 @@ def live_folders() -> Iterator[Path]:
 
 def is_live(folder: Path) -> bool:
     """Say whether something is served from a folder."""
-    with socket.socket(socket.AF_UNIX) as client:
-        return client.connect_ex(str(folder / SOCKET)) == 0
+    try:
+        with (folder / _LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def lock(folder: Path) -> IO[str]:
+    """Show that something is served from a folder, as long as the file is open."""
+    file = (folder / _LOCK).open("w")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    return file
 
 
 def clear(folder: Path) -> None:
@@ -67,7 +81,7 @@ def clear(folder: Path) -> None:
         _make_private(folder.parent)
     if is_live(folder):
         raise ConfigurationError(f"{folder}: `celery batch serve` runs from here already")
-    if folder.exists() and any(folder.iterdir()) and not (folder / ASKED).exists():
+    if folder.exists() and any(folder.iterdir()) and not (folder / CONFIG_FILE).exists():
         raise ConfigurationError(f"{folder}: holds other things; name an empty folder by --dir")
     _make_private(folder)
     for each in folder.iterdir():  # not before it is known to be ours

@@ -6,6 +6,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,9 @@ from celery_batch.errors import BatchError
 from celery_batch.runtime.devices import why_doubtful
 
 __all__ = ["serve", "status"]
+
+#: Seconds between two looks at the processes and, with --reload, at the files.
+_POLL = 0.2
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -113,7 +117,7 @@ def _serve(deployment: Any, beside: Path, source: Path | None) -> None:
     click.echo(
         f"{config.handle} is ready on {', '.join(config.devices)}:"
         f" {workers} {'worker' if workers == 1 else 'workers'}, queue {config.queue}."
-        f"  `celery batch status` shows how they fare; Ctrl-C stops them.",
+        f"  `celery batch status` shows their status; Ctrl-C stops them.",
         err=True,
     )
     for warning in deployment.warnings():
@@ -121,10 +125,11 @@ def _serve(deployment: Any, beside: Path, source: Path | None) -> None:
     reloader = (
         _needed("celery_batch.cli.deployment").Reloader(deployment, source) if source else None
     )
-    while not deployment.ended(0.5):
-        if reloader and (told := reloader.step()):
-            click.echo(told, err=True)
-    deployment.check()
+    while True:
+        time.sleep(_POLL)
+        deployment.check()
+        if reloader and (message := reloader.step()):
+            click.echo(message, err=True)
 
 
 @click.command(name="status", cls=CeleryCommand)
@@ -132,22 +137,17 @@ def _serve(deployment: Any, beside: Path, source: Path | None) -> None:
     "--dir", "directory", type=_FOLDER, help="Of one `serve`; by default all of this user's."
 )
 def status(directory: Path | None) -> None:
-    """Show how the processes of `celery batch serve` fare."""
-    deployments = _needed("celery_batch.cli.deployment").Deployment
-    table = _needed("celery_batch.serve.processes").table
+    """Show the status of the processes of `celery batch serve`."""
+    processes = _needed("celery_batch.serve.processes")
     folders = [directory] if directory else list(run_folder.live_folders())
     if not folders:
         raise click.ClickException("nothing is served: start `celery batch serve` first")
-    away = []
     for folder in folders:
-        try:
-            deployment = deployments.running_in(folder)
-            title = f"{deployment.config.handle} at {deployment.url} (logs in {folder})"
-            click.echo(f"{title}\n{table(deployment.health())}")
-        except BatchError as error:  # the others may fare better
-            away.append(str(error))
-    if away:
-        raise click.ClickException("\n".join(away))
+        found = processes.read_status(folder) if run_folder.is_live(folder) else None
+        if found is None:
+            raise click.ClickException(f"{folder}: nothing is served from here")
+        title, rows = found
+        click.echo(f"{title}\n{processes.table(rows)}")
 
 
 def _needed(module: str) -> Any:

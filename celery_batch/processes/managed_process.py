@@ -31,7 +31,7 @@ class ManagedProcess:
     """
     A server process that ends when this process ends, killed or not.
 
-    Each server runs under a keeper (see `celery_batch.processes.reaper`), which holds the
+    Each server runs under a reaper (see `celery_batch.processes.reaper`), which holds the
     reading end of a pipe whose writing end only this process has.  It makes no
     difference which thread starts it.  A forked copy of this process, as in a pool,
     is a different process: it neither keeps the server alive nor stops it.
@@ -41,7 +41,8 @@ class ManagedProcess:
         log: Where its output goes; the server is called by this file's stem.
         env: Its environment, ours by default.
         pass_fds: Open descriptors it inherits under the same numbers.
-        folder: Removed by the keeper when we are killed; otherwise it is ours to remove.
+        folder: Removed by the reaper when this process is killed; otherwise the caller removes it.
+        orphan_grace: Seconds the server gets to stop by itself when this process is killed.
     """
 
     def __init__(
@@ -52,14 +53,15 @@ class ManagedProcess:
         env: Mapping[str, str] | None = None,
         pass_fds: Sequence[int] = (),
         folder: Path | None = None,
+        orphan_grace: float = reaper.ORPHAN_GRACE,
     ) -> None:
         self.name = log.stem
         self.log = log
         self._owner = os.getpid()
-        keep = [sys.executable, "-I", "-S", reaper.__file__, str(folder or "")]
+        words = [str(folder or ""), str(orphan_grace)]
         with log.open("ab") as output:
             self._reaper = subprocess.Popen(  # noqa: S603 - the command is our caller's own
-                [*keep, *command],
+                [sys.executable, "-I", "-S", reaper.__file__, *words, *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -78,11 +80,11 @@ class ManagedProcess:
 
     def __repr__(self) -> str:
         state = "runs" if self.exit_code is None else f"ended with {self.exit_code}"
-        return f"<Child {self.name} {state}>"
+        return f"<ManagedProcess {self.name} {state}>"
 
     @property
     def pid(self) -> int:
-        """The keeper's process id; the server is its child."""
+        """The reaper's process id; the server is its child."""
         return self._reaper.pid
 
     @property
@@ -119,6 +121,19 @@ class ManagedProcess:
             self._reaper.wait(seconds)
         return self.exit_code is not None
 
+    def terminate(self, grace: float) -> None:
+        """
+        Ask the server to end, and do not wait for it.
+
+        Args:
+            grace: Seconds it gets to finish by itself before it is killed.
+        """
+        if os.getpid() != self._owner or self._reaper.stdin is None:
+            return
+        # The reaper may have ended with its server, and so has its end of the pipe.
+        with contextlib.suppress(BrokenPipeError, ValueError):
+            self._reaper.stdin.write(f"{grace}\n".encode())
+
     def stop(self, grace: float = 5.0) -> None:
         """
         End the server and all it started; return when they are gone.
@@ -128,16 +143,14 @@ class ManagedProcess:
         """
         if os.getpid() != self._owner or self._reaper.stdin is None:
             return
-        # The keeper may have ended with its server: then nobody listens any more.
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            self._reaper.stdin.write(f"{grace}".encode())
+        self.terminate(grace)
         try:
             self._reaper.wait()
         finally:
             self._reaper.stdin.close()
 
-    def _let_go(self) -> None:
-        """In a forked copy of this process: drop the pipe, which would outlive the owner."""
+    def _close_pipe(self) -> None:
+        """Close the pipe in a forked copy of this process, where it would outlive the owner."""
         if self._reaper.stdin is not None:
             self._reaper.stdin.close()
 
@@ -147,7 +160,7 @@ _children: weakref.WeakSet[ManagedProcess] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for child in list(_children):
-        child._let_go()  # noqa: SLF001 - same module, and nobody else's business
+        child._close_pipe()  # noqa: SLF001 (same module)
 
 
 # Descriptors close on exec by themselves; a fork without exec keeps them.

@@ -3,7 +3,7 @@
 Runs one server, and ends it when the process that started it is gone.
 
 A program of its own, standard library only, started by `celery_batch.processes.managed_process`
-as ``python -I -S reaper.py FOLDER COMMAND...``.
+as ``python -I -S reaper.py FOLDER ORPHAN_GRACE COMMAND...``.
 
 Rule 1: Standard input is a pipe whose other end only the parent holds.  End of
     file means that the parent is gone, however it went.  (Linux can also signal a
@@ -13,8 +13,7 @@ Rule 2: Before it is gone, the parent may say in how many seconds the server sho
     have stopped by itself.  Unsaid, the parent was killed and a short grace has to do.
 Rule 3: The server leads a process group.  What is left of the group when the server
     has ended, or when its grace is over, is killed.
-Rule 4: In a log that goes on over many lives of a server, a line shows where each begins.
-Rule 5: Should the reaper itself be killed, Linux kills the server: the reaper has
+Rule 4: Should the reaper itself be killed, Linux kills the server: the reaper has
     one thread, so the signal that rule 1 distrusts can be trusted here.
 """
 
@@ -30,8 +29,8 @@ import subprocess
 import sys
 import time
 
-#: Seconds a server gets to stop by itself once its parent was killed, or we are told to stop.
-ORPHAN_GRACE = float(os.environ.get("CELERY_BATCH_KEEPER_GRACE", "0.7"))
+#: Seconds a server gets to stop by itself once its parent was killed, or the reaper gets a signal.
+ORPHAN_GRACE = 0.7
 
 #: Linux' prctl option "signal me when my parent ends".
 PR_SET_PDEATHSIG = 1
@@ -39,12 +38,13 @@ PR_SET_PDEATHSIG = 1
 STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def keep(command: list[str]) -> int:
+def keep(command: list[str], orphan_grace: float = ORPHAN_GRACE) -> int:
     """
     Run a server until it ends, the parent asks for its end, or the parent is gone.
 
     Args:
         command: The server's command line.
+        orphan_grace: Seconds the server gets to stop where the parent names none.
 
     Returns:
         The server's exit code, 128 + n when signal n ended it.
@@ -58,36 +58,32 @@ def keep(command: list[str]) -> int:
         process_group=0,
         preexec_fn=_die_with_reaper,  # noqa: PLW1509 - this program has one thread
     )
-    _until_ended(server, wake)
+    _until_ended(server, wake, orphan_grace)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(server.pid, signal.SIGKILL)
     code = server.wait()
     return code if code >= 0 else 128 - code
 
 
-def _until_ended(server: subprocess.Popen[bytes], wake: int) -> None:
+def _until_ended(server: subprocess.Popen[bytes], wake: int, orphan_grace: float) -> None:
     """Return when the server has ended by itself or has used up its grace."""
-    heard = [sys.stdin.fileno(), wake]
+    sources = [sys.stdin.fileno(), wake]
     deadline = float("inf")
     while server.poll() is None and (now := time.monotonic()) < deadline:
         wait = None if deadline == float("inf") else deadline - now
-        for source in select.select(heard, [], [], wait)[0]:
-            words = os.read(source, 64)
-            if source != wake and not words:
-                heard.remove(source)
-            grace = _grace(words, is_signal=source == wake)
-            if grace is None:
-                continue
+        for source in select.select(sources, [], [], wait)[0]:
+            data = os.read(source, 64)
+            grace = orphan_grace
+            if source == wake:
+                if not set(data) & set(STOPPING_SIGNALS):
+                    continue
+            elif data:
+                grace = min(map(float, data.split()))
+            else:
+                sources.remove(source)
             if deadline == float("inf"):
                 server.terminate()
             deadline = min(deadline, time.monotonic() + grace)
-
-
-def _grace(words: bytes, *, is_signal: bool) -> float | None:
-    """Read how many seconds the server still has; None for "nothing changes"."""
-    if is_signal:
-        return ORPHAN_GRACE if set(words) & set(STOPPING_SIGNALS) else None
-    return float(words) if words else ORPHAN_GRACE
 
 
 def _wake_on(*signals: int) -> int:
@@ -113,12 +109,9 @@ def _orphaned() -> bool:
 
 
 def main() -> int:
-    """Keep the server of our command line, then remove its folder if we are orphans."""
-    folder, *command = sys.argv[1:]
-    if mark := os.environ.get("CELERY_BATCH_KEEPER_MARK"):
-        sys.stdout.write(f"{mark} {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-        sys.stdout.flush()
-    code = keep(command)
+    """Run the server of the command line, then remove its folder if the parent is gone."""
+    folder, orphan_grace, *command = sys.argv[1:]
+    code = keep(command, float(orphan_grace))
     # A living parent may want to read the log first; it removes the folder itself.
     if folder and _orphaned():
         shutil.rmtree(folder, ignore_errors=True)

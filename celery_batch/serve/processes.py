@@ -1,42 +1,36 @@
-"""The processes of a served handle, and their state as supervisor has it."""
+"""The processes of a served handle: their commands, restarts and status."""
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
-import shlex
+import shutil
 import signal
 import sys
-import xmlrpc.client
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
-from supervisor.xmlrpc import Faults, SupervisorTransport
-
-from celery_batch.errors import BatchError
+from celery_batch.processes.managed_process import ManagedProcess
+from celery_batch.processes.supervisor import STEADY, Supervised
 from celery_batch.runtime.devices import usable_cores
 from celery_batch.serve.config import ServeConfig
 
 __all__ = [
     "DEVICE",
     "GRACE",
-    "LOG",
-    "MARK",
-    "READY",
-    "WORKERS",
-    "Health",
+    "ProcessStatus",
     "Program",
-    "SupervisorAway",
+    "ServedProcess",
     "environment",
-    "health",
     "programs",
-    "restart",
-    "supervisor_conf",
+    "read_status",
     "table",
+    "write_status",
 ]
 
 
@@ -44,29 +38,42 @@ __all__ = [
 DEVICE = "CELERY_BATCH_SERVE_DEVICE"
 
 
-#: The group of the workers, which are stopped at once and not in turn.
-WORKERS = "workers"
-
-
 #: Seconds a process gets to finish what it does.
 GRACE = 10
 
 
-#: Begins the line in a log with which a process begins.
-MARK = "=== starts"
-
-
-#: Seconds after which a process counts as started: one that ends sooner is started again
-#: after a pause that grows by a second each time.
-_START = 30
-
-
-#: How often a process may end too soon, one time after the other, before it is given up;
-#: by then the pauses have taken more than an hour.
+#: How many early exits in a row a process may have; the pauses have then taken about 50 minutes.
 _TRIES = 100
 
 
-_RPC = "supervisor.rpcinterface:make_main_rpcinterface"
+#: The file with the status of all processes.
+_STATUS = "status.json"
+
+
+#: Bytes of a log at which it is moved to ``.1`` and begun anew.
+_LARGEST_LOG = 10 << 20
+
+
+#: Bytes at the end of a log that are searched for an error.
+_TAIL = 64_000
+
+
+#: A line that reports an error: Celery's words, or a traceback's last line.
+_ERROR = re.compile(
+    r"(.*\b(CRITICAL|ERROR)\b.*|Error: .+|(\w+\.)*\w+(Error|Exception|Failed|Exceeded)\b.*)"
+)
+
+
+#: What precedes an error's own words and does not help a reader.
+_PREFIX = re.compile(r"^(\[.*?\] |celery_batch\.errors\.\w+: )")
+
+
+#: What a shell adds to a signal's number, and so do reapers.
+_SIGNALLED = 128
+
+
+#: Characters of an error that a table has room for.
+_WIDEST = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +123,7 @@ def environment(
     config: ServeConfig, places: Sequence[Path], ours: Mapping[str, str]
 ) -> dict[str, str]:
     """
-    Return the environment of supervisor and, inherited, of all programs.
+    Return the environment of all programs.
 
     Args:
         config: What is served.
@@ -131,138 +138,29 @@ def environment(
     return {
         "OMP_NUM_THREADS": threads,
         **given,
-        "CELERY_BATCH_KEEPER_GRACE": str(GRACE),
-        "CELERY_BATCH_KEEPER_MARK": MARK,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
     }
 
 
-def supervisor_conf(running: Sequence[Program], folder: Path, reaper: Sequence[str]) -> str:
-    """
-    Write supervisor's configuration.
-
-    Args:
-        running: The programs.
-        folder: Private, for its socket and all logs.
-        reaper: A command line that runs the one after it, and ends it when supervisor
-            is gone, killed or not.
-    """
-    workers = ",".join(program.name for program in running if program.device)
-    sections = [
-        ("unix_http_server", {"file": _plain(folder / "supervisor.sock"), "chmod": "0700"}),
-        ("rpcinterface:supervisor", {"supervisor.rpcinterface_factory": _RPC}),
-        (
-            "supervisord",
-            {
-                "nodaemon": "true",
-                "logfile": "/dev/null",  # it says everything on its standard output, too
-                "logfile_maxbytes": "0",
-                "pidfile": _plain(folder / "supervisord.pid"),
-                "childlogdir": _plain(folder),
-            },
-        ),
-        (f"group:{WORKERS}", {"programs": workers, "priority": "20"}),
-        *((f"program:{each.name}", _program(each, folder, reaper)) for each in running),
-    ]
-    return "\n".join(
-        "\n".join([f"[{name}]", *(f"{key} = {value}" for key, value in values.items()), ""])
-        for name, values in sections
-    )
-
-
-def _program(program: Program, folder: Path, reaper: Sequence[str]) -> dict[str, str]:
-    environment = {"environment": f'{DEVICE}="{program.device}"'} if program.device else {}
-    return {
-        "command": _plain(shlex.join([*reaper, *program.command])),
-        "priority": str(program.rank),
-        "autorestart": "true",
-        "startsecs": str(_START),
-        "startretries": str(_TRIES),
-        "stopwaitsecs": str(GRACE + 2),  # the keeper kills first, and knows whom
-        "redirect_stderr": "true",
-        "stdout_logfile": _plain(folder / f"{program.name}.log"),
-        "stdout_logfile_maxbytes": "10MB",
-        "stdout_logfile_backups": "1",
-        **environment,
-    }
-
-
-def _plain(text: object) -> str:
-    """Write a text so that supervisor does not take parts of it for its own variables."""
-    return str(text).replace("%", "%%")
-
-
-#: Supervisor's own log, in which it tells of each start.
-LOG = "supervisord.log"
-
-
-#: The file whose time says when everything was seen to be ready.  Supervisor itself says of
-#: a process that it runs only when some time has passed.
-READY = "ready"
-
-
-#: Bytes at the end of a log that are searched for an error.
-_TAIL = 64_000
-
-
-#: A line that tells of an error: Celery's and supervisor's words, or a traceback's last line.
-_ERROR = re.compile(
-    r"(.*\b(CRITICAL|ERROR)\b.*|Error: .+|(\w+\.)*\w+(Error|Exception|Failed|Exceeded)\b.*)"
-)
-
-
-#: What stands before an error's own words, and says nothing to whoever asks.
-_PREFIX = re.compile(r"^(\[.*?\] |celery_batch\.errors\.\w+: )")
-
-
-#: Supervisor's words for how a process has ended.
-_END = re.compile(r"^(?:exit status (\d+)|terminated by (SIG\w+))")
-
-
-#: What a shell adds to a signal's number, and so do keepers.
-_SIGNALLED = 128
-
-
-#: Supervisor's state -> what it means to whoever asks.
-_WORDS = {
-    "RUNNING": "running",
-    "STARTING": "starting",
-    "BACKOFF": "crashing",
-    "EXITED": "crashing",
-    "FATAL": "given up",
-    "STOPPING": "stopping",
-    "STOPPED": "stopped",
-}
-
-
-#: Characters of an error that a table has room for.
-_WIDEST = 100
-
-
-class SupervisorAway(BatchError):
-    """Supervisor does not answer on its socket."""
-
-    http = 503
-
-
 @dataclass(frozen=True, slots=True)
-class Health:
+class ProcessStatus:
     """
-    How one process fares.
+    The status of one process.
 
     Args:
-        program: What it is.
-        state: ``"running"``, ``"starting"``, ``"crashing"`` (it has ended soon after its
-            start, and is started again and again), ``"given up"``, ``"stopping"`` or
-            ``"stopped"``.
-        since: Seconds since it has last been started, or has ended.
+        name: Of its program.
+        device: Likewise.
+        state: ``"running"``, ``"starting"``, ``"crashing"`` (it ended soon after its start, and
+            is started again and again) or ``"given up"``.
+        since: When it was last started, or ended; in seconds since the epoch.
         restarts: How often it was started after the first time.
-        error: Why it has ended the last time, if it has.
-        pid: Of the process that supervisor has started, 0 if it does not run.
+        error: Why it ended the last time; empty if it has not.
+        pid: Of its reaper; 0 if it does not run.
     """
 
-    program: Program
+    name: str
+    device: str
     state: str
     since: float
     restarts: int
@@ -270,126 +168,129 @@ class Health:
     pid: int
 
 
-def health(running: Sequence[Program], folder: Path) -> list[Health]:
+class ServedProcess(Supervised):
+    """A process of a served handle, and its successors."""
+
+    def __init__(self, program: Program, folder: Path, env: Mapping[str, str]) -> None:
+        super().__init__(program.name)
+        self.program = program
+        self.log = folder / f"{program.name}.log"
+        #: Whether the process that runs was seen to serve.
+        self.is_ready = False
+        #: Why the last process ended, and the end of its log.
+        self.error = self.last_lines = ""
+        self._env = {**env, DEVICE: program.device} if program.device else env
+        self._since = time.time()
+        self._log_begin = 0
+
+    def check(self) -> None:
+        """Start a process where none runs and the pause is over; keep the log small."""
+        super().check()
+        if self.log.stat().st_size > _LARGEST_LOG:
+            # The processes write at its end, wherever that is.
+            shutil.copyfile(self.log, f"{self.log}.1")
+            os.truncate(self.log, 0)
+            self._log_begin = 0
+
+    @property
+    def state(self) -> str:
+        """How it is, as the status shows it."""
+        if self.process is None:
+            return "crashing" if self.due < math.inf else "given up"
+        if time.monotonic() - self.started >= STEADY or self.is_ready:
+            return "running"
+        return "crashing" if self.early_exits > 1 else "starting"
+
+    def status(self) -> ProcessStatus:
+        """Return its status."""
+        return ProcessStatus(
+            self.name,
+            self.program.device,
+            self.state,
+            self._since,
+            max(0, self.starts - 1),
+            self.error,
+            self.process.pid if self.process else 0,
+        )
+
+    def how_it_ended(self) -> str:
+        """Return why the last process ended, with the end of its log."""
+        return f"{self.name} ended while it started: {self.error}\n{self.last_lines}"
+
+    def _start(self) -> ManagedProcess:
+        self.is_ready, self._since = False, time.time()
+        self._log_begin = self.log.stat().st_size if self.log.exists() else 0
+        return ManagedProcess(self.program.command, self.log, env=self._env, orphan_grace=GRACE)
+
+    def _exit_code(self) -> int | None:
+        code: int | None = self.process.exit_code
+        return code
+
+    def _ended(self, code: int) -> None:
+        self._since = time.time()
+        self.error = self._why_ended(code)
+        self.last_lines = self.process.tail()
+        self.process.stop()  # which closes its pipe
+        if self.early_exits >= _TRIES:
+            self.due = math.inf
+
+    def _why_ended(self, code: int) -> str:
+        """Return the signal that ended it, the last error in its log, or its exit code."""
+        number = -code if code < 0 else code - _SIGNALLED  # of the reaper, or of its server
+        if number > 0:
+            return f"killed by {signal.Signals(number).name}"
+        with self.log.open("rb") as file:
+            file.seek(max(self._log_begin, file.seek(0, os.SEEK_END) - _TAIL))
+            text = file.read().decode(errors="replace")
+        # Celery's worker ends after a critical error; its errors before that concern requests.
+        lines = re.split(r"(?m)^(?=.* CRITICAL/)", text)[-1].splitlines()
+        words = next((line.strip() for line in reversed(lines) if _ERROR.fullmatch(line)), "")
+        return _PREFIX.sub("", words) or f"exit code {code}"
+
+
+def write_status(folder: Path, title: str, rows: Sequence[ProcessStatus]) -> None:
     """
-    Ask supervisor how its processes fare.
+    Write the status of all processes for `read_status`.
 
     Args:
-        running: What was started.
-        folder: Where its socket and all logs are.
-
-    Raises:
-        SupervisorAway: It does not answer.
+        folder: Where the sockets and logs are.
+        title: What is served, and where.
+        rows: The status of each process.
     """
-    with _supervisor(folder) as supervisor:
-        found = {each["name"]: each for each in supervisor.getAllProcessInfo()}
-    told = (folder / LOG).read_text(errors="replace")
-    return [_health(each, found[each.name], told, folder) for each in running]
+    new = folder / f"{_STATUS}.new"
+    new.write_text(json.dumps([title, *map(asdict, rows)]), encoding="utf-8")
+    new.replace(folder / _STATUS)
 
 
-def restart(group: str, folder: Path) -> None:
+def read_status(folder: Path) -> tuple[str, list[ProcessStatus]] | None:
     """
-    Stop the processes of a group, each when it has finished what it does, and start them again.
+    Return the title and the status of the processes that run from a folder, if any do.
 
     Args:
-        group: The group's name.
-        folder: Where supervisor's socket is.
-
-    Raises:
-        SupervisorAway: It does not answer.
+        folder: Where the sockets and logs are.
     """
-    with _supervisor(folder) as supervisor:
-        supervisor.stopProcessGroup(group)
-        supervisor.startProcessGroup(group, False)  # noqa: FBT003 (do not wait)
-
-
-@contextmanager
-def _supervisor(folder: Path) -> Iterator[Any]:
-    """Connect to supervisor's socket."""
-    transport = SupervisorTransport(serverurl=f"unix://{folder / 'supervisor.sock'}")
     try:
-        with closing(transport):
-            proxy: Any = xmlrpc.client.ServerProxy("http://localhost", transport)
-            yield proxy.supervisor
-    except xmlrpc.client.Fault as error:
-        if error.faultCode != Faults.SHUTDOWN_STATE:
-            raise SupervisorAway(f"{folder}: supervisor does not answer: {error}") from error
-        raise SupervisorAway(
-            f"{folder}: everything that runs from here is being stopped"
-        ) from error
-    except (FileNotFoundError, ConnectionRefusedError) as error:
-        raise SupervisorAway(f"{folder}: nothing runs from here: supervisor is gone") from error
-    except (OSError, xmlrpc.client.Error) as error:
-        raise SupervisorAway(f"{folder}: supervisor does not answer: {error}") from error
-
-
-def _health(program: Program, info: dict[str, Any], told: str, folder: Path) -> Health:
-    state = _WORDS.get(info["statename"], info["statename"].lower())
-    began = info["start"] if info["pid"] else info["stop"] or info["start"]
-    count = told.count(f"spawned: '{program.name}' with pid")
-    of_late = told.rpartition(f"success: {program.name} entered RUNNING")[2]
-    # In a loop it is being started most of the time; to be ended once is no loop.
-    if state == "starting" and of_late.count(f"exited: {program.name} (") > 1:
-        state = "crashing"
-    elif state == "starting" and info["start"] <= _ready_since(folder):
-        state = "running"
-    return Health(
-        program,
-        state,
-        max(0.0, info["now"] - began),
-        max(0, count - 1),
-        _why_it_ended(program.name, told, _lives(folder / f"{program.name}.log"), info["pid"]),
-        info["pid"],
-    )
-
-
-def _ready_since(folder: Path) -> float:
-    """Return when everything was ready; before all times, if it has not been."""
-    try:
-        return (folder / READY).stat().st_mtime
+        title, *rows = json.loads((folder / _STATUS).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return float("-inf")
+        return None
+    return title, [ProcessStatus(**row) for row in rows]
 
 
-def _lives(log: Path) -> list[str]:
-    """Return what a process has logged of late, for each of its lives."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL))
-            return file.read().decode(errors="replace").split(f"{MARK} ")
-    except FileNotFoundError:
-        return [""]
-
-
-def _why_it_ended(name: str, told: str, lives: Sequence[str], pid: int) -> str:
-    """Return why a process has ended the last time: its own last words, or its exit code."""
-    ends = _END.findall(told.rpartition(f"exited: {name} (")[2].partition("\n")[0])
-    if not ends:
-        return ""
-    code, by_signal = ends[0]
-    if by_signal or int(code) > _SIGNALLED:
-        return f"killed by {by_signal or signal.Signals(int(code) - _SIGNALLED).name}"
-    last = lives[-2] if pid and len(lives) > 1 else lives[-1]
-    # With a critical error Celery's worker ends; what it says of requests comes before.
-    lines = re.split(r"(?m)^(?=.* CRITICAL/)", last)[-1].splitlines()
-    words = next((line.strip() for line in reversed(lines) if _ERROR.fullmatch(line)), "")
-    return _PREFIX.sub("", words) or f"exit code {code}"
-
-
-def table(rows: Sequence[Health]) -> str:
+def table(rows: Sequence[ProcessStatus]) -> str:
     """
     Write a table for people, one line for each process.
 
     Args:
-        rows: How they fare.
+        rows: The status of each process.
     """
     heads = ("program", "device", "state", "since", "restarts", "last error")
+    now = time.time()
     texts = [
         (
-            row.program.name,
-            row.program.device or "-",
+            row.name,
+            row.device or "-",
             row.state,
-            str(timedelta(seconds=int(row.since))),
+            str(timedelta(seconds=max(0, int(now - row.since)))),
             str(row.restarts),
             row.error[:_WIDEST] or "-",
         )

@@ -72,7 +72,7 @@ def serve(app: Celery, queue: str, *, pool: str) -> NoReturn:
         without_gossip=True,
     )
     _end_children_with_parent()
-    _tell_reaper()
+    _report_to_supervisor()
     worker.start()
     raise SystemExit(worker.exitcode or 0)
 
@@ -98,17 +98,17 @@ def _quieten() -> int:
     return logging.INFO
 
 
-def _tell_reaper() -> None:
-    """Have who keeps this process running hear whether it has its model."""
+def _report_to_supervisor() -> None:
+    """Report to the supervisor of this process whether the model is loaded."""
     signals.worker_ready.connect(
-        lambda **_: process_supervisor.tell(process_supervisor.LOADED), weak=False
+        lambda **_: process_supervisor.report(process_supervisor.LOADED), weak=False
     )
-    load_failed.connect(lambda error, **_: _tell_trouble(error), weak=False)
+    load_failed.connect(lambda error, **_: _report_failure(error), weak=False)
 
 
-def _tell_trouble(error: str) -> None:
-    # A pool process reports a whole traceback, which stands in the log; its last words will do.
-    process_supervisor.tell(
+def _report_failure(error: str) -> None:
+    # A pool process reports a whole traceback, which is in the log; its last line is enough here.
+    process_supervisor.report(
         process_supervisor.UNLOADED, error.rpartition(f"{LoadFailed.__name__}: ")[2].strip()
     )
 

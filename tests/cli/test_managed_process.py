@@ -134,8 +134,8 @@ def test_parent_that_just_returns_takes_all_along(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no signal for this")
-def test_killed_keeper_takes_the_server_along(start):
-    """SIGKILL of the keeper itself does not leave its server behind."""
+def test_killed_reaper_takes_the_server_along(start):
+    """SIGKILL of the reaper itself does not leave its server behind."""
     reading, writing = os.pipe()
     child = start("import time; print('up', flush=True); time.sleep(600)", pass_fds=[writing])
     os.close(writing)
@@ -148,8 +148,8 @@ def test_killed_keeper_takes_the_server_along(start):
     assert child._reaper.wait() == -signal.SIGKILL
 
 
-def test_a_signal_to_the_keeper_ends_the_server(start):
-    """SIGTERM sent to the keeper, by whoever tidies up, ends the server too."""
+def test_a_signal_to_the_reaper_ends_the_server(start):
+    """SIGTERM sent to the reaper ends the server too."""
     child = start("import time; print('up', flush=True); time.sleep(600)")
     wait_until(has_said(child, "up"), [child], what="server", timeout=30)
     os.kill(child._reaper.pid, signal.SIGTERM)
@@ -246,7 +246,7 @@ def test_dead_server_is_reported_with_its_log(start):
     assert time.monotonic() - began < 30
     assert "worker ended with exit code 1\n" in str(failure.value)
     assert f"the end of {child.log}\nfirst\nno model here" in str(failure.value)
-    assert repr(child) == "<Child worker ended with 1>"
+    assert repr(child) == "<ManagedProcess worker ended with 1>"
 
 
 def test_a_program_that_is_missing_is_reported(tmp_path):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from celery_batch.cli import run_folder
 from celery_batch.cli.deployment import source_of
-from celery_batch.cli.run_folder import ASKED, SOCKET, clear
+from celery_batch.cli.run_folder import CONFIG_FILE, clear, lock
 from celery_batch.cli.serve import serve, status
 from celery_batch.errors import ConfigurationError
 from celery_batch.serve.config import ServeConfig
@@ -144,7 +144,7 @@ def test_a_folder_is_made_private_and_cleared_of_a_former_run(tmp_path):
     """What a killed command has left is removed."""
     folder = tmp_path / "run"
     clear(folder)
-    (folder / ASKED).touch()
+    (folder / CONFIG_FILE).touch()
     (folder / "web.log").touch()
     clear(folder)
 
@@ -164,11 +164,9 @@ def test_a_folder_in_use_is_refused(tmp_path):
     """Two commands never share one."""
     folder = tmp_path / "run"
     folder.mkdir()
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(folder / SOCKET))
-        server.listen()
-        with pytest.raises(ConfigurationError, match="runs from here already"):
-            clear(folder)
+    folder.chmod(0o700)
+    with lock(folder), pytest.raises(ConfigurationError, match="runs from here already"):
+        clear(folder)
 
 
 def test_a_folder_of_others_is_refused(tmp_path):
@@ -189,7 +187,7 @@ def test_nothing_is_removed_from_a_folder_of_others(whose, monkeypatch, short_pa
     (elsewhere / "80").mkdir(parents=True)
     for each in (elsewhere, elsewhere / "80"):
         each.chmod(0o700)
-    for name in (ASKED, "thesis"):
+    for name in (CONFIG_FILE, "thesis"):
         (elsewhere / "80" / name).touch()
     if whose == "a link's":
         home.symlink_to(elsewhere)
@@ -238,7 +236,5 @@ def test_each_port_of_a_user_has_a_usual_folder(monkeypatch, short_path):
     assert short_path / f"celery-batch-{os.getuid()}" / "9876" == folder
     assert 0o700 == folder.parent.stat().st_mode & 0o777
     assert [] == list(run_folder.live_folders())
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(folder / SOCKET))
-        server.listen()
+    with lock(folder):
         assert [folder] == list(run_folder.live_folders())

@@ -1,29 +1,27 @@
-"""What supervisor is told to run, and what is read from it."""
+"""The processes of a served handle: their commands, restarts and status."""
 
 from __future__ import annotations
 
 import os
-from configparser import ConfigParser
+import sys
+import time
 from pathlib import Path
-from socketserver import UnixStreamServer
-from threading import Thread
-from xmlrpc.client import Fault
-from xmlrpc.server import SimpleXMLRPCDispatcher, SimpleXMLRPCRequestHandler
 
 import pytest
 
+from celery_batch.processes import supervisor
+from celery_batch.processes.managed_process import wait_until
+from celery_batch.serve import processes
 from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.processes import (
-    LOG,
-    READY,
-    Health,
+    ProcessStatus,
     Program,
-    SupervisorAway,
+    ServedProcess,
     environment,
-    health,
     programs,
-    supervisor_conf,
+    read_status,
     table,
+    write_status,
 )
 
 FOLDER = Path("/run/100%")
@@ -58,22 +56,6 @@ def test_a_named_broker_is_not_started():
     assert ["cpu-0", "web"] == [program.name for program in programs(config, FOLDER)]
 
 
-def test_supervisor_is_told_of_each_program():
-    """Each is kept by a keeper, pinned to its device, and restarted; percent signs are kept."""
-    running = list(programs(ServeConfig("H", ("cuda:1",), queue="q"), FOLDER))
-    conf = ConfigParser(interpolation=None)
-    conf.read_string(supervisor_conf(running, FOLDER, ["keep", ""]))
-    worker = conf["program:cuda1-0"]
-
-    assert worker["command"].startswith("keep '' ")
-    assert "q.cuda1-0.9876@%%h" in worker["command"]
-    assert 'CELERY_BATCH_SERVE_DEVICE="cuda:1"' == worker["environment"]
-    assert "true" == worker["autorestart"]
-    assert "/run/100%%/web.log" == conf["program:web"]["stdout_logfile"]
-    assert "cuda1-0" == conf["group:workers"]["programs"]
-    assert "environment" not in conf["program:web"]
-
-
 def test_the_workers_share_the_cores_unless_told_otherwise(monkeypatch):
     """As many math threads in each as leave the others some; Env wins."""
     monkeypatch.setattr("os.cpu_count", lambda: 64)
@@ -87,100 +69,143 @@ def test_the_workers_share_the_cores_unless_told_otherwise(monkeypatch):
     assert "3" == environment(told, [], {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"]
 
 
-class Supervisor(UnixStreamServer, SimpleXMLRPCDispatcher):
-    """Answers as supervisor does, with what a test makes of its processes."""
+@pytest.fixture
+def start(tmp_path):
+    """Start a Python program as a served process that ends with the test."""
+    started = []
 
-    logRequests = False  # noqa: N815 (the handler's word)
+    def start(program, device=""):
+        command = (sys.executable, "-c", program)
+        started.append(ServedProcess(Program("web", command, 30, device), tmp_path, os.environ))
+        started[-1].check()
+        return started[-1]
 
-    def __init__(self, folder, infos):
-        SimpleXMLRPCDispatcher.__init__(self)
-        self.register_function(infos, "supervisor.getAllProcessInfo")
-        UnixStreamServer.__init__(self, str(folder / "supervisor.sock"), _Handler)
-        Thread(target=self.handle_request, daemon=True).start()
-
-
-class _Handler(SimpleXMLRPCRequestHandler):
-    rpc_paths = ("/RPC2",)
-    disable_nagle_algorithm = False  # it is no TCP
-
-
-def test_a_supervisor_that_is_away_is_named(tmp_path):
-    """Not a traceback of sockets."""
-    with pytest.raises(SupervisorAway, match="nothing runs from here"):
-        health([], tmp_path)
+    yield start
+    for each in started:
+        if each.process is not None:
+            each.process.stop(0)
 
 
-def test_a_supervisor_that_ends_is_named(tmp_path):
-    """Not by a number of its own."""
+def until(process, is_so):
+    """Check a process until something is so."""
 
-    def infos():
-        raise Fault(6, "SHUTDOWN_STATE")
+    def ready():
+        process.check()
+        return "" if is_so() else f"{process.state}: {process.error}"
 
-    with Supervisor(tmp_path, infos), pytest.raises(SupervisorAway, match="is being stopped"):
-        health([], tmp_path)
+    wait_until(ready, [], what="the process", timeout=30)
 
 
-_LOG = """=== starts 2026-11-21
-[2026: ERROR/ForkPoolWorker-1] Trial.preprocess failed for one request
-ValueError: a bad request
-=== starts 2026-11-21
-[2026: ERROR/ForkPoolWorker-1] Trial.preprocess failed for one request
-ValueError: another bad request
-[2026: CRITICAL/MainProcess] This worker cannot start: Traceback (most recent call last):
-celery_batch.errors.LoadFailed: Trial on cpu: OSError: no weights
-=== starts 2026-11-21
-[2026: ERROR/ForkPoolWorker-1] Trial.preprocess failed for one request
-ValueError: a third bad request
+_CRASH = """
+import sys
+print("[2026: ERROR/ForkPoolWorker-1] Trial.preprocess failed for one request")
+print("ValueError: a bad request")
+print("[2026: CRITICAL/MainProcess] This worker cannot start: Traceback (most recent call last):")
+print("celery_batch.errors.LoadFailed: Trial on cpu: OSError: no weights")
+sys.exit(1)
 """
 
 
 @pytest.mark.parametrize(
-    ("told", "reason"),
+    ("program", "reason"),
     [
-        ("spawned: 'web' with pid 7", ""),
-        ("exited: cpu-0 (exit status 1; not expected)", ""),
-        ("exited: web (exit status 1; not expected)", "Trial on cpu: OSError: no weights"),
-        ("exited: web (exit status 137; not expected)", "killed by SIGKILL"),
-        ("exited: web (terminated by SIGTERM; not expected)", "killed by SIGTERM"),
+        (_CRASH, "Trial on cpu: OSError: no weights"),
+        (
+            "import sys; print('ValueError: a bad request'); sys.exit(3)",
+            "ValueError: a bad request",
+        ),
+        ("import sys; sys.exit(3)", "exit code 3"),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
+        ("import os; os.kill(os.getppid(), 9); os.kill(os.getpid(), 9)", "killed by SIGKILL"),
     ],
-    ids=["lives", "another", "load", "killed", "keeper killed"],
+    ids=["load", "error", "code", "killed", "reaper killed"],
 )
-def test_it_is_said_why_a_process_has_ended(tmp_path, told, reason):
-    """It is not what it has said of requests that makes a process end."""
-    (tmp_path / LOG).write_text(f"2026 INFO {told}\n2026 INFO spawned: 'web' with pid 8\n")
-    (tmp_path / "web.log").write_text(_LOG)
-    info = {"name": "web", "statename": "RUNNING", "pid": 8, "start": 1, "stop": 0, "now": 9}
-    with Supervisor(tmp_path, lambda: [info]):
-        (found,) = health([Program("web", (), 30)], tmp_path)
+def test_the_status_says_why_a_process_has_ended(start, tmp_path, monkeypatch, program, reason):
+    """A worker's critical error counts, and not the errors of single requests before it."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 60.0)
+    (tmp_path / "web.log").write_text("ValueError: of a process before\n")
+    process = start(program)
+    until(process, lambda: process.error)
 
-    assert reason == found.error
+    assert reason == process.error
+    assert ("crashing", 0, 0) == (process.state, process.status().pid, process.status().restarts)
+    assert process.how_it_ended().startswith(f"web ended while it started: {reason}\n--- web: ")
 
 
-def test_what_was_seen_to_be_ready_is_running(tmp_path):
-    """Supervisor calls a process starting for longer; one that was started since is starting."""
-    (tmp_path / LOG).touch()
-    infos = [
-        {"name": name, "statename": "STARTING", "pid": 8, "start": start, "stop": 0, "now": 1060}
-        for name, start in [("web", 1000), ("cpu-0", 1050)]
+def test_a_crash_loop_is_shown_and_given_up(start, monkeypatch):
+    """One early exit is no loop; after too many of them nothing is started any more."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(processes, "_TRIES", 4)
+    process = start("import sys; sys.exit(3)")
+    states = {}
+
+    def is_given_up():
+        states[process.starts, process.early_exits] = process.state
+        return process.state == "given up"
+
+    until(process, is_given_up)
+
+    assert ["starting", "starting", "crashing", "crashing", "given up"] == [
+        states[each] for each in [(1, 0), (2, 1), (3, 2), (4, 3), (4, 4)]
     ]
-    programs = [Program("web", (), 30), Program("cpu-0", (), 20, "cpu")]
-    with Supervisor(tmp_path, lambda: infos):
-        before = [each.state for each in health(programs, tmp_path)]
-    (tmp_path / "supervisor.sock").unlink()
-    (tmp_path / READY).touch()
-    os.utime(tmp_path / READY, (1030.0, 1030.0))
-    with Supervisor(tmp_path, lambda: infos):
-        after = [each.state for each in health(programs, tmp_path)]
+    assert 3 == process.status().restarts
 
-    assert ["starting", "starting"] == before
-    assert ["running", "starting"] == after
+
+def test_a_process_runs_once_it_was_ready_or_is_steady(start, monkeypatch):
+    """One that was started since is starting again."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
+    process = start("import time; time.sleep(600)")
+    states = [process.state]
+    process.is_ready = True
+    states.append(process.state)
+    process.process.stop(0)
+    process.check()
+    states.append(process.state)
+    process.started -= supervisor.STEADY
+    states.append(process.state)
+
+    assert ["starting", "running", "starting", "running"] == states
+
+
+def test_a_worker_is_told_its_device(start):
+    """The environment names it to the worker, and to no other process."""
+    program = "import os, sys; sys.exit(os.environ.get('CELERY_BATCH_SERVE_DEVICE') != 'cuda:1')"
+    worker, web = start(program, "cuda:1"), start(program)
+    until(worker, lambda: worker.error)
+    until(web, lambda: web.error)
+
+    assert ("exit code 0", "exit code 1") == (worker.error, web.error)
+
+
+def test_a_large_log_begins_anew(start, monkeypatch):
+    """What it held is kept in a second file, and what the process writes next is in the first."""
+    monkeypatch.setattr(processes, "_LARGEST_LOG", 3)
+    process = start(
+        "import time; print('first', flush=True)\n"
+        "time.sleep(2); print('on', flush=True); time.sleep(600)"
+    )
+    old = Path(f"{process.log}.1")
+    until(process, old.exists)
+    until(process, lambda: process.log.read_text() == "on\n")
+
+    assert "first\n" == old.read_text()
+
+
+def test_the_status_is_read_as_it_was_written(tmp_path):
+    """A folder without one has none."""
+    rows = [ProcessStatus("web", "", "running", 1.5, 2, "killed by SIGKILL", 7)]
+    before = read_status(tmp_path)
+    write_status(tmp_path, "a title", rows)
+
+    assert (None, ("a title", rows)) == (before, read_status(tmp_path))
 
 
 def test_the_table_has_a_line_for_each_process():
     """Columns stand under their heads."""
+    now = time.time()
     rows = [
-        Health(Program("cuda0-0", (), 20, "cuda:0"), "crashing", 3.9, 2, "KeyError: 'x'", 0),
-        Health(Program("web", (), 30), "running", 3600.0, 0, "", 7),
+        ProcessStatus("cuda0-0", "cuda:0", "crashing", now - 3.5, 2, "KeyError: 'x'", 0),
+        ProcessStatus("web", "", "running", now - 3600.5, 0, "", 7),
     ]
 
     assert [

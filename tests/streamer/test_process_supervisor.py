@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_batch import ConfigurationError, GpuWorkerManager, LoadFailed, RedisWorker
+from celery_batch.processes import supervisor
 from celery_batch.streamer import Streamer, process_supervisor, redis_worker
 from celery_batch.streamer.process_supervisor import Job, keep_running
 from celery_batch.streamer.redis_worker import run_redis_workers_forever
@@ -79,9 +80,9 @@ def load_sometimes(notes: str, loads: str) -> None:
     with Path(notes).open("a") as file:
         file.write("x")
     if loads[min(len(Path(notes).read_text()), len(loads)) - 1] == "y":
-        process_supervisor.tell(process_supervisor.LOADED)
+        process_supervisor.report(process_supervisor.LOADED)
     else:
-        process_supervisor.tell(process_supervisor.UNLOADED, "Bert on cuda:0: no weights")
+        process_supervisor.report(process_supervisor.UNLOADED, "Bert on cuda:0: no weights")
     os._exit(1)
 
 
@@ -113,9 +114,9 @@ class Manager(GpuWorkerManager):
         Path(os.environ["NOTES"]).joinpath(f"{index} of {gpu_num}").touch()
 
 
-def test_whoever_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_process_that_dies_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A killed process has a successor in the same surroundings; one that returns is done."""
-    monkeypatch.setattr(process_supervisor, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
     notes = tmp_path / "notes"
     keep_running([Job("worker", die_once, (str(notes), signal.SIGKILL), {"NOTED": "gpu 1"})])
 
@@ -213,13 +214,13 @@ def test_processes_begin_where_only_the_program_finds_the_package(method: str, t
 
 def test_successor_that_is_killed_too_soon_is_replaced(tmp_path: Path, monkeypatch):
     """Where one could begin, the next can, too: one that is killed before ends nobody else."""
-    monkeypatch.setattr(process_supervisor, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
     keep_running([Job("worker", Unlucky(tmp_path / "notes"))])
 
     assert "111" == (tmp_path / "notes").read_text()
 
 
-def test_whoever_cannot_begin_is_not_replaced():
+def test_process_that_cannot_begin_is_not_replaced():
     """A process whose program cannot be imported would fail for ever."""
     with pytest.raises(LoadFailed, match="before it could begin"):
         keep_running([Job("worker", Unknown())])
@@ -232,7 +233,7 @@ def test_whoever_cannot_begin_is_not_replaced():
 )
 def test_model_that_cannot_be_loaded_ends_all(loads, message, tries, tmp_path, monkeypatch):
     """Who never had its model is not replaced; later it is tried some times in a row."""
-    monkeypatch.setattr(process_supervisor, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(process_supervisor, "TRIES", 3)
     notes = tmp_path / "notes"
     with pytest.raises(LoadFailed, match=message):

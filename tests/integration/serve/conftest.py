@@ -17,9 +17,8 @@ from typing import Any
 import psutil
 import pytest
 
-from celery_batch.cli.deployment import Deployment
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
-from celery_batch.serve.processes import Health
+from celery_batch.serve.processes import ProcessStatus, read_status
 from tests.services.ports import quiet_port
 from tests.services.shop import CELERY, ROOT
 
@@ -97,10 +96,11 @@ class Serving:
         """Post beside this thread."""
         return self._clients.submit(self.post, info)
 
-    def health(self, program: str) -> Health:
-        """Return how a process fares."""
-        rows = Deployment.running_in(self.run).health()
-        return next(row for row in rows if row.program.name == program)
+    def process(self, program: str) -> ProcessStatus:
+        """Return the status of a process."""
+        found = read_status(self.run)
+        assert found is not None
+        return next(row for row in found[1] if row.name == program)
 
     def status(self) -> list[str]:
         """Return the lines of ``celery batch status``."""
@@ -108,9 +108,9 @@ class Serving:
         return subprocess.check_output(command, env=self._env, text=True).splitlines()
 
     def pid(self, program: str) -> int:
-        """Return the id of the process itself, below its keeper; 0 if there is none."""
+        """Return the id of the process itself, below its reaper; 0 if there is none."""
         try:
-            (server,) = psutil.Process(self.health(program).pid).children()
+            (server,) = psutil.Process(self.process(program).pid).children()
         except (psutil.NoSuchProcess, ValueError):
             return 0
         return server.pid

@@ -205,9 +205,9 @@ def test_a_killed_redis_is_back(serving):
     assert 200 == serving.post({"name": "later"})[0]
 
 
-def _why_no_loop(health):
-    in_loop = health.state == "crashing" and "the weights are broken" in health.error
-    return "" if in_loop else f"{health.state}: {health.error}"
+def _why_no_loop(status):
+    in_loop = status.state == "crashing" and "the weights are broken" in status.error
+    return "" if in_loop else f"{status.state}: {status.error}"
 
 
 def _why_not_served(serving):
@@ -223,7 +223,7 @@ def test_a_crash_loop_shows_in_the_status(serving):
     broken.touch()
     try:
         serving.kill("cpu-0")
-        serving.until(lambda: _why_no_loop(serving.health("cpu-0")))
+        serving.until(lambda: _why_no_loop(serving.process("cpu-0")))
         _title, heads, *lines = serving.status()
     finally:
         broken.unlink()
@@ -232,6 +232,6 @@ def test_a_crash_loop_shows_in_the_status(serving):
     assert ["program", "device", "state", "since", "restarts", "last", "error"] == heads.split()
     assert ["cpu-0", "cpu", "crashing"] == line.split()[:3]
     assert "the weights are broken" in line
-    assert serving.health("cpu-0").restarts > 0
+    assert serving.process("cpu-0").restarts > 0
     serving.until(lambda: _why_not_served(serving))
     assert 200 == serving.post({"name": "recovered"})[0]
