@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeGuard
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import ConfigurationError
@@ -21,13 +21,13 @@ from celery_batch.errors import ConfigurationError
 __all__ = [
     "OPTIONS",
     "SETTINGS",
-    "Rescue",
     "Settings",
     "did_you_mean",
-    "like_milliseconds",
-    "most_queued",
+    "isolates_failures",
+    "max_queue_of",
+    "max_worker_losses",
+    "milliseconds_warnings",
     "policy_of",
-    "rescue_of",
 ]
 
 #: Task option -> the setting it falls back to.
@@ -38,11 +38,11 @@ OPTIONS = {
     "low_priority_share": "batch_low_priority_share",
 }
 
-#: Items of a batch are settled inside one another, each with its place on the stack;
-#: Python 3.12 and 3.13 count some of those places, and the first 3.12 counted few.
+#: The tracers of a batch are nested, one stack frame or more each; Python 3.12 and 3.13 limit
+#: some of those frames, and the first 3.12 had a low limit.
 LARGEST_BATCH = 200 if (3, 12) <= sys.version_info < (3, 12, 10) else 1024
 
-#: Seconds. Nobody's requests wait so long for company; milliseconds look like that.
+#: Seconds. No request is meant to wait so long for others; the value may be in milliseconds.
 _LIKE_MILLISECONDS = 5.0
 
 #: Every setting of ours with its default.
@@ -68,20 +68,20 @@ SETTINGS: dict[str, Any] = {
 @dataclass(frozen=True, slots=True)
 class Settings:
     """
-    What a worker needs to know beside the tasks' policies.
+    A worker's settings, besides the tasks' policies.
 
     Args:
-        devices: Where models may live, such as ``("cuda:0", "cuda:1")`` or
+        devices: Where models are loaded, such as ``("cuda:0", "cuda:1")`` or
             ``("cpu",)``, GPUs also by their ids; None to use every GPU that can be seen.
         load_timeout: Seconds a model may take to load and warm up.
         max_message_size: Most bytes of a message as it comes, and of its body when
             decompressed; None for any.
-        lease: Seconds without a sign of life after which others take the messages
+        lease: Seconds without a renewal after which other workers take the messages
             that a worker holds (Redis).
-        dead_letter_queue: Where messages are kept that nobody may run again; None to
-            keep none.
-        metrics: Where Prometheus finds the worker, such as ``"127.0.0.1:9808"``; None
-            for nowhere.
+        dead_letter_queue: The queue of messages that must not run again; None to
+            drop them.
+        metrics: The address of the worker's metrics for Prometheus, such as
+            ``"127.0.0.1:9808"``; None for no metrics.
     """
 
     devices: tuple[str, ...] | None = None
@@ -116,60 +116,50 @@ class Settings:
         return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
 
 
-@dataclass(frozen=True, slots=True)
-class Rescue:
+def isolates_failures(task: Any) -> bool:
     """
-    What is done for a task's items whose batch went wrong.
-
-    Args:
-        isolate_failures: Call the model again with parts of a batch that failed.
-        max_worker_losses: How often an item may take its process down, at least 1.
-    """
-
-    isolate_failures: bool = True
-    max_worker_losses: int = 2
-
-
-def rescue_of(task: Any) -> Rescue:
-    """
-    Merge a task's options with the app's settings, for the bad days.
+    Return whether the model is called again with parts of a batch that failed.
 
     Raises:
-        ConfigurationError: A value is wrong; the message names the task and option.
+        ConfigurationError: The option or the setting is wrong.
     """
-    isolate_failures, losses = (
-        _setting(task.app, f"batch_{option}") if own is None else own
-        for option in ("isolate_failures", "max_worker_losses")
-        for own in [getattr(task, option)]
-    )
-    if not isinstance(isolate_failures, bool):
+    isolates = _option(task, "isolate_failures")
+    if not isinstance(isolates, bool):
         raise ConfigurationError(
-            f"{task.name}.isolate_failures: must be True or False, got {isolate_failures!r}"
+            f"{task.name}.isolate_failures: must be True or False, got {isolates!r}"
         )
-    if not isinstance(losses, int) or isinstance(losses, bool) or losses < 1:
+    return isolates
+
+
+def max_worker_losses(task: Any) -> int:
+    """
+    Return how often an item may take its process down, at least 1.
+
+    Raises:
+        ConfigurationError: The option or the setting is wrong.
+    """
+    losses = _option(task, "max_worker_losses")
+    if not _is_positive(losses):
         raise ConfigurationError(
             f"{task.name}.max_worker_losses: must be a whole number of at least 1, got {losses!r}"
         )
-    return Rescue(isolate_failures, losses)
+    return losses
 
 
-def most_queued(app: Any, task: Any = None) -> int | None:
+def max_queue_of(app: Any, task: Any = None) -> int | None:
     """
-    Return how many items may wait for a task, or for those that say nothing of their own.
+    Return how many items may wait for a task, at least 1; None for any number.
 
     Args:
         app: The Celery app.
-        task: The task, if one is meant.
-
-    Returns:
-        At least 1; None for any number.
+        task: None for tasks without an option of their own.
 
     Raises:
-        ConfigurationError: It is no whole number of at least 1.
+        ConfigurationError: The option or the setting is wrong.
     """
     own = None if task is None else task.max_queue
     most = _setting(app, "batch_max_queue") if own is None else own
-    if most is None or (isinstance(most, int) and not isinstance(most, bool) and most > 0):
+    if most is None or _is_positive(most):
         return most
     name = "batch_max_queue" if own is None else f"{task.name}.max_queue"
     raise ConfigurationError(
@@ -179,20 +169,17 @@ def most_queued(app: Any, task: Any = None) -> int | None:
 
 def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolicy:
     """
-    Merge a task's options with the app's settings.
+    Return the policy that a task's options and the app's settings make.
 
     Args:
         task: The batch task.
-        changes: Values by option that hold instead, as an operator has set them.
+        changes: Values by option that an operator has set instead.
 
     Raises:
         ConfigurationError: A value is wrong; the message names the task and,
             where the value came from there, the setting.
     """
-    values = {}
-    for option, setting in OPTIONS.items():
-        own = getattr(task, option)
-        values[option] = _setting(task.app, setting) if own is None else own
+    values = {option: _option(task, option) for option in OPTIONS}
     for option, value in (changes or {}).items():
         if option not in OPTIONS:
             known = ", ".join(OPTIONS)
@@ -213,9 +200,9 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
     return policy
 
 
-def like_milliseconds(name: str, policy: BatchPolicy) -> list[str]:
+def milliseconds_warnings(name: str, policy: BatchPolicy) -> list[str]:
     """
-    Return a warning for each wait that its writer may have meant in milliseconds.
+    Return a warning for each wait of a task that may have been meant in milliseconds.
 
     Args:
         name: The task's.
@@ -246,7 +233,7 @@ def _without_namespace(key: str, namespace: str | None) -> str:
 
 def _message_size(app: Any) -> int | None:
     size = _setting(app, "batch_max_message_size")
-    if size is None or (isinstance(size, int) and not isinstance(size, bool) and size > 0):
+    if size is None or _is_positive(size):
         return size
     raise ConfigurationError(
         f"batch_max_message_size: must be a whole number of bytes above 0, or None, got {size!r}"
@@ -268,6 +255,16 @@ def _queue_name(app: Any) -> str | None:
 
 def _setting(app: Any, name: str) -> Any:
     return app.conf.get(name, SETTINGS[name])
+
+
+def _option(task: Any, name: str) -> Any:
+    """Return a task's own option, or the app's setting where the task has none."""
+    own = getattr(task, name)
+    return _setting(task.app, OPTIONS.get(name, f"batch_{name}")) if own is None else own
+
+
+def _is_positive(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _seconds(app: Any, name: str) -> float:

@@ -1,4 +1,4 @@
-"""What passes between a batch and its items, on one thread."""
+"""Passes each item of a batch its outcome, through the item's own `run`, on one thread."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 from celery.exceptions import Ignore, Retry
 
-from celery_batch.rows import Asked
+from celery_batch.rows import CallRows
 from celery_batch.runtime.runner import Outcome
 
 __all__ = ["Answer", "PendingAnswer", "RetryItem", "RunAgain", "pending_answer", "retry_options"]
 
-#: From what one request asks to what became of it.
-Answer = Callable[[Asked], Outcome]
+#: Returns the outcome of a request, given its rows.
+Answer = Callable[[CallRows], Outcome]
 
 
 class PendingAnswer(threading.local):
     """
-    Where a worker leaves the way to an item's answer for that item's `run`.
+    What the next call of an item's `run` gets its outcome from.
 
     One per thread: on the threads pool several batches run at once.
     """
 
-    #: Whether a batch function is running here, so that no single request is current.
+    #: Whether a batch function runs on this thread, so that no single request is current.
     in_batch = False
 
     _task_id: str | None = None
@@ -33,25 +33,19 @@ class PendingAnswer(threading.local):
 
     @contextmanager
     def running_batch(self) -> Iterator[None]:
-        """Say that a batch function runs; inside it another may, of a task called directly."""
+        """Set `in_batch`; blocks may be nested, as a batch function may call another task."""
         before, self.in_batch = self.in_batch, True
         try:
             yield
         finally:
             self.in_batch = before
 
-    def take(self, task_id: str, answer: Answer) -> None:
-        """
-        Leave an answer for the next call of `run`.
-
-        Args:
-            task_id: Whose answer it is; a task called inside a hook must not take it.
-            answer: Given what the request asks, returns its outcome.
-        """
+    def set(self, task_id: str, answer: Answer) -> None:
+        """Set the answer for the next `run` of this task id; a hook may call other tasks before."""
         self._task_id, self._answer = task_id, answer
 
-    def leave(self, task_id: str | None) -> Answer | None:
-        """Return the answer left for this task, once."""
+    def pop(self, task_id: str | None) -> Answer | None:
+        """Return the answer that was set for this task id, once."""
         if self._answer is None or task_id != self._task_id:
             return None
         answer, self._answer = self._answer, None
@@ -63,13 +57,13 @@ pending_answer = PendingAnswer()
 
 class RetryItem(Retry):  # type: ignore[misc]
     """
-    The wish of a batch function to be called again, for each of its items to carry out.
+    A batch function's ``self.retry``: each of its items is to be retried.
 
-    Celery's own `Retry` says that the message has been sent; a batch function has no
-    message of its own to send again.
+    Celery's own `Retry` means that the message has been sent again; a batch function has no
+    message of its own.
 
     Args:
-        options: What the function gave to ``self.retry``.
+        options: Of ``self.retry``.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -79,15 +73,15 @@ class RetryItem(Retry):  # type: ignore[misc]
 
 class RunAgain(Ignore):  # type: ignore[misc]
     """
-    The run broke off before this item had an answer; the worker will run it again, alone.
+    The run ended before this item had an output; the worker will run the item again, alone.
 
-    Celery's tracer then stores nothing, calls nobody back, and leaves the message be.
+    Celery's tracer then stores nothing, calls no callback, and does not acknowledge.
     """
 
 
 def retry_options(error: Retry) -> dict[str, Any]:
     """
-    Return what an item's own ``self.retry`` has to be called with.
+    Return the options for an item's own ``self.retry``.
 
     Args:
         error: From ``self.retry`` in a batch function, or a `Retry` that the

@@ -1,14 +1,14 @@
-"""Calls with many rows: through the model together, and back apart.
+"""
+Calls with many rows: how they are sent, and how their rows become one outcome.
 
-On the wire a chunk is an ordinary message whose arguments are lists, as the batch
-function itself takes them, with a header that counts the rows.  Caller and worker
-both check here that the two agree.
+The message of a chunk is an ordinary one. Its arguments are lists, as the batch function
+takes them, and a header counts the rows. Caller and worker check here that the two agree.
 
-Rule 1: a chunk whose rows went well has the list of its outputs.
-Rule 2: a row that failed fails its chunk, with an error that names the rows and
+Rule 1: a chunk whose rows all succeeded has the list of their outputs as its result.
+Rule 2: if a row fails, its chunk fails, with an error that names the failed rows and
         keeps the other outputs.
-Rule 3: what concerns the whole task (to be run again, retried, out of time) is
-        the chunk's as soon as it is one row's.
+Rule 3: if one row ends in a way that concerns the whole task (it is to run again, to be
+        retried, or the time limit struck), its chunk ends so.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from celery_batch.runtime.runner import Outcome, Timing
 
 __all__ = [
     "MOST_ROWS",
-    "Asked",
+    "CallRows",
     "Chunk",
     "ChunkCalls",
-    "answer_all",
-    "ask_all",
     "chunk_of",
     "columns_of",
-    "fold_all",
-    "rows_in",
-    "rows_of",
+    "count_rows",
+    "outcomes_of",
+    "row_count_header",
+    "run_calls",
+    "run_rows",
 ]
 
 
@@ -48,7 +48,7 @@ MOST_ROWS = 1_000_000
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """
-    What the model is asked by one request of many rows.
+    The arguments of one request with many rows.
 
     Args:
         columns: One list per parameter of the function, one entry per row.
@@ -146,29 +146,24 @@ class ChunkCalls:
         return args, kwargs, rows
 
 
-def rows_of(request: Any) -> Any:
-    """
-    Return what a running task's message says of its rows; None if it is no chunk.
-
-    Args:
-        request: The task's current one, in a worker or run in place.
-    """
-    said = request.get(ROWS)
-    return (request.headers or {}).get(ROWS) if said is None else said
+def row_count_header(request: Any) -> Any:
+    """Return the row count in the message of a task's current request; None if it is no chunk."""
+    count = request.get(ROWS)  # in a worker
+    return (request.headers or {}).get(ROWS) if count is None else count  # or run eagerly
 
 
 def chunk_of(signature: inspect.Signature, args: Any, kwargs: Any, rows: Any) -> Chunk:
     """
-    Line a chunk's arguments up with the function's parameters.
+    Bind a chunk's arguments to the batch function's parameters.
 
     Args:
         signature: Of the batch function.
         args: Lists, one entry per row.
         kwargs: Lists by name.
-        rows: How many rows there have to be, as the message says.
+        rows: The row count in the message, which is not checked yet.
 
     Raises:
-        InvalidChunk: An argument is no list of so many rows.
+        InvalidChunk: An argument is not a list of so many rows.
         TypeError: The arguments do not fit the function's parameters.
     """
     if not isinstance(rows, int) or isinstance(rows, bool) or not 1 <= rows <= MOST_ROWS:
@@ -187,122 +182,96 @@ def chunk_of(signature: inspect.Signature, args: Any, kwargs: Any, rows: Any) ->
 
 
 def _rows(name: str, column: Any) -> list[Any]:
-    """Return a column as a list; what has no order, or is one value, is none."""
+    """Return an argument as a list; refuse one that has no order, or is a single value."""
     is_one = isinstance(column, (str, bytes, bytearray, Mapping, set, frozenset))
     if is_one or not isinstance(column, Iterable):
         raise InvalidChunk(f"{name}: must be a list of rows, got a {type(column).__name__}")
     return list(column)
 
 
-#: What one request asks the model: a row of values, or many as columns.
-Asked = tuple[Any, ...] | Chunk
+#: The arguments of one request: a row of values, or a chunk of many.
+CallRows = tuple[Any, ...] | Chunk
 
 
-#: Failed rows that a message tells of, and characters of each error.
-_TOLD, _LONGEST_ERROR = 3, 1000
+#: Failed rows that an error message contains, and characters of each row's error.
+_SHOWN, _LONGEST_ERROR = 3, 1000
 
 
-def rows_in(asked: Sequence[Asked]) -> int:
-    """Return how many rows there are altogether."""
-    return sum(each.rows if isinstance(each, Chunk) else 1 for each in asked)
+def count_rows(calls: Iterable[CallRows]) -> int:
+    """Return how many rows requests have altogether."""
+    return sum(each.rows if isinstance(each, Chunk) else 1 for each in calls)
 
 
-def columns_of(asked: Sequence[Asked]) -> list[list[Any]]:
-    """Return what requests ask as the model wants it: a column for each parameter."""
-    if not any(isinstance(each, Chunk) for each in asked):
-        return [list(column) for column in zip(*asked, strict=True)]
-    if len(asked) == 1 and isinstance(asked[0], Chunk):
-        return list(asked[0].columns)
+def columns_of(calls: Sequence[CallRows]) -> list[list[Any]]:
+    """Return the rows of requests as the batch function takes them: a list for each parameter."""
+    if not any(isinstance(each, Chunk) for each in calls):
+        return [list(column) for column in zip(*calls, strict=True)]
+    if len(calls) == 1 and isinstance(calls[0], Chunk):
+        return list(calls[0].columns)
     parts = (
         each.columns if isinstance(each, Chunk) else tuple([value] for value in each)
-        for each in asked
+        for each in calls
     )
     return [list(chain.from_iterable(column)) for column in zip(*parts, strict=True)]
 
 
-def answer_all(
+def run_calls(task: Any, calls: Sequence[CallRows]) -> list[Outcome]:
+    """Run requests through a task's model; return one outcome per request, in order."""
+    return outcomes_of(task, calls, run_rows(task, calls, columns_of(calls)))
+
+
+def run_rows(
     task: Any,
-    asked: Sequence[Asked],
-    columns: list[list[Any]],
-    timings: list[Timing] | None = None,
-) -> list[Outcome]:
-    """
-    Run requests through a task's model, in as few calls as their rows need.
-
-    Args:
-        task: The batch task.
-        asked: What each request asks, at least one.
-        columns: The same, as `columns_of` lays it out.
-        timings: Is given those of all calls of the model, in their order.
-
-    Returns:
-        One outcome per request, in order.
-    """
-    return fold_all(task, asked, ask_all(task, asked, columns, timings))
-
-
-def ask_all(
-    task: Any,
-    asked: Sequence[Asked],
+    calls: Sequence[CallRows],
     columns: list[list[Any]],
     timings: list[Timing] | None = None,
 ) -> list[Any]:
     """
-    Ask a task's model, and do no more: a device may be waiting for the next batch.
+    Call a task's model, and do no more: the device may be idle until the next batch.
 
     Args:
         task: The batch task.
-        asked: What each request asks, at least one.
-        columns: The same, as `columns_of` lays it out.
-        timings: Is given those of all calls of the model, in their order.
+        calls: The arguments of each request, at least one.
+        columns: The same, from `columns_of`.
+        timings: The timing of each model call is appended to it.
 
     Returns:
-        For each row what the model returned, or an outcome in its place.
+        For each row its output, or an outcome in its place.
     """
-    answers: list[Any] = task._batch_runner().answers(
-        *columns, alone=len(asked) == 1, timings=timings
-    )
-    return answers
+    alone = len(calls) == 1
+    return task._batch_runner.answers(*columns, alone=alone, timings=timings)  # type: ignore[no-any-return]
 
 
-def fold_all(task: Any, asked: Sequence[Asked], answers: list[Any]) -> list[Outcome]:
-    """
-    Make each request's outcome of its rows' answers.
-
-    Args:
-        task: The batch task.
-        asked: What each request asks.
-        answers: As `ask_all` returned them.
-
-    Returns:
-        One outcome per request, in order.
-    """
-    if not any(isinstance(each, Chunk) for each in asked):
-        return [_outcome(answer) for answer in answers]
+def outcomes_of(task: Any, calls: Sequence[CallRows], outputs: list[Any]) -> list[Outcome]:
+    """Return one outcome per request, in order, from what `run_rows` returned for their rows."""
+    if not any(isinstance(each, Chunk) for each in calls):
+        return [_outcome(output) for output in outputs]
     outcomes, start = [], 0
-    for each in asked:
-        rows = each.rows if isinstance(each, Chunk) else 1
-        part = answers[start : start + rows]
-        outcomes.append(_fold(task, part) if isinstance(each, Chunk) else _outcome(part[0]))
-        start += rows
+    for each in calls:
+        if isinstance(each, Chunk):
+            outcomes.append(_chunk_outcome(task, outputs[start : start + each.rows]))
+            start += each.rows
+        else:
+            outcomes.append(_outcome(outputs[start]))
+            start += 1
     return outcomes
 
 
-def _outcome(answer: Any) -> Outcome:
-    return answer if isinstance(answer, Outcome) else Outcome(value=answer)
+def _outcome(output: Any) -> Outcome:
+    return output if isinstance(output, Outcome) else Outcome(value=output)
 
 
-def _fold(task: Any, answers: list[Any]) -> Outcome:
-    missing = {row: each for row, each in enumerate(answers) if isinstance(each, Outcome)}
+def _chunk_outcome(task: Any, outputs: list[Any]) -> Outcome:
+    missing = {row: each for row, each in enumerate(outputs) if isinstance(each, Outcome)}
     if not missing:
-        return Outcome(value=answers)
+        return Outcome(value=outputs)
     for outcome in missing.values():
         if outcome.again or isinstance(outcome.error, (Retry, SoftTimeLimitExceeded)):
             return outcome
     first = next(iter(missing.values()))
-    if len(missing) == len(answers) and isinstance(first.error, TaskPredicate):
+    if len(missing) == len(outputs) and isinstance(first.error, TaskPredicate):
         return first
-    whole = _chunk_failed(answers, missing)
+    whole = _chunk_failed(outputs, missing)
     whole.__cause__ = first.error
     return _for_autoretry(task, missing, whole) or Outcome(error=whole)
 
@@ -312,7 +281,7 @@ def _for_autoretry(task: Any, missing: dict[int, Outcome], whole: ChunkFailed) -
     Return the outcome by which Celery retries the task, if one row's error asks for that.
 
     Celery goes by the type of an error, so the row's is raised; once there are no more
-    tries, the whole chunk's is told.
+    tries, the task fails with the whole chunk's.
     """
     wanted = tuple(getattr(task, "autoretry_for", ()))
     unwanted = tuple(getattr(task, "dont_autoretry_for", ()))
@@ -323,17 +292,17 @@ def _for_autoretry(task: Any, missing: dict[int, Outcome], whole: ChunkFailed) -
     return None
 
 
-def _chunk_failed(answers: list[Any], missing: dict[int, Outcome]) -> ChunkFailed:
-    failures = [[row, _told(outcome.error)] for row, outcome in missing.items()]
-    told = "; ".join(f"row {row}: {what}" for row, what in failures[:_TOLD])
-    more = f"; and {len(failures) - _TOLD} more" if len(failures) > _TOLD else ""
-    outputs = [None if row in missing else answer for row, answer in enumerate(answers)]
+def _chunk_failed(outputs: list[Any], missing: dict[int, Outcome]) -> ChunkFailed:
+    failures = [[row, _describe(outcome.error)] for row, outcome in missing.items()]
+    shown = "; ".join(f"row {row}: {error}" for row, error in failures[:_SHOWN])
+    more = f"; and {len(failures) - _SHOWN} more" if len(failures) > _SHOWN else ""
+    present = [None if row in missing else output for row, output in enumerate(outputs)]
     return ChunkFailed(
-        f"{len(failures)} of {len(answers)} rows failed: {told}{more}", failures, outputs
+        f"{len(failures)} of {len(outputs)} rows failed: {shown}{more}", failures, present
     )
 
 
-def _told(error: Any) -> str:
+def _describe(error: Any) -> str:
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 (whatever a model's own error class does)

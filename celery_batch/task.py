@@ -1,14 +1,15 @@
 """
-The task that caller and worker share.
+`BatchTask`, which client and worker share.
 
-It names the worker's side only as dotted strings, as Celery allows, so that a
-web process that sends tasks imports none of it.
+It names the worker's classes only as dotted strings, as Celery allows, so that a
+web process that sends tasks does not import them.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from importlib import import_module
 from typing import Any, ClassVar
 
@@ -17,10 +18,16 @@ from celery import Task, signals
 from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.client_methods import ClientMethods
-from celery_batch.config import Settings, most_queued, policy_of, rescue_of
+from celery_batch.config import (
+    Settings,
+    isolates_failures,
+    max_queue_of,
+    max_worker_losses,
+    policy_of,
+)
 from celery_batch.errors import ConfigurationError
 from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
-from celery_batch.rows import Asked, ChunkCalls, answer_all, chunk_of, columns_of, rows_of
+from celery_batch.rows import CallRows, ChunkCalls, chunk_of, row_count_header, run_calls
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of
 from celery_batch.runtime.runner import ErrorPolicy, Runner, checked
@@ -46,16 +53,16 @@ class BatchTask(ChunkCalls, ClientMethods):
     Strategy = "celery_batch.worker.intake.strategy:batches"
     Request = "celery_batch.worker.intake.request:BatchRequest"
 
-    #: Acknowledged once the result is stored: what a dying worker held is run elsewhere.
+    #: Acknowledged once the result is stored: the requests of a worker that dies run elsewhere.
     acks_late = True
 
-    #: Most rows in one call, one a request unless it is a chunk; `batch_max_size` unless given.
+    #: Most rows in one call; a request has one row unless it is a chunk. `batch_max_size`.
     max_batch_size: ClassVar[int | None] = None
 
-    #: Most seconds a request waits for company while a slot is free; `batch_max_wait`.
+    #: Most seconds a request waits for others while a slot is free; `batch_max_wait`.
     max_wait: ClassVar[float | None] = None
 
-    #: Seconds without a newcomer after which a free slot stops waiting; `batch_linger`.
+    #: Seconds without a new request after which a free slot stops waiting; `batch_linger`.
     linger: ClassVar[float | None] = None
 
     #: Share of the places in batches kept for requests of lower priority than those that
@@ -73,15 +80,15 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: The model behind the task, if it has one with a life cycle.
     model: ClassVar[type[Model] | None] = None
 
-    #: What the user wrote, on lists; `run` is its single-item face.
+    #: The user's function, on lists; `run` is replaced by `_run_item`.
     _batch_run: Callable[..., Any]
 
-    #: Its signature; each parameter becomes a list.
+    #: Its signature; each parameter is a list.
     _batch_signature: ClassVar[inspect.Signature]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """
-        Put the single-item face before a function that is written on lists.
+        Replace ``run``, which is written on lists, by one for single items.
 
         Here and not when an app binds the task: Celery has registered it by then,
         and may have wrapped its ``run`` for ``autoretry_for``.  A task that a decorator
@@ -95,7 +102,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         if cls.__dict__.get("_decorated"):
             keep_app_class(cls, vars(cls)["app"])
         if cls.run in (Task.run, BatchTask._run_item):
-            return  # a base class, or a task that has its face
+            return  # a base class, or a task whose `run` has been replaced
         refuse_unknown_options(cls, {*dir(BatchTask), *dict(Task.from_config)})
         cls._batch_signature = listable_signature(cls)
         cls._batch_run = inspect.getattr_static(cls, "run")
@@ -104,7 +111,7 @@ class BatchTask(ChunkCalls, ClientMethods):
     @classmethod
     def on_bound(cls, app: Any) -> None:
         """
-        Check what the app's settings make of the options, and hook the worker's steps in.
+        Check the options together with the app's settings, and add the worker's bootsteps.
 
         Raises:
             ConfigurationError: An option or a setting is wrong.
@@ -114,26 +121,27 @@ class BatchTask(ChunkCalls, ClientMethods):
             return  # a base class, not a task yet
         Settings.of(app)
         policy_of(cls)
-        rescue_of(cls)
-        most_queued(app, cls)
+        isolates_failures(cls)
+        max_worker_losses(cls)
+        max_queue_of(app, cls)
         app.steps["worker"].add("celery_batch.worker.bootsteps:BatchWorker")
         app.steps["worker"].add("celery_batch.worker.metrics.exporter:BatchMetrics")
         app.steps["consumer"].add("celery_batch.worker.bootsteps:BatchConsumer")
         app.steps["consumer"].add("celery_batch.worker.metrics.health_step:HealthStep")
 
     def _run_item(self, *args: Any, **kwargs: Any) -> Any:
-        asked = self._call_rows(args, kwargs)
-        answer = pending_answer.leave(self.request.id)
+        rows = self._call_rows(args, kwargs)
+        answer = pending_answer.pop(self.request.id)
         if answer is not None:
-            outcome = answer(asked)
+            outcome = answer(rows)
         else:  # called directly, eagerly or by a worker without our strategy: a batch of one
             with pending_answer.running_batch():
-                (outcome,) = answer_all(self, [asked], columns_of([asked]))
+                (outcome,) = run_calls(self, [rows])
         if outcome.again:
             raise RunAgain
         if isinstance(outcome.error, Retry):
             raise super().retry(throw=False, **retry_options(outcome.error))
-        if outcome.whole is not None:  # for `retry`, which autoretry calls with a row's
+        if outcome.whole is not None:  # for `retry`, which autoretry calls with one row's error
             self.request.batch_error = outcome.whole
         return outcome.unwrap()
 
@@ -175,7 +183,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         Replace the task as any other; not inside a batch function.
 
         Raises:
-            ConfigurationError: Called inside a batch function, which answers for many.
+            ConfigurationError: Called inside a batch function, which runs for many requests.
         """
         if pending_answer.in_batch:
             raise ConfigurationError(
@@ -184,34 +192,28 @@ class BatchTask(ChunkCalls, ClientMethods):
             )
         return super().replace(sig)
 
+    @cached_property
     def _batch_runner(self) -> Runner:
-        """Return what runs this task's batches in this process, and learns from them."""
-        found: Runner | None = self.__dict__.get("_cached_runner")
-        if found is None:
-            found = self.__dict__["_cached_runner"] = Runner(
-                self._run_columns,
-                self.name,
-                self._error_policy(),
-                most=policy_of(self).max_batch_size,
-            )
-        return found
+        """Runs this task's batches in this process, and remembers what fits into memory."""
+        largest = policy_of(self).max_batch_size
+        return Runner(self._run_columns, self.name, self._error_policy(), most=largest)
 
     def _unisolated_runner(self) -> Runner:
-        """Return one that takes each batch in one call, however large, and rescues nobody."""
+        """Return a new runner that runs each batch in one call, and isolates no failures."""
         return Runner(self._run_columns, self.name, ErrorPolicy(isolate_failures=False))
 
     def _error_policy(self) -> ErrorPolicy:
-        isolate_failures = rescue_of(self).isolate_failures
+        isolate = isolates_failures(self)
         if not self.acks_late:  # the message is gone: what is interrupted cannot run again
-            return ErrorPolicy(isolate_failures, (TaskPredicate, SoftTimeLimitExceeded))
-        return ErrorPolicy(isolate_failures, (TaskPredicate,), (SoftTimeLimitExceeded,))
+            return ErrorPolicy(isolate, (TaskPredicate, SoftTimeLimitExceeded))
+        return ErrorPolicy(isolate, (TaskPredicate,), (SoftTimeLimitExceeded,))
 
     def _run_columns(self, *columns: list[Any]) -> Any:
         return call_with_columns(self._batch_run, self._batch_signature, columns)
 
     def run_batch(self, *columns: Iterable[Any], **named: Iterable[Any]) -> list[Any]:
         """
-        Call the batch function here and now, with lists, as a test of it does.
+        Call the batch function in this process, with lists, as a test of it does.
 
         The function runs once, with all rows: no worker, no message, no hooks, and no search
         for the rows that make it raise.  (`run` and a direct call take one item.)
@@ -234,20 +236,11 @@ class BatchTask(ChunkCalls, ClientMethods):
         chunk = chunk_of(self._batch_signature, args, kwargs, rows)
         return list(checked(self.name, self._run_columns(*chunk.columns), rows))
 
-    def _call_rows(self, args: Any, kwargs: Any) -> Asked:
-        """
-        Line the current call's arguments up with the function's parameters.
-
-        Returns:
-            A row of values, or a chunk of many if the message says that it is one.
-
-        Raises:
-            TypeError: The call does not fit the function's signature.
-            InvalidChunk: Its message says something else of its rows.
-        """
-        rows = rows_of(self.request)
-        if rows is not None:
-            return chunk_of(self._batch_signature, args, kwargs, rows)
+    def _call_rows(self, args: Any, kwargs: Any) -> CallRows:
+        """Return the current request's row of values, or its chunk if the message says so."""
+        count = row_count_header(self.request)
+        if count is not None:
+            return chunk_of(self._batch_signature, args, kwargs, count)
         bound = self._batch_signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return tuple(bound.arguments.values())

@@ -12,7 +12,7 @@ from celery import Celery
 from celery.app.task import Context
 
 from celery_batch import BatchTask, ChunkFailed, InvalidChunk
-from celery_batch.rows import MOST_ROWS, Chunk, chunk_of, rows_of
+from celery_batch.rows import MOST_ROWS, Chunk, chunk_of, row_count_header
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_chunk_signature_is_plain_data(join: Any):
 )
 def test_rows_are_told_by_a_header(request_dict: dict[str, Any], expected: int | None):
     """In a worker it is part of the request, in place it is among its headers."""
-    assert expected == rows_of(Context(request_dict))
+    assert expected == row_count_header(Context(request_dict))
 
 
 @pytest.mark.parametrize("rows", [0, -1, True, "2", 2.0, None, MOST_ROWS + 1], ids=repr)

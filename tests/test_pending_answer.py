@@ -28,48 +28,48 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
 def test_taken_once():
     """An answer is had once, by the task it was left for."""
     pending_answer = PendingAnswer()
-    pending_answer.take("a", str)
+    pending_answer.set("a", str)
 
-    assert str is pending_answer.leave("a")
-    assert pending_answer.leave("a") is None
+    assert str is pending_answer.pop("a")
+    assert pending_answer.pop("a") is None
 
 
 @pytest.mark.parametrize("task_id", ["b", None])
 def test_not_by_others(task_id: str | None):
     """A task that happens to run in between does not take it."""
     pending_answer = PendingAnswer()
-    pending_answer.take("a", str)
+    pending_answer.set("a", str)
 
-    assert pending_answer.leave(task_id) is None
-    assert str is pending_answer.leave("a")
+    assert pending_answer.pop(task_id) is None
+    assert str is pending_answer.pop("a")
 
 
 def test_last_one_counts():
     """An answer that nobody fetched gives way to the next."""
     pending_answer = PendingAnswer()
-    pending_answer.take("a", str)
-    pending_answer.take("b", int)
+    pending_answer.set("a", str)
+    pending_answer.set("b", int)
 
-    assert pending_answer.leave("a") is None
-    assert int is pending_answer.leave("b")
+    assert pending_answer.pop("a") is None
+    assert int is pending_answer.pop("b")
 
 
 def test_one_per_thread():
     """On the threads pool each thread has its own."""
     pending_answer = PendingAnswer()
-    pending_answer.take("a", str)
+    pending_answer.set("a", str)
 
     with ThreadPoolExecutor(1) as pool:
-        elsewhere = pool.submit(pending_answer.leave, "a").result(timeout=5)
+        elsewhere = pool.submit(pending_answer.pop, "a").result(timeout=5)
 
     assert elsewhere is None
-    assert str is pending_answer.leave("a")
+    assert str is pending_answer.pop("a")
 
 
 def test_run_takes_the_answer_that_was_left(app: Celery):
     """The row of arguments goes to the answer, and what it returns is the task's result."""
     task = make(app, join)
-    pending_answer.take("some-id", lambda row: Outcome(("answer", row)))
+    pending_answer.set("some-id", lambda row: Outcome(("answer", row)))
     result = task.apply(("a",), {"sep": "+"}, task_id="some-id")
 
     assert ("answer", ("a", "!", "+")) == result.get()
@@ -78,7 +78,7 @@ def test_run_takes_the_answer_that_was_left(app: Celery):
 def test_run_of_another_task_leaves_it_alone(app: Celery):
     """A hook may call the task itself, and gets a batch of one."""
     task = make(app)
-    pending_answer.take("some-id", lambda row: Outcome(("answer", row)))
+    pending_answer.set("some-id", lambda row: Outcome(("answer", row)))
 
     assert 42 == task(21)
     assert 42 == task.apply((21,), task_id="other-id").get()
@@ -92,7 +92,7 @@ def test_answer_that_raises_is_the_task_s_error(app: Celery):
         return Outcome(error=KeyError("this item"))
 
     task = make(app)
-    pending_answer.take("some-id", answer)
+    pending_answer.set("some-id", answer)
 
     with pytest.raises(KeyError, match="this item"):
         task.apply((21,), task_id="some-id", throw=True)

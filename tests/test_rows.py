@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_batch import ChunkFailed
-from celery_batch.rows import Chunk, answer_all, columns_of, rows_in
-from celery_batch.runtime.runner import ErrorPolicy, Outcome, Runner
+from celery_batch.rows import Chunk, count_rows, run_calls
+from celery_batch.runtime.runner import ErrorPolicy, Runner
 
 
 def chunk(*rows: Any) -> Chunk:
@@ -23,14 +23,9 @@ def chunk(*rows: Any) -> Chunk:
 
 def task_of(predict: Any, most: int = 4, **attributes: Any) -> Any:
     """Return a task as far as it is needed here."""
-    manners = ErrorPolicy(interrupts=(SoftTimeLimitExceeded,), verdicts=(Retry, Ignore, Reject))
-    runner = Runner(predict, "shop.model", manners, most=most)
-    return SimpleNamespace(runner=lambda: runner, **attributes)
-
-
-def folded(task: Any, asked: list[Any]) -> list[Outcome]:
-    """Bring requests together, run them, and take their outcomes apart."""
-    return answer_all(task, asked, columns_of(asked))
+    policy = ErrorPolicy(interrupts=(SoftTimeLimitExceeded,), verdicts=(Retry, Ignore, Reject))
+    runner = Runner(predict, "shop.model", policy, most=most)
+    return SimpleNamespace(_batch_runner=runner, **attributes)
 
 
 def doubled(numbers: list[Any]) -> list[Any]:
@@ -49,13 +44,13 @@ def test_everybody_has_their_own_outputs(asked: list[Any], most: int):
         return [2 * n for n in numbers]
 
     requests = [chunk(*each) if isinstance(each, list) else (each,) for each in asked]
-    outcomes = folded(task_of(predict, most), requests)
+    outcomes = run_calls(task_of(predict, most), requests)
     rows = sum(len(each) if isinstance(each, list) else 1 for each in asked)
 
     assert [[2 * n for n in each] if isinstance(each, list) else 2 * each for each in asked] == [
         outcome.unwrap() for outcome in outcomes
     ]
-    assert rows == rows_in(requests) == sum(sizes)
+    assert rows == count_rows(requests) == sum(sizes)
     assert -(-rows // most) == len(sizes)
     assert max(sizes) <= most
 
@@ -63,7 +58,7 @@ def test_everybody_has_their_own_outputs(asked: list[Any], most: int):
 def test_failed_rows_are_told_by_number():
     """The first few are in the message, all of them are in the error."""
     errors = [ValueError(f"no {n}") for n in range(5)]
-    (outcome, other) = folded(task_of(doubled), [chunk(7, *errors), (1,)])
+    (outcome, other) = run_calls(task_of(doubled), [chunk(7, *errors), (1,)])
     failed = outcome.error
 
     assert isinstance(failed, ChunkFailed)
@@ -84,14 +79,14 @@ def test_an_error_that_cannot_be_shown_is_told_all_the_same():
         def __str__(self) -> str:
             raise RuntimeError
 
-    (outcome,) = folded(task_of(doubled), [chunk(Mute())])
+    (outcome,) = run_calls(task_of(doubled), [chunk(Mute())])
 
     assert {0: "Mute: (its message cannot be shown)"} == outcome.error.failures
 
 
 def test_a_long_error_is_cut():
     """A row's error does not make the chunk's beyond measure."""
-    (outcome,) = folded(task_of(doubled), [chunk(ValueError("x" * 10_000))])
+    (outcome,) = run_calls(task_of(doubled), [chunk(ValueError("x" * 10_000))])
 
     assert 1000 == len(outcome.error.failures[0])
 
@@ -101,7 +96,7 @@ def test_a_long_error_is_cut():
 )
 def test_what_concerns_the_task_is_the_chunks(error: Exception):
     """One row is enough."""
-    (outcome,) = folded(task_of(doubled), [chunk(1, ValueError("no"), error)])
+    (outcome,) = run_calls(task_of(doubled), [chunk(1, ValueError("no"), error)])
 
     assert error is outcome.error
 
@@ -110,8 +105,8 @@ def test_what_concerns_the_task_is_the_chunks(error: Exception):
 def test_what_all_rows_say_is_said_of_the_chunk(error: Exception):
     """And if only some do, they have failed, so that the caller hears of it."""
     task = task_of(doubled)
-    (all_say_so,) = folded(task, [chunk(error, error)])
-    (one_says_so,) = folded(task, [chunk(1, error)])
+    (all_say_so,) = run_calls(task, [chunk(error, error)])
+    (one_says_so,) = run_calls(task, [chunk(1, error)])
 
     assert error is all_say_so.error
     assert [1] == list(one_says_so.error.failures)
@@ -122,7 +117,7 @@ def test_an_error_to_be_retried_stands_for_its_chunk():
     task = task_of(doubled, autoretry_for=(OSError,), dont_autoretry_for=(TimeoutError,))
     again = ConnectionError("busy")
     mixed = chunk(1, ValueError("no"), TimeoutError(), again)
-    (first, second) = folded(task, [mixed, chunk(again)])
+    (first, second) = run_calls(task, [mixed, chunk(again)])
 
     assert again is first.error is second.error
     assert [1, 2, 3] == list(first.whole.failures)
@@ -132,7 +127,7 @@ def test_an_error_to_be_retried_stands_for_its_chunk():
 def test_an_error_that_is_not_to_be_retried_stands_for_nothing():
     """`dont_autoretry_for` is kept."""
     task = task_of(doubled, autoretry_for=(OSError,), dont_autoretry_for=(TimeoutError,))
-    (outcome,) = folded(task, [chunk(TimeoutError())])
+    (outcome,) = run_calls(task, [chunk(TimeoutError())])
 
     assert outcome.whole is None
     assert ChunkFailed is type(outcome.error)
@@ -152,7 +147,7 @@ def interrupted_at(row: int) -> Any:
 def test_an_interrupted_chunk_runs_again_with_none_of_its_rows_answered():
     """In company nobody knows who was slow: who had an answer has it, the chunk starts anew."""
     asked = [(1,), chunk(2, 3, 4, 5, 6, 7, 8, 9), (10,)]
-    outcomes = folded(task_of(interrupted_at(6)), asked)
+    outcomes = run_calls(task_of(interrupted_at(6)), asked)
 
     assert [False, True, True] == [outcome.again for outcome in outcomes]
     assert 1 == outcomes[0].value
@@ -160,7 +155,7 @@ def test_an_interrupted_chunk_runs_again_with_none_of_its_rows_answered():
 
 def test_an_interrupted_chunk_alone_is_told():
     """It would be interrupted again, so it is not run for ever."""
-    (outcome,) = folded(task_of(interrupted_at(6)), [chunk(*range(12))])
+    (outcome,) = run_calls(task_of(interrupted_at(6)), [chunk(*range(12))])
 
     assert isinstance(outcome.error, SoftTimeLimitExceeded)
 
@@ -173,8 +168,8 @@ def test_a_broken_device_is_the_error_of_a_chunk_alone():
             raise RuntimeError("CUDA error: device-side assert triggered")
         return numbers
 
-    (alone,) = folded(task_of(predict), [chunk(*range(12))])
-    (together, _) = folded(task_of(predict), [chunk(*range(12)), (1,)])
+    (alone,) = run_calls(task_of(predict), [chunk(*range(12))])
+    (together, _) = run_calls(task_of(predict), [chunk(*range(12)), (1,)])
 
     assert list(range(4, 12)) == list(alone.error.failures)
     assert [0, 1, 2, 3, *[None] * 8] == alone.error.outputs

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from celery_batch.backfill.sender import Sender
 from celery_batch.backfill.window import WINDOW_BYTES, Answered, Parcel, Row, Window
-from celery_batch.config import most_queued, policy_of
+from celery_batch.config import max_queue_of, policy_of
 
 __all__ = ["TIMEOUT", "Backfill", "Pace", "lowest_priority"]
 
@@ -67,7 +67,7 @@ class Pace:
             more: The other numbers, where they are to be something else.
         """
         size = policy_of(task).max_batch_size
-        most = most_queued(task.app, task)
+        most = max_queue_of(task.app, task)
         for_each = _FOR_EACH * size if window is None and most is None else 0
         window = window or _BATCHES * size
         window = window if most is None else min(window, most)

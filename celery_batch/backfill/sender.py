@@ -14,7 +14,7 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch.backfill.window import Answered, Parcel
 from celery_batch.cluster.control_client import ControlClient, impatient_connection
-from celery_batch.config import most_queued
+from celery_batch.config import max_queue_of
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
 
 __all__ = [
@@ -167,7 +167,7 @@ class Sender:
         """Yield what is written together: all of one row, and all of many if any may wait."""
         yield [parcel for parcel in parcels if parcel.is_single]
         chunks = [parcel for parcel in parcels if not parcel.is_single]
-        if most_queued(self._task.app, self._task) is None:
+        if max_queue_of(self._task.app, self._task) is None:
             yield chunks
         else:  # each is let in by itself
             yield from ([parcel] for parcel in chunks)

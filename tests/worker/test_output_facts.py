@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-from celery_batch.rows import Asked, Chunk
+from celery_batch.rows import CallRows, Chunk
 from celery_batch.runtime.runner import Runner, Timing
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.executor.model_call import facts_of
@@ -17,7 +17,7 @@ def delivery(name: str, arrived: float | None = 10.0) -> Delivery:
 
 
 def known(
-    timings: list[Timing], asked: list[Asked], *deliveries: Delivery
+    timings: list[Timing], asked: list[CallRows], *deliveries: Delivery
 ) -> dict[str, tuple[int, float, float]]:
     """Return size, wait and seconds by the tasks' ids."""
     found = {}
@@ -64,7 +64,7 @@ def test_chunk_in_several_calls_has_their_seconds_together():
 def test_nothing_is_made_up():
     """Nobody's facts are known where no call ended, a call never came, or an arrival was missed."""
     timings = [Timing(range(1), 11.0, 0.5), Timing(range(1, 2), 12.0, 0.5)]
-    asked: list[Asked] = [(1,), (2,), (3,)]
+    asked: list[CallRows] = [(1,), (2,), (3,)]
     found = known(timings, asked, delivery("a"), delivery("b", None), delivery("c"))
 
     assert {} == facts_of([], asked, [delivery("a")])

@@ -28,7 +28,7 @@ from kombu.serialization import registry
 from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.publish.buffer import PreparedMessage
-from celery_batch.config import most_queued
+from celery_batch.config import max_queue_of
 from celery_batch.protocol import REPLY_HEADER
 
 __all__ = [
@@ -158,7 +158,7 @@ class Terms:
         self._seen = dict(self._live)
         self.bulk = bool(conf.get("batch_bulk", True))
         self.is_eager = bool(conf.task_always_eager)
-        self.most_queued = most_queued(app)
+        self.most_queued = max_queue_of(app)
         self.is_plain = not (conf.task_always_eager or conf.task_send_sent_event)
         self.inherits_priority = conf.task_inherit_parent_priority
         self.has_headers = conf.task_protocol == _WITH_HEADERS

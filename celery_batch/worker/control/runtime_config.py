@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery_batch.batching.policy import DEFAULT_LINGER
-from celery_batch.config import OPTIONS, did_you_mean, like_milliseconds, policy_of
+from celery_batch.config import OPTIONS, did_you_mean, milliseconds_warnings, policy_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.control.delayed_replies import DelayedReply
 from celery_batch.worker.control.pause import PauseControl
@@ -98,7 +98,7 @@ class RuntimeConfig:
             for option, value in values.items()
         }
         policy = policy_of(task_queue.task, {**_numbers(task_queue.policy), **new})
-        notes = like_milliseconds(name, policy)
+        notes = milliseconds_warnings(name, policy)
         if values:
             task_queue.policy = policy
             self._hold_enough(notes)

@@ -21,7 +21,7 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.worker import state
 
 from celery_batch.batching.isolation import Verdict, after_loss
-from celery_batch.config import rescue_of
+from celery_batch.config import max_worker_losses
 from celery_batch.errors import PoisonItem
 from celery_batch.telemetry.report import NO_WORK, Work
 from celery_batch.worker.dispatch.notification import Notification, is_routine
@@ -210,7 +210,7 @@ def _after_loss(task: Any, request: Any, einfo: Any, ending: Ending, *, was_alon
         ending.news.append(Notification(request, request.on_failure, (einfo,)))
         return
     request.losses += 1
-    limit = rescue_of(task).max_worker_losses
+    limit = max_worker_losses(task)
     if after_loss(request.losses, was_alone=was_alone, max_losses=limit) is Verdict.ALONE:
         ending.alone.append(request)
         return

@@ -32,7 +32,7 @@ from kombu.serialization import prepare_accept_content
 
 from celery_batch.encoding import explain_encode_errors
 from celery_batch.pending_answer import Answer, pending_answer
-from celery_batch.rows import Asked
+from celery_batch.rows import CallRows
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Outcome
 from celery_batch.task import BatchTask
@@ -129,7 +129,7 @@ class _Run:
         self._perform = perform
         self._accept = prepare_accept_content(task.app.conf.accept_content)
         self._settled: list[Settled | ExceptionInfo | Refused | None] = [None] * len(deliveries)
-        self._asked: dict[int, Asked] = {}
+        self._asked: dict[int, CallRows] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._call: ModelCall | None = None
         self._waited = 0.0
@@ -166,7 +166,7 @@ class _Run:
         return BatchEnd(
             self._settled,
             work=self._call.work if self._call else NO_WORK,
-            safe_size=self._task._batch_runner().safe_size.largest,
+            safe_size=self._task._batch_runner.safe_size.largest,
             broken=out_of_use(),
             follow_up=self._call.follow_up if self._call else FollowUp.BROKE_OFF,
         )
@@ -196,7 +196,7 @@ class _Run:
         index = self._traced[place]
         went_on = [False]
 
-        def answer(asked: Asked) -> Outcome:
+        def answer(asked: CallRows) -> Outcome:
             self._asked[index] = asked
             self._span.join()
             went_on[0] = True
@@ -233,7 +233,7 @@ class _Run:
         try:
             request = {**delivery.request, "args": args, "kwargs": kwargs, "is_eager": False}
             request.update(embed)
-            pending_answer.take(delivery.task_id, answer)
+            pending_answer.set(delivery.task_id, answer)
             retval, info, runtime, shown = self._context.copy().run(
                 trace_task, task, delivery.task_id, args, kwargs, request, app=task.app
             )
@@ -291,7 +291,9 @@ class _Run:
             [each.arrived for each in called if each.arrived is not None],
         )
 
-    def _explain(self, call: ModelCall, asked: Sequence[Asked], called: Sequence[Delivery]) -> None:
+    def _explain(
+        self, call: ModelCall, asked: Sequence[CallRows], called: Sequence[Delivery]
+    ) -> None:
         ran = [place for place in range(len(asked)) if place not in call.left_out]
         facts = facts_of(
             call.timings, [asked[place] for place in ran], [called[place] for place in ran]
@@ -299,5 +301,5 @@ class _Run:
         explain_results(self._task, facts)
 
 
-def _say(outcome: Outcome, _asked: Asked) -> Outcome:
+def _say(outcome: Outcome, _asked: CallRows) -> Outcome:
     return outcome

@@ -109,7 +109,7 @@ def _forget(app: Any, model: Any) -> None:
     give_memory_back()
     for task in list(app.tasks.values()):
         if getattr(task, "model", None) is model:
-            task._batch_runner().forget()
+            task._batch_runner.forget()
 
 
 def address_of(pid: int, beside: str | Path) -> str:

@@ -10,7 +10,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.pending_answer import pending_answer
 from celery_batch.protocol import facts_of_all
-from celery_batch.rows import Asked, Chunk, ask_all, columns_of, fold_all, rows_in
+from celery_batch.rows import CallRows, Chunk, columns_of, count_rows, outcomes_of, run_rows
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Outcome, Timing
 from celery_batch.task import BatchTask
@@ -54,13 +54,13 @@ class ModelCall:
     """
 
     def __init__(
-        self, task: BatchTask, asked: Sequence[Asked], span: BatchSpan, expiries: Expiries
+        self, task: BatchTask, asked: Sequence[CallRows], span: BatchSpan, expiries: Expiries
     ) -> None:
         self.task = task
         self._expiries = expiries
         self._asked = asked
         self._columns = columns_of(asked)
-        self._rows = rows_in(asked)
+        self._rows = count_rows(asked)
         self._span = span
         #: Places of those whom the model was not asked for, as it was too late.
         self.left_out: Collection[int] = ()
@@ -103,7 +103,7 @@ class ModelCall:
         if self._whole is not None:
             found = [self._whole] * len(self._asked)
         else:
-            found = fold_all(self.task, self._asked, self._answers)
+            found = outcomes_of(self.task, self._asked, self._answers)
         late = self.left_out
         if not late:
             return found
@@ -112,7 +112,7 @@ class ModelCall:
 
     def _leave_out(self, places: Collection[int]) -> None:
         self._asked = [each for n, each in enumerate(self._asked) if n not in places]
-        self._columns, self._rows = columns_of(self._asked), rows_in(self._asked)
+        self._columns, self._rows = columns_of(self._asked), count_rows(self._asked)
 
     def _ask(self, limit: SoftLimit) -> None:
         try:
@@ -126,7 +126,7 @@ class ModelCall:
     def _observed(self, limit: SoftLimit) -> list[Any]:
         """Run the model, and note what its runner has learnt."""
         global _broken  # noqa: PLW0603 (one device a process)
-        runner = self.task._batch_runner()
+        runner = self.task._batch_runner
         if self.most is not None:
             runner.limit(self.most)
         before = runner.calls, runner.isolated, runner.out_of_memory
@@ -138,7 +138,7 @@ class ModelCall:
                 registry.one_batch(),
             ):
                 interpreter.share()
-                return ask_all(self.task, self._asked, self._columns, self.timings)
+                return run_rows(self.task, self._asked, self._columns, self.timings)
         finally:
             after = runner.calls, runner.isolated, runner.out_of_memory
             self._counted = tuple(map(sub, after, before))
@@ -160,7 +160,7 @@ Facts = tuple[bytes, float]
 
 
 def facts_of(
-    timings: Sequence[Timing], asked: Sequence[Asked], deliveries: Sequence[Delivery]
+    timings: Sequence[Timing], asked: Sequence[CallRows], deliveries: Sequence[Delivery]
 ) -> dict[str, Facts]:
     """
     Return by their ids what is known of the requests of one batch.
@@ -189,9 +189,9 @@ def facts_of(
 
 
 def _of_several(
-    timings: Sequence[Timing], asked: Sequence[Asked], deliveries: Sequence[Delivery]
+    timings: Sequence[Timing], asked: Sequence[CallRows], deliveries: Sequence[Delivery]
 ) -> dict[str, Facts]:
-    last: list[Timing | None] = [None] * rows_in(asked)
+    last: list[Timing | None] = [None] * count_rows(asked)
     for timing in timings:
         last[timing.part.start : timing.part.stop] = [timing] * len(timing.part)
     facts: dict[str, Facts] = {}

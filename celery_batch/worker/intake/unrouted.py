@@ -14,7 +14,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
-from celery_batch.config import like_milliseconds, policy_of
+from celery_batch.config import milliseconds_warnings, policy_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.scheduling import capacity
 from celery_batch.worker.scheduling.task_queue import TaskQueue
@@ -34,7 +34,7 @@ def announce(task: Any) -> None:
         task: The batch task.
     """
     policy = policy_of(task)
-    for warning in like_milliseconds(task.name, policy):
+    for warning in milliseconds_warnings(task.name, policy):
         logger.warning("%s", warning)
     logger.info(
         "%s: batches of up to %d, max_wait %g s, linger %g s",
