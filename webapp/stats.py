@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from celery_batch.client.backpressure import BrokerUnreachable
 from celery_batch.cluster.control_client import ControlClient
 from celery_batch.cluster.state import ClusterState
-from celery_batch.worker.scheduling.capacity import queue_of
+from celery_batch.worker.scheduling.routing import queue_of
 from webapp import tasks
 
 __all__ = ["Stats", "stats"]

@@ -10,7 +10,7 @@ from celery_batch.checks.collect_machine import this_machine
 from celery_batch.checks.collect_servers import broker_of, depths_of, results_of, why
 from celery_batch.checks.collect_workers import workers_of
 from celery_batch.checks.facts import Facts, Task, Worker
-from celery_batch.worker.scheduling.capacity import routed_queues
+from celery_batch.worker.scheduling.routing import routed_queues
 
 __all__ = ["gather"]
 

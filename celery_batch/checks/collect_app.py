@@ -13,7 +13,7 @@ from celery_batch.checks.facts import Conf, Task
 from celery_batch.config import Settings, policy_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.task import BatchTask
-from celery_batch.worker.scheduling.capacity import queue_of
+from celery_batch.worker.scheduling.routing import queue_of
 
 __all__ = ["conf_of", "tasks_of", "trouble_of"]
 

@@ -15,7 +15,7 @@ from celery.bin.base import CeleryCommand
 from celery_batch.cluster.control_client import ControlClient
 from celery_batch.cluster.state import ClusterState
 from celery_batch.task import BatchTask
-from celery_batch.worker.scheduling.capacity import queue_of
+from celery_batch.worker.scheduling.routing import queue_of
 
 __all__ = ["top"]
 

@@ -22,6 +22,8 @@ from celery_batch.runtime import registry
 from celery_batch.worker.amqp.acks import AmqpAcks
 from celery_batch.worker.amqp.reader import read_together
 from celery_batch.worker.bulk import BulkPath
+from celery_batch.worker.consumer_context import ConsumerContext
+from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control import remote_control
 from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.control.served_tasks import ServedTasksEntry
@@ -32,8 +34,9 @@ from celery_batch.worker.intake.unrouted import announce
 from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.metrics.snapshot import in_words, stats_of
 from celery_batch.worker.redis.result_backend import stores_in_bulk, tell_clients
-from celery_batch.worker.scheduling import capacity
+from celery_batch.worker.scheduling import prefetch
 from celery_batch.worker.scheduling.concurrency_warning import ConcurrencyWarning
+from celery_batch.worker.scheduling.routing import batch_tasks, served_tasks
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["BatchConsumer", "BatchWorker"]
@@ -64,16 +67,15 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
-        self.tasks = worker.batch_tasks = capacity.served_tasks(worker.app)
-        worker.batch_routed = frozenset(self._names)
+        self._context = WorkerContext.of(worker)
+        self.tasks = self._context.tasks = served_tasks(worker.app)
+        self._context.routed = frozenset(self._names)
         self._warm_up: WarmUp | None = None
-        worker.batch_warm_up = None
-        worker.batch_asked_prefetch = worker.prefetch_multiplier
-        self._concurrency_warning = ConcurrencyWarning.unasked(worker, kwargs)
+        self._concurrency_warning = ConcurrencyWarning.unasked(worker, self.tasks, kwargs)
         self._listens = False
         if self.tasks:
             self._hold_enough(worker)
-        tell_clients(worker.app, capacity.batch_tasks(worker.app))
+        tell_clients(worker.app, batch_tasks(worker.app))
 
     def create(self, worker: Any) -> None:
         """Prepare to hear from pool processes, before the first of them starts."""
@@ -85,7 +87,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         conf.worker_proc_alive_timeout = max(conf.worker_proc_alive_timeout, timeout)
         processes = worker.max_concurrency or worker.concurrency
         self._warm_up = WarmUp(self._names, processes, timeout, self._concurrency_warning)
-        worker.batch_warm_up = self._warm_up
+        self._context.warm_up = self._warm_up
         # Who quits while models load would wait for them: a pool stops when its processes do.
         worker.pool.on_stop = worker.pool.on_terminate
 
@@ -95,7 +97,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._concurrency_warning is not None:
             self._concurrency_warning.announce()
         try:
-            _require_threads_of_its_own(worker)
+            _require_threads_of_its_own(worker, self.tasks)
             if self._warm_up is not None:
                 self._warm_up.wait(worker.pool)
                 del worker.pool.on_stop
@@ -134,8 +136,8 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         return [task.name for task in self.tasks]
 
     def _hold_enough(self, worker: Any) -> None:
-        wanted = capacity.held_per_process(self.tasks)
-        capacity.warn_about_caps(worker, wanted)
+        wanted = prefetch.held_per_process(self.tasks)
+        prefetch.warn_about_caps(worker, wanted)
         if worker.prefetch_multiplier != 0:  # 0 is Celery's word for no limit
             worker.prefetch_multiplier = max(worker.prefetch_multiplier, wanted)
 
@@ -146,7 +148,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         raise WorkerShutdown(EX_FAILURE)
 
 
-def _require_threads_of_its_own(worker: Any) -> None:
+def _require_threads_of_its_own(worker: Any, tasks: list[Any]) -> None:
     """
     Refuse a pool whose tasks run on the thread of the worker's loop, and stop it while they do.
 
@@ -154,10 +156,10 @@ def _require_threads_of_its_own(worker: Any) -> None:
         ConfigurationError: The pool is gevent's or eventlet's.
     """
     name = worker.pool_cls.__module__.rpartition(".")[2]
-    if name in _GREEN and worker.batch_tasks:
-        tasks = ", ".join(task.name for task in worker.batch_tasks)
+    if name in _GREEN and tasks:
+        names = ", ".join(task.name for task in tasks)
         raise ConfigurationError(
-            f"the {name} pool cannot run batch tasks ({tasks}): a model would stop the worker's"
+            f"the {name} pool cannot run batch tasks ({names}): a model would stop the worker's"
             f" loop; leave --pool out, or give this worker other queues: --pool={name} -Q NAME"
         )
 
@@ -169,11 +171,15 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         super().__init__(consumer, **kwargs)
-        self.scheduler = consumer.batch_scheduler = Scheduler(consumer)
-        consumer.batch_runtime_config = RuntimeConfig(consumer)
-        self.validator = consumer.batch_validator = MessageValidator(consumer)
-        self.bulk = BulkPath(consumer)
-        self.presence = consumer.batch_served_tasks = ServedTasksEntry(consumer)
+        self.validator = MessageValidator(consumer)
+        self.scheduler = Scheduler(consumer, self.validator.refuse_read)
+        self.bulk = BulkPath(consumer, self.scheduler, self.validator.read)
+        self.presence = ServedTasksEntry(consumer, self.scheduler)
+        self.runtime_config = RuntimeConfig(consumer, self.scheduler, self.presence)
+        worker = WorkerContext.of(consumer.controller)
+        consumer.batch_context = ConsumerContext(
+            worker, self.validator, self.scheduler, self.runtime_config
+        )
         self.acks: AmqpAcks | None = None
         self._reads_together = False
         self._fast_paths = ""
@@ -182,26 +188,26 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, consumer: Any) -> None:
         """Let batches leave."""
-        capacity.lift_disabled_prefetch(consumer)
+        prefetch.lift_disabled_prefetch(consumer, self.scheduler)
         self.validator.open()
         self.bulk.open()
         if not self.bulk.is_open:
-            capacity.read_what_is_useful(consumer)
+            prefetch.read_what_is_useful(consumer, self.scheduler)
         self._go_together(consumer)
         self._log_fast_paths(consumer)
-        self.join(consumer)
+        self.join()
 
-    def join(self, consumer: Any) -> None:
+    def join(self) -> None:
         """Let batches leave on a connection whose messages may be read by Celery alone."""
         self.scheduler.open()
-        consumer.batch_runtime_config.open()
+        self.runtime_config.open()
         self.presence.open()
 
     def _go_together(self, consumer: Any) -> None:
         is_amqp = consumer.connection.transport.driver_type == "amqp"
         if is_amqp and consumer.hub and consumer.app.conf.get("batch_bulk", True):
             self._reads_together = read_together(consumer.connection.connection, self.scheduler)
-            consumer.batch_running_messages = self.acks = AmqpAcks(consumer)
+            self.scheduler.running_messages = self.acks = AmqpAcks(consumer, self.scheduler)
 
     def _log_fast_paths(self, consumer: Any) -> None:
         """Say at the start, and when it has changed, which fast paths this worker takes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps
@@ -12,10 +13,11 @@ from celery.worker.state import maybe_shutdown
 from redis.exceptions import NoPermissionError
 
 from celery_batch.config import Settings
-from celery_batch.worker.dispatch.running_messages import NoRunningMessages
+from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.redis.acks import BulkAcks, RedisRunningMessages
 from celery_batch.worker.redis.fetch import BulkFetch
 from celery_batch.worker.redis.lease import Lease
+from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["BulkPath"]
 
@@ -38,11 +40,14 @@ class BulkPath:
 
     Args:
         consumer: Celery's consumer.
+        scheduler: Its scheduler.
+        read: Decodes a message from a Redis list; None if it refuses it.
     """
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: Any, scheduler: Scheduler, read: Callable[..., Any]) -> None:
         self._consumer = consumer
-        consumer.batch_running_messages = NoRunningMessages()
+        self._scheduler = scheduler
+        self._read = read
         self._unsent: list[str] = []
         self._acks: BulkAcks | None = None
         self._fetch: BulkFetch | None = None
@@ -62,18 +67,17 @@ class BulkPath:
         except NoPermissionError as error:
             logger.warning("Redis runs no scripts for us (%s): no bulk, no lease", error)
             return
-        self._acks = BulkAcks(channel, self._consumer, lease, self._unsent)
+        self._acks = BulkAcks(channel, self._consumer, self._scheduler, lease, self._unsent)
         # First what is done, so that it is not given back; then what the last
         # connection held, where it could not give that back itself.
         self._acks.flush()
         if self._last_owner is not None:
             lease.restorer.resign(self._last_owner)
         self._last_owner = lease.keys.owner
-        consumer, scheduler = self._consumer, self._consumer.batch_scheduler
-        read = consumer.batch_validator.read
-        self._fetch = BulkFetch(channel, consumer.hub, lease, scheduler, read)
-        consumer.batch_running_messages = RedisRunningMessages(
-            consumer.pool, lease, self._acks, scheduler.drop
+        scheduler = self._scheduler
+        self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._read)
+        scheduler.running_messages = RedisRunningMessages(
+            self._consumer.pool, lease, self._acks, scheduler.drop
         )
 
     @property
@@ -83,7 +87,7 @@ class BulkPath:
 
     def close(self) -> None:
         """Let go of a connection that is gone."""
-        self._consumer.batch_running_messages = NoRunningMessages()
+        self._scheduler.running_messages = RunningMessages()
         if self._fetch is not None:
             self._fetch.close()
         if self._acks is not None:
@@ -132,11 +136,11 @@ class BulkPath:
         consumer = self._consumer
 
         def in_doubt() -> None:
-            consumer.hub.call_soon(consumer.batch_running_messages.drop_lost)
+            consumer.hub.call_soon(self._scheduler.running_messages.drop_lost)
 
         seconds = Settings.of(consumer.app).lease
         lease = self._lease = Lease(channel, consumer.hostname, seconds, in_doubt)
-        lease.on_futile_stop = consumer.batch_scheduler.end_running
+        lease.on_futile_stop = self._scheduler.end_running
         lease.before_refusal = self._leave_retries
         lease.open()
         return lease

@@ -14,7 +14,6 @@ from kombu.asynchronous import Hub
 
 from celery_batch.worker.dispatch.job import BatchJob
 from celery_batch.worker.dispatch.outcome import BatchEnd
-from celery_batch.worker.dispatch.running_messages import NoRunningMessages
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 
@@ -145,7 +144,7 @@ class Worker:
 
     def __init__(self, app: Celery, pool: Any, hub: Hub | None = None) -> None:
         self.app, self.pool, self.hub = app, pool, hub
-        self.batch_running_messages = NoRunningMessages()
+        self.controller = SimpleNamespace(prefetch_multiplier=4)
         self.connection = SimpleNamespace(transport=SimpleNamespace(driver_type="memory"))
         self.heard: list[tuple[Any, ...]] = []
         self.alarms: list[float | None] = []
@@ -164,9 +163,12 @@ class Worker:
         self.ring = ring
         return SimpleNamespace(set=self.alarms.append, cancel=lambda: self.alarms.append(None))
 
+    def _refuse(self, request: Call, reason: str) -> None:
+        self.heard.append((request.id, "refused", reason))
+
     def start(self) -> Scheduler:
         """Open lanes on this consumer."""
-        self.scheduler = Scheduler(self)
+        self.scheduler = Scheduler(self, self._refuse)
         self.scheduler.open()
         return self.scheduler
 

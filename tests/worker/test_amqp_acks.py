@@ -42,13 +42,13 @@ class Broker:
 def acks_on(broker: Broker) -> Any:
     """Return what acknowledges, and the passes of its event loop."""
     passes: list[Any] = []
-    consumer = SimpleNamespace(
+    consumer: Any = SimpleNamespace(
         task_consumer=SimpleNamespace(channel=broker, _receive_callback=[].append),
         hub=SimpleNamespace(call_soon=passes.append),
-        batch_scheduler=SimpleNamespace(is_open=True),
         connection_errors=(ConnectionError,),
     )
-    return AmqpAcks(consumer), passes, consumer
+    consumer.scheduler = SimpleNamespace(is_open=True)
+    return AmqpAcks(consumer, consumer.scheduler), passes, consumer
 
 
 def come_by(passes: list[Any]) -> None:
@@ -116,7 +116,7 @@ def test_at_a_shutdown_nothing_waits():
     """When no event loop will come by, each is sent at once."""
     broker = Broker(3)
     _, passes, consumer = acks_on(broker)
-    consumer.batch_scheduler.is_open = False
+    consumer.scheduler.is_open = False
     broker.basic_ack(2)
 
     assert [1, 3] == broker.waiting

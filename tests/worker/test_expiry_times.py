@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from celery.utils.time import maybe_iso8601
 
-from celery_batch.worker.intake.fast_path import time_of
+from celery_batch.worker.intake.expiry import time_of
 
 TIMES = [
     "2040-01-02T03:04:05.678901+00:00",

@@ -15,7 +15,7 @@ from celery.worker import state, strategy
 from kombu.message import Message
 
 from celery_batch import BatchTask
-from celery_batch.worker.dispatch.running_messages import NoRunningMessages
+from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.intake.fast_path import FastPath
 
 #: What is made anew for each request, and what Celery's have looked up already.
@@ -59,7 +59,6 @@ def consumer(app: Celery) -> SimpleNamespace:
         _maximum_prefetch_restored=True,
         restart_count=0,
         on_task_message=set(),
-        batch_running_messages=NoRunningMessages(),
         call_soon_ack=nothing,
     )
 
@@ -72,7 +71,8 @@ class Ways:
         task = consumer.app.tasks["shop.double"]
         consumer.on_task_request = self.line.append
         self._usual = strategy.default(task, consumer.app, consumer)
-        self._ours = FastPath(consumer, task, self._usual, self.line.append)
+        scheduler: Any = SimpleNamespace(running_messages=RunningMessages())
+        self._ours = FastPath(consumer, scheduler, task, self._usual, self.line.append)
 
     def usual(self, message: Message) -> list[Any]:
         """Return who joins the line by Celery's strategy."""

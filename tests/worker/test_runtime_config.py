@@ -21,13 +21,14 @@ from celery_batch.batching.batch import Reason
 from celery_batch.config import OPTIONS
 from celery_batch.runtime import devices, registry
 from celery_batch.testing import EchoModel, ManualClock
+from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control import commands, reload
 from celery_batch.worker.control.delayed_replies import DelayedReply
 from celery_batch.worker.control.pause import PauseControl
 from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp
 from celery_batch.worker.executor import loader
-from celery_batch.worker.scheduling import capacity
+from celery_batch.worker.scheduling import prefetch
 from tests.worker.doubles import Pool, Worker
 
 OPERATOR = "who gives the orders"
@@ -106,10 +107,8 @@ def test_words_that_mean_nothing_are_named(order: Any, words: list[str]):
 @pytest.fixture
 def runtime_config(worker: Worker) -> RuntimeConfig:
     """The orders to a worker whose queues are of no interest."""
-    worker.batch_scheduler = worker.scheduler  # type: ignore[attr-defined]
-    worker.controller = SimpleNamespace(batch_tasks=[])  # type: ignore[attr-defined]
-    worker.batch_served_tasks = SimpleNamespace(refresh=lambda: None)  # type: ignore[attr-defined]
-    return RuntimeConfig(worker)
+    served_tasks: Any = SimpleNamespace(refresh=lambda: None)
+    return RuntimeConfig(worker, worker.scheduler, served_tasks)
 
 
 def test_size_holds_from_the_next_batch(runtime_config: RuntimeConfig, worker: Worker, pool: Pool):
@@ -134,18 +133,20 @@ def test_prefetch_follows_the_sizes(app: Celery):
         prefetch_multiplier=9,
         initial_prefetch_count=18,
         qos=QoS(lambda **_: None, 20),  # two messages with an ETA are held beside
-        controller=SimpleNamespace(batch_asked_prefetch=4, prefetch_multiplier=9),
+        controller=SimpleNamespace(
+            batch_context=WorkerContext(user_prefetch=4), prefetch_multiplier=9
+        ),
     )
     single, trios = app.tasks["single"], app.tasks["trios"]
-    wanted = capacity.held_per_process([single, trios], lambda _: BatchPolicy(5))
-    changes = [capacity.hold(consumer, each) for each in (wanted, 1)]
+    wanted = prefetch.held_per_process([single, trios], lambda _: BatchPolicy(5))
+    changes = [prefetch.hold(consumer, each) for each in (wanted, 1)]
     held = consumer.qos.value
     consumer.prefetch_multiplier = 0
 
     assert 30 == wanted
     assert [(18, 60), (60, 8)] == changes
     assert 8 + 2 == held
-    assert (0, 0) == capacity.hold(consumer, 50)
+    assert (0, 0) == prefetch.hold(consumer, 50)
 
 
 def test_paused_lane_keeps_newcomers_and_lets_second_tries_run(worker: Worker, pool: Pool):
@@ -278,8 +279,7 @@ def test_lane_goes_on_when_all_have_resumed_it(worker: Worker, pool: Pool):
 
 def test_what_cannot_be_given_back_is_tried_again(worker: Worker, monkeypatch: pytest.MonkeyPatch):
     """A broker that refuses leaves nobody in a worker that has forgotten him."""
-    worker.batch_scheduler = worker.scheduler  # type: ignore[attr-defined]
-    pause_control = PauseControl(worker)
+    pause_control = PauseControl(worker, worker.scheduler)
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     task_queue.pause(pause_control)
     first, second = worker.send("pairs", "a", "b")

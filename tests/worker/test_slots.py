@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from celery.concurrency.solo import TaskPool as SoloPool
 
-from celery_batch.worker.scheduling.capacity import Slots
+from celery_batch.worker.scheduling.slots import Slots
 
 
 def answers(slots: Slots, upto: int) -> list[tuple[bool, bool]]:

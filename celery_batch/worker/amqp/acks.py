@@ -15,7 +15,8 @@ from bisect import bisect_right
 from operator import itemgetter
 from typing import Any
 
-from celery_batch.worker.dispatch.running_messages import NoRunningMessages
+from celery_batch.worker.dispatch.running_messages import RunningMessages
+from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = [
     "AmqpAcks",
@@ -88,19 +89,21 @@ class SettledTags:
 logger = logging.getLogger(__name__)
 
 
-class AmqpAcks(NoRunningMessages):
+class AmqpAcks(RunningMessages):
     """
     Collects acknowledgements and sends them once in a pass of the event loop.
 
     Args:
         consumer: Celery's consumer, with an event loop, and connected to RabbitMQ; it has
             not begun to consume.
+        scheduler: Of the same worker.
     """
 
     collects = True
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: Any, scheduler: Scheduler) -> None:
         self._consumer = consumer
+        self._scheduler = scheduler
         channel = consumer.task_consumer.channel
         self._ack_now, self._reject_now = channel.basic_ack, channel.basic_reject
         channel.basic_ack, channel.basic_reject = self.ack, self.reject
@@ -163,7 +166,7 @@ class AmqpAcks(NoRunningMessages):
             self._ack_now(tag)
 
     def _flush_soon(self) -> None:
-        if not self._consumer.batch_scheduler.is_open:
+        if not self._scheduler.is_open:
             self.flush()  # nobody will come by later
         elif not self._is_flushing_soon:
             self._is_flushing_soon = True

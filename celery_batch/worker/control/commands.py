@@ -17,6 +17,7 @@ from celery.worker.control import control_command
 
 from celery_batch.config import OPTIONS
 from celery_batch.errors import BatchError, ConfigurationError
+from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.control.delayed_replies import DelayedReply, let_wait
 from celery_batch.worker.control.runtime_config import DEFAULT
 
@@ -54,7 +55,7 @@ def _answered(order: _Order) -> _Order:
         words = [*arguments.get("words", ()), *_pairs(arguments)]
         logger.info("Order: %s", " ".join([order.__name__, *map(str, words)]))
         try:
-            found = order(state.consumer.batch_runtime_config, **arguments)
+            found = order(ConsumerContext.of(state.consumer).runtime_config, **arguments)
         except BatchError as error:
             logger.warning("Refused: %s", error)
             return {"error": str(error)}

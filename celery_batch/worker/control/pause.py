@@ -17,7 +17,8 @@ from functools import cache
 from typing import Any
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.worker.scheduling.capacity import queue_of
+from celery_batch.worker.scheduling.routing import queue_of
+from celery_batch.worker.scheduling.scheduler import Scheduler
 from celery_batch.worker.scheduling.task_queue import PausedRequests, TaskQueue
 
 __all__ = ["PauseControl"]
@@ -31,13 +32,14 @@ class PauseControl:
     What one worker takes no more.
 
     Args:
-        consumer: Celery's consumer, its lanes on it.
+        consumer: Celery's consumer.
+        scheduler: Its scheduler.
     """
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: Any, scheduler: Scheduler) -> None:
         self._consumer = consumer
         self._app = consumer.app
-        self._scheduler = consumer.batch_scheduler
+        self._scheduler = scheduler
         #: The queues that were consumed, and are not for now.
         self._left: set[str] = set()
         self._timer: Any = None
@@ -173,7 +175,7 @@ class PauseControl:
     @property
     def _can_keep(self) -> bool:
         """Whether messages are read by what each task has room for."""
-        return bool(self._consumer.batch_running_messages.reads_by_room)
+        return self._scheduler.running_messages.reads_by_room
 
     def _others(self, queue: str, paused: set[str]) -> list[str]:
         return [name for name in self._tasks_of(queue) if name not in paused]

@@ -29,6 +29,7 @@ from celery.worker import state
 
 from celery_batch.config import Settings
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
+from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control.delayed_replies import DelayedReply
 from celery_batch.worker.executor.loader import (
     DISCARD,
@@ -39,6 +40,7 @@ from celery_batch.worker.executor.loader import (
     carry_out,
     load_failed,
 )
+from celery_batch.worker.scheduling.scheduler import Scheduler
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
 __all__ = [
@@ -168,7 +170,7 @@ def loader_for(consumer: Any) -> PoolLoader | ThreadLoader:
     Args:
         consumer: Celery's.
     """
-    warm_up = getattr(consumer.controller, "batch_warm_up", None)
+    warm_up = WorkerContext.of(consumer.controller).warm_up
     return (
         PoolLoader(consumer.pool, warm_up.folder)
         if warm_up is not None
@@ -196,12 +198,13 @@ class ModelReload:
     Has the models of one worker loaded anew, one after another.
 
     Args:
-        consumer: Celery's consumer, its lanes on it.
+        consumer: Celery's consumer.
+        scheduler: Its scheduler.
     """
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: Any, scheduler: Scheduler) -> None:
         self._consumer = consumer
-        self._scheduler = consumer.batch_scheduler
+        self._scheduler = scheduler
         self._steps: _Steps | None = None
         self._loader: Any = None
         self._task: Any = None

@@ -11,6 +11,7 @@ from celery.worker.state import revoked
 from kombu.utils.functional import maybe_list
 
 from celery_batch.protocol import QUIETLY
+from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.control import commands
 from celery_batch.worker.metrics.snapshot import stats_of
 
@@ -28,18 +29,15 @@ def register() -> None:
 
 def batch_status(state: Any, **_: Any) -> dict[str, Any]:
     """Batch tasks served here, whether their models are warm, and how their batches formed."""
-    served = [task.name for task in getattr(state.consumer.controller, "batch_tasks", [])]
-    scheduler, runtime_config = (
-        state.consumer.batch_scheduler.report(),
-        state.consumer.batch_runtime_config,
-    )
+    context = ConsumerContext.of(state.consumer)
+    reports = context.scheduler.report()
     return {
-        name: {
-            "warm": runtime_config.is_warm(name),
-            **scheduler.get(name, {}),
-            **runtime_config.report(name),
+        task.name: {
+            "warm": context.runtime_config.is_warm(task.name),
+            **reports.get(task.name, {}),
+            **context.runtime_config.report(task.name),
         }
-        for name in served
+        for task in context.worker.tasks
     }
 
 

@@ -15,10 +15,13 @@ from typing import Any
 from celery_batch.batching.policy import DEFAULT_LINGER
 from celery_batch.config import OPTIONS, did_you_mean, milliseconds_warnings, policy_of
 from celery_batch.errors import ConfigurationError
+from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control.delayed_replies import DelayedReply
 from celery_batch.worker.control.pause import PauseControl
 from celery_batch.worker.control.reload import ANSWER_SOON, ModelReload
-from celery_batch.worker.scheduling import capacity
+from celery_batch.worker.control.served_tasks import ServedTasksEntry
+from celery_batch.worker.scheduling.prefetch import hold_enough
+from celery_batch.worker.scheduling.scheduler import Scheduler
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
 __all__ = ["DEFAULT", "RuntimeConfig"]
@@ -32,14 +35,18 @@ class RuntimeConfig:
     The orders that hold for one worker.
 
     Args:
-        consumer: Celery's consumer, its lanes on it.
+        consumer: Celery's consumer.
+        scheduler: Its scheduler.
+        served_tasks: What clients are told about its tasks.
     """
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: Any, scheduler: Scheduler, served_tasks: ServedTasksEntry) -> None:
         self._consumer = consumer
-        self._scheduler = consumer.batch_scheduler
-        self._pause_control = PauseControl(consumer)
-        self._reloading = ModelReload(consumer)
+        self._tasks = WorkerContext.of(consumer.controller).tasks
+        self._scheduler = scheduler
+        self._served_tasks = served_tasks
+        self._pause_control = PauseControl(consumer, scheduler)
+        self._reloading = ModelReload(consumer, scheduler)
 
     def open(self) -> None:
         """Have the orders hold on a new connection."""
@@ -122,7 +129,7 @@ class RuntimeConfig:
             ConfigurationError: A name is wrong, or the broker cannot do it; nothing has changed.
         """
         self._pause_control.pause([self._task_queue(name) for name in names])
-        self._consumer.batch_served_tasks.refresh()
+        self._served_tasks.refresh()
         return {name: self._standing(name) for name in names}
 
     def resume(self, names: Sequence[str]) -> dict[str, Any]:
@@ -142,7 +149,7 @@ class RuntimeConfig:
             self._pause_control.resume([self._task_queue(name) for name in names])
         else:
             self._pause_control.resume_all()
-        self._consumer.batch_served_tasks.refresh()
+        self._served_tasks.refresh()
         return {
             task_queue.task.name: self._standing(task_queue.task.name)
             for task_queue in self._told_of(names)
@@ -151,7 +158,7 @@ class RuntimeConfig:
     def drain(self) -> dict[str, Any]:
         """Take nothing more, give back what waits, and return what still runs, by task."""
         self._pause_control.drain()
-        self._consumer.batch_served_tasks.refresh()
+        self._served_tasks.refresh()
         return {
             task_queue.task.name: self._standing(task_queue.task.name)
             for task_queue in self._told_of(())
@@ -177,7 +184,7 @@ class RuntimeConfig:
         return self._reloading.reload(self._task_queue(name), in_place=in_place, wait=wait)
 
     def _told_of(self, names: Sequence[str]) -> list[TaskQueue]:
-        served = [task.name for task in self._consumer.controller.batch_tasks]
+        served = [task.name for task in self._tasks]
         return [
             task_queue
             for task_queue in self._scheduler
@@ -195,9 +202,9 @@ class RuntimeConfig:
 
     def _hold_enough(self, notes: list[str]) -> None:
         consumer = self._consumer
-        if not consumer.controller.batch_tasks:
+        if not self._tasks:
             return
-        before, now = capacity.hold_enough(consumer)
+        before, now = hold_enough(consumer, self._scheduler)
         if now > before and not consumer.qos_global and _is_amqp(consumer):
             notes.append(
                 f"queues of this kind keep their prefetch while they are consumed: the worker"

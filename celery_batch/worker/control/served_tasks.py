@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 
 from celery_batch.broker_depth import served_key
 from celery_batch.worker.redis.owner import awake_seconds, own_pool
+from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["ServedTasksEntry"]
 
@@ -45,11 +46,13 @@ class ServedTasksEntry:
     The entries of one worker.
 
     Args:
-        consumer: Celery's consumer, its lanes on it.
+        consumer: Celery's consumer.
+        scheduler: Its scheduler.
     """
 
-    def __init__(self, consumer: Any) -> None:
+    def __init__(self, consumer: Any, scheduler: Scheduler) -> None:
         self._consumer = consumer
+        self._scheduler = scheduler
         self._member = f"{consumer.hostname} {uuid4().hex}"
         self._client: Redis | None = None
         self._prefix = ""
@@ -108,11 +111,7 @@ class ServedTasksEntry:
         """Return the keys of what this worker takes: any of its tasks, on any of its queues."""
         consumer = self._consumer
         queues = list(consumer.app.amqp.queues.consume_from)
-        tasks = [
-            task_queue.task.name
-            for task_queue in consumer.batch_scheduler
-            if task_queue.kept is None
-        ]
+        tasks = [task_queue.task.name for task_queue in self._scheduler if task_queue.kept is None]
         return {served_key(queue, task) for queue, task in product(queues, tasks)}
 
     def _enter(self, keys: set[str]) -> None:

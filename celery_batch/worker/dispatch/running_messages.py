@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["NoRunningMessages"]
+__all__ = ["RunningMessages"]
 
 
-class NoRunningMessages:
-    """Tells nobody: a broker that cannot keep it, or need not."""
+class RunningMessages:
+    """The running messages of one connection; this base records nothing."""
 
     #: Whether acknowledgements are collected, so that none has to wait for the event loop.
     collects = False

@@ -45,7 +45,7 @@ from celery_batch.worker.executor.model_call import ModelCall, facts_of, out_of_
 from celery_batch.worker.executor.result_repr import is_shown, showing_results
 from celery_batch.worker.executor.started import store_starts
 from celery_batch.worker.executor.time_limit import SoftLimit
-from celery_batch.worker.intake.fast_path import Expiries
+from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
 from celery_batch.worker.redis.result_backend import buffered_results, explain_results
 from celery_batch.worker.redis.result_store import ResultBuffer, passing_errors

@@ -20,7 +20,7 @@ from celery_batch.worker.dispatch.outcome import FollowUp
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.executor import interpreter
 from celery_batch.worker.executor.time_limit import SoftLimit
-from celery_batch.worker.intake.fast_path import Expiries
+from celery_batch.worker.intake.expiry import Expiries
 
 __all__ = [
     "Facts",

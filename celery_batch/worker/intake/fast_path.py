@@ -9,9 +9,7 @@ Everything else is left to that strategy.
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Callable, Collection, Iterable
-from datetime import UTC, datetime
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,60 +17,17 @@ from celery import signals
 from celery.app import trace
 from celery.exceptions import InvalidTaskError
 from celery.utils.imports import symbol_by_name
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery.worker import strategy
 from celery.worker.request import create_request_cls
 from celery.worker.state import revoked, task_reserved
 
+from celery_batch.worker.intake.expiry import time_of
 from celery_batch.worker.intake.request import wants_events
+from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = [
-    "Expiries",
     "FastPath",
-    "time_of",
 ]
-
-
-#: What Celery's clients write whose clock is UTC, as it is unless they say otherwise.
-_USUAL = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}\+00:00")
-
-
-def time_of(value: Any) -> Any:
-    """
-    Return a time that a header names, as Celery's `maybe_iso8601` does.
-
-    Raises:
-        ValueError: It is no time.
-    """
-    if type(value) is str and _USUAL.fullmatch(value):
-        try:
-            return datetime.fromisoformat(value)
-        except ValueError:
-            return maybe_iso8601(value)  # which says so in its own way
-    return maybe_iso8601(value)
-
-
-class Expiries:
-    """
-    When the requests of one batch are wanted no more.
-
-    Args:
-        app: The Celery app.
-        headers: For each request what its message says of it, or None.
-    """
-
-    def __init__(self, app: Any, headers: Iterable[Any]) -> None:
-        said = {place: value for place, value in enumerate(headers) if value}
-        zone = app.conf.timezone if said else None
-        self._times = {n: maybe_make_aware(time_of(value), zone) for n, value in said.items()}
-        self._first = min(self._times.values(), default=None)
-
-    def passed(self) -> Collection[int]:
-        """Return the places of those for whom it is too late."""
-        now = datetime.now(UTC)
-        if self._first is None or now <= self._first:
-            return ()
-        return {place for place, time in self._times.items() if now > time}
 
 
 class FastPath:
@@ -81,6 +36,7 @@ class FastPath:
 
     Args:
         consumer: Celery's consumer.
+        scheduler: Its scheduler.
         task: The batch task.
         usual: Celery's own strategy for it.
         line_up: Puts Celery's request in its lane.
@@ -89,11 +45,13 @@ class FastPath:
     def __init__(
         self,
         consumer: Any,
+        scheduler: Scheduler,
         task: Any,
         usual: Callable[..., Any],
         line_up: Callable[[Any], None],
     ) -> None:
         self._consumer = consumer
+        self._scheduler = scheduler
         self._task = task
         self._usual = usual
         self._line_up = line_up
@@ -159,10 +117,11 @@ class FastPath:
 
     def _make(self, message: Any) -> Any:
         consumer = self._consumer
+        collects = self._scheduler.running_messages.collects
         later = partial(consumer.call_soon_ack, message.ack_log_error)
         return self._request(
             message,
-            on_ack=message.ack_log_error if consumer.batch_running_messages.collects else later,
+            on_ack=message.ack_log_error if collects else later,
             on_reject=partial(consumer.call_soon_ack, message.reject_log_error),
             body=message.body,
             headers=message.headers,

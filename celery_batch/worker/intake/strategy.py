@@ -17,6 +17,7 @@ from celery.worker import strategy
 from celery.worker.consumer import Consumer
 from celery.worker.state import task_reserved
 
+from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.intake import unrouted
 from celery_batch.worker.intake.fast_path import FastPath
 
@@ -32,22 +33,23 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     Args:
         task: The batch task.
         app: The Celery app.
-        consumer: Celery's consumer, with our step's lanes on it.
+        consumer: Celery's consumer.
     """
-    if not hasattr(consumer, "batch_scheduler"):
+    if not ConsumerContext.is_attached(consumer):
         return partial(_attach_and_take, task, app, consumer)
-    scheduler = consumer.batch_scheduler
+    context = ConsumerContext.of(consumer)
+    scheduler = context.scheduler
     task_queue = scheduler.task_queue(task)
     line_up: Callable[[Any], None] = partial(scheduler.add, task_queue)
-    if task not in consumer.controller.batch_tasks:
+    if task not in context.worker.tasks:
         line_up = partial(unrouted.line_up, consumer, task_queue)
     usual = strategy.default(task, app, _ConsumerProxy(consumer, line_up))
-    return FastPath(consumer, task, usual, line_up)
+    return FastPath(consumer, scheduler, task, usual, line_up)
 
 
 def _attach_and_take(task: Any, app: Any, consumer: Any, *message: Any, **options: Any) -> Any:
     """Take the first message of a batch task that was defined after this worker's start."""
-    if not hasattr(consumer, "batch_scheduler"):  # else another task's message came first
+    if not ConsumerContext.is_attached(consumer):  # else another task's message came first
         import_module("celery_batch.worker.scheduling.late_tasks").attach_steps(consumer)
     handle = consumer.strategies[task.name] = batches(task, app, consumer)
     return handle(*message, **options)

@@ -16,7 +16,9 @@ from typing import Any
 
 from celery_batch.config import milliseconds_warnings, policy_of
 from celery_batch.errors import ConfigurationError
-from celery_batch.worker.scheduling import capacity
+from celery_batch.worker.consumer_context import ConsumerContext
+from celery_batch.worker.scheduling import prefetch
+from celery_batch.worker.scheduling.routing import batch_tasks, routed_queues
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
 __all__ = ["announce", "line_up", "say_what_is_cold"]
@@ -54,7 +56,7 @@ def say_what_is_cold(app: Any, routed: Collection[Any]) -> None:
         routed: Its batch tasks that are routed to a queue of this worker.
     """
     queues = app.amqp.queues.consume_from
-    if not routed and not capacity.routed_queues(app).intersection(queues):
+    if not routed and not routed_queues(app).intersection(queues):
         logger.warning(
             "-Q %s: no batch task is routed to what this worker consumes. One that is sent here"
             " by the name of the queue is batched, and its model is loaded by its first request,"
@@ -63,7 +65,7 @@ def say_what_is_cold(app: Any, routed: Collection[Any]) -> None:
             _WAY_OUT,
         )
         return
-    cold = [task.name for task in capacity.batch_tasks(app) if task.model and task not in routed]
+    cold = [task.name for task in batch_tasks(app) if task.model and task not in routed]
     if cold:
         logger.info("Not loaded at the start, as other queues are theirs: %s", ", ".join(cold))
 
@@ -77,17 +79,18 @@ def line_up(consumer: Any, task_queue: TaskQueue, request: Any) -> None:
         task_queue: Of a task that was not served when this connection was made.
         request: Celery's request.
     """
-    if task_queue.task not in consumer.controller.batch_tasks:
-        _take_on(consumer, task_queue.task)
-    consumer.batch_scheduler.add(task_queue, request)
+    context = ConsumerContext.of(consumer)
+    if task_queue.task not in context.worker.tasks:
+        _take_on(consumer, context, task_queue.task)
+    context.scheduler.add(task_queue, request)
 
 
-def _take_on(consumer: Any, task: Any) -> None:
-    worker = consumer.controller
-    worker.batch_tasks.append(task)
-    consumer.batch_validator.limit_all()
-    capacity.warn_about_caps(worker, capacity.held_per_process(worker.batch_tasks))
-    before, now = capacity.hold_enough(consumer)
+def _take_on(consumer: Any, context: ConsumerContext, task: Any) -> None:
+    worker = context.worker
+    worker.tasks.append(task)
+    context.validator.limit_all()
+    prefetch.warn_about_caps(consumer.controller, prefetch.held_per_process(worker.tasks))
+    before, now = prefetch.hold_enough(consumer, context.scheduler)
     if now > before and consumer.connection.transport.driver_type == "amqp":
         consumer.call_soon(_consume_anew, consumer)
     announce(task)
@@ -98,10 +101,10 @@ def _take_on(consumer: Any, task: Any) -> None:
             task.name,
             _WAY_OUT,
         )
-        if worker.batch_warm_up is not None:
-            worker.batch_warm_up.add(task.name)
+        if worker.warm_up is not None:
+            worker.warm_up.add(task.name)
     try:
-        worker.batch_metrics.serve(list(worker.app.amqp.queues.consume_from))
+        worker.serve_metrics(list(consumer.app.amqp.queues.consume_from))
     except ConfigurationError as error:
         logger.error("No metrics: %s", error)  # noqa: TRY400 (its message says it all)
 

@@ -37,6 +37,7 @@ from kombu.utils.json import dumps
 from celery_batch.config import Settings
 from celery_batch.decoding import OnceDecoded, decode_envelope, leave_undecoded, payload_of
 from celery_batch.task import BatchTask
+from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.intake.background_thread import BackgroundThread
 from celery_batch.worker.intake.dead_letters import DeadLetters
 from celery_batch.worker.intake.message_format import (
@@ -242,7 +243,7 @@ class MessageValidator:
         """Stand before the new connection's messages."""
         consumer = self._consumer
         self._limit = Settings.of(self._app).max_message_size
-        if consumer.controller.batch_tasks:
+        if WorkerContext.of(consumer.controller).tasks:
             self.limit_all()
         consumer.create_task_handler = self._guarded_handler
         consumer.on_decode_error = self._on_decode_error

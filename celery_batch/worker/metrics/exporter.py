@@ -30,7 +30,9 @@ from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
 from celery_batch.fork_guard import held_off
 from celery_batch.telemetry.meter import Meter
-from celery_batch.worker.scheduling.capacity import queue_of, served_tasks
+from celery_batch.worker.consumer_context import ConsumerContext
+from celery_batch.worker.context import WorkerContext
+from celery_batch.worker.scheduling.routing import queue_of, served_tasks
 
 __all__ = [
     "VARIABLE",
@@ -186,8 +188,8 @@ class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
         super().__init__(worker, **kwargs)
-        worker.batch_metrics_url = None
-        worker.batch_metrics = self
+        self._context = WorkerContext.of(worker)
+        self._context.serve_metrics = self.serve
         self._worker = worker
         self._exporter: _Exporter | None = None
 
@@ -218,9 +220,9 @@ class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
             logger.critical("This worker cannot start: %s", error)
             raise WorkerShutdown(EX_FAILURE) from None
 
-    def stop(self, worker: Any) -> None:
+    def stop(self, worker: Any) -> None:  # noqa: ARG002 (Celery's signature)
         """Serve no more."""
-        worker.batch_metrics_url = None
+        self._context.metrics_url = None
         if self._exporter is not None:
             self._exporter.close()
 
@@ -283,7 +285,7 @@ class _Exporter:
 
     def collect(self) -> Iterator[Any]:
         """Write down all numbers; called on the thread of whoever scrapes."""
-        counted = self._worker.consumer.batch_scheduler.watch.ask(Meter.copy)
+        counted = ConsumerContext.of(self._worker.consumer).scheduler.watch.ask(Meter.copy)
         state = _around(self._worker)
         yield from self._families.families(counted, **state, depths=self._depths.look())
         if self._gpus is not None:
@@ -303,7 +305,7 @@ class _Exporter:
             host = self._address.host
             host = socket.gethostname() if host in _ALL else host
             url = f"http://{host}:{self._server.server_port}/metrics"
-            self._worker.batch_metrics_url = url
+            WorkerContext.of(self._worker).metrics_url = url
             logger.info("Metrics for Prometheus on %s", url)
             return True
         return False
@@ -315,11 +317,12 @@ class _Exporter:
 
 
 def _around(worker: Any) -> dict[str, Any]:
-    scheduler = worker.consumer.batch_scheduler
+    context = ConsumerContext.of(worker.consumer)
+    scheduler = context.scheduler
     now = time.monotonic()
     ages, reports = scheduler.ages(now), scheduler.report()
-    names = {task.name for task in worker.batch_tasks}
-    halted = worker.consumer.batch_runtime_config.halted
+    names = {task.name for task in context.worker.tasks}
+    halted = context.runtime_config.halted
     return {
         "tasks": {
             name: {**reports.get(name, {}), **halted(name), "oldest_age": ages.get(name, 0.0)}
@@ -327,6 +330,6 @@ def _around(worker: Any) -> dict[str, Any]:
         },
         "idle": scheduler.idle(now),
         "processes": scheduler.processes,
-        "refused": worker.consumer.batch_validator.refused,
+        "refused": context.validator.refused,
         "labels": {"worker": worker.hostname, "version": version("celery-batch")},
     }

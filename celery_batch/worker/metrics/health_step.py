@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import bootsteps
 
+from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.metrics.health import EVERY, HealthReport
 
 __all__ = ["HealthStep"]
@@ -38,7 +39,7 @@ class HealthStep(bootsteps.StartStopStep):  # type: ignore[misc]
     def start(self, consumer: Any) -> None:
         """Beat as long as this connection lasts."""
         self._entry = consumer.timer.call_repeatedly(
-            EVERY, self._beat, (consumer.batch_runtime_config,)
+            EVERY, self._beat, (ConsumerContext.of(consumer).runtime_config,)
         )
 
     def _beat(self, runtime_config: Any) -> None:

@@ -11,6 +11,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery_batch.config import Settings
 from celery_batch.formatting import figure
 from celery_batch.runtime.devices import discover
+from celery_batch.worker.consumer_context import ConsumerContext
 
 __all__ = [
     "in_words",
@@ -28,28 +29,28 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     Returns:
         All times are in seconds; what nobody can know yet is None.
     """
-    scheduler = consumer.batch_scheduler
+    context = ConsumerContext.of(consumer)
+    scheduler = context.scheduler
     now = time.monotonic()
     seconds, idle = scheduler.watch.ask(lambda meter: now - meter.since), scheduler.idle(now)
     processes = scheduler.processes
     reports, ages = scheduler.report(), scheduler.ages(now)
-    served = {task.name for task in getattr(consumer.controller, "batch_tasks", [])}
-    routed = getattr(consumer.controller, "batch_routed", served)
+    served = {task.name for task in context.worker.tasks}
     summaries = {name: _summary(scheduler, name) for name in sorted({*served, *reports})}
     return {
         "seconds": round(seconds, 3),
         "processes": processes,
-        "refused_messages": consumer.batch_validator.refused,
-        "metrics": getattr(consumer.controller, "batch_metrics_url", None),
+        "refused_messages": context.validator.refused,
+        "metrics": context.worker.metrics_url,
         "devices": _devices(consumer, processes),
         "device_idle_seconds": round(idle, 3),
         "device_idle_share": round(min(idle / (seconds * processes), 1.0), 4) if seconds else None,
         "tasks": {
             name: {
                 "served": name in served,
-                "routed": name in routed,
+                "routed": name in context.worker.routed,
                 **reports.get(name, {}),
-                **consumer.batch_runtime_config.report(name),
+                **context.runtime_config.report(name),
                 "oldest_age": round(ages.get(name, 0.0), 6),
                 **summary,
             }

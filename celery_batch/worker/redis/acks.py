@@ -11,10 +11,11 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from celery_batch.worker.dispatch.running_messages import NoRunningMessages
+from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.restore import Terms
 from celery_batch.worker.redis.scripts import script
+from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = [
     "BulkAcks",
@@ -40,15 +41,19 @@ class BulkAcks:
     Args:
         channel: Kombu's Redis channel.
         consumer: Celery's consumer, with an event loop.
+        scheduler: Of the same worker.
         lease: What is acknowledged is crossed off its list.
         tags: What could not be sent on earlier connections; more is put there when
             this one has ended.
     """
 
-    def __init__(self, channel: Any, consumer: Any, lease: Lease, tags: list[str]) -> None:
+    def __init__(
+        self, channel: Any, consumer: Any, scheduler: Scheduler, lease: Lease, tags: list[str]
+    ) -> None:
         self._channel = channel
         self._qos = channel.qos
         self._consumer = consumer
+        self._scheduler = scheduler
         self._lease = lease
         # Past kombu's own client, which puts the key prefix before some keys only.
         self._done = Redis(connection_pool=channel.pool).register_script(script("acknowledge"))
@@ -140,7 +145,7 @@ class BulkAcks:
         qos._delivered.restored = True  # noqa: SLF001
 
     def _flush_soon(self) -> None:
-        if not self._consumer.batch_scheduler.is_open:
+        if not self._scheduler.is_open:
             self.flush()  # nobody will come by later
         elif not self._is_flushing_soon:
             self._is_flushing_soon = True
@@ -174,7 +179,7 @@ class BulkAcks:
             self._lease.restorer.sweep(self._qos.visibility_timeout, num)
 
 
-class RedisRunningMessages(NoRunningMessages):
+class RedisRunningMessages(RunningMessages):
     """
     The entries for one connection's messages.
 

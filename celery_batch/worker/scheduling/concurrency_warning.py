@@ -38,16 +38,19 @@ class ConcurrencyWarning:
         self._is_weighed = False
 
     @classmethod
-    def unasked(cls, worker: Any, given: dict[str, Any]) -> ConcurrencyWarning | None:
+    def unasked(
+        cls, worker: Any, tasks: Collection[Any], given: dict[str, Any]
+    ) -> ConcurrencyWarning | None:
         """
         Return those of a worker whose number of processes is Celery's default; None if it is not.
 
         Args:
-            worker: Celery's, its batch tasks and its pool known.
+            worker: Celery's.
+            tasks: The batch tasks that it serves.
             given: What the worker was started with, as its steps are told.
         """
         is_chosen = given.get("concurrency") or worker.app.conf.worker_concurrency
-        models = sorted({task.model.__qualname__ for task in worker.batch_tasks if task.model})
+        models = sorted({task.model.__qualname__ for task in tasks if task.model})
         is_single = worker.concurrency == 1 or not issubclass(worker.pool_cls, PreforkPool)
         if is_chosen or given.get("autoscale") or not models or is_single:
             return None

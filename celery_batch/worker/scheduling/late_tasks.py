@@ -18,7 +18,7 @@ from celery.worker.consumer.consumer import Evloop
 from celery_batch.worker.bootsteps import BatchConsumer
 from celery_batch.worker.metrics.exporter import BatchMetrics
 from celery_batch.worker.redis.result_backend import tell_clients
-from celery_batch.worker.scheduling import capacity
+from celery_batch.worker.scheduling.routing import batch_tasks
 
 __all__ = ["attach_steps"]
 
@@ -36,11 +36,8 @@ def attach_steps(consumer: Any) -> None:
     """
     worker = consumer.controller
     logger.info("The first batch task was defined after this worker's start: it is served now")
-    worker.batch_tasks, worker.batch_routed = [], frozenset()
-    worker.batch_asked_prefetch = worker.prefetch_multiplier
-    worker.batch_warm_up = None
-    worker.batch_metrics = BatchMetrics(worker)
-    tell_clients(worker.app, capacity.batch_tasks(worker.app))
+    BatchMetrics(worker)
+    tell_clients(worker.app, batch_tasks(worker.app))
     step = BatchConsumer(consumer)
     # Another list: Celery is still going through the old one, whose last step is running.
     steps = list(consumer.steps)
@@ -48,4 +45,4 @@ def attach_steps(consumer: Any) -> None:
     steps.insert(ends[0] if ends else len(steps), step)
     consumer.steps = steps
     consumer.blueprint.started += 1
-    step.join(consumer)
+    step.join()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import Any
 
@@ -110,11 +110,18 @@ class RequestReceiver:
     Args:
         consumer: Celery's consumer.
         redelivery: What is remembered of messages that were given back.
+        on_running: Called with requests whose new messages belong to a job that runs.
     """
 
-    def __init__(self, consumer: Any, redelivery: RedeliveryCache) -> None:
+    def __init__(
+        self,
+        consumer: Any,
+        redelivery: RedeliveryCache,
+        on_running: Callable[[list[Any]], None],
+    ) -> None:
         self._consumer = consumer
         self._redelivery = redelivery
+        self._on_running = on_running
 
     def admit(self, task_queue: TaskQueue, request: Any) -> bool:
         """
@@ -134,7 +141,7 @@ class RequestReceiver:
             return False
         if isinstance(known, BatchJob) and known.adopt(request):
             if known.accepted:
-                self._consumer.batch_running_messages.started([request])
+                self._on_running([request])
             return False
         alone = known is None and self._is_suspect(request)
         if task_queue.kept is not None:

@@ -18,12 +18,13 @@ from celery_batch.worker.dispatch.completion import Completion
 from celery_batch.worker.dispatch.job import BatchJob
 from celery_batch.worker.dispatch.notification import Notification
 from celery_batch.worker.dispatch.outcome import Ending, give_up, not_run
+from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.dispatch.write_ahead import WriteAhead
 from celery_batch.worker.intake.dead_letters import DeadLetters
 from celery_batch.worker.metrics.recorder import BatchRecorder
-from celery_batch.worker.scheduling.capacity import Slots
 from celery_batch.worker.scheduling.priority import TaskPriority
 from celery_batch.worker.scheduling.redelivery import RedeliveryCache, RequestReceiver
+from celery_batch.worker.scheduling.slots import Slots
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 from celery_batch.worker.scheduling.timer import timer_for
 
@@ -139,10 +140,13 @@ class Scheduler:
 
     Args:
         consumer: Celery's consumer.
+        refuse: Refuses a request whose body proved malformed when it was decoded, with the reason.
     """
 
-    def __init__(self, consumer: Any) -> None:
-        self._consumer = consumer
+    def __init__(self, consumer: Any, refuse: Callable[[Any, str], None]) -> None:
+        self._refuse = refuse
+        #: Replaced for each connection to a broker that can record them.
+        self.running_messages = RunningMessages()
         self._hub = consumer.hub
         self._slots = Slots(consumer.pool)
         self._write_ahead = WriteAhead(consumer)
@@ -156,7 +160,7 @@ class Scheduler:
         #: Whose messages are acknowledged when their copies have been kept.
         self._poison: set[Any] = set()
         self._completion = Completion(consumer.hub, self._redelivery, self._run_untold)
-        self._receiver = RequestReceiver(consumer, self._redelivery)
+        self._receiver = RequestReceiver(consumer, self._redelivery, self._mark_running)
         self._timer = timer_for(consumer.hub, self._ring)
         #: Told what each batch was.
         self.watch = BatchRecorder()
@@ -241,7 +245,7 @@ class Scheduler:
     def hand_back(self, requests: list[Any]) -> None:
         """Give requests in no line back to the broker, over a connection that lives."""
         self._redelivery.never_ran(requests)
-        self._consumer.batch_running_messages.give_back(requests)
+        self.running_messages.give_back(requests)
         for request in requests:
             task_ready(request)
 
@@ -269,7 +273,7 @@ class Scheduler:
 
     def pump(self) -> None:
         """Send off every batch that may leave now; arm the alarm for the next that may."""
-        self._consumer.batch_running_messages.drop_lost()
+        self.running_messages.drop_lost()
         while self._open and not state.should_terminate:
             self._give_up_late_ones()
             soonest = [task_queue.next_deadline for task_queue in self._scheduler.values()]
@@ -335,12 +339,15 @@ class Scheduler:
 
     def before_submit(self) -> None:
         """Have a batch that waited for its process leave out what others have taken."""
-        self._consumer.batch_running_messages.drop_lost()
+        self.running_messages.drop_lost()
 
     def on_start(self, job: BatchJob) -> None:
         """A pool process has taken a batch."""
-        self._consumer.batch_running_messages.started(job.requests)
+        self._mark_running(job.requests)
         self._write_ahead.accepted(job)
+
+    def _mark_running(self, requests: list[Any]) -> None:
+        self.running_messages.started(requests)
 
     def on_end(self, job: BatchJob, ending: Ending) -> None:
         """A batch has ended: its slot is free, and its requests have something to hear."""
@@ -364,7 +371,7 @@ class Scheduler:
         self.task_queue(job.task).learn(job.answer)
         for request, reason in ending.refused:
             if not request.is_done:  # revoked while it ran: its end has been announced
-                self._consumer.batch_validator.refuse_read(request, reason)
+                self._refuse(request, reason)
         for request, error in ending.poison:
             self._poison.add(request)
             request.before_end = partial(self._keep_dead_letter, request, error)

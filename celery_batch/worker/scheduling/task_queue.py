@@ -20,7 +20,7 @@ from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
 from celery_batch.worker.dispatch.job import BatchJob
 from celery_batch.worker.dispatch.outcome import BatchEnd
-from celery_batch.worker.scheduling.capacity import Slots
+from celery_batch.worker.scheduling.slots import Slots
 
 __all__ = [
     "PausedRequests",

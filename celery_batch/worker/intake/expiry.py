@@ -1,0 +1,54 @@
+"""When requests expire, as their messages' headers say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+
+__all__ = ["Expiries", "time_of"]
+
+
+#: What Celery's clients write whose clock is UTC, as it is unless they say otherwise.
+_USUAL = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}\+00:00")
+
+
+def time_of(value: Any) -> Any:
+    """
+    Return a time that a header names, as Celery's `maybe_iso8601` does.
+
+    Raises:
+        ValueError: It is no time.
+    """
+    if type(value) is str and _USUAL.fullmatch(value):
+        try:
+            return datetime.fromisoformat(value)
+        except ValueError:
+            return maybe_iso8601(value)  # which says so in its own way
+    return maybe_iso8601(value)
+
+
+class Expiries:
+    """
+    When the requests of one batch are wanted no more.
+
+    Args:
+        app: The Celery app.
+        headers: For each request what its message says of it, or None.
+    """
+
+    def __init__(self, app: Any, headers: Iterable[Any]) -> None:
+        said = {place: value for place, value in enumerate(headers) if value}
+        zone = app.conf.timezone if said else None
+        self._times = {n: maybe_make_aware(time_of(value), zone) for n, value in said.items()}
+        self._first = min(self._times.values(), default=None)
+
+    def passed(self) -> Collection[int]:
+        """Return the places of those for whom it is too late."""
+        now = datetime.now(UTC)
+        if self._first is None or now <= self._first:
+            return ()
+        return {place for place, time in self._times.items() if now > time}

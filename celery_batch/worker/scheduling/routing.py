@@ -1,0 +1,47 @@
+"""Which batch tasks are routed to which queues."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from celery.exceptions import QueueNotFound
+
+from celery_batch.task import BatchTask
+
+__all__ = ["batch_tasks", "queue_of", "routed_queues", "served_tasks"]
+
+
+def batch_tasks(app: Any) -> list[Any]:
+    """Return all batch tasks of an app: any of them may come to any queue, named at the call."""
+    return [task for _, task in sorted(app.tasks.items()) if isinstance(task, BatchTask)]
+
+
+def served_tasks(app: Any) -> list[Any]:
+    """Return the batch tasks that are routed to a queue that this worker consumes."""
+    queues = app.amqp.queues.consume_from
+    return [task for task in batch_tasks(app) if queue_of(app, task) in queues]
+
+
+def routed_queues(app: Any) -> set[str]:
+    """Return the queues that an app's tasks are routed to, batch tasks and others."""
+    found = set()
+    for name, task in app.tasks.items():
+        with suppress(QueueNotFound):  # who sends is told
+            if not name.startswith("celery."):  # Celery's own, which few apps send
+                found.add(queue_of(app, task))
+    return found
+
+
+def queue_of(app: Any, task: Any) -> str:
+    """
+    Return the name of the queue that a task's messages go to.
+
+    Args:
+        app: The Celery app.
+        task: The task.
+    """
+    options = {"queue": task.queue} if getattr(task, "queue", None) else {}
+    route = app.amqp.router.route(options, task.name)
+    queue = route.get("queue", app.conf.task_default_queue)
+    return str(getattr(queue, "name", queue))
