@@ -1,10 +1,10 @@
-"""What a backfill keeps on disk, so that the same command goes on from there.
+"""The files of a backfill on disk, from which the same command goes on.
 
 Rule 1: answers are appended to a partial file and synced before the journal says so.
 Rule 2: the journal is replaced as a whole, and says how much of the partial file counts, come
         what may.  What lies behind that outlives this process, but not a power cut: it counts
         as far as its lines are whole, and the rest is cut off.
-Rule 3: nobody reads a file that is being written: the output has its name once it is whole.
+Rule 3: a file has its name once it is whole, so that no reader finds half of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import chain
 from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import IO, Any, Self
@@ -23,39 +24,33 @@ from typing import IO, Any, Self
 from kombu.utils.json import JSONEncoder
 
 from celery_batch.backfill.inputs import Input
-from celery_batch.backfill.window import Answered, Unreadable
+from celery_batch.backfill.window import Answer, Unreadable
 from celery_batch.errors import BackfillError
 
 __all__ = [
     "Checkpoint",
     "Failures",
-    "OutputDescription",
-    "Spans",
+    "about_path",
     "changes",
-    "ending",
-    "locked",
-    "sync_folder",
-    "writing",
+    "output_status",
+    "read_about",
+    "replacing",
+    "write_about",
 ]
 
 
-class Spans:
+class RangeSet:
     """
-    Numbers as a few spans, each with its first one and the one after its last.
+    A set of numbers, kept as ranges.
 
     Args:
-        spans: In any order; they may touch and overlap.
+        ranges: Each with its first number and the one after its last; sorted and disjoint.
     """
 
-    def __init__(self, spans: Iterable[tuple[int, int]] = ()) -> None:
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        for start, end in sorted(spans):
-            if self._ends and start <= self._ends[-1]:
-                self._ends[-1] = max(self._ends[-1], end)
-            elif start < end:
-                self._starts.append(start)
-                self._ends.append(end)
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        ranges = list(ranges)
+        self._starts = [start for start, _ in ranges]
+        self._ends = [end for _, end in ranges]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(zip(self._starts, self._ends, strict=True))
@@ -64,16 +59,11 @@ class Spans:
         return sum(self._ends) - sum(self._starts)
 
     def __contains__(self, number: int) -> bool:
-        if not self._ends or number >= self._ends[-1]:
-            return False  # as of most rows that are asked for: those behind what is done
-        at = bisect_right(self._starts, number) - 1
-        return at >= 0 and number < self._ends[at]
+        at = bisect_right(self._starts, number)
+        return at > 0 and number < self._ends[at - 1]
 
     def add(self, number: int) -> None:
-        """Take one number in, which is not in yet."""
-        if self._ends and self._ends[-1] == number:
-            self._ends[-1] = number + 1  # as of most rows, which come in order
-            return
+        """Add a number that is not in the set."""
         at = bisect_right(self._starts, number)
         follows = at > 0 and self._ends[at - 1] == number
         precedes = at < len(self._starts) and self._starts[at] == number + 1
@@ -91,15 +81,7 @@ class Spans:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """
-    Have whoever runs the command told what cannot be written.
-
-    Args:
-        path: What is written.
-
-    Raises:
-        BackfillError: It cannot be written.
-    """
+    """Raise BackfillError where a file cannot be written."""
     try:
         yield
     except OSError as error:
@@ -109,8 +91,23 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def sync_folder(folder: Path) -> None:
-    """Make what was renamed in a folder safe."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a path to write to; the file there is synced, and takes the place of the other."""
+    fresh = path.with_name(f"{path.name}.new")
+    try:
+        with writing(path):
+            yield fresh
+            with fresh.open("rb") as file:
+                os.fsync(file.fileno())
+            fresh.replace(path)
+            _sync_folder(path.parent)
+    except BaseException:
+        fresh.unlink(missing_ok=True)  # a full disk has no room for half a file
+        raise
+
+
+def _sync_folder(folder: Path) -> None:
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -118,16 +115,8 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def locked(partial: Path) -> IO[bytes]:
-    """
-    Open a file for appending that nobody else may write meanwhile.
-
-    Args:
-        partial: Its path; it is made if there is none.
-
-    Raises:
-        BackfillError: It cannot be written, or another process is writing it.
-    """
+def _locked(partial: Path) -> IO[bytes]:
+    """Open a file for appending, and lock it against other processes."""
     try:
         file = partial.open("a+b")
     except OSError as error:
@@ -136,7 +125,7 @@ def locked(partial: Path) -> IO[bytes]:
         raise BackfillError(f"{partial}: cannot be written: {why}") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_there = partial.exists() and os.path.samestat(partial.stat(), os.fstat(file.fileno()))
+        is_there = os.path.samestat(partial.stat(), os.fstat(file.fileno()))
     except OSError:
         is_there = False
     if not is_there:  # or removed since it was opened
@@ -145,61 +134,47 @@ def locked(partial: Path) -> IO[bytes]:
     return file
 
 
-class OutputDescription:
-    """
-    The file beside a whole output that says what it was made of, and how.
-
-    Args:
-        output: The path of the output.
-    """
-
-    def __init__(self, output: Path) -> None:
-        self.path = output.with_name(f"{output.name}.about")
-
-    def write(self, about: dict[str, Any]) -> None:
-        """Write down what the output is made of."""
-        fresh = self.path.with_name(f"{self.path.name}.new")
-        with writing(self.path):
-            fresh.write_text(json.dumps(about) + "\n", encoding="utf-8")
-            fresh.replace(self.path)
-
-    def read(self) -> dict[str, Any]:
-        """Return what the output was made of; nothing if that is not known."""
-        try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+def about_path(output: Path) -> Path:
+    """Return the path of the file beside an output that says what it was made of."""
+    return output.with_name(f"{output.name}.about")
 
 
-#: How each of these is given.
+def read_about(output: Path) -> dict[str, Any]:
+    """Return what an output was made of; nothing if that is not known."""
+    try:
+        found = json.loads(about_path(output).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_about(output: Path, about: dict[str, Any]) -> None:
+    """Write down what an output is made of."""
+    with replacing(about_path(output)) as fresh:
+        fresh.write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+
+#: The command's name for each.
 _OPTIONS = {"task": "TASK", "format": "--format", "key": "--key", "field": "--field"}
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """
-    Return in words what has changed, "" if nothing has.
-
-    Args:
-        before: What a backfill was begun with; what is missing there is not compared.
-        now: What it is to go on with.
-    """
+    """Return in words what has changed, "" if nothing has; unknown values are not compared."""
     names = [name for name in now if name in before and before[name] != now[name]]
-    return ", and ".join(_change(name, before[name], now[name]) for name in names)
+    return ", and ".join(
+        "the input has changed since"
+        if name == "input"
+        else f"{_OPTIONS.get(name, name)} was {_given(before[name])} then,"
+        f" and is {_given(now[name])} now"
+        for name in names
+    )
 
 
-def _change(name: str, before: Any, now: Any) -> str:
-    if name == "input":
-        return "the input has changed since"
-    option = _OPTIONS.get(name, name)
-    return f"{option} was {_said(before)} then, and is {_said(now)} now"
-
-
-def _said(value: Any) -> str:
+def _given(value: Any) -> str:
     return "not given" if value is None else str(value)
 
 
-#: Seconds between two syncs: so much is asked again after a power cut, besides what was in flight.
+#: Seconds between two syncs: so much runs again after a power cut, besides pending rows.
 _SYNC_EVERY = 1.0
 
 
@@ -219,20 +194,20 @@ class Checkpoint:
             rows are made of it.
 
     Raises:
-        BackfillError: Another process is at it, or what is there is of another backfill.
+        BackfillError: Another process writes them, or they belong to another backfill.
     """
 
     def __init__(self, output: Path, about: dict[str, Any]) -> None:
         self._output = output
         self.partial, self._journal = self.paths(output)
         self._about = about
-        self.done = Spans()
+        self.done = RangeSet()
         self.failed = 0
         #: When; None until there is a journal that says whose the lines are.
         self._synced: float | None = None
         #: Whether the file says what `done` says; a signal may come in between.
         self._is_whole = True
-        self._file = locked(self.partial)
+        self._file = _locked(self.partial)
         try:
             self._resume()
         except BaseException:
@@ -250,10 +225,7 @@ class Checkpoint:
     @classmethod
     def state(cls, output: Path) -> dict[str, Any] | None:
         """
-        Return what an output's journal says; None where there is none.
-
-        Args:
-            output: The path of the output.
+        Return the journal of an output; None where there is none.
 
         Raises:
             BackfillError: It cannot be read.
@@ -275,10 +247,16 @@ class Checkpoint:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def add(self, answers: Iterable[Answered]) -> None:
-        """Take answers in; they are safe from power cuts after the next sync."""
+    def add(self, answers: Iterable[Answer]) -> int:
+        """
+        Write answers, which are safe from power cuts after the next sync.
+
+        Returns:
+            How many of these rows have failed.
+        """
         answers = list(answers)
         lines = [_line(answer) for answer in answers]
+        failed = sum(has_failed for _, has_failed in lines)
         if self._synced is None and answers:
             self.sync()
         self._is_whole = False  # interrupted in here, only the file knows what counts
@@ -287,14 +265,15 @@ class Checkpoint:
             self._file.flush()
         for answer in answers:
             self.done.add(answer.row.position)
-        self.failed += sum(has_failed for _, has_failed in lines)
+        self.failed += failed
         self._is_whole = True
         if self._synced is not None and time.monotonic() - self._synced >= _SYNC_EVERY:
             self.sync()
+        return failed
 
     def sync(self) -> None:
         """
-        Make what was taken in safe from crashes and power cuts.
+        Make the answers written safe from crashes and power cuts.
 
         Raises:
             BackfillError: The disk is full, say; what was synced before still counts.
@@ -313,30 +292,24 @@ class Checkpoint:
             "done": list(self.done),
             "failed": self.failed,
         }
-        fresh = self._journal.with_name(f"{self._journal.name}.new")
-        with writing(self._journal):
-            with fresh.open("w", encoding="utf-8") as file:
-                json.dump(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(self._journal)
-            sync_folder(self._journal.parent)
+        with replacing(self._journal) as fresh:
+            fresh.write_text(json.dumps(state), encoding="utf-8")
         self._synced = time.monotonic()
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield all that was taken in, as it was written."""
+        """Yield all answers as they were written."""
         self._file.flush()
         with self.partial.open(encoding="utf-8") as file:
             for line in file:
                 yield json.loads(line)
 
     def remove(self) -> None:
-        """Take both files away: the output is whole."""
+        """Remove both files: the output is whole."""
         self._unlink()
         self._file.close()
 
     def close(self) -> None:
-        """Sync, and let others at it; where nothing was answered, nothing is left to go on from."""
+        """Sync and unlock the files; remove them where nothing was answered."""
         try:
             if self._is_whole and not self._file.closed and self.partial.exists():
                 end = self.sync if len(self.done) else self._unlink
@@ -349,17 +322,14 @@ class Checkpoint:
     @classmethod
     def forget(cls, output: Path) -> None:
         """
-        Forget what was answered.
-
-        Args:
-            output: The path of the output.
+        Remove the files of an output.
 
         Raises:
-            BackfillError: Another process is writing it.
+            BackfillError: Another process is writing them.
         """
         partial, journal = cls.paths(output)
         if partial.exists():
-            with locked(partial):
+            with _locked(partial):
                 journal.unlink(missing_ok=True)
                 partial.unlink(missing_ok=True)
         journal.unlink(missing_ok=True)
@@ -376,9 +346,9 @@ class Checkpoint:
             raise BackfillError(
                 f"{self.partial}: is shorter than {self._journal.name} says; use --restart"
             )
-        self.done = Spans((first, end) for first, end in state["done"])
+        self.done = RangeSet(state["done"])
         self.failed = state.get("failed", 0)
-        end = self._read_on(state["bytes"]) if "about" in state else 0
+        end = self._read_unsynced(state["bytes"]) if "about" in state else 0
         # Where nothing was answered nothing is lost, whatever has changed.
         changed = changes(state["about"], self._about) if self.done else ""
         if changed:
@@ -388,8 +358,8 @@ class Checkpoint:
         self._file.truncate(end)
         self._file.seek(0, os.SEEK_END)
 
-    def _read_on(self, start: int) -> int:
-        """Take in what was answered since the last sync; return where that ends."""
+    def _read_unsynced(self, start: int) -> int:
+        """Add what was answered since the last sync; return where that ends."""
         self._file.seek(start)
         for line in self._file:
             found = _position(line)
@@ -410,15 +380,15 @@ def _position(line: bytes) -> tuple[int, bool] | None:
         return None
 
 
-def _line(answer: Answered) -> tuple[str, bool]:
-    """Return an answer's line, and whether it is that of a row that failed."""
+def _line(answer: Answer) -> tuple[str, bool]:
+    """Return an answer's line, and whether the row has failed."""
     row = answer.row
     begin = f'{{"position": {row.position}, "key": {quoted(row.key)}, "line": {row.line}, '
     error = answer.error
     if not error:
         try:
             return f'{begin}"output": {_json(answer.output)}}}\n', False
-        except (TypeError, ValueError, RecursionError) as flaw:  # it is none of JSON's
+        except (TypeError, ValueError, RecursionError) as flaw:  # JSON has no such value
             error = f"{type(flaw).__name__}: {flaw}"
     return f'{begin}"error": {quoted(error)}}}\n', True
 
@@ -432,7 +402,7 @@ class Failures:
     """
     The file beside an output that names its failed rows.
 
-    People read it, too: whatever it counts begins with 1, as their editors do.
+    People read it, too: it counts from 1, as their editors do.
 
     Args:
         output: The path of the output.
@@ -443,15 +413,16 @@ class Failures:
         self.path = output.with_name(f"{output.name}.errors")
 
     def write(self, records: Iterable[dict[str, Any]]) -> None:
-        """Write down which of an output's records have failed; no file if none has."""
-        fresh = self.path.with_name(f"{self.path.name}.new")
-        with writing(self.path):
-            if _write(fresh, records):
-                fresh.replace(self.path)
-            else:
-                fresh.unlink()
+        """Write which of an output's records have failed; no file if none has."""
+        lines = _failed(records)
+        first = next(lines, None)
+        if first is None:
+            with writing(self.path):
                 self.path.unlink(missing_ok=True)
-            sync_folder(self.path.parent)
+                _sync_folder(self.path.parent)
+            return
+        with replacing(self.path) as fresh, fresh.open("w", encoding="utf-8") as file:
+            file.writelines(chain([first], lines))
 
     def keys(self) -> dict[int, str]:
         """
@@ -486,35 +457,31 @@ class Failures:
         Yield the output's records, with other answers in place of those that failed.
 
         Args:
-            answers: As the ledger has them.
+            answers: As records of a checkpoint.
         """
         failed = {each["output_row"]: each for each in self._read()}
         rows = {each["input_row"] - 1: row for row, each in failed.items()}
-        # Those that were taken in by an earlier try may not be among the failed any more.
+        # Rows that an earlier try has answered may not be among the failed any more.
         fresh = {rows[each["position"]]: each for each in answers if each["position"] in rows}
         for row, record in enumerate(Input(str(self._output)).records(), start=1):
             if isinstance(record, Unreadable):
                 raise BackfillError(f"{self._output}: was changed: {record.why}")
             kept = {name: value for name, value in record.items() if value is not None}
-            was = failed.get(row, {"input_row": 0})  # of those that have not failed nobody asks
+            was = failed.get(row, {"input_row": 0})  # of the others the position is not used
             place = {"position": was["input_row"] - 1, "line": was.get("line", 0)}
             yield fresh.get(row, kept | place)
 
 
-def _write(path: Path, records: Iterable[dict[str, Any]]) -> int:
-    """Write the records that have failed, and return how many they are."""
-    count = 0
-    with path.open("w", encoding="utf-8") as file:
-        for row, record in enumerate(records, start=1):
-            if error := record.get("error"):
-                count += 1
-                line = {"line": record["line"]} if record["line"] else {}
-                place = {**line, "input_row": record["position"] + 1, "output_row": row}
-                file.write(json.dumps({"key": record["key"], "error": error, **place}) + "\n")
-    return count
+def _failed(records: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each record that has failed."""
+    for row, record in enumerate(records, start=1):
+        if error := record.get("error"):
+            line = {"line": record["line"]} if record["line"] else {}
+            place = {**line, "input_row": record["position"] + 1, "output_row": row}
+            yield json.dumps({"key": record["key"], "error": error, **place}) + "\n"
 
 
-def ending(output: Path) -> dict[str, Any]:
+def output_status(output: Path) -> dict[str, Any]:
     """
     Return what is known of a backfill, as plain data.
 
@@ -522,25 +489,23 @@ def ending(output: Path) -> dict[str, Any]:
         output: The path that it was given.
 
     Returns:
-        ``output``, ``task``, ``complete``, ``rows`` (None where an older release has written
+        ``output``, ``task``, ``complete``, ``rows`` (None if an older release has written
         it), ``failed``, and ``at``: of what time that is, as seconds of the epoch.
 
     Raises:
-        BackfillError: None has written there, or what it wrote cannot be read.
+        BackfillError: No backfill has written there, or what it wrote cannot be read.
     """
-    journal = Checkpoint.paths(output)[1]
-    made = OutputDescription(output).read()
-    if output.exists() and made:
-        at, rows, failed = output, made.get("rows"), Failures(output).count()
+    about = read_about(output)
+    if output.exists() and about:
+        at, rows, failed = output, about.get("rows"), Failures(output).count()
     else:
-        at, state = journal, Checkpoint.state(output)
+        at, state = Checkpoint.paths(output)[1], Checkpoint.state(output)
         if state is None:
             raise BackfillError(f"{output}: no backfill has written there")
-        made, failed = state["about"], state["failed"]
-        rows = sum(end - first for first, end in state["done"])
+        about, failed, rows = state["about"], state["failed"], len(RangeSet(state["done"]))
     return {
         "output": str(output.resolve()),
-        "task": made.get("task"),
+        "task": about.get("task"),
         "complete": at is output,
         "rows": rows,
         "failed": failed,

@@ -1,10 +1,10 @@
-"""Inspects and controls running backfills from other processes.
+"""Lists and controls running backfills from other processes, over the broker.
 
-Rule 1: nothing is stored.  Who is there answers, so a job that was killed is not listed,
+Rule 1: nothing is stored.  Running jobs answer, so a job that was killed is not listed,
         and leaves nothing behind.
-Rule 2: a job never waits for who asks: a thread answers, with what it was told last.
+Rule 2: a job never waits for a command: a thread answers, with the latest progress.
 Rule 3: a broker that is away is tried again until the job has ended.
-Rule 4: a job that ends in a moment asks nothing of the broker: nobody could have seen it.
+Rule 4: a job that ends in a moment does not connect to the broker for this.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -26,129 +26,83 @@ from typing import Any, Self
 from kombu.pidbox import Mailbox
 from kombu.utils.uuid import uuid
 
-from celery_batch.backfill.progress import Progress
+from celery_batch.backfill.engine import Backfill
+from celery_batch.backfill.progress import Clock, Progress
+from celery_batch.backfill.window import Answer
 from celery_batch.cluster.control_client import impatient_connection
 from celery_batch.errors import BackfillError, BackfillStopped
 
-__all__ = [
-    "VERBS",
-    "JobControl",
-    "Jobs",
-    "RemoteControl",
-    "mailbox",
-]
-
-
-class JobControl:
-    """
-    Held by whoever may steer a job; the job looks at them between two turns.
-
-    Each is set by one thread and read by another, and nothing else depends on it, hence
-    no lock.
-    """
-
-    def __init__(self) -> None:
-        #: Nothing more is to be sent; what is on its way is still collected.
-        self.is_paused = False
-        #: The job is to end, as if interrupted.
-        self.is_stopped = False
-
-    def pause(self) -> None:
-        """Have nothing more sent."""
-        self.is_paused = True
-
-    def resume(self) -> None:
-        """Have it go on."""
-        self.is_paused = False
-
-    def stop(self) -> None:
-        """Have it end."""
-        self.is_stopped = True
-
-    def check(self) -> None:
-        """
-        Do nothing unless the job is to end.
-
-        Raises:
-            BackfillStopped: It is.
-        """
-        if self.is_stopped:
-            raise BackfillStopped("stopped with celery batch jobs")
-
+__all__ = ["JobControl", "Jobs"]
 
 log = logging.getLogger(__name__)
 
 
 #: Seconds until a broker that was away is tried again.
-_AGAIN = 1.0
+_RETRY_AFTER = 1.0
 
 
-#: Seconds until the thread looks whether the job has ended, which waits for it.
-_LOOK = 0.05
+#: Seconds after which the thread notices that the job has ended.
+_POLL = 0.05
 
 
 #: Seconds from the beginning of a job until it can be seen.
-_SOON = 0.5
+_START_AFTER = 0.5
 
 
-#: Seconds for the thread to say goodbye to the broker.
-_LEAVE = 5.0
+#: Seconds for the thread to disconnect from the broker.
+_STOP_TIMEOUT = 5.0
 
 
 class _Mailbox(Mailbox):
-    """Kombu's, but replies to it are not of the thread that has asked first."""
+    """Kombu's, but its reply queue is its own, and not that of the first thread that asked."""
 
     @cached_property
     def oid(self) -> str:
-        """Where replies go."""
         return uuid()
 
 
-def mailbox(connection: Any) -> Any:
-    """
-    Return the mailbox on which jobs answer.
-
-    Args:
-        connection: To the broker of their app.
-    """
+def _mailbox(connection: Any) -> Any:
     kind: Any = _Mailbox
     return kind("celery_batch_jobs", type="fanout", serializer="json")(connection)
 
 
-class RemoteControl:
+class JobControl:
     """
-    Lets others see and steer a job, as long as it is entered.
+    Lets other processes list and control a job while it is entered.
 
     Args:
         app: The Celery app of the task.
         task: Its name.
-        files: The input, and the output, by which the job is known on this host; None for one
-            that is begun in Python.
-        job_control: What others want.
+        source: The input; None for a backfill in Python.
+        output: The output, from which the job's id is made; None likewise.
     """
 
     def __init__(
-        self, app: Any, task: str, files: tuple[str, Path] | None, job_control: JobControl
+        self, app: Any, task: str, source: str | None = None, output: Path | None = None
     ) -> None:
         self._app = app
-        self._job_control = job_control
-        source, output = (files[0], str(files[1].resolve())) if files else (None, None)
+        #: Nothing more is sent; what was sent is still collected.
+        self.is_paused = False
+        #: The job ends as if interrupted.
+        self.is_stopped = False
+        #: As of the latest step.
+        self.progress = Progress(done=0)
+        path = str(output.resolve()) if output else None
         host = socket.gethostname()
         #: Short, and the same when the same command goes on.
-        self.id = hashlib.sha256(f"{host}:{output or uuid()}".encode()).hexdigest()[:6]
+        self.id = hashlib.sha256(f"{host}:{path or uuid()}".encode()).hexdigest()[:6]
         self._about = {
             "id": self.id,
             "task": task,
             "input": source,
-            "output": output,
+            "output": path,
             "program": sys.argv[0],
             "host": host,
             "pid": os.getpid(),
             "started": time.time(),
         }
-        self._progress = Progress(done=0)
         self._has_ended = Event()
-        self._thread = Thread(target=self._run, name="backfill-remote", daemon=True)
+        self._thread = Thread(target=self._run, name="backfill-control", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -156,71 +110,76 @@ class RemoteControl:
 
     def __exit__(self, *_exception: object) -> None:
         self._has_ended.set()
-        self._thread.join(_LEAVE)  # who hangs in a broker's silence ends with the process
+        self._thread.join(_STOP_TIMEOUT)  # if the broker hangs, it ends with the process
 
-    def tell(self, progress: Progress) -> None:
-        """Have others be told how far the job is."""
-        self._progress = progress
+    def steps(
+        self, backfill: Backfill, clock: Clock, save: Callable[[list[Answer]], int]
+    ) -> Iterator[list[Answer]]:
+        """
+        Run a backfill, paused and stopped as others want, and yield its answers.
+
+        Args:
+            backfill: The backfill.
+            clock: Counts its rows.
+            save: Takes the answers of each step; returns how many rows have failed.
+
+        Raises:
+            BackfillStopped: The job was stopped.
+        """
+        while not backfill.is_over:
+            if self.is_stopped:
+                raise BackfillStopped("stopped with celery batch jobs")
+            is_paused = self.is_paused
+            answers = backfill.step(sends=not is_paused)
+            clock.failed += save(answers)
+            clock.done += len(answers)
+            state = "paused" if is_paused else "running"
+            self.progress = clock.progress(**backfill.status(), state=state)
+            yield answers
 
     def report(self) -> dict[str, Any]:
-        """Return what others are told."""
-        progress, job_control = self._progress, self._job_control
-        if progress.state in ("running", "paused"):  # as of the last turn, which may lie back
-            state = (
-                "stopping"
-                if job_control.is_stopped
-                else "paused"
-                if job_control.is_paused
-                else "running"
-            )
-            progress = replace(progress, state=state)
-        return self._about | progress.told()
+        """Return what other processes are shown of the job."""
+        progress = self.progress
+        if progress.state != "writing":  # as of the latest step, which may be some time ago
+            state = "paused" if self.is_paused else "running"
+            progress = replace(progress, state="stopping" if self.is_stopped else state)
+        return self._about | progress.as_dict()
 
-    def _handlers(self) -> dict[str, Callable[[Any], dict[str, Any]]]:
-        def steered(by: Callable[[], None]) -> Callable[[Any], dict[str, Any]]:
-            def handle(_state: Any) -> dict[str, Any]:
-                by()
-                return self.report()
+    def _handler(self, **flags: bool) -> Callable[[Any], dict[str, Any]]:
+        def handle(_state: Any) -> dict[str, Any]:
+            vars(self).update(flags)
+            return self.report()
 
-            return handle
-
-        job_control = self._job_control
-        verbs = {"pause": job_control.pause, "resume": job_control.resume, "stop": job_control.stop}
-        return {"report": steered(lambda: None)} | {name: steered(by) for name, by in verbs.items()}
+        return handle
 
     def _run(self) -> None:
-        self._has_ended.wait(_SOON)
+        self._has_ended.wait(_START_AFTER)
         while not self._has_ended.is_set():
             try:
                 with self._app.connection_for_write() as connection:
                     self._answer(connection)
             except Exception as error:  # noqa: BLE001 (whatever a transport raises)
                 log.debug("Cannot be reached through the broker for now: %r", error)
-            self._has_ended.wait(_AGAIN)
+            self._has_ended.wait(_RETRY_AFTER)
 
     def _answer(self, connection: Any) -> None:
         connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
+        handlers = {
+            "report": self._handler(),
+            "pause": self._handler(is_paused=True),
+            "resume": self._handler(is_paused=False),
+            "stop": self._handler(is_stopped=True),
+        }
         with connection.channel() as channel:
-            box = mailbox(connection)
-            node = box.Node(self.id, channel=channel, handlers=self._handlers())
+            node = _mailbox(connection).Node(self.id, channel=channel, handlers=handlers)
             with node.listen(channel=channel):
                 while not self._has_ended.is_set():
-                    try:
-                        connection.drain_events(timeout=_LOOK)
-                    except TimeoutError:
-                        continue
+                    with suppress(TimeoutError):
+                        connection.drain_events(timeout=_POLL)
 
 
-#: What may be wanted of a job.
-VERBS = ("pause", "resume", "stop")
-
-
-#: Seconds without a further reply after which all jobs count as heard.
-_LISTEN = 1.0
-
-
-#: Seconds for a job that is known to answer; who has answered is not waited for.
-_REPLY = 3.0
+#: Seconds to wait for the reply of a job that is known.
+_REPLY_TIMEOUT = 3.0
 
 
 class Jobs:
@@ -229,10 +188,10 @@ class Jobs:
 
     Args:
         app: The Celery app.
-        timeout: Seconds without a further reply after which all count as heard.
+        timeout: Seconds without a further reply after which all jobs have answered.
     """
 
-    def __init__(self, app: Any, timeout: float = _LISTEN) -> None:
+    def __init__(self, app: Any, timeout: float = 1.0) -> None:
         self._app = app
         self._timeout = timeout
         self._box: Any = None
@@ -241,20 +200,28 @@ class Jobs:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self.close()
+        if self._box is None:
+            return
+        connection = self._box.connection
+        with suppress(Exception):
+            # A late reply would otherwise stay in Redis for ever.
+            if connection.connected:
+                connection.default_channel.queue_delete(self._box.reply_queue.name)
+        with suppress(Exception):
+            connection.release()
 
     def all(self) -> list[dict[str, Any]]:
-        """Return what each running job says of itself, the oldest first."""
-        told = (reply for replies in self._call("report") for reply in replies.values())
-        jobs = [job for job in told if isinstance(job, dict) and isinstance(job.get("id"), str)]
+        """Return the report of each running job, the oldest first."""
+        found = (reply for replies in self._call("report") for reply in replies.values())
+        jobs = [job for job in found if isinstance(job, dict) and isinstance(job.get("id"), str)]
         return sorted(jobs, key=lambda job: float(job.get("started") or 0))
 
-    def steer(self, verb: str, name: str) -> dict[str, Any]:
+    def control(self, command: str, name: str) -> dict[str, Any]:
         """
-        Have a job pause, go on or stop, and return what it says.
+        Send a job a command, and return its report.
 
         Args:
-            verb: One of `VERBS`.
+            command: ``pause``, ``resume`` or ``stop``.
             name: Its id, or the beginning of it.
 
         Raises:
@@ -266,43 +233,18 @@ class Jobs:
             which = "is the beginning of more than one" if found else "is no running backfill"
             there = ", ".join(found or known) or "none"
             raise BackfillError(f"{name}: {which}; there are: {there}")
-        return self.tell(verb, found[0])
-
-    def tell(self, verb: str, job_id: str) -> dict[str, Any]:
-        """
-        Have a job that is known pause, go on or stop, and return what it says.
-
-        Args:
-            verb: One of `VERBS`.
-            job_id: Its whole id.
-
-        Raises:
-            BackfillError: It does not answer.
-        """
-        for replies in self._call(verb, [job_id]):
-            if isinstance(reply := replies.get(job_id), dict):
+        for replies in self._call(command, found):
+            if isinstance(reply := replies.get(found[0]), dict):
                 return reply
-        raise BackfillError(f"{job_id}: does not answer; it may have ended")
+        raise BackfillError(f"{found[0]}: does not answer; it may have ended")
 
-    def close(self) -> None:
-        """Let go of the broker until the next question."""
-        box, self._box = self._box, None
-        if box is None:
-            return
-        with suppress(Exception):
-            # A straggler's reply would otherwise stay in Redis for ever.
-            if box.connection.connected:
-                box.connection.default_channel.queue_delete(box.reply_queue.name)
-        with suppress(Exception):
-            box.connection.release()
-
-    def _call(self, verb: str, names: list[str] | None = None) -> list[dict[str, Any]]:
+    def _call(self, command: str, ids: list[str] | None = None) -> list[dict[str, Any]]:
         if self._box is None:
-            self._box = mailbox(impatient_connection(self._app))
+            self._box = _mailbox(impatient_connection(self._app))
         self._box.connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
         try:
-            if names is None:
-                return list(self._box.multi_call(verb, timeout=self._timeout))
-            return list(self._box.call(names, verb, timeout=max(_REPLY, self._timeout)))
+            if ids is None:
+                return list(self._box.multi_call(command, timeout=self._timeout))
+            return list(self._box.call(ids, command, timeout=max(_REPLY_TIMEOUT, self._timeout)))
         finally:
             self._box.unclaimed.clear()

@@ -1,18 +1,21 @@
-"""A backfill in Python: an iterator over its results."""
+"""A backfill in Python: an iterator over its answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
-from celery_batch.backfill.control import JobControl, RemoteControl
-from celery_batch.backfill.engine import Backfill, Pace, lowest_priority
-from celery_batch.backfill.inputs import Arguments
-from celery_batch.backfill.job import check_options
-from celery_batch.backfill.progress import Clock
-from celery_batch.backfill.window import Answered
+from kombu.messaging import Producer
 
-__all__ = ["answers"]
+from celery_batch.backfill.control import JobControl
+from celery_batch.backfill.engine import Backfill, limits_of, lowest_priority
+from celery_batch.backfill.inputs import Arguments
+from celery_batch.backfill.progress import Clock
+from celery_batch.backfill.window import Answer
+from celery_batch.config import did_you_mean
+
+__all__ = ["answers", "check_options"]
 
 
 def answers(
@@ -22,31 +25,18 @@ def answers(
     *,
     window: int | None,
     in_order: bool,
-) -> Iterator[Answered]:
-    """
-    Yield an answer for each item; see `ClientMethods.backfill`.
-
-    Args:
-        task: The batch task.
-        items: Records, or values of the only parameter.
-        options: Celery's, for each call.
-        window: Most rows on their way.
-        in_order: Answers come in the items' order.
-
-    Raises:
-        TypeError: There is no such option.
-        ValueError: The window has room for no row.
-    """
+) -> Iterator[Answer]:
+    """Yield an answer for each item; see `ClientMethods.backfill`."""
     check_options(task.app, options)
     if window is not None and window < 1:
         raise ValueError(f"backfill(): window must be at least 1 row, got {window!r}")
     held: dict[int, Any] = {}
     rows = Arguments(task._batch_signature).rows(_held(items, held))
-    pace = Pace.of(task, window=window, in_order=in_order)
+    limits = limits_of(task, window=window, in_order=in_order)
     options = {"priority": lowest_priority(task.app), **options}
-    # Only of what surely has them in hand: others may read all there is to count it.
+    # Not of other iterables with a length: some read all of their input to count it.
     total = len(items) if isinstance(items, (Sequence, Mapping)) else None
-    return _answers(task, Backfill(task, rows, pace, options), held, total)
+    return _answers(task, Backfill(task, rows, limits, options), held, total)
 
 
 def _held(items: Iterable[Any], held: dict[int, Any]) -> Iterator[Any]:
@@ -58,29 +48,37 @@ def _held(items: Iterable[Any], held: dict[int, Any]) -> Iterator[Any]:
 
 def _answers(
     task: Any, backfill: Backfill, held: dict[int, Any], total: int | None
-) -> Iterator[Answered]:
-    job_control, clock = JobControl(), Clock(_Counted(), total)
-    with backfill, RemoteControl(task.app, task.name, None, job_control) as remote:
-        while not backfill.is_over:
-            job_control.check()
-            is_paused = job_control.is_paused
-            found = backfill.turn(sends=not is_paused)
-            clock.ledger.add(found)
-            state = "paused" if is_paused else "running"
-            remote.tell(clock.progress(**backfill.facts(), state=state))
+) -> Iterator[Answer]:
+    def count_failed(found: list[Answer]) -> int:
+        return sum(bool(answer.error) for answer in found)
+
+    with backfill, JobControl(task.app, task.name) as control:
+        for found in control.steps(backfill, Clock(total), count_failed):
             for answer in found:
                 yield answer._replace(item=held.pop(answer.row.position))
 
 
-class _Counted:
-    """Counts answers, and keeps none."""
+#: What Celery's router and kombu read beside the parameters of `send_task` and `publish`.
+_OF_MESSAGES = (
+    *("queue", "exchange_type", "argsrepr", "kwargsrepr", "stamped_headers", "origin"),
+    *("ignore_result", "message_id", "correlation_id", "user_id", "app_id", "type", "timestamp"),
+)
 
-    def __init__(self) -> None:
-        self.done = range(0)
-        self.failed = 0
 
-    def add(self, answers: Iterable[Answered]) -> None:
-        """Count some more."""
-        errors = [bool(answer.error) for answer in answers]
-        self.done = range(len(self.done) + len(errors))
-        self.failed += sum(errors)
+#: Options that are not the same for all calls of a backfill.
+_OF_EACH_CALL = ("name", "args", "kwargs", "task_id", "result_cls", "body")
+
+
+def check_options(app: Any, options: Iterable[str]) -> None:
+    """Raise TypeError for a name that is no option of a call, with the name that was meant."""
+    known = {
+        *("window", "in_order", *_OF_MESSAGES),
+        *signature(app.send_task).parameters,
+        *signature(Producer.publish).parameters,
+    } - {"self", "options", "properties"}
+    for name in options:
+        if name in _OF_EACH_CALL:
+            raise TypeError(f"backfill() takes no option {name!r}: each call has its own")
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise TypeError(f"backfill() takes no option {name!r}{hint}")

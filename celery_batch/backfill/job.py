@@ -2,88 +2,76 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
-from inspect import signature
 from pathlib import Path
 from typing import Any, Self
 
-from celery_batch.backfill.checkpoint import Checkpoint, Failures, OutputDescription, changes
+from celery_batch.backfill.checkpoint import (
+    Checkpoint,
+    Failures,
+    about_path,
+    changes,
+    read_about,
+    write_about,
+)
 from celery_batch.backfill.control import JobControl
-from celery_batch.backfill.engine import Backfill, Pace
+from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.inputs import Arguments, Input, some_fit
 from celery_batch.backfill.outputs import format_of, write_output
 from celery_batch.backfill.progress import Clock, Progress
 from celery_batch.backfill.sender import unserved
-from celery_batch.backfill.window import Answered, Row
+from celery_batch.backfill.window import Answer, Limits, Row
 from celery_batch.errors import BackfillComplete, BackfillError
 
-__all__ = [
-    "ErrorLimit",
-    "Job",
-    "Notices",
-    "Say",
-    "check_options",
-]
+__all__ = ["ErrorLimit", "Job", "Notices"]
 
 
-#: Rows after which a share of them says something.
+#: Rows after which a share of them means something.
 _ENOUGH = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorLimit:
     """
-    The most rows that may fail before a hopeless job stops.
+    The most rows that may fail before a job stops.
 
     Args:
-        count: So many; None for any number.
-        share: Of all rows that have come to their end, from 0 to 1; None for any share.
+        count: So many.
+        share: Of all rows that were answered, from 0 to 1.
     """
 
-    count: int | None = None
-    share: float | None = None
+    count: float = math.inf
+    share: float = 1.0
 
     @classmethod
-    def parse(cls, text: str) -> Self:
+    def parse(cls, text: str | None) -> Self:
         """
-        Read ``"100"`` or ``"5%"``.
+        Read ``"100"`` or ``"5%"``; without a text there is no limit.
 
         Raises:
             BackfillError: It is neither.
         """
+        if not text:
+            return cls()
         digits = text.strip()
         try:
-            if digits.endswith("%"):
-                share = float(digits[:-1]) / 100
-                if 0 <= share <= 1:
-                    return cls(share=share)
-            elif int(digits) >= 0:
-                return cls(count=int(digits))
+            is_share = digits.endswith("%")
+            limit = cls(share=float(digits[:-1]) / 100) if is_share else cls(count=int(digits))
         except ValueError:
-            pass
-        raise BackfillError(f"--max-errors: must be a number or a percentage, got {text!r}")
+            limit = cls(count=-1)
+        if not (limit.count >= 0 and 0 <= limit.share <= 1):
+            raise BackfillError(f"--max-errors: must be a number or a percentage, got {text!r}")
+        return limit
 
     def check(self, done: int, failed: int) -> None:
-        """
-        Do nothing while few enough rows have failed.
-
-        Raises:
-            BackfillError: There are more than that.
-        """
-        over = self.count is not None and failed > self.count
-        if self.share is not None and done >= _ENOUGH:
-            over = over or failed > self.share * done
-        if over:
+        """Raise BackfillError if more rows have failed."""
+        if failed > self.count or (done >= _ENOUGH and failed > self.share * done):
             raise BackfillError(
                 f"{failed:,} of {done:,} rows have failed, more than --max-errors allows;"
                 " what was answered is kept, and the same command goes on if it allows more"
             )
-
-
-#: Is told a line.
-Say = Callable[[str], None]
 
 
 #: Kinds of errors of which the first one is shown.
@@ -91,81 +79,75 @@ _KINDS = 5
 
 
 #: Characters of an error that is shown.
-_LONG = 200
+_ERROR_LENGTH = 200
 
 
-#: Rows at the beginning which should not all fail.
+#: Rows at the beginning of which not all should fail.
 _FIRST = 100
 
 
-#: Names of rows that are remembered to find the same one twice.
+#: Names of rows that are remembered to find duplicates.
 _NAMES = 100_000
 
 
 class Notices:
     """
-    Looks at answers as they come, and says what is strange about them.
+    Prints the first error of each kind, and what is unusual about the answers.
 
     Args:
         arguments: How records became rows.
-        say: Is told a line.
+        echo: Prints a line.
     """
 
-    def __init__(self, arguments: Arguments, say: Say) -> None:
+    def __init__(self, arguments: Arguments, echo: Callable[[str], None]) -> None:
         self._arguments = arguments
-        self._say = say
+        self._echo = echo
         self._seen = self._failed = 0
         self._kinds: set[str] = set()
         self._names: set[str] = set()
-        self._knows_twins = self._has_hinted = False
+        self._has_duplicate = self._has_hinted = False
 
-    def look(self, answers: Iterable[Answered]) -> None:
+    def add(self, answers: Iterable[Answer]) -> None:
         """Look at answers, each once."""
         for answer in answers:
             self._seen += 1
             if answer.error:
                 self._failed += 1
                 self._show(answer)
-            if not (self._knows_twins or len(self._names) == _NAMES):
-                self._look_for_twin(answer.row)
+            if not (self._has_duplicate or len(self._names) == _NAMES):
+                self._compare_name(answer.row)
             if self._seen == self._failed == _FIRST:
-                self._say(
+                self._echo(
                     f"The first {_FIRST} rows have all failed; Ctrl-C ends it, and --restart"
                     " begins anew once that is mended."
                 )
 
-    def _show(self, answer: Answered) -> None:
-        kind = answer.error.partition(":")[0]
+    def _show(self, answer: Answer) -> None:
+        kind, row = answer.error.partition(":")[0], answer.row
         if kind in self._kinds or len(self._kinds) == _KINDS:
             return
         self._kinds.add(kind)
         text = " ".join(answer.error.split())
-        text = text if len(text) <= _LONG else f"{text[:_LONG]}..."
-        self._say(f"{_named(answer.row)} failed: {text}")
-        hint = self._arguments.hint(answer.row)
+        text = text if len(text) <= _ERROR_LENGTH else f"{text[:_ERROR_LENGTH]}..."
+        name = "" if row.key == str(row.position + 1) else f" ({row.key})"
+        self._echo(f"{row.place.capitalize()}{name} failed: {text}")
+        hint = self._arguments.hint(row)
         if hint and self._failed == self._seen and not self._has_hinted:
             self._has_hinted = True
-            self._say(hint)
+            self._echo(hint)
 
-    def _look_for_twin(self, row: Row) -> None:
+    def _compare_name(self, row: Row) -> None:
         if row.key in self._names:
-            self._knows_twins = True
+            self._has_duplicate = True
             self._names.clear()
-            self._say(f"More than one row is named {row.key!r}; --key names them by another field.")
+            self._echo(
+                f"More than one row is named {row.key!r}; --key names them by another field."
+            )
         self._names.add(row.key)
 
 
-def _named(row: Row) -> str:
-    place = row.place.capitalize()
-    return place if row.key == str(row.position + 1) else f"{place} ({row.key})"
-
-
-#: Seconds without an answer after which it is asked whether anybody is there.
-_QUIET = 10.0
-
-
-#: Is told how far a job is.
-Tell = Callable[[Progress], None]
+#: Seconds without an answer after which the workers are asked which queues they read.
+_NO_ANSWER = 10.0
 
 
 class Job:
@@ -177,7 +159,10 @@ class Job:
         source: The input.
         output: The path of the output, which is there once it is whole.
         arguments: How records become rows.
-        limit: How many failures are too many.
+        limits: How many rows are pending at once.
+        options: Celery's, for each call.
+        error_limit: How many failures are too many.
+        echo: Prints a line.
 
     Raises:
         BackfillError: The output would be one of the files of its input, or its format
@@ -191,32 +176,29 @@ class Job:
         output: Path,
         arguments: Arguments,
         *,
-        limit: ErrorLimit | None = None,
+        limits: Limits,
+        options: dict[str, Any],
+        error_limit: ErrorLimit,
+        echo: Callable[[str], None],
     ) -> None:
         self._failures = Failures(output)
-        self._made = OutputDescription(output)
         self._kind = format_of(output)
-        for path in (output, self._failures.path, self._made.path, *Checkpoint.paths(output)):
+        for path in (output, self._failures.path, about_path(output), *Checkpoint.paths(output)):
             if source.holds(path):
                 raise BackfillError(f"{path}: is read, and would be written; name another output")
-        self._task = task
-        self._source = source
-        self._output = output
-        self._arguments = arguments
-        self._limit = limit or ErrorLimit()
-        #: By these others may steer it.
-        self.job_control = JobControl()
-        #: Is told what whoever looks should know at once.
-        self.say: Say = lambda _: None
+        self._task, self._source, self._output = task, source, output
+        self._arguments, self._limits, self._options = arguments, limits, options
+        self._error_limit, self._echo = error_limit, echo
+        #: Stands for the output while its failed rows run again.
+        self._retry_output = output.with_name(f"{output.name}.retry")
 
-    def run(self, pace: Pace, options: dict[str, Any], tell: Tell) -> Progress:
+    def run(self, control: JobControl, show: Callable[[Progress], None]) -> Progress:
         """
         Answer every row that has no answer yet, and write the output.
 
         Args:
-            pace: How much travels at once.
-            options: Celery's, for each call.
-            tell: Called with how far it is, after each turn.
+            control: By which other processes pause and stop it.
+            show: Called with the progress after each step.
 
         Raises:
             BackfillComplete: This very backfill was ended before.
@@ -226,18 +208,18 @@ class Job:
         if self._output.exists():
             raise self._there_already()
         about = self._about()
-        with Checkpoint(self._output, about) as ledger:
-            clock = Clock(ledger, self._source.count())
-            progress = self._answer(clock, self._unanswered(ledger), pace, options, tell)
-            failed = ledger.records() if ledger.failed else ()  # all is read for them alone
+        with Checkpoint(self._output, about) as checkpoint:
+            rows = self._unanswered(checkpoint)
+            progress = self._answer(checkpoint, rows, self._source.count(), control, show)
+            failed = checkpoint.records() if checkpoint.failed else ()
             self._failures.write(failed)  # first: the output says that all is done
-            self._made.write({**about, "rows": len(ledger.done)})
-            write_output(self._output, ledger.records(), self._kind)
-            ledger.remove()
+            write_about(self._output, {**about, "rows": len(checkpoint.done)})
+            write_output(self._output, checkpoint.records(), self._kind)
+            checkpoint.remove()
         return progress
 
     def _there_already(self) -> BackfillError:
-        made, about = self._made.read(), self._about()
+        made, about = read_about(self._output), self._about()
         anew = "use --restart to begin anew, or name another output"
         if not made:
             nothing = "is there already, and nothing says what it was made of"
@@ -250,14 +232,13 @@ class Job:
             return BackfillComplete(f"{self._output}: is complete already{failed}")
         return BackfillError(f"{self._output}: is complete already, but {changed}; {anew}{failed}")
 
-    def retry(self, pace: Pace, options: dict[str, Any], tell: Tell) -> Progress:
+    def retry(self, control: JobControl, show: Callable[[Progress], None]) -> Progress:
         """
         Answer those rows of a whole output again that have failed.
 
         Args:
-            pace: How much travels at once.
-            options: Celery's, for each call.
-            tell: Called with how far it is, after each turn.
+            control: By which other processes pause and stop it.
+            show: Called with the progress after each step.
 
         Raises:
             BackfillError: There is no output, or nothing in it has failed; or a row that has
@@ -265,64 +246,60 @@ class Job:
         """
         keys = self._failures.keys()
         about = self._about()
-        made = {**self._made.read(), "input": about["input"]}  # that may have been mended
+        made = {**read_about(self._output), "input": about["input"]}  # that may have been mended
         if changed := changes(made, about):
             raise BackfillError(f"{self._output}: {changed}; give the same, or use --restart")
-        begun = Checkpoint.state(self._side)
+        begun = Checkpoint.state(self._retry_output)
         if begun and changes(begun["about"], about):
-            Checkpoint.forget(self._side)  # the input was mended once more
-        with Checkpoint(self._side, about) as ledger:
-            clock = Clock(ledger, len(keys))
-            progress = self._answer(clock, self._failed(ledger, keys), pace, options, tell)
+            Checkpoint.forget(self._retry_output)  # the input was mended once more
+        with Checkpoint(self._retry_output, about) as checkpoint:
+            rows = self._failed(checkpoint, keys)
+            progress = self._answer(checkpoint, rows, len(keys), control, show)
             merged = self._failures.merged
-            write_output(self._output, merged(ledger.records()), self._kind)
-            self._failures.write(merged(ledger.records()))
-            self._made.write({**made, **about})
-            ledger.remove()
+            write_output(self._output, merged(checkpoint.records()), self._kind)
+            self._failures.write(merged(checkpoint.records()))
+            write_about(self._output, {**made, **about})
+            checkpoint.remove()
         return progress
 
     def forget(self) -> None:
         """
-        Forget what an earlier run has answered, its output too.
+        Remove what an earlier run has answered, its output too.
 
         Raises:
-            BackfillError: Another process is at it.
+            BackfillError: Another process is writing it.
         """
-        for output in (self._output, self._side):
+        for output in (self._output, self._retry_output):
             Checkpoint.forget(output)
-        for path in (self._output, self._failures.path, self._made.path):
+        for path in (self._output, self._failures.path, about_path(self._output)):
             path.unlink(missing_ok=True)
 
-    @property
-    def _side(self) -> Path:
-        """What stands for the output while its failed rows run again."""
-        return self._output.with_name(f"{self._output.name}.retry")
-
     def _answer(
-        self, clock: Clock, rows: Iterator[Row], pace: Pace, options: dict[str, Any], tell: Tell
+        self,
+        checkpoint: Checkpoint,
+        rows: Iterator[Row],
+        total: int | None,
+        control: JobControl,
+        show: Callable[[Progress], None],
     ) -> Progress:
-        notices, has_asked = Notices(self._arguments, self.say), False
-        with Backfill(self._task, rows, pace, options) as backfill:
-            while not backfill.is_over:
-                self.job_control.check()
-                is_paused = self.job_control.is_paused
-                answers = backfill.turn(sends=not is_paused)
-                clock.ledger.add(answers)
-                notices.look(answers)
-                state = "paused" if is_paused else "running"
-                progress = clock.progress(**backfill.facts(), state=state)
-                tell(progress)
-                self._limit.check(progress.done, progress.failed)
-                if not has_asked and progress.flying and progress.silent > _QUIET:
+        notices, has_asked = Notices(self._arguments, self._echo), False
+        clock = Clock(total, len(checkpoint.done), checkpoint.failed)
+        with Backfill(self._task, rows, self._limits, self._options) as backfill:
+            for answers in control.steps(backfill, clock, checkpoint.add):
+                notices.add(answers)
+                progress = control.progress
+                show(progress)
+                self._error_limit.check(progress.done, progress.failed)
+                if not has_asked and progress.pending and progress.since_answer > _NO_ANSWER:
                     has_asked = True
-                    if words := unserved(self._task, options):
-                        self.say(words)
-        progress = clock.progress(state="writing")
-        tell(progress)
-        return progress
+                    if words := unserved(self._task, self._options):
+                        self._echo(words)
+        control.progress = clock.progress(state="writing")
+        show(control.progress)
+        return control.progress
 
-    def _failed(self, ledger: Checkpoint, keys: dict[int, str]) -> Iterator[Row]:
-        for row in self._unanswered(ledger):
+    def _failed(self, checkpoint: Checkpoint, keys: dict[int, str]) -> Iterator[Row]:
+        for row in self._unanswered(checkpoint):
             if row.position in keys:
                 if keys[row.position] not in (row.key, str(row.position + 1)):
                     raise BackfillError(
@@ -331,50 +308,17 @@ class Job:
                     )
                 yield row
 
-    def _unanswered(self, ledger: Checkpoint) -> Iterator[Row]:
-        for row in some_fit(self._arguments.rows(self._source.records(), self._source.line)):
-            if row.position not in ledger.done:
+    def _unanswered(self, checkpoint: Checkpoint) -> Iterator[Row]:
+        source = self._source
+        for row in some_fit(self._arguments.rows(source.records(), lambda: source.line)):
+            if row.position not in checkpoint.done:
                 yield row
 
     def _about(self) -> dict[str, Any]:
-        how = {"format": self._source.kind, **self._arguments.options()}
-        return {"task": self._task.name, "input": self._source.identity, **how}
-
-
-#: What `backfill` takes itself.
-_OWN = ("window", "in_order")
-
-
-#: What Celery and kombu read that `send_task` does not name.
-_PASSED_ON = (
-    *("queue", "exchange", "exchange_type", "routing_key", "priority", "delivery_mode"),
-    *("serializer", "compression", "content_type", "content_encoding", "headers"),
-    *("stamped_headers", "argsrepr", "kwargsrepr", "ignore_result", "origin", "expiration"),
-    *("retry", "retry_policy", "declare", "mandatory", "immediate", "timeout", "confirm_timeout"),
-    *("message_id", "correlation_id", "user_id", "app_id", "type", "timestamp"),
-)
-
-
-#: What `send_task` names that is not the same for all calls of a backfill.
-_OF_EACH = ("name", "args", "kwargs", "task_id", "result_cls")
-
-
-def check_options(app: Any, options: Iterable[str]) -> None:
-    """
-    Do nothing if all of these are options of a call.
-
-    Args:
-        app: The Celery app.
-        options: Their names.
-
-    Raises:
-        TypeError: One is none, with the one that was meant; or each call has its own.
-    """
-    known = {*_OWN, *_PASSED_ON, *signature(app.send_task).parameters}
-    for name in options:
-        if name in _OF_EACH:
-            raise TypeError(f"backfill() takes no option {name!r}: each call has its own")
-        if name not in known:
-            near = get_close_matches(name, sorted(known), n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"backfill() takes no option {name!r}{hint}")
+        return {
+            "task": self._task.name,
+            "input": self._source.identity,
+            "format": self._source.kind,
+            "key": self._arguments.key,
+            "field": self._arguments.field,
+        }

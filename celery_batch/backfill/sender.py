@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -12,30 +13,19 @@ from celery import states
 from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_batch.backfill.window import Answered, Parcel
+from celery_batch.backfill.window import Answer, Chunk
 from celery_batch.cluster.control_client import ControlClient, impatient_connection
 from celery_batch.config import max_queue_of
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
 
-__all__ = [
-    "Sender",
-    "queue_of",
-    "reach",
-    "unserved",
-]
+__all__ = ["Sender", "connect", "unserved"]
 
 
 log = logging.getLogger(__name__)
 
 
 def queue_of(task: Any, options: dict[str, Any]) -> str:
-    """
-    Return the name of the queue where a task's messages go.
-
-    Args:
-        task: The batch task.
-        options: Celery's, for each call.
-    """
+    """Return the name of the queue that calls of a task with these options go to."""
     options = {**task._get_exec_options(), **options}  # noqa: SLF001
     return str(task.app.amqp.router.route(options, task.name)["queue"].name)
 
@@ -49,14 +39,14 @@ def unserved(task: Any, options: dict[str, Any]) -> str:
         options: Celery's, for each call.
 
     Returns:
-        "" if one does, or if nobody can be asked.
+        "" if a worker reads it, or if the broker is away.
     """
     app, queue = task.app, queue_of(task, options)
     try:
         if task.is_served(queue):
             return ""
     except OperationalError as error:
-        log.debug("Could not ask who is there: %r", error)
+        log.debug("Could not ask the workers: %r", error)
         return ""
     usual = queue == app.conf.task_default_queue
     start = f"celery -A {app.main or 'APP'} worker" + ("" if usual else f" -Q {queue}")
@@ -65,16 +55,8 @@ def unserved(task: Any, options: dict[str, Any]) -> str:
     )
 
 
-def reach(task: Any) -> None:
-    """
-    Do nothing if broker and result backend can be reached.
-
-    Args:
-        task: The batch task.
-
-    Raises:
-        Exception: Whatever a transport raises when one cannot.
-    """
+def connect(task: Any) -> None:
+    """Raise what the transport or the client raises if broker or result backend is away."""
     if task.app.conf.task_always_eager:
         return
     with impatient_connection(task.app) as connection:
@@ -84,40 +66,40 @@ def reach(task: Any) -> None:
         ping()
 
 
-#: Seconds for which workers are listened to who say what they have.
-_ROLL_CALL = 2.0
+#: Seconds to wait for workers that say which tasks they have.
+_REPLY_TIMEOUT = 2.0
 
 
-#: Seconds for which a worker that has answered counts as one that works for us.
+#: Seconds for which a worker that has answered is counted.
 _LATELY = 30.0
 
 
-#: Seconds in which more answers may come, to be dealt with together.
-_MOMENT = 0.01
+#: Seconds in which more results may come, to be taken together.
+_TOGETHER = 0.01
 
 
-#: Results that are forgotten together: what has been handed over is not held for long.
-_FEW = 8
+#: Results that are deleted together; few, so that none is kept for long.
+_DELETED_TOGETHER = 8
 
 
-#: Raised of what no message can be made of.
+#: Raised where no message can be made of the values.
 _UNWRITABLE = (EncodeError, TypeError, ValueError, RecursionError)
 
 
-#: A parcel and its rows' answers, None if it failed as a whole.
-Arrival = tuple[Parcel, list[Answered] | None]
+#: A chunk whose task has ended, and its rows' answers; None if it failed as a whole.
+Completed = tuple[Chunk, list[Answer] | None]
 
 
 class Sender:
     """
-    Sends parcels as tasks, and hands over their answers as they come.
+    Sends chunks as tasks, and returns their answers as they come.
 
-    A parcel of many rows is one chunk.  What has been handed over is deleted where
-    results are stored: nobody will ask for it again, and there may be millions.
+    Results that were returned are deleted from the result backend: nothing else asks for
+    them, and there may be millions.
 
     Args:
         task: The batch task.
-        options: Celery's, for each call; answers are wanted whatever they say.
+        options: Celery's, for each call; results are stored whatever they say.
 
     Raises:
         BackfillError: The task's app has no result backend.
@@ -129,240 +111,232 @@ class Sender:
         self._task = task
         self._options = {**options, "ignore_result": False}
         self._ended: SimpleQueue[Any] = SimpleQueue()
-        self._flying: dict[Any, tuple[Parcel, Any, int]] = {}
+        #: Each chunk that was sent with its result and its number, by task id.
+        self._pending: dict[Any, tuple[Chunk, Any, int]] = {}
         self._sent = 0
-        #: The number of the latest one sent that has been answered.
+        #: The highest number of a chunk that was answered.
         self._latest = 0
         self._is_cut_off = False
-        #: Whether anything was sent: until then a lost connection is not found out soon.
-        self.has_begun = False
-        self._refused: list[Arrival] = []
+        self._refused: list[Completed] = []
         self._workers: dict[str, float] = {}
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether anything was sent."""
+        return self._sent > 0
+
     def workers(self) -> int:
-        """Return how many workers have answered lately, as far as they have said who they are."""
+        """Return how many workers have answered lately, as far as their results name them."""
         now = time.monotonic()
-        return sum(now - heard < _LATELY for heard in self._workers.values())
+        return sum(now - at < _LATELY for at in self._workers.values())
 
-    def send(self, parcels: Sequence[Parcel]) -> list[Parcel]:
-        """
-        Send parcels; return those that the broker did not take, or has no room for yet.
-
-        Args:
-            parcels: Of one row or many.
-        """
-        if parcels and not (self.has_begun or self._is_reachable()):
-            return list(parcels)
-        together = list(self._together(parcels))
-        for n, some in enumerate(together):
+    def send(self, chunks: Sequence[Chunk]) -> list[Chunk]:
+        """Send chunks; return those that the broker did not take, or has no room for yet."""
+        # Before the first one is sent, a broker that is away would be noticed late.
+        if not (self.has_sent or self._can_connect()):
+            return list(chunks)
+        groups = list(self._groups(chunks))
+        for n, group in enumerate(groups):
             try:
-                self._send(some)
-            except (OperationalError, QueueFull) as error:  # some may be there, answered in vain
-                self._unreachable(error)
+                self._send(group)
+            except (OperationalError, QueueFull) as error:  # some may be sent, and run in vain
+                self._note_outage(error)
                 taken = self._taken()
-                return [parcel for rest in together[n:] for parcel in rest if parcel not in taken]
+                return [chunk for rest in groups[n:] for chunk in rest if chunk not in taken]
         return []
 
-    def _together(self, parcels: Sequence[Parcel]) -> Iterator[list[Parcel]]:
-        """Yield what is written together: all of one row, and all of many if any may wait."""
-        yield [parcel for parcel in parcels if parcel.is_single]
-        chunks = [parcel for parcel in parcels if not parcel.is_single]
+    def _groups(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+        """Yield what is written together: all single rows, and all others if there is no limit."""
+        yield [chunk for chunk in chunks if chunk.is_single]
+        others = [chunk for chunk in chunks if not chunk.is_single]
         if max_queue_of(self._task.app, self._task) is None:
-            yield chunks
-        else:  # each is let in by itself
-            yield from ([parcel] for parcel in chunks)
+            yield others
+        else:  # the limit is checked for each
+            yield from ([chunk] for chunk in others)
 
-    def _taken(self) -> set[Parcel]:
-        """Return the parcels that the broker has surely taken, and those that have ended."""
-        flying = {parcel for parcel, *_ in self._flying.values()}
-        return flying | {parcel for parcel, _ in self._refused}
+    def _taken(self) -> set[Chunk]:
+        """Return the chunks that the broker has surely taken, and those that have ended."""
+        sent = {chunk for chunk, *_ in self._pending.values()}
+        return sent | {chunk for chunk, _ in self._refused}
 
-    def _is_reachable(self) -> bool:
+    def _can_connect(self) -> bool:
         try:
-            reach(self._task)
+            connect(self._task)
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
-            self._unreachable(error)
+            self._note_outage(error)
             return False
         return True
 
-    def _send(self, parcels: Sequence[Parcel]) -> None:
-        """Send parcels of one row each, or of many; what cannot be written has ended."""
+    def _send(self, chunks: Sequence[Chunk]) -> None:
+        """Send single rows, or chunks of many; those that cannot be written have ended."""
         try:
-            results = self._called(parcels)
-        except _UNWRITABLE as error:
-            if isinstance(error, BatchError):
-                raise  # it is the task's settings, not a row
-            if len(parcels) == 1:
-                self._refused.append((parcels[0], _refusal(parcels[0], error)))
-            taken = self._taken()
-            for parcel in [each for each in parcels if each not in taken]:
-                self._send([parcel])
-            return
-        for parcel, result in zip(parcels, results, strict=True):
-            self._expect(parcel, result)
-
-    def _called(self, parcels: Sequence[Parcel]) -> Sequence[Any]:
-        try:
-            return self._call(parcels)
+            results = self._call(chunks)
         except OperationalError as error:  # it says what was sent, if anything was
-            places, cause = getattr(error, "places", {}), error.__cause__
+            places: dict[int, Any] = getattr(error, "places", {})
             for place, result in places.items():
-                self._expect(parcels[place], result)
-            if places and isinstance(cause, _UNWRITABLE):
-                raise cause from None  # the broker is well, and another parcel is not
-            raise
+                self._add_pending(chunks[place], result)
+            cause = error.__cause__
+            if not (places and isinstance(cause, _UNWRITABLE)):
+                raise
+            if isinstance(cause, BatchError):
+                raise cause from None
+            self._send_separately(chunks, cause)  # the broker is there
+        except BatchError:
+            raise  # it is the task's settings, not a row
+        except _UNWRITABLE as error:
+            self._send_separately(chunks, error)
+        else:
+            for chunk, result in zip(chunks, results, strict=True):
+                self._add_pending(chunk, result)
 
-    def _call(self, parcels: Sequence[Parcel]) -> Sequence[Any]:
-        if all(parcel.is_single for parcel in parcels):
-            calls = [(parcel.rows[0].values, None) for parcel in parcels]
-            return self._task.apply_many(calls, **self._options) if calls else []
-        chunks = [parcel.columns for parcel in parcels]
+    def _send_separately(self, chunks: Sequence[Chunk], error: BaseException) -> None:
         if len(chunks) == 1:
-            return [self._task.apply_rows(*chunks[0], **self._options)]
-        return list(self._task._apply_chunks(chunks, self._options))  # noqa: SLF001 (our own)
+            (chunk,) = chunks
+            answers = [Answer(chunk.rows[0], error=_text(error))] if chunk.is_single else None
+            self._refused.append((chunk, answers))
+        taken = self._taken()
+        for chunk in [each for each in chunks if each not in taken]:
+            self._send([chunk])
 
-    def arrivals(
+    def _call(self, chunks: Sequence[Chunk]) -> Sequence[Any]:
+        if all(chunk.is_single for chunk in chunks):
+            calls = [(chunk.rows[0].values, None) for chunk in chunks]
+            return self._task.apply_many(calls, **self._options) if calls else []
+        columns = [chunk.columns for chunk in chunks]
+        if len(columns) == 1:
+            return [self._task.apply_rows(*columns[0], **self._options)]
+        return list(self._task._apply_chunks(columns, self._options))  # noqa: SLF001 (our own)
+
+    def completed(
         self, timeout: float, may_wait: Callable[[], bool] = lambda: False
-    ) -> Iterator[Arrival]:
+    ) -> Iterator[Completed]:
         """
-        Yield parcels whose tasks have ended, each with its answers; None if it failed as a whole.
+        Yield chunks whose tasks have ended, each with its answers.
 
         Args:
             timeout: Seconds to wait for the first one.
-            may_wait: Says after each whether the next is worth the rest of a moment.
+            may_wait: Says after each whether to wait a moment for the next.
         """
-        found, self._refused = self._refused, []
-        yield from found
-        known: list[Any] = []
+        refused, self._refused = self._refused, []
+        yield from refused
+        results: list[Any] = []
         try:
-            task_id = self._ended.get(timeout=0.0 if found else timeout)
-            until = time.monotonic() + _MOMENT
+            task_id = self._ended.get(timeout=0.0 if refused else timeout)
+            until = time.monotonic() + _TOGETHER
             while True:
-                if task_id in self._flying:
-                    parcel, result, number = self._flying.pop(task_id)
+                if task_id in self._pending:
+                    chunk, result, number = self._pending.pop(task_id)
                     self._latest = max(self._latest, number)
-                    yield parcel, _answers(parcel, result)
-                    self._note(result)
-                    known.append(result)
-                    if len(known) == _FEW:
-                        self._forget(known)
+                    yield chunk, _answers(chunk, result)
+                    self._note_worker(result)
+                    results.append(result)
+                    if len(results) == _DELETED_TOGETHER:
+                        self._forget(results)
                 wait = until - time.monotonic() if may_wait() else 0.0
                 task_id = self._ended.get(timeout=max(0.0, wait))
         except Empty:
-            if known:
-                self._forget(known)
+            if results:
+                self._forget(results)
 
     def _forget(self, results: list[Any]) -> None:
         try:
             self._task._forget_many(results)  # noqa: SLF001 (our own)
-        except Exception as error:  # noqa: BLE001 (we have it; what is stored expires in the end)
+        except Exception as error:  # noqa: BLE001 (they expire in the end)
             log.debug("Could not delete the results of %d messages: %s", len(results), error)
         results.clear()
 
-    def recall(self) -> list[Parcel]:
-        """Give up all that is on its way, revoke it, and return it."""
-        return self._give_up(list(self._flying))
+    def revoke(self) -> list[Chunk]:
+        """Revoke all pending tasks, and return their chunks."""
+        return self._revoke(list(self._pending))
 
-    def lost(self) -> list[Parcel]:
+    def take_lost(self) -> list[Chunk]:
         """
-        Give up what neither the broker nor a worker has any more, and return it.
+        Revoke what neither the broker nor a worker has any more, and return it.
 
-        A worker that cannot be asked is taken to have nothing.  While messages wait in the
-        queue ours may be among them: then what one that was sent later has overtaken is
-        lost, and if there is none, the first is sent again, to overtake what is.
+        A worker that does not answer is taken to have nothing.  While messages wait in the
+        queue ours may be among them: then a chunk is lost if one that was sent later was
+        answered, and if there is none, the first is sent again, to find out.
         """
         try:
-            gone = self._gone() if self._flying else []
-        except Exception as error:  # noqa: BLE001 (whatever it is, we ask again later)
-            self._unreachable(error)
+            lost = self._lost() if self._pending else []
+        except Exception as error:  # noqa: BLE001 (whatever a transport raises; asked again later)
+            self._note_outage(error)
             return []
-        return self._give_up(gone)
+        return self._revoke(lost)
 
-    def _gone(self) -> list[Any]:
-        are_waiting, held = self._waiting() > 0, self._held()
+    def _lost(self) -> list[Any]:
+        with closing(ControlClient(self._task.app)) as client:
+            queue = queue_of(self._task, self._options)
+            are_waiting = client.depths([queue])[queue] > 0
+        held = self._held_by_workers()
         if are_waiting and held is None:
-            return []  # there is nobody who could have answered
-        gone = [
+            return []  # there is no worker that could have answered
+        lost = [
             task_id
-            for task_id, (_, result, _) in self._flying.items()
+            for task_id, (_, result, _) in self._pending.items()
             if task_id not in (held or ()) and not result.ready()
         ]
         if are_waiting:
-            overtaken = [each for each in gone if self._flying[each][2] < self._latest]
-            return overtaken or gone[:1]
-        return gone
+            overtaken = [each for each in lost if self._pending[each][2] < self._latest]
+            return overtaken or lost[:1]
+        return lost
 
-    def _give_up(self, task_ids: list[Any]) -> list[Parcel]:
-        parcels = [self._flying.pop(task_id)[0] for task_id in task_ids]
+    def _revoke(self, task_ids: list[Any]) -> list[Chunk]:
+        chunks = [self._pending.pop(task_id)[0] for task_id in task_ids]
         if task_ids:
-            control_client = ControlClient(
-                self._task.app
-            )  # Celery's `revoke` waits for a broker that hangs
-            try:
-                control_client.tell("revoke", task_id=task_ids)
-            except Exception as error:  # noqa: BLE001 (it runs in vain)
-                log.debug("Could not revoke %d messages: %s", len(task_ids), error)
-            finally:
-                control_client.close()
-        return parcels
+            # Celery's own `revoke` waits for a broker that hangs.
+            with closing(ControlClient(self._task.app)) as client:
+                try:
+                    client.tell("revoke", task_id=task_ids)
+                except Exception as error:  # noqa: BLE001 (then they run in vain)
+                    log.debug("Could not revoke %d messages: %s", len(task_ids), error)
+        return chunks
 
-    def _waiting(self) -> int:
-        """Return how many messages wait in the broker's queue."""
-        queue = queue_of(self._task, self._options)
-        with self._task.app.connection_for_read() as connection:
-            channel = connection.channel()
-            try:
-                return int(channel.queue_declare(queue, passive=True).message_count)
-            except connection.channel_errors:
-                return 0  # there is no such queue any more
-
-    def _held(self) -> set[Any] | None:
-        """Return the ids of those that workers say they have; None if no worker says anything."""
-        inspect = self._task.app.control.inspect(timeout=_ROLL_CALL)
-        told = inspect.query_task(*self._flying)
-        if not told:
+    def _held_by_workers(self) -> set[Any] | None:
+        """Return the ids of pending tasks that workers have; None if no worker answers."""
+        inspect = self._task.app.control.inspect(timeout=_REPLY_TIMEOUT)
+        replies = inspect.query_task(*self._pending)
+        if not replies:
             return None
-        return {task_id for tasks in told.values() if isinstance(tasks, dict) for task_id in tasks}
+        return {
+            task_id for tasks in replies.values() if isinstance(tasks, dict) for task_id in tasks
+        }
 
-    def _unreachable(self, error: Exception) -> None:
+    def _note_outage(self, error: Exception) -> None:
         if isinstance(error, QueueFull):
-            return  # others have filled it; there will be room
+            return  # there will be room
         if not self._is_cut_off:
             log.warning("The broker cannot be reached, and is tried again: %s", error)
         self._is_cut_off = True
 
-    def _note(self, result: Any) -> None:
-        facts = getattr(result, "batch", None)  # None where the backend tells nobody
-        if facts is not None:
-            self._workers[facts.worker] = time.monotonic()
+    def _note_worker(self, result: Any) -> None:
+        info = getattr(result, "batch_info", None)  # some backends do not store it
+        if info is not None:
+            self._workers[info.worker] = time.monotonic()
 
-    def _expect(self, parcel: Parcel, result: Any) -> None:
-        self._is_cut_off, self.has_begun = False, True
+    def _add_pending(self, chunk: Chunk, result: Any) -> None:
+        self._is_cut_off = False
         self._sent += 1
-        self._flying[result.id] = (parcel, result, self._sent)
+        self._pending[result.id] = (chunk, result, self._sent)
         result.future().add_done_callback(lambda _: self._ended.put(result.id))
 
 
-def _answers(parcel: Parcel, result: Any) -> list[Answered] | None:
+def _answers(chunk: Chunk, result: Any) -> list[Answer] | None:
     value = result.result
-    if parcel.is_single:
-        (row,) = parcel.rows
-        is_well = result.state == states.SUCCESS
-        return [Answered(row, value) if is_well else Answered(row, error=_said(value))]
-    if result.state == states.SUCCESS:
-        return [Answered(row, output) for row, output in zip(parcel.rows, value, strict=True)]
-    if not isinstance(value, ChunkFailed) or len(value.outputs) != len(parcel):
+    has_succeeded = result.state == states.SUCCESS
+    if chunk.is_single:
+        (row,) = chunk.rows
+        return [Answer(row, value) if has_succeeded else Answer(row, error=_text(value))]
+    if has_succeeded:
+        return [Answer(row, output) for row, output in zip(chunk.rows, value, strict=True)]
+    if not isinstance(value, ChunkFailed) or len(value.outputs) != len(chunk):
         return None
     failures = value.failures
     return [
-        Answered(row, error=failures[n]) if n in failures else Answered(row, output)
-        for n, (row, output) in enumerate(zip(parcel.rows, value.outputs, strict=True))
+        Answer(row, error=failures[n]) if n in failures else Answer(row, output)
+        for n, (row, output) in enumerate(zip(chunk.rows, value.outputs, strict=True))
     ]
 
 
-def _refusal(parcel: Parcel, error: Exception) -> list[Answered] | None:
-    return [Answered(parcel.rows[0], error=_said(error))] if parcel.is_single else None
-
-
-def _said(error: Any) -> str:
+def _text(error: Any) -> str:
     return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)

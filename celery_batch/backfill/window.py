@@ -1,14 +1,14 @@
-"""The rows of a backfill that are on their way, and which leave next.
+"""The rows of a backfill that have been sent and not answered, and which are sent next.
 
-Rule 1: this file knows no broker, no clock and no file; facts come in, decisions go out.
-Rule 2: at most ``window`` rows are on their way, so the broker never holds more; and at most
-        `AHEAD` times as many are held here, with answers that wait for a row before them:
-        a slow worker's rows must not keep fast ones idle, nor memory grow without end.
-Rule 3: nothing more leaves while what is held weighs ``window_bytes`` or more.
-Rule 4: the input is read no further than that, and in one go no longer than its reader has
-        time for: what has been read leaves, though a parcel might have more rows.
-Rule 5: a parcel has no more rows once it is heavy, as brokers take no message of any size.
-Rule 6: a row with a flaw does not leave; it has come to its end where it stands.
+Rule 1: this module knows no broker, no clock and no file.
+Rule 2: at most ``window`` rows are pending, so the broker never holds more; and at most
+        `MOST_WINDOWS` times as many are held here, with answers that wait for an earlier row:
+        a slow worker's rows must not keep fast workers idle, nor memory grow without end.
+Rule 3: nothing more is sent while the rows and answers held have ``window_bytes`` or more.
+Rule 4: the input is read no further than that, and at one go no longer than the caller has
+        time for: what has been read is sent, though a chunk might have more rows.
+Rule 5: a chunk that is large enough in bytes gets no more rows: brokers limit messages.
+Rule 6: a row with a flaw is not sent; the flaw is its answer.
 Rule 7: a chunk that fails as a whole is sent again row by row; a row that fails has failed.
 """
 
@@ -20,14 +20,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 __all__ = [
-    "AHEAD",
+    "MOST_WINDOWS",
+    "TIMEOUT",
     "WINDOW_BYTES",
-    "Answered",
-    "Parcel",
+    "Answer",
+    "Chunk",
+    "Limits",
     "Row",
     "Unreadable",
     "Window",
-    "weight",
 ]
 
 
@@ -37,9 +38,9 @@ class Row(NamedTuple):
 
     Args:
         position: Counted from 0, in the input's order.
-        key: What the input calls it; its line number if it has no name.
+        key: Its name in the input; its number from 1 if it has no name.
         values: One for each parameter of the batch function.
-        flaw: Why it cannot be asked at all, as ``"Type: message"``; "" if it can.
+        flaw: Why it cannot be sent at all, as ``"Type: message"``; "" if it can.
         line: Where it begins in a file that has lines, counted from 1; else 0.
         is_whole: A record with fields of other names is the first value, as a whole.
     """
@@ -57,15 +58,15 @@ class Row(NamedTuple):
         return f"line {self.line}" if self.line else f"row {self.position + 1}"
 
 
-class Answered(NamedTuple):
+class Answer(NamedTuple):
     """
-    A row that has come to its end.
+    A row's output, or its error.
 
     Args:
-        row: Which.
-        output: The model's; None if it failed.
+        row: The row.
+        output: The model's; None if the row failed.
         error: Why it failed, as ``"Type: message"``; "" if it did not.
-        item: What a backfill in Python was given; None of a row that was read from a file.
+        item: The item that a backfill in Python was given; None for a row read from a file.
     """
 
     row: Row
@@ -76,80 +77,93 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """
-    What stands in the place of a record that could not be read.
-
-    Args:
-        why: Where it is and what is wrong.
-        key: What the input calls it, if that is known.
-    """
+    """Stands for a record that could not be read: where and why, and its name if known."""
 
     why: str
     key: str = ""
 
 
-#: Bytes of a number, and of whatever else is small.
+#: Bytes counted for a number, and for any other small value.
 _SMALL = 8
 
 
-#: Members of a list by which a long one is judged.
+#: Members of a list by which the size of a long one is estimated.
 _SAMPLE = 8
 
 
-#: What most rows of numbers are made of: told at once.
+#: The types in most rows of numbers: checked first.
 _NUMBERS = frozenset((int, float, bool, type(None)))
 
 
-def weight(value: Any) -> int:
-    """
-    Return about how many bytes a value has.
-
-    Texts count a byte for each character, and of long lists a few members stand for all.
-
-    Args:
-        value: What goes into a message.
-    """
+def byte_size(value: Any) -> int:
+    """Estimate the bytes of a value: a character is one, and a few members stand for long lists."""
     if type(value) in _NUMBERS:
         return _SMALL
     if isinstance(value, (str, bytes, bytearray, memoryview)):
         return len(value)
     if isinstance(value, dict):
-        return sum(weight(name) + weight(each) for name, each in value.items())
+        return sum(byte_size(name) + byte_size(each) for name, each in value.items())
     if isinstance(value, (list, tuple)):
         if len(value) <= _SAMPLE:
-            return sum(map(weight, value))
+            return sum(map(byte_size, value))
         sample = value[:: len(value) // _SAMPLE]
-        return sum(map(weight, sample)) * len(value) // len(sample)
+        return sum(map(byte_size, sample)) * len(value) // len(sample)
     return _SMALL
 
 
-#: Windows of rows that may be held, most of them answered ahead of one that is not.
-AHEAD = 8
+#: Windows of rows that may be held, most of them answered and waiting for an earlier row.
+MOST_WINDOWS = 8
 
 
 #: Bytes that may be held, unless another number is given.
 WINDOW_BYTES = 64 << 20
 
 
-#: Bytes and characters of a parcel that is large enough, however few its rows are.
-_HEAVY = 4 << 20
+#: Bytes from which on a chunk gets no more rows.
+_CHUNK_BYTES = 4 << 20
+
+
+#: Seconds without any answer after which lost chunks are sent again.
+TIMEOUT = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """
+    How many rows are pending at once, and in what order their answers come.
+
+    Args:
+        window: Most pending rows.
+        chunk_size: Most rows in one message; never more than fit into one model call, so
+            that no request waits longer for a chunk than for a batch.
+        in_order: Answers come in the input's order; else as they are known.
+        window_bytes: Bytes of rows and answers held from which on nothing more is sent.
+        patience: Seconds without any answer after which lost chunks are sent again.
+        rows_per_worker: Pending rows for each worker that answers, where that makes more
+            than ``window``.
+    """
+
+    window: int
+    chunk_size: int
+    in_order: bool = True
+    window_bytes: int = WINDOW_BYTES
+    patience: float = TIMEOUT
+    rows_per_worker: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Parcel:
-    """
-    Rows that travel together.
-
-    Args:
-        rows: At least one.
-        is_single: It is one row that goes as an ordinary call.
-    """
+class Chunk:
+    """Rows that are sent in one message; a single row is sent as an ordinary call."""
 
     rows: tuple[Row, ...]
-    is_single: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is one row."""
+        return len(self.rows) == 1
 
     @property
     def columns(self) -> list[list[Any]]:
@@ -158,138 +172,106 @@ class Parcel:
 
 
 class Window:
-    """
-    The rows of a backfill that are on their way.
+    """The rows of a backfill that are pending, or wait for the answer of an earlier row."""
 
-    Args:
-        rows: The input, read when there is room.
-        window: Most rows on their way.
-        parcel: Most rows in one message.
-        in_order: Answers come in the input's order; else as they are known.
-        window_bytes: Bytes and characters of rows, and of answers that wait for others,
-            from which on nothing more leaves.
-    """
-
-    def __init__(
-        self,
-        rows: Iterable[Row],
-        *,
-        window: int,
-        parcel: int,
-        in_order: bool = True,
-        window_bytes: int = WINDOW_BYTES,
-    ) -> None:
-        self.window = window
-        self.window_bytes = window_bytes
+    def __init__(self, rows: Iterable[Row], limits: Limits) -> None:
+        #: Most pending rows; grows with the number of workers.
+        self.size = limits.window
+        self._limits = limits
         self._rows: Iterator[Row] = iter(rows)
-        self._parcel = parcel
-        self._in_order = in_order
-        self._again: deque[Parcel] = deque()
+        self._resend: deque[Chunk] = deque()
         self._order: deque[int] = deque()
-        self._known: dict[int, Answered] = {}
-        self._unread = True
-        #: Rows that have left and have no answer yet.
-        self.flying = 0
-        #: What the rows that are held weigh.
+        self._answers: dict[int, Answer] = {}
+        self._has_unread = True
+        #: Rows that were sent, or are to be sent again, and have no answer yet.
+        self.pending = 0
+        #: Bytes of the rows and answers held.
         self.bytes = 0
 
-    def __repr__(self) -> str:
-        return f"<Flight: {self.flying} rows on their way of {self.window}>"
-
     @property
-    def away(self) -> int:
-        """Rows at which somebody may be: those of `flying` that do not have to leave again."""
-        return self.flying - sum(map(len, self._again))
+    def sent(self) -> int:
+        """How many pending rows are in the broker or in a worker, as far as is known."""
+        return self.pending - sum(map(len, self._resend))
 
     @property
     def held(self) -> int:
-        """Rows that are on their way, or wait for one that left before them."""
-        return self.flying + len(self._known)
+        """How many rows are pending, or answered and not yet returned."""
+        return self.pending + len(self._answers)
 
     @property
     def is_over(self) -> bool:
-        """Whether every row of the input has its answer, and has been given."""
-        return not (self._unread or self._again or self.held)
+        """Whether the answers of all rows have been returned."""
+        return not (self._has_unread or self._resend or self.held)
 
     @property
-    def has_room(self) -> bool:
-        """Whether another parcel may leave."""
-        most = max(self.window, self._parcel)
-        are_few = self.flying + self._parcel <= most and self.held + self._parcel <= AHEAD * most
-        return are_few and self.bytes < self.window_bytes
+    def can_read(self) -> bool:
+        """Whether there is room for another chunk, and there may be more input."""
+        chunk_size = self._limits.chunk_size
+        most = max(self.size, chunk_size)
+        return (
+            self._has_unread
+            and self.pending + chunk_size <= most
+            and self.held + chunk_size <= MOST_WINDOWS * most
+            and self.bytes < self._limits.window_bytes
+        )
 
-    @property
-    def could_read(self) -> bool:
-        """Whether there is room for more of the input, and there may be more."""
-        return self._unread and self.has_room
-
-    def departures(self, is_late: Callable[[], bool] = lambda: False) -> Iterator[Parcel]:
-        """
-        Yield what may leave now; who asks sends it before asking for the next.
-
-        Args:
-            is_late: Says whether to leave the rest of the input for another time.
-        """
-        while self._again:
-            yield self._again.popleft()
-        while self.could_read:
+    def next_chunks(self, is_late: Callable[[], bool] = lambda: False) -> Iterator[Chunk]:
+        """Yield the chunks that may be sent now, until it is late to read more of the input."""
+        while self._resend:
+            yield self._resend.popleft()
+        while self.can_read:
             rows = self._next_rows(is_late)
-            self.flying += len(rows)
+            self.pending += len(rows)
             if rows:
-                yield Parcel(rows, is_single=len(rows) == 1)
+                yield Chunk(rows)
             if is_late():
                 return
 
     def _next_rows(self, is_late: Callable[[], bool]) -> tuple[Row, ...]:
-        rows, parcel_bytes, most = [], 0, self._parcel
+        rows, chunk_bytes, most = [], 0, self._limits.chunk_size
         for row in self._rows:
-            if self._in_order:
+            if self._limits.in_order:
                 self._order.append(row.position)
-            heavy = weight(row.values)
-            self.bytes += heavy
+            row_bytes = byte_size(row.values)
+            self.bytes += row_bytes
             if row.flaw:
-                self._know(Answered(row, error=row.flaw))
+                self._add(Answer(row, error=row.flaw))
                 most -= 1
             else:
                 rows.append(row)
-                parcel_bytes += heavy
-            if len(rows) >= most or parcel_bytes >= _HEAVY or is_late():
+                chunk_bytes += row_bytes
+            if len(rows) >= most or chunk_bytes >= _CHUNK_BYTES or is_late():
                 break
         else:
-            self._unread = False
+            self._has_unread = False
         return tuple(rows)
 
-    def arrived(self, answers: Iterable[Answered]) -> None:
-        """
-        Take in what is known of rows that were on their way.
-
-        Args:
-            answers: Each row's, once.
-        """
+    def add(self, answers: Iterable[Answer]) -> None:
+        """Add the answers of pending rows."""
         for answer in answers:
-            self.flying -= 1
-            self._know(answer)
+            self.pending -= 1
+            self._add(answer)
 
-    def _know(self, answer: Answered) -> None:
-        self.bytes += weight(answer.output)
-        self._known[answer.row.position] = answer
+    def _add(self, answer: Answer) -> None:
+        self.bytes += byte_size(answer.output)
+        self._answers[answer.row.position] = answer
 
-    def due(self) -> list[Answered]:
-        """Return the answers that are due now, each once."""
-        if self._in_order:
-            due = []
-            while self._order and self._order[0] in self._known:
-                due.append(self._known.pop(self._order.popleft()))
+    def take_answers(self) -> list[Answer]:
+        """Return each answer once, in the input's order if that is wanted."""
+        if self._limits.in_order:
+            taken = []
+            while self._order and self._order[0] in self._answers:
+                taken.append(self._answers.pop(self._order.popleft()))
         else:
-            due = list(self._known.values())
-            self._known.clear()
-        self.bytes -= sum(weight(each.row.values) + weight(each.output) for each in due)
-        return due
+            taken = list(self._answers.values())
+            self._answers.clear()
+        self.bytes -= sum(byte_size(each.row.values) + byte_size(each.output) for each in taken)
+        return taken
 
-    def fell_apart(self, parcel: Parcel) -> None:
-        """Have the rows of a parcel that failed as a whole leave again, each by itself."""
-        self._again.extend(Parcel((row,), is_single=True) for row in parcel.rows)
+    def split(self, chunk: Chunk) -> None:
+        """Send the rows of a chunk that failed as a whole again, each by itself."""
+        self._resend.extend(Chunk((row,)) for row in chunk.rows)
 
-    def lost(self, parcel: Parcel) -> None:
-        """Have a parcel that nobody has any more leave again."""
-        self._again.append(parcel)
+    def resend(self, chunks: Iterable[Chunk]) -> None:
+        """Send chunks again that were not sent, or were lost."""
+        self._resend.extend(chunks)

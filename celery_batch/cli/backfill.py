@@ -9,20 +9,20 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_batch.backfill.control import RemoteControl
-from celery_batch.backfill.engine import TIMEOUT, Pace, lowest_priority
+from celery_batch.backfill.control import JobControl
+from celery_batch.backfill.engine import limits_of, lowest_priority
 from celery_batch.backfill.inputs import FORMATS, Arguments, Input
 from celery_batch.backfill.job import ErrorLimit, Job
 from celery_batch.backfill.progress import Progress
-from celery_batch.backfill.window import WINDOW_BYTES
+from celery_batch.backfill.window import TIMEOUT, WINDOW_BYTES
 from celery_batch.cli.common import batch_task
-from celery_batch.cli.progress import say, shown
+from celery_batch.cli.progress import echo, shown
 from celery_batch.compat.gc import collect_seldom, keep_what_is_there
 from celery_batch.errors import BackfillComplete, BackfillError, BackfillStopped, BatchError
 
 __all__ = ["backfill"]
 
-#: What a shell makes of Ctrl-C.
+#: A shell's exit code after Ctrl-C.
 _INTERRUPTED = 130
 
 
@@ -35,25 +35,25 @@ _INTERRUPTED = 130
 @click.option("--field", help="The field that is the task's only argument.")
 @click.option("--queue", help="Where the task's messages go.")
 @click.option("--priority", type=click.IntRange(0, 9), help="The lowest unless given.")
-@click.option("--window", type=click.IntRange(min=1), help="Most rows on their way.")
+@click.option("--window", type=click.IntRange(min=1), help="Most pending rows.")
 @click.option(
     "--window-bytes",
     type=click.IntRange(min=1),
     default=WINDOW_BYTES,
     show_default=True,
-    help="Bytes on their way from which on nothing more leaves.",
+    help="Bytes of pending rows from which on nothing more is sent.",
 )
 @click.option(
     "--patience",
     type=click.FloatRange(min=0, min_open=True),
     default=TIMEOUT,
     show_default=True,
-    help="Seconds without any answer after which what nobody has is sent again.",
+    help="Seconds without any answer after which lost rows are sent again.",
 )
 @click.option("--as-completed", is_flag=True, help="Answers as they are known, in no order.")
 @click.option("--max-errors", help="Stop when more rows than this, or this share (5%), failed.")
 @click.option("--retry-errors", is_flag=True, help="Run an output's failed rows again.")
-@click.option("--restart", is_flag=True, help="Forget what an earlier run has answered.")
+@click.option("--restart", is_flag=True, help="Remove what an earlier run has answered.")
 @click.pass_context
 def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **options: Any) -> None:
     """
@@ -62,7 +62,7 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     Interrupted by whatever it may be, the same command goes on from there.
     Exit code: 0 if every row has an output or all is done already, 1 if some have failed.
     """
-    _heed_signals()
+    _interrupt_on_signals()
     try:
         progress = _run(ctx.obj.app, task, source, output, options)
     except (KeyboardInterrupt, BackfillStopped) as error:
@@ -82,44 +82,41 @@ def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]
     task = batch_task(app, name)
     found = Input(source, options["kind"] or "")
     field = options["field"] or ("file" if found.kind == "files" else None)
-    limit = ErrorLimit.parse(options["max_errors"]) if options["max_errors"] else None
-    arguments = Arguments(task._batch_signature, key=options["key"], field=field)
-    job = Job(task, found, output, arguments, limit=limit)
-    job.say = say
-    pace = Pace.of(
+    job = Job(
         task,
-        window=options["window"],
-        in_order=not options["as_completed"],
-        window_bytes=options["window_bytes"],
-        patience=options["patience"],
+        found,
+        output,
+        Arguments(task._batch_signature, key=options["key"], field=field),
+        limits=limits_of(
+            task,
+            window=options["window"],
+            in_order=not options["as_completed"],
+            window_bytes=options["window_bytes"],
+            patience=options["patience"],
+        ),
+        options=_call_options(app, options),
+        error_limit=ErrorLimit.parse(options["max_errors"]),
+        echo=echo,
     )
     if options["restart"]:
         if options["retry_errors"]:
             raise BackfillError("--restart forgets what --retry-errors needs; give one of them")
         job.forget()
     run = job.retry if options["retry_errors"] else job.run
-    with (
-        shown(output) as show,
-        RemoteControl(app, name, (source, output), job.job_control) as remote,
-    ):
-
-        def tell(progress: Progress) -> None:
-            remote.tell(progress)
-            show(progress)
-
+    with shown(output) as show, JobControl(app, name, source, output) as control:
         keep_what_is_there()
         collect_seldom()
-        return run(pace, _calls(app, options), tell)
+        return run(control, show)
 
 
-def _calls(app: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _call_options(app: Any, options: dict[str, Any]) -> dict[str, Any]:
     priority = lowest_priority(app) if options["priority"] is None else options["priority"]
     queue = {"queue": options["queue"]} if options["queue"] else {}
     return {"priority": priority, **queue}
 
 
-def _heed_signals() -> None:
-    """End as after Ctrl-C where somebody ends us, or closes the terminal without nohup."""
+def _interrupt_on_signals() -> None:
+    """End as after Ctrl-C on SIGTERM, and when the terminal is closed without nohup."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)

@@ -15,13 +15,13 @@ import click
 from celery_batch.backfill.progress import Progress
 from celery_batch.cli.common import duration
 
-__all__ = ["line", "say", "shown", "summary"]
+__all__ = ["echo", "line", "shown", "summary"]
 
 #: Seconds between two lines where there is no terminal.
 _EVERY = 10.0
 
-#: Seconds without an answer after which that is told.
-_LONG = 10.0
+#: Seconds without an answer after which that is shown.
+_NO_ANSWER = 10.0
 
 
 @contextmanager
@@ -32,23 +32,24 @@ def shown(output: Path) -> Iterator[Callable[[Progress], None]]:
     Args:
         output: What is made; the last line names it.
     """
-    last: list[Progress] = []
+    last: Progress | None = None
     has_bar = sys.stderr.isatty() and find_spec("rich") is not None
-    with _bar() if has_bar else _lines() as tell:
+    with _bar() if has_bar else _lines() as show:
 
-        def told(progress: Progress) -> None:
-            last[:] = [progress]
-            tell(progress)
+        def show_and_keep(progress: Progress) -> None:
+            nonlocal last
+            last = progress
+            show(progress)
 
-        yield told
-    if last:
-        named = f"; see {output.name}.errors" if last[0].failed else ""
-        click.echo(f"{output}: {summary(last[0])}{named}", err=True)
+        yield show_and_keep
+    if last is not None:
+        named = f"; see {output.name}.errors" if last.failed else ""
+        click.echo(f"{output}: {summary(last)}{named}", err=True)
 
 
-def say(text: str) -> None:
-    """Show a line that stays, above the bar if there is one."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 (the bar takes this, and not click's)
+def echo(text: str) -> None:
+    """Print a line, above the bar if there is one."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 (rich redirects this, and not click's)
 
 
 def line(progress: Progress) -> str:
@@ -58,7 +59,7 @@ def line(progress: Progress) -> str:
         f"{progress.done:,}{total} rows",
         f"{progress.failed:,} failed",
         f"{progress.rate:,.0f} a second",
-        *_way(progress),
+        *_pending(progress),
         *([f"{duration(progress.left)} left"] if progress.left else []),
     ]
     state = "" if progress.state == "running" else f"{progress.state}: "
@@ -77,60 +78,55 @@ def summary(progress: Progress) -> str:
     return "; ".join(words)
 
 
-def _way(progress: Progress) -> list[str]:
-    """Return what is on its way, and to whom."""
-    words = [f"{progress.flying:,} of {progress.window:,} on their way"] if progress.window else []
+def _pending(progress: Progress) -> list[str]:
+    """Return how many rows are pending, and in how many workers."""
+    words = [f"{progress.pending:,} of {progress.window:,} pending"] if progress.window else []
     if progress.workers:
         words.append(f"{progress.workers:,} worker" + "s" * (progress.workers > 1))
-    if progress.flying and progress.silent > _LONG:
-        words.append(f"no answer for {duration(progress.silent)}")
+    if progress.pending and progress.since_answer > _NO_ANSWER:
+        words.append(f"no answer for {duration(progress.since_answer)}")
     return words
 
 
 @contextmanager
 def _lines() -> Iterator[Callable[[Progress], None]]:
-    said = time.monotonic()
+    shown_at = time.monotonic()
 
-    def tell(progress: Progress) -> None:
-        nonlocal said
-        if time.monotonic() - said >= _EVERY:
-            said = time.monotonic()
+    def show(progress: Progress) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= _EVERY:
+            shown_at = time.monotonic()
             click.echo(line(progress), err=True)
 
-    yield tell
+    yield show
 
 
 @contextmanager
 def _bar() -> Iterator[Callable[[Progress], None]]:
-    columns, bar = _rich()
-    with bar:
-        row = bar.add_task("", total=None, **dict.fromkeys(columns, ""))
+    from rich import progress as bars  # noqa: PLC0415 (only a terminal needs it)
+    from rich.console import Console  # noqa: PLC0415 (likewise)
 
-        def tell(progress: Progress) -> None:
+    names = ("rate", "failed", "pending", "state")
+    bar = bars.Progress(
+        bars.BarColumn(),
+        bars.MofNCompleteColumn(),
+        *(bars.TextColumn(f"{{task.fields[{name}]}}") for name in names),
+        bars.TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+    fields: dict[str, Any] = dict.fromkeys(names, "")
+    with bar:
+        row = bar.add_task("", total=None, **fields)
+
+        def show(progress: Progress) -> None:
             bar.update(
                 row,
                 completed=progress.done,
                 total=progress.total,
                 rate=f"{progress.rate:,.0f}/s",
                 failed=f"{progress.failed:,} failed",
-                way=", ".join(_way(progress)),
+                pending=", ".join(_pending(progress)),
                 state="" if progress.state == "running" else progress.state,
             )
 
-        yield tell
-
-
-def _rich() -> tuple[tuple[str, ...], Any]:
-    from rich import progress  # noqa: PLC0415 (only who looks needs it)
-    from rich.console import Console  # noqa: PLC0415 (likewise)
-
-    names = ("rate", "failed", "way", "state")
-    columns = [progress.TextColumn(f"{{task.fields[{name}]}}") for name in names]
-    bar = progress.Progress(
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        *columns,
-        progress.TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    return names, bar
+        yield show

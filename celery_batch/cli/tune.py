@@ -78,7 +78,7 @@ def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> l
         field = field or ("file" if found.kind == "files" else None)
         records = islice(found.records(), MOST_ROWS)
         arguments = Arguments(task._batch_signature, field=field)
-        found_rows = some_fit(arguments.rows(records, found.line))
+        found_rows = some_fit(arguments.rows(records))
         rows = [row.values for row in found_rows if not row.flaw]
     else:
         model = task.model

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from celery_batch.backfill.checkpoint import Checkpoint, OutputDescription, changes
-from celery_batch.backfill.window import Answered, Row
+from celery_batch.backfill.checkpoint import (
+    Checkpoint,
+    about_path,
+    changes,
+    read_about,
+    write_about,
+)
+from celery_batch.backfill.window import Answer, Row
 from celery_batch.errors import BackfillError
 
 ABOUT = {"task": "double", "input": "12 abc", "format": "jsonl", "key": None, "field": "text"}
@@ -25,7 +31,7 @@ ABOUT = {"task": "double", "input": "12 abc", "format": "jsonl", "key": None, "f
     ],
 )
 def test_a_change_is_named_with_both_values(now, words):
-    """The option, what it was, and what it is; nobody is shown a hash."""
+    """The option, what it was, and what it is; no hash is shown."""
     said = changes(ABOUT, ABOUT | now)
 
     assert (said == "") == (words == "")
@@ -39,8 +45,8 @@ def test_what_was_not_written_down_is_not_compared():
 
 def test_another_field_is_refused(tmp_path):
     """What an output was begun with is what it goes on with."""
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        ledger.add([Answered(Row(0, "0", (0,)), 0)])
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.add([Answer(Row(0, "0", (0,)), 0)])
 
     with pytest.raises(BackfillError, match=r"--field was text then.*use --restart to begin"):
         Checkpoint(tmp_path / "out.jsonl", ABOUT | {"field": "body"})
@@ -49,10 +55,10 @@ def test_another_field_is_refused(tmp_path):
 @pytest.mark.parametrize("text", [None, "", "[]", '{"task": "dou'])
 def test_what_cannot_be_read_is_not_known(tmp_path, text):
     """An output without that file, or with half of it, is like any other file."""
-    about = OutputDescription(tmp_path / "out.jsonl")
+    out = tmp_path / "out.jsonl"
     if text is not None:
-        about.path.write_text(text)
+        about_path(out).write_text(text)
 
-    assert {} == about.read()
-    about.write(ABOUT)
-    assert ABOUT == about.read()
+    assert {} == read_about(out)
+    write_about(out, ABOUT)
+    assert ABOUT == read_about(out)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from celery_batch.backfill.checkpoint import Checkpoint
-from celery_batch.backfill.window import Answered, Row
+from celery_batch.backfill.window import Answer, Row
 from celery_batch.errors import BackfillError
 
 ABOUT = {"task": "double", "input": "12 abc"}
@@ -15,47 +15,47 @@ ABOUT = {"task": "double", "input": "12 abc"}
 
 def answered(*positions):
     """Return an answer for each position."""
-    return [Answered(Row(n, str(n), (n,)), 2 * n) for n in positions]
+    return [Answer(Row(n, str(n), (n,)), 2 * n) for n in positions]
 
 
 def test_what_was_synced_is_there_again(tmp_path):
-    """A ledger opened again knows what was answered."""
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        ledger.add(answered(0, 1, 5))
+    """A checkpoint opened again knows what was answered."""
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.add(answered(0, 1, 5))
 
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        assert [(0, 2), (5, 6)] == list(ledger.done)
-        assert [0, 2, 10] == [record["output"] for record in ledger.records()]
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        assert [(0, 2), (5, 6)] == list(checkpoint.done)
+        assert [0, 2, 10] == [record["output"] for record in checkpoint.records()]
 
 
 def test_what_lies_behind_the_journal_is_cut_off(tmp_path):
     """A line that was being written when the power went does not count."""
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        ledger.add(answered(0))
-    with ledger.partial.open("a") as file:
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.add(answered(0))
+    with checkpoint.partial.open("a") as file:
         file.write('{"position": 1, "key": "1", "outp')
 
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        ledger.add(answered(1))
-        assert [0, 1] == [record["position"] for record in ledger.records()]
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.add(answered(1))
+        assert [0, 1] == [record["position"] for record in checkpoint.records()]
 
 
-def killed(ledger):
-    """Leave what a ledger's process leaves that is killed."""
-    ledger._file.close()
+def killed(checkpoint):
+    """Leave what a checkpoint's process leaves that is killed."""
+    checkpoint._file.close()
 
 
 def test_what_a_killed_command_has_answered_counts(tmp_path):
     """What was taken in outlives its process, whether it was synced or not."""
-    ledger = Checkpoint(tmp_path / "out.jsonl", ABOUT)
-    ledger.add(answered(0, 1))
-    ledger.add([Answered(Row(2, "2", (2,)), error="ValueError: no")])
-    killed(ledger)
+    checkpoint = Checkpoint(tmp_path / "out.jsonl", ABOUT)
+    checkpoint.add(answered(0, 1))
+    checkpoint.add([Answer(Row(2, "2", (2,)), error="ValueError: no")])
+    killed(checkpoint)
 
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        assert ([(0, 3)], 1) == (list(ledger.done), ledger.failed)
-        ledger.add(answered(3))
-        assert [0, 1, 2, 3] == [record["position"] for record in ledger.records()]
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        assert ([(0, 3)], 1) == (list(checkpoint.done), checkpoint.failed)
+        checkpoint.add(answered(3))
+        assert [0, 1, 2, 3] == [record["position"] for record in checkpoint.records()]
 
 
 @pytest.mark.parametrize(
@@ -65,22 +65,22 @@ def test_what_a_killed_command_has_answered_counts(tmp_path):
 )
 def test_what_follows_a_hole_does_not_count(tmp_path, hole):
     """Where a power cut has left something else, all from there on is asked again."""
-    ledger = Checkpoint(tmp_path / "out.jsonl", ABOUT)
-    ledger.add(answered(0, 1))
-    killed(ledger)
-    lines = ledger.partial.read_bytes().splitlines(keepends=True)
-    ledger.partial.write_bytes(lines[0] + hole + lines[1])
+    checkpoint = Checkpoint(tmp_path / "out.jsonl", ABOUT)
+    checkpoint.add(answered(0, 1))
+    killed(checkpoint)
+    lines = checkpoint.partial.read_bytes().splitlines(keepends=True)
+    checkpoint.partial.write_bytes(lines[0] + hole + lines[1])
 
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        assert [(0, 1)] == list(ledger.done)
-        assert lines[0] == ledger.partial.read_bytes()
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        assert [(0, 1)] == list(checkpoint.done)
+        assert lines[0] == checkpoint.partial.read_bytes()
 
 
 def test_another_command_does_not_get_a_killed_ones_answers(tmp_path):
     """They are of the task and the input that the journal names, from the first line on."""
-    ledger = Checkpoint(tmp_path / "out.jsonl", ABOUT)
-    ledger.add(answered(0))
-    killed(ledger)
+    checkpoint = Checkpoint(tmp_path / "out.jsonl", ABOUT)
+    checkpoint.add(answered(0))
+    killed(checkpoint)
 
     with pytest.raises(BackfillError, match="the input has changed since"):
         Checkpoint(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
@@ -98,14 +98,14 @@ def test_lines_without_a_journal_do_not_count(tmp_path):
     """What no journal speaks of was never synced."""
     (tmp_path / "out.jsonl.partial").write_text("{}\n")
 
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        assert ([], 0) == (list(ledger.records()), len(ledger.done))
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        assert ([], 0) == (list(checkpoint.records()), len(checkpoint.done))
 
 
 def test_another_input_is_refused(tmp_path):
     """A journal of another input or task is not gone on with."""
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        ledger.add(answered(0))
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.add(answered(0))
 
     with pytest.raises(BackfillError, match=r"journal: the input has changed since; use --restart"):
         Checkpoint(tmp_path / "out.jsonl", ABOUT | {"input": "13 abd"})
@@ -120,14 +120,16 @@ def test_nothing_is_left_of_nothing(tmp_path):
 
 def test_where_nothing_was_answered_anything_may_change(tmp_path):
     """Where a process was killed before its first answer, any other command may begin."""
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        ledger.sync()
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.sync()
         kept = {path: path.read_bytes() for path in tmp_path.iterdir()}
     for path, content in kept.items():
         path.write_bytes(content)
 
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT | {"field": "text", "input": "13 abd"}) as ledger:
-        assert 0 == len(ledger.done)
+    with Checkpoint(
+        tmp_path / "out.jsonl", ABOUT | {"field": "text", "input": "13 abd"}
+    ) as checkpoint:
+        assert 0 == len(checkpoint.done)
 
 
 def test_two_at_once_are_refused(tmp_path):
@@ -141,9 +143,9 @@ def test_two_at_once_are_refused(tmp_path):
 
 def test_failures_are_counted_over_runs(tmp_path):
     """How many rows have failed is known after a restart."""
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        ledger.add([Answered(Row(0, "0", (0,)), error="ValueError: no")])
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.add([Answer(Row(0, "0", (0,)), error="ValueError: no")])
 
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        assert 1 == ledger.failed
-        assert "ValueError: no" == json.loads(ledger.partial.read_text())["error"]
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        assert 1 == checkpoint.failed
+        assert "ValueError: no" == json.loads(checkpoint.partial.read_text())["error"]

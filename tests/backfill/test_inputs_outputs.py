@@ -66,9 +66,9 @@ def test_a_record_says_its_line(tmp_path):
     (tmp_path / "in.csv").write_text('n\n"1\n2"\n3\n')
     for name, lines in (("in.jsonl", [2, 4]), ("in.csv", [2, 4])):
         source = Input(str(tmp_path / name))
-        assert lines == [source.line() for _ in source.records()]
+        assert lines == [source.line for _ in source.records()]
     folder = Input(str(tmp_path))
-    assert [0, 0] == [folder.line() for _ in folder.records()]
+    assert [0, 0] == [folder.line for _ in folder.records()]
 
 
 def test_standard_input_is_read_line_by_line(monkeypatch):

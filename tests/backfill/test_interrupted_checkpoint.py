@@ -7,7 +7,7 @@ import datetime as dt
 import pytest
 
 from celery_batch.backfill.checkpoint import Checkpoint
-from celery_batch.backfill.window import Answered, Row
+from celery_batch.backfill.window import Answer, Row
 from celery_batch.errors import BackfillError
 
 ABOUT = {"task": "double", "input": "12 abc"}
@@ -15,11 +15,11 @@ ABOUT = {"task": "double", "input": "12 abc"}
 
 def answered(*positions):
     """Return an answer for each position."""
-    return [Answered(Row(n, str(n), (n,)), 2 * n) for n in positions]
+    return [Answer(Row(n, str(n), (n,)), 2 * n) for n in positions]
 
 
-class Spans:
-    """Spans in whose midst Ctrl-C comes."""
+class Interrupted:
+    """A set of ranges whose change is interrupted by Ctrl-C."""
 
     def __init__(self, own):
         self.own = own
@@ -38,12 +38,12 @@ class Spans:
 
 def test_interrupted_between_counting_and_writing(tmp_path):
     """Rows are done if they are written, and written if they are done."""
-    ledger = Checkpoint(tmp_path / "out.jsonl", ABOUT)
-    ledger.add(answered(0))
-    ledger.sync()
-    ledger.done = Spans(ledger.done)
-    with pytest.raises(KeyboardInterrupt), ledger:
-        ledger.add(answered(1, 2))
+    checkpoint = Checkpoint(tmp_path / "out.jsonl", ABOUT)
+    checkpoint.add(answered(0))
+    checkpoint.sync()
+    checkpoint.done = Interrupted(checkpoint.done)
+    with pytest.raises(KeyboardInterrupt), checkpoint:
+        checkpoint.add(answered(1, 2))
 
     with Checkpoint(tmp_path / "out.jsonl", ABOUT) as again:
         written = [record["position"] for record in again.records()]
@@ -53,24 +53,24 @@ def test_interrupted_between_counting_and_writing(tmp_path):
 def test_what_is_not_of_json_does_not_end_the_job(tmp_path):
     """Bytes, times and halves of characters are written down; what cannot be, has failed."""
     outputs = [b"\xff\x00", dt.date(2026, 1, 2), "\ud800", object()]
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        ledger.add(Answered(Row(n, "\udcff", (n,)), each) for n, each in enumerate(outputs))
-        found = list(ledger.records())
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.add(Answer(Row(n, "\udcff", (n,)), each) for n, each in enumerate(outputs))
+        found = list(checkpoint.records())
 
     assert [True, True, True, False] == ["output" in record for record in found]
     assert "\ud800" == found[2]["output"]
     assert found[3]["error"].startswith("TypeError: ")
-    assert 1 == ledger.failed
+    assert 1 == checkpoint.failed
 
 
 def test_what_is_being_written_is_not_forgotten(tmp_path):
     """Who begins anew does not pull the files from under another process."""
     out = tmp_path / "out.jsonl"
-    with Checkpoint(out, ABOUT) as ledger:
-        ledger.add(answered(0))
+    with Checkpoint(out, ABOUT) as checkpoint:
+        checkpoint.add(answered(0))
         with pytest.raises(BackfillError, match="another backfill is writing it"):
             Checkpoint.forget(out)
-        assert ledger.partial.exists()
+        assert checkpoint.partial.exists()
 
     Checkpoint.forget(out)
     assert [] == list(tmp_path.iterdir())
@@ -78,9 +78,9 @@ def test_what_is_being_written_is_not_forgotten(tmp_path):
 
 def test_less_than_the_journal_says_is_refused(tmp_path):
     """A partial file that somebody has cut is not filled with nothing."""
-    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as ledger:
-        ledger.add(answered(0))
-    ledger.partial.write_text("")
+    with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
+        checkpoint.add(answered(0))
+    checkpoint.partial.write_text("")
 
     with pytest.raises(BackfillError, match=r"is shorter than .* says; use --restart"):
         Checkpoint(tmp_path / "out.jsonl", ABOUT)

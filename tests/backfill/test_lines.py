@@ -13,7 +13,7 @@ import pytest
 from kombu.utils.json import dumps
 
 from celery_batch.backfill.checkpoint import Checkpoint
-from celery_batch.backfill.window import Answered, Row
+from celery_batch.backfill.window import Answer, Row
 
 #: Texts with quotes, breaks, characters of all widths, and halves of them.
 TEXTS = ["", "a", 'say "no"', "\\", "a\nb", "\u2028", "ä€", "\U0001f600", "\udcff", "\x00\x7f"]
@@ -54,10 +54,10 @@ def line(answer):
 
 
 def written(path, answers):
-    """Return what a ledger writes of answers, and how many it says have failed."""
-    with Checkpoint(path / "out.jsonl", {}) as ledger:
-        ledger.add(answers)
-        return ledger.partial.read_text(), ledger.failed
+    """Return what a checkpoint writes of answers, and how many it says have failed."""
+    with Checkpoint(path / "out.jsonl", {}) as checkpoint:
+        checkpoint.add(answers)
+        return checkpoint.partial.read_text(), checkpoint.failed
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -66,7 +66,7 @@ def test_any_output_and_name_is_written_as_kombu_writes_them(tmp_path, seed):
     choose = random.Random(seed)  # noqa: S311
     rows = [Row(n, choose.choice(TEXTS), (n,), line=choose.randrange(3)) for n in range(200)]
     answers = [
-        Answered(row, value(choose), error=choose.choice(["", "", 'E: "x"\udcff'])) for row in rows
+        Answer(row, value(choose), error=choose.choice(["", "", 'E: "x"\udcff'])) for row in rows
     ]
 
     text, failed = written(tmp_path, answers)
@@ -84,7 +84,7 @@ def test_an_output_that_nobody_can_write_is_an_error(tmp_path, output):
     except (TypeError, ValueError) as error:
         said = f"{type(error).__name__}: {error}"
 
-    text, failed = written(tmp_path, [Answered(row, output), Answered(Row(1, "1", (1,)), 2)])
+    text, failed = written(tmp_path, [Answer(row, output), Answer(Row(1, "1", (1,)), 2)])
 
     first, second = map(json.loads, text.splitlines())
     assert (said, 2, 1) == (first["error"], second["output"], failed)

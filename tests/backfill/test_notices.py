@@ -8,7 +8,7 @@ import pytest
 
 from celery_batch.backfill.inputs import Arguments
 from celery_batch.backfill.job import Notices
-from celery_batch.backfill.window import Answered, Row
+from celery_batch.backfill.window import Answer, Row
 
 
 def predict(text):
@@ -20,7 +20,7 @@ def said(rows, error="", **options):
     lines = []
     notices = Notices(Arguments(signature(predict), **options), lines.append)
     for row in rows:
-        notices.look([Answered(row, error=error(row) if callable(error) else error)])
+        notices.add([Answer(row, error=error(row) if callable(error) else error)])
     return lines
 
 

@@ -9,13 +9,13 @@ from kombu.exceptions import EncodeError, OperationalError
 
 from celery_batch import BatchTask
 from celery_batch.backfill import sender as senders
-from celery_batch.backfill.engine import Backfill, Pace
-from celery_batch.backfill.window import Parcel, Row
+from celery_batch.backfill.engine import Backfill
+from celery_batch.backfill.window import Chunk, Limits, Row
 from celery_batch.client.publish.bulk import PartlySent
 from celery_batch.errors import QueueFull
 
 
-class Answer:
+class FakeResult:
     """A result whose task ends when the test says so."""
 
     state = states.SUCCESS
@@ -24,22 +24,22 @@ class Answer:
     def __init__(self, number, rows):
         self.id = f"task {number}"
         self.result = list(range(rows))
-        self.tell = None
+        self.finish = None
 
     def future(self):
-        """Return what is told of the end: itself."""
+        """Return the future of the task: itself."""
         return self
 
     def add_done_callback(self, callback):
-        """Remember whom to tell."""
-        self.tell = lambda: callback(self)
+        """Keep the callback."""
+        self.finish = lambda: callback(self)
 
 
 class Broker:
     """Stands for the way to a broker: writes down what is sent and forgotten together."""
 
     def __init__(self, task):
-        self.writes, self.forgotten, self.answers, self.errors = [], [], [], []
+        self.writes, self.forgotten, self.results, self.errors = [], [], [], []
         task.apply_rows = lambda *columns, **_: self.send([columns])[0]
         task._apply_chunks = lambda chunks, _: self.send(chunks)
         task._forget_many = lambda results: self.forgotten.append(len(results))
@@ -47,13 +47,13 @@ class Broker:
     def send(self, chunks):
         """Take some chunks in one write, or refuse them as the test says."""
         self.writes.append(len(chunks))
-        made = [Answer(len(self.answers) + n, len(each[0])) for n, each in enumerate(chunks)]
+        made = [FakeResult(len(self.results) + n, len(each[0])) for n, each in enumerate(chunks)]
         error = self.errors.pop(0) if self.errors else None
         if isinstance(error, PartlySent):
             error.places = {place: made[place] for place in error.places}
             error.sent = list(error.places.values())
         taken = made if error is None else getattr(error, "sent", [])
-        self.answers += taken
+        self.results += taken
         if error is not None:
             raise error
         return made
@@ -62,7 +62,7 @@ class Broker:
 @pytest.fixture
 def task(monkeypatch):
     """Return a batch task of an app whose broker is never asked."""
-    monkeypatch.setattr(senders, "reach", lambda _task: None)
+    monkeypatch.setattr(senders, "connect", lambda _task: None)
     app = Celery("crowds", set_as_current=False, broker="memory://", backend="cache+memory://")
 
     @app.task(base=BatchTask, max_batch_size=2)
@@ -95,14 +95,14 @@ def clock(monkeypatch):
 def begun(task, rows, window):
     """Return a backfill that has sent what it may."""
     source = (Row(n, str(n), (n,)) for n in range(rows))
-    backfill = Backfill(task, source, Pace(window=window, parcel=2))
-    backfill.turn(0.0)
+    backfill = Backfill(task, source, Limits(window=window, chunk_size=2))
+    backfill.step(0.0)
     return backfill
 
 
-def chunks(number):
-    """Return some parcels of two rows each."""
-    return [Parcel((Row(n, "", (n,)), Row(n + 1, "", (n,)))) for n in range(0, 2 * number, 2)]
+def some_chunks(number):
+    """Return some chunks of two rows each."""
+    return [Chunk((Row(n, "", (n,)), Row(n + 1, "", (n,)))) for n in range(0, 2 * number, 2)]
 
 
 def test_at_the_beginning_each_chunk_leaves_as_soon_as_it_is_read(task, broker):
@@ -115,13 +115,13 @@ def test_at_the_beginning_each_chunk_leaves_as_soon_as_it_is_read(task, broker):
 def test_answers_are_waited_for_while_there_is_plenty(task, broker, clock):
     """Several are taken, and what may leave for them does so in one write."""
     backfill = begun(task, 1000, 64)
-    for answer in broker.answers[:6]:
-        answer.tell()
+    for result in broker.results[:6]:
+        result.finish()
     del clock[:], broker.writes[:]
 
-    backfill.turn(0.5)
+    backfill.step(0.5)
     waits = clock[1:]
-    backfill.turn(0.5)
+    backfill.step(0.5)
 
     # Once less than seven eighths are left, nothing more is waited for.
     assert all(0 < wait <= 0.01 for wait in waits[:4])
@@ -133,44 +133,44 @@ def test_answers_are_waited_for_while_there_is_plenty(task, broker, clock):
 def test_few_rows_are_not_waited_for(task, broker, clock):
     """Where the window is small, or few rows are left, each answer is dealt with at once."""
     backfill = begun(task, 8, 64)
-    broker.answers[0].tell()
+    broker.results[0].finish()
     del clock[:]
 
-    assert [0, 1] == [each.row.position for each in backfill.turn(0.5)]
+    assert [0, 1] == [each.row.position for each in backfill.step(0.5)]
     assert [0.5, 0.0] == clock
 
 
 def test_what_was_surely_taken_is_expected(task, broker):
     """Of chunks in a write that broke off, the others are returned to leave again."""
     sender = senders.Sender(task, {})
-    parcels = chunks(4)
+    chunks = some_chunks(4)
     broker.errors = [PartlySent("it is gone", places=dict.fromkeys([0, 2]))]
 
-    assert [parcels[1], parcels[3]] == sender.send(parcels)
-    for answer in broker.answers:
-        answer.tell()
-    assert [parcels[0], parcels[2]] == [parcel for parcel, _ in sender.arrivals(0.0)]
+    assert [chunks[1], chunks[3]] == sender.send(chunks)
+    for result in broker.results:
+        result.finish()
+    assert [chunks[0], chunks[2]] == [chunk for chunk, _ in sender.completed(0.0)]
 
 
 def test_what_the_broker_refused_is_returned(task, broker):
     """Nothing of a write that failed is expected."""
     sender = senders.Sender(task, {})
-    parcels = chunks(3)
+    chunks = some_chunks(3)
     broker.errors = [OperationalError("it is away")]
 
-    assert parcels == sender.send(parcels)
-    assert [] == sender.recall()
+    assert chunks == sender.send(chunks)
+    assert [] == sender.revoke()
 
 
 def test_a_chunk_that_cannot_be_written_does_not_keep_others(task, broker):
     """They leave each by itself, and it alone falls apart into its rows."""
     sender = senders.Sender(task, {})
-    parcels = chunks(3)
+    chunks = some_chunks(3)
     broker.errors = [EncodeError("no"), None, EncodeError("no"), None]
 
-    assert [] == sender.send(parcels)
-    assert [(parcels[1], None)] == list(sender.arrivals(0.0))
-    assert [parcels[0], parcels[2]] == sender.recall()
+    assert [] == sender.send(chunks)
+    assert [(chunks[1], None)] == list(sender.completed(0.0))
+    assert [chunks[0], chunks[2]] == sender.revoke()
 
 
 @pytest.mark.parametrize("rows", [1, 2])
@@ -179,11 +179,11 @@ def test_what_cannot_be_written_is_not_taken_for_a_lost_broker(task, rows):
     queue = f"crowds {rows}"
     sender = senders.Sender(task, {"queue": queue})
     values = [1, 2, object(), 4]
-    parcels = [Parcel((Row(0, "", (each,)),) * rows, is_single=rows == 1) for each in values]
+    chunks = [Chunk((Row(0, "", (each,)),) * rows) for each in values]
 
-    assert [] == sender.send(parcels)
-    assert [parcels[2]] == [parcel for parcel, _ in sender.arrivals(0.0)]
-    assert [parcels[0], parcels[1], parcels[3]] == sender.recall()
+    assert [] == sender.send(chunks)
+    assert [chunks[2]] == [chunk for chunk, _ in sender.completed(0.0)]
+    assert [chunks[0], chunks[1], chunks[3]] == sender.revoke()
     with task.app.connection_for_read() as connection:
         assert 3 == connection.default_channel.queue_declare(queue, passive=True).message_count
 
@@ -192,10 +192,10 @@ def test_chunks_are_let_in_one_by_one_where_few_may_wait(task, broker):
     """By the option ``max_queue`` a full queue refuses what comes, not what was let in."""
     task.max_queue = 100
     sender = senders.Sender(task, {})
-    parcels = chunks(3)
+    chunks = some_chunks(3)
     broker.errors = [None, QueueFull("full")]
 
-    assert parcels[1:] == sender.send(parcels)
+    assert chunks[1:] == sender.send(chunks)
     assert [1, 1] == broker.writes
 
 

@@ -1,4 +1,4 @@
-"""What leaves and what is due, whatever happens on the way."""
+"""Which rows are sent and which answers are returned, whatever happens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.backfill.window import AHEAD, Answered, Row, Window
+from celery_batch.backfill.window import MOST_WINDOWS, Answer, Limits, Row, Window
 
 
 def rows(number):
@@ -16,148 +16,148 @@ def rows(number):
     return [Row(n, str(n), (n,)) for n in range(number)]
 
 
-def answers(parcel):
-    """Return an answer for each row of a parcel."""
-    return [Answered(row, row.position) for row in parcel.rows]
+def answers(chunk):
+    """Return an answer for each row of a chunk."""
+    return [Answer(row, row.position) for row in chunk.rows]
 
 
-def come(flight, parcel):
-    """Have a parcel's answers come, and return the positions of those that are due then."""
-    flight.arrived(answers(parcel))
-    return [each.row.position for each in flight.due()]
+def complete(window, chunk):
+    """Add a chunk's answers, and return the positions of those that can be taken then."""
+    window.add(answers(chunk))
+    return [each.row.position for each in window.take_answers()]
 
 
 def test_no_more_leaves_than_the_window_allows():
     """The input is read as far as there is room, and no further."""
     read = []
     source = (read.append(n) or Row(n, str(n), (n,)) for n in count())
-    flight = Window(source, window=20, parcel=8)
+    window = Window(source, Limits(window=20, chunk_size=8))
 
-    assert [8, 8] == [len(parcel) for parcel in flight.departures()]
-    assert (16, 16) == (len(read), flight.flying)
+    assert [8, 8] == [len(chunk) for chunk in window.next_chunks()]
+    assert (16, 16) == (len(read), window.pending)
 
 
 def test_what_was_read_leaves_when_time_is_over():
     """A slow input holds up no row that is there: the rest is read another time."""
-    flight = Window(rows(100), window=20, parcel=8)
+    window = Window(rows(100), Limits(window=20, chunk_size=8))
 
-    assert [1] == [len(parcel) for parcel in flight.departures(lambda: True)]
-    assert flight.could_read
-    assert [8, 8] == [len(parcel) for parcel in flight.departures()]
-    assert not flight.could_read
+    assert [1] == [len(chunk) for chunk in window.next_chunks(lambda: True)]
+    assert window.can_read
+    assert [8, 8] == [len(chunk) for chunk in window.next_chunks()]
+    assert not window.can_read
 
 
 def test_answers_come_in_the_inputs_order():
-    """Who is answered early waits for those before it."""
-    flight = Window(rows(4), window=4, parcel=2)
-    first, second = flight.departures()
+    """An early answer waits for those before it."""
+    window = Window(rows(4), Limits(window=4, chunk_size=2))
+    first, second = window.next_chunks()
 
-    assert [] == come(flight, second)
-    assert [0, 1, 2, 3] == come(flight, first)
-    assert list(flight.departures()) == []
-    assert flight.is_over
+    assert [] == complete(window, second)
+    assert [0, 1, 2, 3] == complete(window, first)
+    assert list(window.next_chunks()) == []
+    assert window.is_over
 
 
 def test_a_slow_parcel_holds_up_no_others():
     """What is answered behind it is kept, and the others' places are free for more."""
-    flight = Window(rows(100), window=4, parcel=2)
-    _, second = flight.departures()
-    flight.arrived(answers(second))
+    window = Window(rows(100), Limits(window=4, chunk_size=2))
+    _, second = window.next_chunks()
+    window.add(answers(second))
 
-    assert [[4, 5]] == [[row.position for row in each.rows] for each in flight.departures()]
-    assert (4, 6) == (flight.flying, flight.held)
+    assert [[4, 5]] == [[row.position for row in each.rows] for each in window.next_chunks()]
+    assert (4, 6) == (window.pending, window.held)
 
 
 def test_no_more_is_kept_behind_a_slow_parcel_than_memory_allows():
     """Answers that wait for it are bounded in number, and the input waits, too."""
-    flight = Window(rows(1000), window=4, parcel=2)
-    slow, *flying = flight.departures()
+    window = Window(rows(1000), Limits(window=4, chunk_size=2))
+    slow, *sent = window.next_chunks()
     most = 0
-    while flying:
-        assert [] == come(flight, flying.pop())
-        flying += flight.departures()
-        most = max(most, flight.held)
-    assert (AHEAD * 4, 2) == (most, flight.flying)
+    while sent:
+        assert [] == complete(window, sent.pop())
+        sent += window.next_chunks()
+        most = max(most, window.held)
+    assert (MOST_WINDOWS * 4, 2) == (most, window.pending)
 
-    assert list(range(AHEAD * 4)) == come(flight, slow)
-    assert [2, 2] == [len(each) for each in flight.departures()]
+    assert list(range(MOST_WINDOWS * 4)) == complete(window, slow)
+    assert [2, 2] == [len(each) for each in window.next_chunks()]
 
 
 def test_answers_come_as_they_are_known_if_that_is_wanted():
-    """Without order nobody waits for others."""
-    flight = Window(rows(4), window=4, parcel=2, in_order=False)
-    _, second = flight.departures()
+    """Without order no answer waits for others."""
+    window = Window(rows(4), Limits(window=4, chunk_size=2, in_order=False))
+    _, second = window.next_chunks()
 
-    assert [2, 3] == come(flight, second)
+    assert [2, 3] == complete(window, second)
 
 
-def test_a_parcel_that_falls_apart_leaves_row_by_row():
-    """Where a parcel fails as a whole, each of its rows is tried by itself."""
-    flight = Window(rows(3), window=3, parcel=3)
-    (parcel,) = flight.departures()
-    flight.fell_apart(parcel)
+def test_a_parcel_that_is_split_leaves_row_by_row():
+    """Where a chunk fails as a whole, each of its rows is tried by itself."""
+    window = Window(rows(3), Limits(window=3, chunk_size=3))
+    (chunk,) = window.next_chunks()
+    window.split(chunk)
 
-    singles = list(flight.departures())
+    singles = list(window.next_chunks())
     assert [(1, True)] * 3 == [(len(each), each.is_single) for each in singles]
-    assert not flight.is_over
+    assert not window.is_over
 
 
 def test_a_lost_parcel_leaves_again():
-    """What nobody has any more is sent again as it was."""
-    flight = Window(rows(2), window=2, parcel=2)
-    (parcel,) = flight.departures()
-    flight.lost(parcel)
+    """A chunk that is in no broker and no worker is sent again as it was."""
+    window = Window(rows(2), Limits(window=2, chunk_size=2))
+    (chunk,) = window.next_chunks()
+    window.resend([chunk])
 
-    assert [parcel] == list(flight.departures())
+    assert [chunk] == list(window.next_chunks())
 
 
 def test_an_empty_input_is_over_once_it_was_looked_at():
-    """No rows, no parcels, and an end."""
-    flight = Window([], window=2, parcel=2)
+    """No rows, no chunks, and an end."""
+    window = Window([], Limits(window=2, chunk_size=2))
 
-    assert [] == list(flight.departures())
-    assert flight.is_over
+    assert [] == list(window.next_chunks())
+    assert window.is_over
 
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "as completed"])
 @given(
     sizes=st.tuples(st.integers(0, 60), st.integers(1, 20), st.integers(1, 10)),
-    fates=st.lists(st.sampled_from(["answered", "apart", "lost"]), max_size=60),
+    outcomes=st.lists(st.sampled_from(["answered", "split", "lost"]), max_size=60),
     choose=st.randoms(use_true_random=False),
 )
-def test_every_row_is_answered_once(in_order, sizes, fates, choose):
-    """Whatever parcels' fates and rows' flaws, each comes once, in order if that is wanted."""
-    number, window, parcel = sizes
+def test_every_row_is_answered_once(in_order, sizes, outcomes, choose):
+    """Whatever becomes of chunks and rows, each answer comes once, in order if wanted."""
+    number, size, chunk_size = sizes
     source = [Row(n, str(n), (n,), "bad" * choose.randrange(2)) for n in range(number)]
-    flight = Window(source, window=window, parcel=parcel, in_order=in_order)
-    flying, given_out, follow_up = [], [], iter(fates)
-    while not flight.is_over:
-        flying += flight.departures()
-        assert flight.flying <= max(window, parcel)
-        assert flight.held <= AHEAD * max(window, parcel)
-        given_out += [each.row.position for each in flight.due()]
-        if not flying:
+    window = Window(source, Limits(window=size, chunk_size=chunk_size, in_order=in_order))
+    sent, found, follow_up = [], [], iter(outcomes)
+    while not window.is_over:
+        sent += window.next_chunks()
+        assert window.pending <= max(size, chunk_size)
+        assert window.held <= MOST_WINDOWS * max(size, chunk_size)
+        found += [each.row.position for each in window.take_answers()]
+        if not sent:
             continue
-        one = flying.pop(choose.randrange(len(flying)))
+        one = sent.pop(choose.randrange(len(sent)))
         match next(follow_up, "answered"):
-            case "apart" if not one.is_single:
-                flight.fell_apart(one)
+            case "split" if not one.is_single:
+                window.split(one)
             case "lost":
-                flight.lost(one)
+                window.resend([one])
             case _:
-                given_out += come(flight, one)
+                found += complete(window, one)
 
-    assert (0, 0) == (flight.flying, flight.bytes)
-    assert list(range(number)) == (given_out if in_order else sorted(given_out))
+    assert (0, 0) == (window.pending, window.bytes)
+    assert list(range(number)) == (found if in_order else sorted(found))
 
 
-def test_heavy_rows_travel_in_small_parcels():
+def test_large_rows_are_sent_in_small_chunks():
     """Brokers take no message of any size, so a few large rows are enough for one."""
     large = [Row(n, str(n), (b"x" * (3 << 20),)) for n in range(5)]
-    flight = Window(large, window=100, parcel=50)
+    window = Window(large, Limits(window=100, chunk_size=50))
 
-    assert [2, 2, 1] == [len(parcel) for parcel in flight.departures()]
-    assert 5 == flight.flying
+    assert [2, 2, 1] == [len(chunk) for chunk in window.next_chunks()]
+    assert 5 == window.pending
 
 
 def large(number):
@@ -167,34 +167,34 @@ def large(number):
 
 def test_no_more_leaves_than_memory_allows():
     """A window of many rows is small where they are large."""
-    flight = Window(large(100), window=100, parcel=2, window_bytes=10 << 20)
-    parcels = list(flight.departures())
-    assert (10, 10 << 20) == (flight.flying, flight.bytes)
+    window = Window(large(100), Limits(window=100, chunk_size=2, window_bytes=10 << 20))
+    chunks = list(window.next_chunks())
+    assert (10, 10 << 20) == (window.pending, window.bytes)
 
-    assert [0, 1] == come(flight, parcels[0])
-    assert [2] == [len(parcel) for parcel in flight.departures()]
+    assert [0, 1] == complete(window, chunks[0])
+    assert [2] == [len(chunk) for chunk in window.next_chunks()]
 
 
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "as completed"])
-def test_answers_that_wait_are_weighed(in_order):
+def test_answers_that_wait_are_counted_in_bytes(in_order):
     """What waits for others is in memory; what was given is not."""
-    flight = Window(rows(4), window=4, parcel=2, in_order=in_order)
-    first, second = flight.departures()
-    flight.arrived([Answered(row, "x" * 1000) for row in second.rows])
-    flight.due()
-    assert (2032 if in_order else 16) == flight.bytes
+    window = Window(rows(4), Limits(window=4, chunk_size=2, in_order=in_order))
+    first, second = window.next_chunks()
+    window.add([Answer(row, "x" * 1000) for row in second.rows])
+    window.take_answers()
+    assert (2032 if in_order else 16) == window.bytes
 
-    flight.arrived(answers(first))
-    flight.due()
-    assert 0 == flight.bytes
+    window.add(answers(first))
+    window.take_answers()
+    assert 0 == window.bytes
 
 
 def test_rows_with_a_flaw_stay_where_they_are():
     """They are answered in their turn, without leaving, and no more are read than may be held."""
     source = [Row(n, str(n), (), flaw="bad" if n != 2 else "") for n in range(100)]
-    flight = Window(source, window=10, parcel=4)
-    (parcel,) = flight.departures()
+    window = Window(source, Limits(window=10, chunk_size=4))
+    (chunk,) = window.next_chunks()
 
-    assert (2,) == tuple(row.position for row in parcel.rows)
-    assert [(0, "bad"), (1, "bad")] == [(e.row.position, e.error) for e in flight.due()]
-    assert flight.held <= AHEAD * 10
+    assert (2,) == tuple(row.position for row in chunk.rows)
+    assert [(0, "bad"), (1, "bad")] == [(e.row.position, e.error) for e in window.take_answers()]
+    assert window.held <= MOST_WINDOWS * 10

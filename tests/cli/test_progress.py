@@ -1,4 +1,4 @@
-"""What people are told of a backfill that runs."""
+"""What is shown of a backfill that runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from celery_batch.backfill.checkpoint import Checkpoint, Spans
 from celery_batch.backfill.progress import Clock, Progress
 from celery_batch.cli import progress as shown_progress
 from celery_batch.cli.common import duration
@@ -20,7 +19,7 @@ SOON = Progress(
     resumed=200,
     total=5000,
     rate=100.0,
-    flying=64,
+    pending=64,
     window=512,
     workers=2,
     seconds=20.0,
@@ -39,28 +38,28 @@ DONE = Progress(done=5000, failed=3, resumed=200, total=5000, seconds=64.0, stat
         (180_000, "2 d 2 h"),
     ],
 )
-def test_times_are_told_in_two_units(seconds, words):
-    """Nobody counts 7,500 seconds."""
+def test_times_are_shown_in_two_units(seconds, words):
+    """2 h 5 min, not 7,500 seconds."""
     assert words == duration(seconds)
 
 
 def test_a_line_says_how_far_it_is():
     """Rows, failures, rate, window, workers, and how long it will take."""
     assert (
-        "1,200 of 5,000 rows, 3 failed, 100 a second, 64 of 512 on their way, 2 workers, 38 s left"
+        "1,200 of 5,000 rows, 3 failed, 100 a second, 64 of 512 pending, 2 workers, 38 s left"
     ) == line(SOON)
 
 
 def test_a_line_says_what_is_unusual():
-    """That it is paused, that nobody answers, that its end is not known."""
-    paused = Progress(done=5, flying=1, window=2, silent=75.0, state="paused")
+    """That it is paused, that no worker answers, that its end is not known."""
+    paused = Progress(done=5, pending=1, window=2, since_answer=75.0, state="paused")
 
-    words = "paused: 5 rows, 0 failed, 0 a second, 1 of 2 on their way, no answer for 1 min 15 s"
+    words = "paused: 5 rows, 0 failed, 0 a second, 1 of 2 pending, no answer for 1 min 15 s"
     assert words == line(paused)
 
 
-def test_who_is_paused_has_no_end():
-    """It depends on who resumes it, and not on the rate until then."""
+def test_a_paused_job_has_no_end():
+    """It depends on when it is resumed, and not on the rate until then."""
     assert (38.0, None) == (SOON.left, replace(SOON, state="paused").left)
 
 
@@ -71,33 +70,31 @@ def test_the_end_sums_up():
     )
 
 
-def test_a_pause_does_not_make_it_slow(monkeypatch, tmp_path):
+def test_a_pause_does_not_make_it_slow(monkeypatch):
     """Seconds for which nothing was to be sent count neither for the rate nor for the average."""
     now = [100.0]
     monkeypatch.setattr("celery_batch.backfill.progress.time.monotonic", lambda: now[0])
-    with Checkpoint(tmp_path / "out.jsonl", {}) as ledger:
-        clock, told = Clock(ledger, None, _since=100.0), []
-        for seconds, done, state in (
-            *((10, 100, "running"), (60, 100, "paused"), (110, 100, "paused")),
-            *((111, 110, "running"), (112, 120, "running")),
-        ):
-            now[0] = 100.0 + seconds
-            ledger.done = Spans([(0, done)])
-            told.append(clock.progress(state=state))
+    clock, found = Clock(None), []
+    for seconds, done, state in (
+        *((10, 100, "running"), (60, 100, "paused"), (110, 100, "paused")),
+        *((111, 110, "running"), (112, 120, "running")),
+    ):
+        now[0], clock.done = 100.0 + seconds, done
+        found.append(clock.progress(state=state))
 
-    assert [10.0, 0.0, 0.0, 10.0, 10.0] == [each.rate for each in told]
-    assert (100.0, 10.0) == (told[-1].paused, told[-1].average)
-    assert summary(told[-1]).endswith("10 a second; paused for 1 min 40 s")
+    assert [10.0, 0.0, 0.0, 10.0, 10.0] == [each.rate for each in found]
+    assert (100.0, 10.0) == (found[-1].paused, found[-1].average)
+    assert summary(found[-1]).endswith("10 a second; paused for 1 min 40 s")
 
 
 def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
     """Without a terminal there is a line each ten seconds and one at the end, and no bar."""
     now = [0.0]
     monkeypatch.setattr(shown_progress.time, "monotonic", lambda: now[0])
-    with shown(Path("out.jsonl")) as tell:
+    with shown(Path("out.jsonl")) as show:
         for now[0] in range(25):
-            tell(SOON)
-        tell(DONE)
+            show(SOON)
+        show(DONE)
 
     said = capsys.readouterr().err.splitlines()
     end = f"out.jsonl: {summary(DONE)}; see out.jsonl.errors"
@@ -108,7 +105,7 @@ def test_a_terminal_has_a_bar(monkeypatch):
     """With rate, failures, window and workers; what it said last stays."""
 
     class Terminal(io.StringIO):
-        """Where people look."""
+        """Stands for a terminal."""
 
         def isatty(self):
             """Be one."""
@@ -117,12 +114,12 @@ def test_a_terminal_has_a_bar(monkeypatch):
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("TERM", "xterm")
-    with shown(Path("out.jsonl")) as tell:
-        tell(SOON)
+    with shown(Path("out.jsonl")) as show:
+        show(SOON)
     import sys  # noqa: PLC0415 (the one that was put in place)
 
     said = sys.stderr.getvalue()
-    for words in ("1200/5000", "100/s", "3 failed", "64 of 512 on their way, 2 workers"):
+    for words in ("1200/5000", "100/s", "3 failed", "64 of 512 pending, 2 workers"):
         assert words in said
 
 
@@ -130,7 +127,7 @@ def test_no_bar_is_needed(monkeypatch, capsys):
     """Without the library that draws it there are lines."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setattr(shown_progress, "find_spec", lambda _: None)
-    with shown(Path("out.jsonl")) as tell:
-        tell(DONE)
+    with shown(Path("out.jsonl")) as show:
+        show(DONE)
 
     assert f"out.jsonl: {summary(DONE)}; see out.jsonl.errors\n" == capsys.readouterr().err

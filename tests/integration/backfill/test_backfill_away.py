@@ -10,8 +10,8 @@ import redis
 from celery import Celery
 
 from celery_batch import BatchTask
-from celery_batch.backfill.engine import Backfill, Pace
-from celery_batch.backfill.window import Row
+from celery_batch.backfill.engine import Backfill
+from celery_batch.backfill.window import Limits, Row
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 
@@ -27,17 +27,17 @@ def test_a_broker_that_is_away_at_first_is_tried_again(tmp_path_factory, caplog)
 
         server.stop()
         source = [Row(n, str(n), (n,)) for n in range(4)]
-        with Backfill(double, source, Pace(window=4, parcel=2)) as backfill:
+        with Backfill(double, source, Limits(window=4, chunk_size=2)) as backfill:
             for _ in range(3):
-                assert [] == backfill.turn(timeout=0.01)
+                assert [] == backfill.step(timeout=0.01)
             said = [each.message for each in caplog.records if "tried again" in each.message]
             assert [True] == [each.startswith("The broker cannot be reached") for each in said]
-            assert 0 == backfill.facts()["flying"]
+            assert 0 == backfill.status()["pending"]
             server.start()
             client = redis.Redis(unix_socket_path=str(server.directory / "redis.sock"))
 
             def why():
-                backfill.turn(timeout=0.1)
+                backfill.step(timeout=0.1)
                 return "" if client.llen("celery") == 2 else "nothing is sent"
 
             wait_until(why, [], what="messages", timeout=60)
@@ -52,14 +52,14 @@ def test_a_broker_that_hangs_keeps_nobody_from_ending(tmp_path_factory):
         def double(number):
             return [2 * n for n in number]
 
-        pace = Pace(window=2, parcel=2)
-        backfill = Backfill(double, [Row(n, str(n), (n,)) for n in range(2)], pace)
-        backfill.turn(timeout=0.0)
+        limits = Limits(window=2, chunk_size=2)
+        backfill = Backfill(double, [Row(n, str(n), (n,)) for n in range(2)], limits)
+        backfill.step(timeout=0.0)
         client = redis.Redis(unix_socket_path=str(server.directory / "redis.sock"))
         assert 1 == client.llen("celery")
         process = client.info()["process_id"]
         os.kill(process, signal.SIGSTOP)
-        ending = Thread(target=backfill.recall, daemon=True)
+        ending = Thread(target=backfill.__exit__, daemon=True)
         ending.start()
         ending.join(30)
         hangs = ending.is_alive()

@@ -12,8 +12,8 @@ from contextlib import closing
 import pytest
 import redis
 
-from celery_batch.backfill.engine import Backfill, Pace
-from celery_batch.backfill.window import Row
+from celery_batch.backfill.engine import Backfill, limits_of
+from celery_batch.backfill.window import Limits, Row
 from celery_batch.processes.managed_process import wait_until
 from tests.seeds import seed_for
 
@@ -291,8 +291,10 @@ def test_the_first_rows_leave_before_more_is_read(app, place):
             waiting.append(client.llen("unread"))
             yield Row(n, str(n), (n,))
 
-    with Backfill(app.double, source(), Pace(window=4, parcel=2), {"queue": "unread"}) as backfill:
-        backfill.turn(timeout=0.0)
+    with Backfill(
+        app.double, source(), Limits(window=4, chunk_size=2), {"queue": "unread"}
+    ) as backfill:
+        backfill.step(timeout=0.0)
     client.delete("unread")
 
     assert [0, 0, 1, 1] == waiting
@@ -319,14 +321,14 @@ def test_what_nobody_has_any_more_is_sent_again(app, place):
     """A broker that has come back empty has lost messages: nobody waits for them for ever."""
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
     source = [Row(n, str(n), (n,)) for n in range(4)]
-    pace = Pace(window=4, parcel=2, patience=0.1)
-    with Backfill(app.double, source, pace, {"queue": "nobody"}) as backfill:
-        backfill.turn(timeout=0.2)
+    limits = Limits(window=4, chunk_size=2, patience=0.1)
+    with Backfill(app.double, source, limits, {"queue": "nobody"}) as backfill:
+        backfill.step(timeout=0.2)
         assert 2 == client.llen("nobody")
         client.delete("nobody")
 
         def why():
-            backfill.turn(timeout=0.1)
+            backfill.step(timeout=0.1)
             return "" if client.llen("nobody") == 2 else "nothing is sent again"
 
         wait_until(why, [], what="messages", timeout=60)
@@ -337,16 +339,16 @@ def test_what_is_lost_is_found_while_others_keep_the_queue_full(app, place):
     """Where messages always wait, what one that was sent later has overtaken is lost."""
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
     source = [Row(n, str(n), (n,)) for n in range(8)]
-    pace = Pace(window=8, parcel=2, patience=0.1)
-    with Backfill(app.double, source, pace, {"queue": "crowded"}) as backfill:
-        backfill.turn(timeout=0.2)
+    limits = Limits(window=8, chunk_size=2, patience=0.1)
+    with Backfill(app.double, source, limits, {"queue": "crowded"}) as backfill:
+        backfill.step(timeout=0.2)
         assert 4 == client.llen("crowded")
         client.delete("crowded")
         app.double.apply_async((1,), queue="crowded")
         found = []
 
         def why():
-            found.extend(backfill.turn(timeout=0.1))
+            found.extend(backfill.step(timeout=0.1))
             while client.llen("crowded") > 1:  # theirs stays, ours are answered
                 client.lmove("crowded", "celery", "LEFT", "RIGHT")
             return "" if backfill.is_over else "waits for what is lost"
@@ -360,12 +362,12 @@ def test_what_is_lost_is_found_while_others_keep_the_queue_full(app, place):
 def test_a_worker_may_be_slower_than_our_patience(app):
     """What a worker has is not lost, however long its model takes."""
     source = [Row(n, str(n), (n,)) for n in range(6)]
-    pace = Pace(window=6, parcel=2, patience=0.1)
+    limits = Limits(window=6, chunk_size=2, patience=0.1)
     begun = time.monotonic()
-    with Backfill(app.slow, source, pace) as backfill:
+    with Backfill(app.slow, source, limits) as backfill:
         found = []
         while not backfill.is_over and time.monotonic() - begun < 20:
-            found += backfill.turn(timeout=0.05)
+            found += backfill.step(timeout=0.05)
 
     assert [2 * n for n in range(6)] == [each.output for each in found]
 
@@ -376,8 +378,8 @@ def test_options_of_a_task_are_in_nobodys_way(app, name):
     task = getattr(app, name)
     wide = list(task.backfill(range(100), window=100))
     source = [Row(n, str(n), (n,)) for n in range(100)]
-    pace = Pace(window=100, parcel=16)
-    crowded = list(Backfill(task, source, pace))
+    limits = Limits(window=100, chunk_size=16)
+    crowded = list(Backfill(task, source, limits))
 
     wanted = [2 * n for n in range(100)]
     assert (wanted, wanted) == tuple([each.output for each in some] for some in (wide, crowded))
@@ -478,7 +480,7 @@ def test_other_rows_are_not_taken_for_those_that_failed(place):
 
 
 def test_a_value_that_no_message_has_costs_one_row(app):
-    """The others of its parcel are asked one by one."""
+    """The others of its chunk are asked one by one."""
     values = [1, {2}, 3, b"4"]
     found = [(each.output, each.error) for each in app.echo.backfill(values)]
 
@@ -490,17 +492,17 @@ def test_a_value_that_no_message_has_costs_one_row(app):
 def test_the_window_grows_with_the_workers(app, monkeypatch, window, wanted):
     """The more answer, the more is on its way, unless it was said how much may be."""
     source = (Row(n, str(n), (n,)) for n in range(10_000))
-    pace = Pace.of(app.double, window=window)
-    with Backfill(app.double, source, pace, {"queue": "crowd"}) as backfill:
+    limits = limits_of(app.double, window=window)
+    with Backfill(app.double, source, limits, {"queue": "crowd"}) as backfill:
         monkeypatch.setattr(backfill._sender, "workers", lambda: 50)
         for _ in range(100):  # a turn sends for so long only
-            backfill.turn(timeout=0.1)
-            if backfill.facts()["flying"] >= wanted:
+            backfill.step(timeout=0.1)
+            if backfill.status()["pending"] >= wanted:
                 break
 
-        assert (wanted, wanted) == tuple(backfill.facts()[name] for name in ("window", "flying"))
+        assert (wanted, wanted) == tuple(backfill.status()[name] for name in ("window", "pending"))
 
 
 def test_the_window_is_no_wider_than_the_queue(app):
     """Where a task says how many may wait, no more are sent however many workers there are."""
-    assert (20, 0) == (Pace.of(app.narrow).window, Pace.of(app.narrow).for_each)
+    assert (20, 0) == (limits_of(app.narrow).window, limits_of(app.narrow).rows_per_worker)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from celery_batch.backfill.engine import Backfill, Pace
-from celery_batch.backfill.window import AHEAD, Row
+from celery_batch.backfill.engine import Backfill
+from celery_batch.backfill.window import MOST_WINDOWS, Limits, Row
 from celery_batch.processes.managed_process import wait_until
 from tests.services.forked import start
 from tests.services.shop import CELERY
@@ -18,18 +18,22 @@ def test_a_slow_worker_keeps_no_fast_one_idle(served, app, tmp_path):
     two = ["-Q", "uneven", "--pool=threads", "--concurrency=2", "--without-mingle"]
     command = [CELERY, "-A", "backfill_tasks", "worker", *two]
     source = (read.append(n) or Row(n, str(n), (n,)) for n in range(ROWS))
-    pace = Pace(window=WINDOW, parcel=4)
+    limits = Limits(window=WINDOW, chunk_size=4)
     with (
         start(command, tmp_path / "worker.log", env=env) as child,
-        Backfill(app.held_up, source, pace, {"queue": "uneven"}) as backfill,
+        Backfill(app.held_up, source, limits, {"queue": "uneven"}) as backfill,
     ):
 
         def why():
-            answers.extend(backfill.turn(timeout=0.05))
-            return "" if len(read) >= AHEAD * WINDOW and backfill.facts()["flying"] == 4 else "idle"
+            answers.extend(backfill.step(timeout=0.05))
+            return (
+                ""
+                if len(read) >= MOST_WINDOWS * WINDOW and backfill.status()["pending"] == 4
+                else "idle"
+            )
 
         wait_until(why, [child], what="fast worker", timeout=60)
-        assert ([], AHEAD * WINDOW) == (answers, len(read))
+        assert ([], MOST_WINDOWS * WINDOW) == (answers, len(read))
         released.touch()
         answers.extend(backfill)
 

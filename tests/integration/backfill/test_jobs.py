@@ -1,4 +1,4 @@
-"""Running backfills are seen and steered from elsewhere."""
+"""Running backfills are listed and controlled from elsewhere."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MANY = 40_000
 
 @pytest.fixture
 def jobs(app):
-    """Who asks."""
+    """The app's running backfills."""
     with Jobs(app.app) as jobs:
         yield jobs
 
@@ -41,13 +41,13 @@ def running(place, jobs):
     process = place.begin("backfill_tasks.leisurely", "--window", "32")
 
     def why():
-        told.extend(jobs.all())
-        return "" if told and told[-1]["done"] else f"it says {told[-1:]}"
+        found.extend(jobs.all())
+        return "" if found and found[-1]["done"] else f"it says {found[-1:]}"
 
-    told = []
+    found = []
     try:
         wait_until(why, [], what="backfill", timeout=60)
-        yield process, told[-1]
+        yield process, found[-1]
     finally:
         process.kill()
         process.wait()
@@ -70,14 +70,14 @@ def here(app, *options):
     return CliRunner().invoke(command_of_jobs, options, obj=SimpleNamespace(app=app.app))
 
 
-def told_by(jobs):
+def only_job(jobs):
     """Return what the only job says."""
 
-    def told():
+    def report():
         (job,) = jobs.all()
         return job
 
-    return eventually(told)
+    return eventually(report)
 
 
 def settles(jobs):
@@ -85,8 +85,8 @@ def settles(jobs):
     job = {}
 
     def why():
-        job.update(told_by(jobs))
-        return "" if job["state"] == "paused" and not job["flying"] else f"{job}"
+        job.update(only_job(jobs))
+        return "" if job["state"] == "paused" and not job["pending"] else f"{job}"
 
     wait_until(why, [], what="backfill", timeout=60)
     return job["done"]
@@ -94,8 +94,8 @@ def settles(jobs):
 
 def goes_on(jobs):
     """Return when the only job has more rows than at first."""
-    before = told_by(jobs)["done"]
-    why = lambda: "" if told_by(jobs)["done"] > before else "it stands"  # noqa: E731
+    before = only_job(jobs)["done"]
+    why = lambda: "" if only_job(jobs)["done"] > before else "it stands"  # noqa: E731
     wait_until(why, [], what="backfill", timeout=60)
 
 
@@ -125,16 +125,16 @@ def test_a_job_is_listed_paused_and_resumed(app, place, running, jobs):
     done = settles(jobs)
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(1.5)
-    assert done == told_by(jobs)["done"]
+    assert done == only_job(jobs)["done"]
 
-    eventually(lambda: jobs.tell("resume", job["id"]))
+    eventually(lambda: jobs.control("resume", job["id"]))
     goes_on(jobs)
 
 
 def test_a_stopped_job_goes_on_later(place, running, jobs):
     """As after Ctrl-C: what was answered is kept, and the exit code says so."""
     process, job = running
-    assert job["id"] == eventually(lambda: jobs.steer("stop", job["id"]))["id"]
+    assert job["id"] == eventually(lambda: jobs.control("stop", job["id"]))["id"]
 
     assert 130 == process.wait(60)
     state = json.loads(place.out.with_name("out.jsonl.journal").read_text())
@@ -142,7 +142,7 @@ def test_a_stopped_job_goes_on_later(place, running, jobs):
 
 
 def test_a_backfill_in_python_is_listed_paused_and_stopped(app, jobs):
-    """Who began it in a program of his own finds it where all others are, and its loop ends."""
+    """It is listed with all others, and its loop ends when it is stopped."""
     ended, answers = [], app.leisurely.backfill(range(MANY), window=32)
 
     def loop():
@@ -153,13 +153,13 @@ def test_a_backfill_in_python_is_listed_paused_and_stopped(app, jobs):
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
-    job = told_by(jobs)
+    job = only_job(jobs)
     assert (os.getpid(), "backfill_tasks.leisurely") == (job["pid"], job["task"])
     assert (MANY, None) == (job["total"], job["output"])
     assert f"to {Path(sys.argv[0]).name}" in eventually(lambda: said(app))
-    eventually(lambda: jobs.steer("pause", job["id"]))
+    eventually(lambda: jobs.control("pause", job["id"]))
     settles(jobs)
-    eventually(lambda: jobs.tell("resume", job["id"]))
+    eventually(lambda: jobs.control("resume", job["id"]))
     goes_on(jobs)
     stopped = eventually(lambda: said(app, "stop", job["id"]))
     thread.join(60)
@@ -171,7 +171,7 @@ def test_a_backfill_in_python_is_listed_paused_and_stopped(app, jobs):
 
 
 def test_a_killed_job_is_not_listed(app, running):
-    """Who is not there does not answer, and nothing is left that says otherwise."""
+    """It does not answer, and nothing is left that says otherwise."""
     process, _ = running
     process.send_signal(signal.SIGKILL)
     process.wait(60)
@@ -180,7 +180,7 @@ def test_a_killed_job_is_not_listed(app, running):
     assert (0, []) == (listed.exit_code, json.loads(listed.stdout))
 
 
-def test_what_has_ended_is_told_by_its_files(app, place):
+def test_what_has_ended_is_shown_by_its_files(app, place):
     """Whether it is complete, with how many rows and failures; else how far it has come."""
     place.write([{"number": n} for n in range(300)])
     assert 1 == place.run("backfill_tasks.double", "--max-errors", "1").returncode
@@ -212,7 +212,7 @@ def test_where_no_backfill_has_written(app, tmp_path):
 
 
 def test_what_is_known_of_others_is_shown(app, place):
-    """A file that is no backfill's keeps nobody from hearing of those named before it."""
+    """A file that is no backfill's does not keep those named before it from being shown."""
     place.write([{"number": 1}])
     place.run("backfill_tasks.double")
     shown = here(app, "show", str(place.out), str(place.folder / "in.jsonl"))
@@ -238,14 +238,14 @@ def test_nothing_is_left_of_asking(place, request):
     assert left_in(place) <= before
 
 
-@pytest.mark.parametrize("name", ["nobody", ""])
-def test_who_is_not_there_cannot_be_steered(jobs, name):
+@pytest.mark.parametrize("name", ["none", ""])
+def test_a_job_that_does_not_run_cannot_be_controlled(jobs, name):
     """The error says which there are."""
     with pytest.raises(BackfillError, match=f"{name}: is no running backfill; there are: none"):
-        jobs.steer("pause", name)
+        jobs.control("pause", name)
 
 
-def test_no_job_is_told_in_words(app):
+def test_no_job_is_said_in_words(app):
     """An empty list is no error."""
     listed = here(app)
 
@@ -258,7 +258,7 @@ def test_no_job_is_told_in_words(app):
     )
 
 
-def test_a_broker_that_is_away_is_told():
+def test_a_broker_that_is_away_is_an_error():
     """In one line, and not as a trace of calls."""
     away = Celery("away", broker="redis://127.0.0.1:1/0", set_as_current=False)
     refused = here(SimpleNamespace(app=away))

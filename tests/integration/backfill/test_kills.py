@@ -13,9 +13,6 @@ from tests.integration.backfill.kills import BLOWS, attempt
 #: Seconds; a trial has limits of its own, which say more.
 pytestmark = pytest.mark.timeout(400)
 
-#: Servers start, die and start again, on a machine that does more besides.
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture
 def folder():
