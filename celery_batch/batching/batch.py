@@ -1,4 +1,4 @@
-"""Requests that go through the model together."""
+"""A batch: requests that run in one model call."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ T = TypeVar("T")
 
 
 class Reason(StrEnum):
-    """Why a batch left."""
+    """Why a batch left the queue."""
 
-    FULL = "full"  # it could not grow any more
-    URGENT = "urgent"  # it went before others, who did not fit in beside it
+    FULL = "full"  # no further request fits
+    URGENT = "urgent"  # it goes before less urgent requests that do not fit beside it
     TIMEOUT = "timeout"  # its oldest request had waited max_wait
     IDLE = "idle"  # no request arrived for linger seconds
-    DRAINED = "drained"  # nobody else will come
-    ALONE = "alone"  # its one request may be what takes processes down
+    DRAINED = "drained"  # no more requests will come
+    ALONE = "alone"  # its only request may be the one that kills processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,10 @@ class Batch(Generic[T]):
     Args:
         requests: Oldest first, never empty.
         reason: Why it left when it did.
-        urgency: Of the most urgent who waited then, whether it is in it or has stood
-            back for those who are; smaller goes first.
-        guaranteed: Which part of a batch these are owed, who were overtaken before.
+        urgency: The most urgent of all requests that waited when it left, whether it is in
+            this batch or not; a smaller number is more urgent.
+        guaranteed: The part of a batch that these requests have earned while more urgent ones
+            overtook them.
     """
 
     requests: tuple[Request[T], ...]
@@ -44,12 +45,12 @@ class Batch(Generic[T]):
 
     @property
     def items(self) -> list[T]:
-        """What the model is asked, oldest first."""
+        """The inputs of the model, oldest first."""
         return [request.item for request in self.requests]
 
     @property
     def rows(self) -> int:
-        """How many rows the model is given."""
+        """The number of rows in all requests."""
         return sum(request.rows for request in self.requests)
 
     def __len__(self) -> int:

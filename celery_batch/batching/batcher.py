@@ -1,17 +1,18 @@
 """
 Requests in, batches out.
 
-Rule 1: everything that decides when a batch leaves lives in this file.
-Rule 2: this file never looks at a clock, takes a lock or sleeps; facts come in
-        as arguments, decisions go out as values.
-Rule 3: nothing is pushed; whoever has a free model slot asks for a batch.
-Rule 4: the most urgent first, and a share for those whom they overtake, see ``priority_queue.py``;
-        among equals first come, first served.
-Rule 5: a batch is counted in rows; what of the line fits into one, ``packing.py`` says.
-Rule 6: who may be what takes processes down goes first and alone, so that nobody
-        else waits for the verdict.
-Rule 7: company is waited for where there is some.  After a batch of one nobody lingers,
-        unless the policy says how long; a crowd shows again while its first one runs.
+Rule 1: everything that decides when a batch leaves is in this file.
+Rule 2: this file reads no clock, takes no lock and never sleeps: facts are arguments,
+        decisions are return values.
+Rule 3: nothing is pushed: a free slot asks for a batch.
+Rule 4: the most urgent requests go first, and overtaken requests have a guaranteed share of
+        each batch (``priority_queue.py``); among equals, first come, first served.
+Rule 5: a batch is counted in rows; ``packing.py`` decides how many requests fit.
+Rule 6: a request that may kill its process runs first and alone, so that others do not wait
+        until that is known.
+Rule 7: a slot waits for further requests only where these are likely. After a batch of one it
+        does not linger, unless the policy says for how long: if more requests follow, they
+        form the next batch while the first one runs.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Wait:
     """
-    Not yet.
+    No batch yet.
 
     Args:
-        seconds: Ask again after so long; None means that only a newcomer, a
-            freed slot or a drain can change the answer.
+        seconds: When to ask again; None if only a new request, a free slot or
+            `Batcher.drain` can change the answer.
     """
 
     seconds: float | None
@@ -45,7 +46,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Drained and empty: there will never be another batch."""
+    """Drained and empty: there will be no more batches."""
 
 
 class Batcher(Generic[T]):
@@ -60,22 +61,19 @@ class Batcher(Generic[T]):
         self.policy = policy
         self._waiting: PriorityQueue[T] = PriorityQueue()
         self._suspects: deque[Request[T]] = deque()
-        self._quiet_since = 0.0
-        #: When a crowd was answered that somebody in line is to wait for.
-        self._group_at = 0.0
-        self._has_company = True
+        #: When the current linger began.
+        self._linger_from = 0.0
+        #: The end of a batch for whose callers the waiting requests wait.
+        self._wait_from = 0.0
+        self._had_several = True
         self._draining = False
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._suspects)
 
-    def __repr__(self) -> str:
-        state = "draining" if self._draining else "open"
-        return f"<Batcher {state}: {len(self)} waiting of {self.policy.max_batch_size}>"
-
     @property
     def oldest(self) -> float | None:
-        """When the oldest waiting request arrived; None if nobody waits."""
+        """When the oldest waiting request arrived; None if none waits."""
         oldest = self._waiting.oldest
         if not self._suspects:
             return oldest
@@ -84,91 +82,83 @@ class Batcher(Generic[T]):
 
     @property
     def urgency(self) -> int | None:
-        """How urgent the next batch will be; None if nobody waits."""
+        """The urgency of the next batch; None if no request waits."""
         return self._suspects[0].urgency if self._suspects else self._waiting.urgency
 
     @property
     def rows(self) -> int:
-        """How many rows those in line have."""
+        """How many rows the waiting requests have."""
         return self._waiting.rows + sum(request.rows for request in self._suspects)
 
     def rows_of(self, urgency: int) -> int:
-        """How many rows those in line have who are just so urgent."""
+        """Return how many rows the waiting requests of exactly this urgency have."""
         return self._waiting.rows_of(urgency)
 
     def before(self, urgency: int) -> tuple[int, int]:
-        """
-        Return behind how many requests a newcomer would wait, and how many rows they have.
-
-        Args:
-            urgency: Of the newcomer, who overtakes those with a greater number.
-        """
+        """Return how many requests would go before a new one of this urgency, and their rows."""
         requests, rows = self._waiting.before(urgency)
         suspects = self._suspects
         return requests + len(suspects), rows + sum(request.rows for request in suspects)
 
     @property
     def is_full(self) -> bool:
-        """Whether a batch waits that cannot grow any more."""
+        """Whether a batch waits that cannot grow."""
         return bool(self._suspects) or self._waiting.rows >= self.policy.max_batch_size
 
     @property
     def next_deadline(self) -> float | None:
-        """When the first of those who go alone will have waited in vain; None if nobody will."""
+        """The earliest deadline of the requests that run alone; None if they have none."""
         deadlines = (request.deadline for request in self._suspects)
         return min((each for each in deadlines if each is not None), default=None)
 
     def add(self, request: Request[T]) -> None:
-        """
-        Put a request in line.
-
-        Args:
-            request: Its ``arrived`` is on the clock that `next` will be asked with.
-        """
+        """Add a request, whose ``arrived`` is on the clock of `next`."""
         if request.alone:
             self._suspects.append(request)
             return
         self._waiting.append(request)
-        self._quiet_since = max(self._quiet_since, request.arrived)
+        self._linger_from = max(self._linger_from, request.arrived)
 
-    def looked_away(self, now: float) -> None:
+    def restart_linger(self, now: float) -> None:
         """
-        Take note that nobody could have been seen coming until now.
+        Let the linger time begin now: until now, arrivals could not be seen.
 
-        A thread that was busy elsewhere cannot tell silence from a crowd at the
-        door.  Silence counts from here again; ``max_wait`` holds all the same.
+        A thread that was busy elsewhere does not know whether requests have arrived
+        meanwhile.  ``max_wait`` holds all the same.
         """
-        self._quiet_since = max(self._quiet_since, now)
+        self._linger_from = max(self._linger_from, now)
 
-    def group_ended(self, now: float, rows: int, urgency: int) -> None:
+    def batch_ended(self, now: float, rows: int, urgency: int) -> None:
         """
-        Take note that a batch of several has ended, who may well come again together.
+        Note that a batch of several requests has ended, whose callers may soon call again.
 
-        Silence counts from here.  Whoever came while it ran, if they are few beside it, wait
-        as if they had come now, once: gone at once, as due as they may be, they and the crowd
-        would take turns for good.
+        The linger time begins now.  If the requests that arrived while it ran are few compared
+        with it, their ``max_wait`` begins now as well, once: if they left at once, they and the
+        callers of this batch would alternate in two groups for good.
 
         Args:
             now: Seconds on the clock of the requests' arrivals.
             rows: Of the batch.
             urgency: Of the batch.
         """
-        self.looked_away(now)
+        self.restart_linger(now)
         waiting = self._waiting
         are_few = 2 * waiting.rows < rows and waiting.urgency == urgency
-        if are_few and (waiting.oldest or 0.0) >= self._group_at:
-            self._group_at = now
+        if are_few and (waiting.oldest or 0.0) >= self._wait_from:
+            self._wait_from = now
 
-    def next(self, now: float, *, ahead: bool = False, owes: bool = True) -> Batch[T] | Wait | Done:
+    def next(
+        self, now: float, *, ahead: bool = False, earns_share: bool = True
+    ) -> Batch[T] | Wait | Done:
         """
-        Answer what a model slot should do now.
+        Decide what a slot does now.
 
         Args:
             now: Seconds on the clock of the requests' arrivals.
-            ahead: The slot is not free yet: take only a batch that could not
-                grow any more, since waiting costs its requests nothing.
-            owes: Those in line who are overtaken are owed their share for it; not where
-                a batch of theirs lies ready that is overtaken, and owed it in their stead.
+            ahead: The slot is not free yet: return only a batch that cannot grow,
+                since waiting costs its requests nothing.
+            earns_share: Whether overtaken requests earn their share of this batch; False while
+                an overtaken batch is ready that earns it in their place.
 
         Returns:
             A batch to run, how long to wait before asking again, or `Done`.
@@ -176,62 +166,62 @@ class Batcher(Generic[T]):
         if self._suspects:
             suspect = self._suspects.popleft()
             return Batch((suspect,), Reason.ALONE, suspect.urgency)
-        if self._waiting.rows >= self.policy.max_batch_size:
-            return self._take(Reason.FULL, owes=owes)
+        if self.is_full:
+            return self._take(Reason.FULL, earns_share=earns_share)
         if not self._waiting:
             return Done() if self._draining else Wait(None)
         if ahead:
             return Wait(None)
         if self._draining:
-            return self._take(Reason.DRAINED, owes=owes)
-        return self._wait_or_take(now, owes=owes)
+            return self._take(Reason.DRAINED, earns_share=earns_share)
+        return self._wait_or_take(now, earns_share=earns_share)
 
-    def _wait_or_take(self, now: float, *, owes: bool) -> Batch[T] | Wait:
-        due = max(self._waiting.oldest or 0.0, self._group_at) + self.policy.max_wait
-        quiet = self._quiet_since + self._patience
-        if now >= due:
-            return self._take(Reason.TIMEOUT, owes=owes)
-        if now >= quiet:
-            return self._take(Reason.IDLE, owes=owes)
-        return Wait(min(due, quiet) - now)
+    def _wait_or_take(self, now: float, *, earns_share: bool) -> Batch[T] | Wait:
+        timeout_at = max(self._waiting.oldest or 0.0, self._wait_from) + self.policy.max_wait
+        idle_at = self._linger_from + self._linger
+        if now >= timeout_at:
+            return self._take(Reason.TIMEOUT, earns_share=earns_share)
+        if now >= idle_at:
+            return self._take(Reason.IDLE, earns_share=earns_share)
+        return Wait(min(timeout_at, idle_at) - now)
 
     @property
-    def _patience(self) -> float:
-        expects_nobody = self.policy.linger is None and not self._has_company
-        return 0.0 if expects_nobody else self.policy.patience
+    def _linger(self) -> float:
+        expects_more = self._had_several or self.policy.linger is not None
+        return self.policy.linger_seconds if expects_more else 0.0
 
     def drain(self) -> None:
-        """Stop waiting for company: nobody else will come."""
+        """Stop waiting for further requests: no more will come."""
         self._draining = True
 
     def clear(self) -> list[Request[T]]:
-        """Give back everybody still in line, in the order they would have gone, and forget them."""
+        """Remove and return all waiting requests, in the order in which they would have run."""
         left = [*self._suspects, *self._waiting.clear()]
         self._suspects.clear()
         return left
 
     def expire(self, now: float) -> list[Request[T]]:
-        """Remove and return those whose deadline has passed while they waited to go alone."""
+        """Remove and return the requests that run alone whose deadline has passed."""
         suspects, self._suspects = self._suspects, deque()
-        late: list[Request[T]] = []
+        expired: list[Request[T]] = []
         for request in suspects:
-            is_late = request.deadline is not None and request.deadline <= now
-            (late if is_late else self._suspects).append(request)
-        return late
+            is_expired = request.deadline is not None and request.deadline <= now
+            (expired if is_expired else self._suspects).append(request)
+        return expired
 
-    def _take(self, reason: Reason, *, owes: bool) -> Batch[T]:
+    def _take(self, reason: Reason, *, earns_share: bool) -> Batch[T]:
         policy, urgency = self.policy, self._waiting.urgency or 0
-        share = policy.low_priority_share if owes else 0.0
         guaranteed = self._waiting.guaranteed / policy.max_batch_size
+        share = policy.low_priority_share if earns_share else 0.0
         taken = self._waiting.take(policy.max_batch_size, share)
         batch = Batch(tuple(taken), reason, urgency, guaranteed)
-        self._has_company = len(batch) > 1
+        self._had_several = len(batch) > 1
         if reason is Reason.FULL and self._overtakes(batch):
             return replace(batch, reason=Reason.URGENT)
         return batch
 
     def _overtakes(self, batch: Batch[T]) -> bool:
-        """Say whether a batch has room, and goes before others all the same."""
+        """Return whether a batch has room left, and goes before less urgent requests."""
         next_urgency = self._waiting.urgency
         has_room = batch.rows < self.policy.max_batch_size
         return has_room and next_urgency is not None and batch.urgency < next_urgency

@@ -1,30 +1,29 @@
 """
+What to do with the items of a failed batch.
 
-What to do about the items of a failed batch.
-
-Rule 1: one bad item fails alone.  A batch that fails is cut in halves until the
-        culprits stand alone; everybody else is answered.
-Rule 2: the cost is bounded: k culprits among n items take at most
-        1 + 2 k log2 n calls of the model, one among 32 at most 11.
-Rule 3: what does not fit into memory is cut in halves too, but nobody is guilty
-        until it stands alone.
-Rule 4: this file calls no model and knows no error; facts come in, the next
-        part to try goes out.
+Rule 1: one bad item fails alone. A batch that fails is split in halves until the
+        failing items run alone; all others get their outputs.
+Rule 2: the cost is bounded: k failing items among n take at most
+        1 + 2 k log2 n model calls, one among 32 at most 11.
+Rule 3: a batch that does not fit into memory is split too, but no item fails for that
+        unless it runs alone.
+Rule 4: this file calls no model and knows no error: facts are arguments, the next
+        part to run is the return value.
 """
 
 from __future__ import annotations
 
 from enum import Enum, auto
 
-__all__ = ["Recovery", "SafeSize", "Verdict", "after_loss"]
+__all__ = ["Bisection", "SafeSize", "Verdict", "after_loss"]
 
 
-class Recovery:
+class Bisection:
     """
-    The way of one batch through the model, until every item has its outcome.
+    The parts in which one batch runs, until every item has an outcome.
 
-    Ask `next` for the part to run, and say with `failed` if it went wrong.  Parts
-    come in the order of the items.
+    Ask `next` for the part to run, and call `split` if it fails.  Parts come in the order
+    of the items.
 
     Args:
         size: How many items the batch has.
@@ -32,15 +31,15 @@ class Recovery:
 
     def __init__(self, size: int) -> None:
         self._todo = [range(size)] if size else []
-        #: Whether anything of it went wrong, and was cut in halves.
-        self.was_cut = False
+        #: Whether a part failed and was split in halves.
+        self.was_split = False
 
     def next(self, largest: int) -> range | None:
         """
-        Return the indices of the items to run next; None when all have been run.
+        Return the indices of the items to run next; None when all have run.
 
         Args:
-            largest: Most items that may be run at once, as far as is known by now.
+            largest: Most items that may run at once, as far as is known by now.
         """
         if not self._todo:
             return None
@@ -49,25 +48,17 @@ class Recovery:
             self._todo.append(part[largest:])
         return part[:largest]
 
-    def failed(self, part: range) -> bool:
-        """
-        Cut a part that went wrong in halves, to be run next.
-
-        Args:
-            part: As `next` gave it.
-
-        Returns:
-            Whether there were halves to cut; else its only item stands convicted.
-        """
+    def split(self, part: range) -> bool:
+        """Split a failed part of `next` in halves, to run next; False if it is one item."""
         if len(part) <= 1:
             return False
-        self.was_cut = True
+        self.was_split = True
         middle = part.start + len(part) // 2
         self._todo += [range(middle, part.stop), range(part.start, middle)]
         return True
 
     def abandon(self) -> list[int]:
-        """Give up on everything that is still to run, and return its indices."""
+        """Drop the parts that have not run, and return their indices."""
         left = sorted(index for part in self._todo for index in part)
         self._todo.clear()
         return left
@@ -75,61 +66,57 @@ class Recovery:
 
 class SafeSize:
     """
-    The largest batch that fits into memory, learnt by running out of it.
+    The largest batch that fits into memory, found by running out of it.
 
-    Once something did not fit, later batches stay within what did; and every so
-    often, when batches of that size went well, a slightly larger one is risked.
-    Each time that goes wrong, the next try comes later.
+    After a batch did not fit, later ones keep to the size that did.  After a number of batches
+    of that size, one slightly larger is tried.  Each time that fails, the number doubles.
     """
 
-    #: Batches of the largest size between two tries of a larger one: at first, at most.
-    FIRST_PATIENCE, LONGEST_PATIENCE = 32, 4096
+    #: Batches of the largest size before a larger one is tried: at first, and at most.
+    FIRST_INTERVAL, LONGEST_INTERVAL = 32, 4096
 
     def __init__(self) -> None:
         self.largest: int | None = None
         self._fits = 0
-        self._went_well = 0
-        self._patience = self.FIRST_PATIENCE // 2
-
-    def __repr__(self) -> str:
-        return f"<SafeSize {self.largest or 'unknown'}>"
+        self._successes = 0
+        self._interval = self.FIRST_INTERVAL // 2
 
     def fitted(self, size: int) -> None:
-        """Take note that this many items went through."""
+        """Note that a batch of this many items fitted."""
         if self.largest is None:
             return
         self._fits = max(self._fits, size)
         if size < self.largest:
             return
-        self._went_well += 1
-        if self._went_well >= self._patience:
-            self._went_well = 0
+        self._successes += 1
+        if self._successes >= self._interval:
+            self._successes = 0
             self.largest += max(self.largest // 8, 1)
 
     def did_not_fit(self, size: int) -> None:
-        """Take note that this many items, 2 or more, were too many."""
+        """Note that a batch of this many items, 2 or more, did not fit."""
         if self._fits >= size:
             self._fits = 0  # memory has shrunk, or these items are larger
         self.largest = self._fits or max(size // 2, 1)
-        self._went_well = 0
-        self._patience = min(self._patience * 2, self.LONGEST_PATIENCE)
+        self._successes = 0
+        self._interval = min(self._interval * 2, self.LONGEST_INTERVAL)
 
 
 class Verdict(Enum):
-    """What becomes of an item whose process died under it."""
+    """What follows for an item whose process died while it ran."""
 
-    ALONE = auto()  # it may be the reason, or not: run it alone
-    POISON = auto()  # it has done it often enough
+    ALONE = auto()  # it may be the reason: run it alone
+    POISON = auto()  # it is the reason: fail it
 
 
 def after_loss(losses: int, *, was_alone: bool, max_losses: int) -> Verdict:
     """
-    Judge an item that was running when its process died.
+    Decide about an item that was running when its process died.
 
     Args:
         losses: How often that has happened to it, this time included.
-        was_alone: Whether nobody else was running with it this time; in company
-            it may be innocent, however often it happened.
-        max_losses: How often is often enough, at least 1.
+        was_alone: Whether no other item was running this time; otherwise another one
+            may be the reason, however often it happened.
+        max_losses: How often makes it fail, at least 1.
     """
     return Verdict.POISON if was_alone and losses >= max_losses else Verdict.ALONE

@@ -1,54 +1,53 @@
 """
+How many waiting requests one batch takes, where requests have many rows.
 
-How many waiting rows a batch takes.
-
-Rule 1: a batch takes the head of the line, as it stands, until it has
-        ``max_batch_size`` rows; whoever does not fit stays, and so does everybody
-        behind it: nobody is overtaken by somebody smaller.
-Rule 2: a request of more rows than a batch has begins a batch of its own, which
-        runs in several slices; nobody who came before it has to sit that out.
-Rule 3: one that merely does not fit into what is left goes along, and the batch has
-        a second slice, if two slices then take more of the line than two batches.
-Rule 4: the last slice is filled up with those who come next; that is the end.
+Rule 1: a batch takes requests from the front of the queue, in their order, until it has
+        ``max_batch_size`` rows. The first that does not fit stays, and so do all behind it:
+        a smaller request never overtakes a larger one.
+Rule 2: a request with more rows than a batch starts a batch of its own, which runs in
+        several model calls; requests that came before it do not wait for these.
+Rule 3: a request that does not fit into the rest of a batch joins it all the same, and the
+        batch runs in two model calls, if these take more requests than two batches would.
+Rule 4: the last model call is filled with the requests that come next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-__all__ = ["portion"]
+__all__ = ["pack"]
 
 
-def portion(size: int, line: Iterable[int]) -> int:
+def pack(size: int, rows: Iterable[int]) -> int:
     """
-    Return how many requests of a line go together.
+    Return how many requests of a queue form the next batch.
 
     Args:
-        size: Most rows in one slice, at least 1.
-        line: How many rows each request has, at least 1, in their order.
+        size: Most rows in one model call, at least 1.
+        rows: How many rows each waiting request has, at least 1, in their order.
     """
-    rows = iter(line)
-    taken, room, misfit = _fill(size, rows)
+    waiting = iter(rows)
+    taken, room, misfit = _fill(size, waiting)
     if not misfit or not room:
         return taken
     if not taken:
-        more, *_ = _fill(-misfit % size, rows)
+        more, *_ = _fill(-misfit % size, waiting)
         return 1 + more
     if misfit > size:
         return taken
-    with_it, room_apart, beyond = _fill(size - misfit, rows)
+    with_it, room_apart, beyond = _fill(size - misfit, waiting)
     if not 0 < beyond <= room_apart + room:
         return taken
-    more, *_ = _fill(room_apart + room - beyond, rows)
+    more, *_ = _fill(room_apart + room - beyond, waiting)
     return taken + 1 + with_it + 1 + more
 
 
-def _fill(room: int, rows: Iterator[int]) -> tuple[int, int, int]:
+def _fill(room: int, waiting: Iterator[int]) -> tuple[int, int, int]:
     """Return how many fit, the room they leave, and the rows of the first misfit; 0 if none."""
     count = 0
-    for each in rows:
-        if each > room:
-            return count, room, each
-        room -= each
+    for rows in waiting:
+        if rows > room:
+            return count, room, rows
+        room -= rows
         count += 1
     return count, room, 0

@@ -1,4 +1,4 @@
-"""When a batch leaves, and with whom: the numbers a user may turn."""
+"""When a batch leaves: the numbers that a user may set."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ DEFAULT_LINGER = 0.002
 @dataclass(frozen=True, slots=True)
 class BatchPolicy:
     """
-    How large a batch may grow and how long it may wait for company.
+    How large a batch may grow and how long it may wait for further requests.
 
     Args:
         max_batch_size: Most rows in one model call, at least 1; a request has one row,
-            a chunk of requests many.
-        max_wait: Most seconds a request waits for company while a model slot
-            is free, counted from its arrival; or from the end of a crowd's batch, if it
-            came while that ran.
-        linger: Seconds without a newcomer after which a free slot stops
+            a chunk many.
+        max_wait: Most seconds a request waits for others while a slot is free, counted
+            from its arrival; or from the end of a batch of several, if it arrived while
+            that ran.
+        linger: Seconds without a new request after which a free slot stops
             waiting.  Unless given, 2 ms or ``max_wait`` where that is shorter,
             and nothing after a batch of one.
-        low_priority_share: Of the places in batches, how many at least go to those whom more
-            urgent ones overtake, from 0 for none to 0.5.
+        low_priority_share: The guaranteed share of requests that more urgent ones overtake,
+            as a part of each batch, from 0 for none to 0.5.
 
     Raises:
         ConfigurationError: A value is not a number, or out of range.
@@ -55,8 +55,8 @@ class BatchPolicy:
             )
 
     @property
-    def patience(self) -> float:
-        """Seconds without a newcomer after which a free slot stops waiting."""
+    def linger_seconds(self) -> float:
+        """The linger time: as given or the default, and never longer than ``max_wait``."""
         linger = DEFAULT_LINGER if self.linger is None else self.linger
         return min(linger, self.max_wait)
 

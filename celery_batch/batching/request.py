@@ -11,17 +11,17 @@ T = TypeVar("T")
 
 class Request(NamedTuple, Generic[T]):  # a frozen dataclass costs three times as much to make
     """
-    An item, or a chunk of many, waiting for an answer.
+    An item, or a chunk of many rows, that waits for the model.
 
     Args:
-        item: What the model is asked; the batcher never looks inside.
-        arrived: When it came, in seconds of the caller's monotonic clock.
-        urgency: Smaller goes first; within one urgency, first come, first served.
-        alone: It was in a batch that took its process down, and may be the reason:
-            it goes through the model without company.
-        deadline: When its answer stops being wanted, on the clock of `arrived`; only
-            who goes alone has one.
-        rows: How many items it stands for, at least 1.
+        item: The model's input; the batcher never looks inside.
+        arrived: The time of its arrival, in seconds of the caller's monotonic clock.
+        urgency: A smaller number goes first; within one urgency, first come, first served.
+        alone: It was in a batch whose process died, and may be the reason, so it runs
+            without others.
+        deadline: When its result is no longer wanted, on the clock of `arrived`; only
+            a request that runs alone has one.
+        rows: How many rows it has, at least 1.
     """
 
     item: T

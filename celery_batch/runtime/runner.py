@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from celery_batch.batching.isolation import Recovery, SafeSize
+from celery_batch.batching.isolation import Bisection, SafeSize
 from celery_batch.errors import BatchError, OutOfMemory, WrongResultCount
 from celery_batch.runtime.failures import free_memory, is_device_broken, is_out_of_memory
 
@@ -150,10 +150,10 @@ class Runner:
         """
         size = len(columns[0])
         answers: list[Any] = [Outcome(again=True)] * size
-        recovery = Recovery(size)
-        while (part := recovery.next(self._largest)) is not None:
+        bisection = Bisection(size)
+        while (part := bisection.next(self._largest)) is not None:
             began = time.monotonic()
-            found = self._try(recovery, columns, part, alone=alone)
+            found = self._try(bisection, columns, part, alone=alone)
             if timings is not None:
                 timings.append(Timing(part, began, time.monotonic() - began))
             answers[part.start : part.start + len(found)] = found
@@ -172,7 +172,7 @@ class Runner:
         return min(self._most, self.safe_size.largest or sys.maxsize)
 
     def _try(
-        self, recovery: Recovery, columns: Sequence[list[Any]], part: range, *, alone: bool
+        self, bisection: Bisection, columns: Sequence[list[Any]], part: range, *, alone: bool
     ) -> Sequence[Any]:
         """Return an answer for each item of the part; none if it is tried again in halves."""
         cut = slice(part.start, part.stop)
@@ -184,19 +184,19 @@ class Runner:
                 for output in checked(self._name, outputs, len(part))
             ]
         except Exception as error:  # noqa: BLE001 (whatever a model raises is its items' outcome)
-            return self._after(error, recovery, part, alone=alone)
+            return self._after(error, bisection, part, alone=alone)
         self.safe_size.fitted(len(part))
         return answers
 
     def _after(
-        self, error: Exception, recovery: Recovery, part: range, *, alone: bool
+        self, error: Exception, bisection: Bisection, part: range, *, alone: bool
     ) -> Sequence[Outcome]:
         """Decide what an error means for a part of a batch, or for what is left of it, too."""
         if is_out_of_memory(error):
-            return self._after_memory(error, recovery, part)
+            return self._after_memory(error, bisection, part)
         is_interrupt = isinstance(error, self._error_policy.interrupts)
         if is_interrupt or is_device_broken(error):
-            left = recovery.abandon()
+            left = bisection.abandon()
             if not is_interrupt:
                 self.broken = str(error)
             if alone:
@@ -204,14 +204,16 @@ class Runner:
             is_culprit = len(part) == 1 and not is_interrupt
             return _all(error, part) if is_culprit else ()
         is_verdict = isinstance(error, (BatchError, *self._error_policy.verdicts))
-        if self._error_policy.isolate_failures and not is_verdict and recovery.failed(part):
+        if self._error_policy.isolate_failures and not is_verdict and bisection.split(part):
             logger.info("%s raised %r on %d items: looking for the culprit",
                         self._name, error, len(part))  # fmt: skip
             return ()
-        self.isolated += recovery.was_cut and len(part) == 1
+        self.isolated += bisection.was_split and len(part) == 1
         return _all(error, part)
 
-    def _after_memory(self, error: Exception, recovery: Recovery, part: range) -> Sequence[Outcome]:
+    def _after_memory(
+        self, error: Exception, bisection: Bisection, part: range
+    ) -> Sequence[Outcome]:
         free_memory(error)
         size = len(part)
         self.out_of_memory += 1
@@ -219,9 +221,9 @@ class Runner:
             self.safe_size.did_not_fit(size)
             logger.warning("%s ran out of memory with %d items: batches of up to %d from here",
                            self._name, size, self.safe_size.largest)  # fmt: skip
-            if self._error_policy.isolate_failures and recovery.failed(part):
+            if self._error_policy.isolate_failures and bisection.split(part):
                 return ()
-        self.isolated += recovery.was_cut and size == 1
+        self.isolated += bisection.was_split and size == 1
         return _all(self._shortage(error, size), part)
 
     def _shortage(self, error: BaseException, size: int = 1) -> OutOfMemory:

@@ -290,7 +290,7 @@ class RequestQueue(Waiting):
             slot.out.remove(requests)
             if len(requests) > 1:
                 rows = sum(request.rows for request in requests)
-                self._batcher.group_ended(monotonic(), rows, requests[0].urgency)
+                self._batcher.batch_ended(monotonic(), rows, requests[0].urgency)
             if self._rows or slot.gone:
                 slot.bell.notify()
 
@@ -299,7 +299,7 @@ class RequestQueue(Waiting):
         with self._lock:
             self._in_loader -= requests
             if requests > 1:  # those who were answered could not come before
-                self._batcher.looked_away(monotonic())
+                self._batcher.restart_linger(monotonic())
         self._close_when_through()
 
     def retire(self, slot: Slot) -> None:
@@ -342,8 +342,8 @@ class RequestQueue(Waiting):
         """Wait for the bell; who wakes late could not see who was coming."""
         due = None if seconds is None else monotonic() + seconds
         slot.bell.wait(seconds)
-        if due is not None and (now := monotonic()) - due > self._batcher.policy.patience:
-            self._batcher.looked_away(now)
+        if due is not None and (now := monotonic()) - due > self._batcher.policy.linger_seconds:
+            self._batcher.restart_linger(now)
 
     def _leave(self, slot: Slot, batch: Batch[Answer]) -> Requests:
         self._rows -= batch.rows

@@ -119,7 +119,7 @@ def _batches(
             now += seconds
             _let_in(batcher, coming, now)
             if len(decision) > 1:
-                batcher.group_ended(now, decision.rows, decision.urgency)
+                batcher.batch_ended(now, decision.rows, decision.urgency)
             continue
         wait = decision.seconds if isinstance(decision, Wait) else None
         until = inf if wait is None else now + max(wait, _TICK)

@@ -74,7 +74,11 @@ def _against(larger: list[Trial], chosen: Trial) -> str:
 def about_wait(curve: Curve, proposal: Proposal) -> str:
     """Say how long it waits for company and why, and what the worst is."""
     policy = proposal.chosen.policy
-    wait = "waits for nobody" if not policy.max_wait else f"waits {figure(policy.patience)} at most"
+    wait = (
+        "waits for nobody"
+        if not policy.max_wait
+        else f"waits {figure(policy.linger_seconds)} at most"
+    )
     if policy.linger is None and policy.max_wait:
         wait += ", and after a batch of one for nobody"
     full = curve.seconds(policy.max_batch_size)

@@ -1,4 +1,4 @@
-"""Requests that go through the model together."""
+"""A batch: requests that run in one model call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def batch() -> Batch[str]:
 
 
 def test_batch_gives_the_model_its_items_in_order(batch: Batch[str]):
-    """What the model is asked is a list, oldest first."""
+    """The model's inputs are a list, oldest first."""
     assert ["a", "b"] == batch.items
 
 
@@ -26,15 +26,15 @@ def test_batch_is_as_long_as_its_requests(batch: Batch[str]):
     assert 2 == len(batch) == len(batch.requests)
 
 
-def test_model_cannot_spoil_the_batch_through_its_items(batch: Batch[str]):
-    """The list is the caller's own: emptying it takes nothing from the batch."""
+def test_model_cannot_change_the_batch_through_its_items(batch: Batch[str]):
+    """The list is a new one each time: emptying it does not change the batch."""
     batch.items.clear()
 
     assert ["a", "b"] == batch.items
 
 
 def test_batch_and_request_cannot_be_changed(batch: Batch[str]):
-    """What has been decided stays decided."""
+    """Both are immutable."""
     with pytest.raises(AttributeError):
         batch.reason = Reason.FULL
     with pytest.raises(AttributeError):

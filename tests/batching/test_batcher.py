@@ -12,12 +12,12 @@ from celery_batch.batching.request import Request
 
 @pytest.fixture
 def batcher() -> Batcher[str]:
-    """Batches of up to 3; a second for company, half of it without a newcomer."""
+    """Batches of up to 3; max_wait of a second, linger of half a second."""
     return Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0, linger=0.5))
 
 
 def add(batcher: Batcher[str], items: str, *, at: float) -> None:
-    """Put one request per letter in line."""
+    """Add one request per letter."""
     for item in items:
         batcher.add(Request(item, arrived=at))
 
@@ -28,13 +28,13 @@ def what_left(decision: Batch[str] | Wait | Done) -> tuple[str, Reason]:
     return "".join(decision.items), decision.reason
 
 
-def test_nobody_in_line_is_nothing_to_wait_for(batcher: Batcher[str]):
-    """An empty line changes only when somebody comes, so there is no time to ask again."""
+def test_empty_queue_names_no_time(batcher: Batcher[str]):
+    """An empty queue changes only with a new request, so there is no time to ask again."""
     assert Wait(None) == batcher.next(now=7.0)
 
 
 def test_full_batch_leaves_at_once(batcher: Batcher[str]):
-    """As many requests as fit leave without waiting for anything."""
+    """A full batch does not wait."""
     add(batcher, "abc", at=0.0)
 
     assert ("abc", Reason.FULL) == what_left(batcher.next(now=0.0))
@@ -42,15 +42,15 @@ def test_full_batch_leaves_at_once(batcher: Batcher[str]):
 
 
 def test_one_short_of_full_still_waits(batcher: Batcher[str]):
-    """A batch with room left waits for company."""
+    """A batch with room left waits for further requests."""
     add(batcher, "ab", at=0.0)
 
     assert Wait(0.5) == batcher.next(now=0.0)
     assert 2 == len(batcher)
 
 
-def test_what_does_not_fit_stays_in_line(batcher: Batcher[str]):
-    """A crowd leaves in batches of full size, oldest first; the rest waits."""
+def test_what_does_not_fit_stays_in_the_queue(batcher: Batcher[str]):
+    """Many requests leave in full batches, oldest first; the rest waits."""
     add(batcher, "abcdefgh", at=0.0)
 
     assert ("abc", Reason.FULL) == what_left(batcher.next(now=0.0))
@@ -59,8 +59,8 @@ def test_what_does_not_fit_stays_in_line(batcher: Batcher[str]):
     assert 2 == len(batcher)
 
 
-def test_lone_request_leaves_after_linger(batcher: Batcher[str]):
-    """With nobody else coming a slot stops waiting after linger, long before max_wait."""
+def test_single_request_leaves_after_linger(batcher: Batcher[str]):
+    """Without further requests a slot stops waiting after linger, long before max_wait."""
     add(batcher, "a", at=10.0)
 
     assert Wait(0.25) == batcher.next(now=10.25)
@@ -68,8 +68,8 @@ def test_lone_request_leaves_after_linger(batcher: Batcher[str]):
     assert ("a", Reason.IDLE) == what_left(batcher.next(now=10.5))
 
 
-def test_lone_request_after_a_lone_one_leaves_at_once():
-    """After a batch of one, company is not waited for until some has shown."""
+def test_single_request_after_a_batch_of_one_leaves_at_once():
+    """After a batch of one, a slot does not linger until several requests arrive together."""
     batcher = Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0))
     add(batcher, "a", at=0.0)
     assert isinstance(batcher.next(now=0.0), Wait)
@@ -83,8 +83,8 @@ def test_lone_request_after_a_lone_one_leaves_at_once():
     assert isinstance(batcher.next(now=3.0), Wait)
 
 
-def test_linger_that_was_given_holds_for_lone_requests(batcher: Batcher[str]):
-    """Who says how long to linger is taken at the word, company or none."""
+def test_explicit_linger_holds_for_single_requests(batcher: Batcher[str]):
+    """A linger that was set holds after a batch of one, too."""
     add(batcher, "a", at=0.0)
     batcher.next(now=0.5)
     add(batcher, "b", at=1.0)
@@ -92,7 +92,7 @@ def test_linger_that_was_given_holds_for_lone_requests(batcher: Batcher[str]):
     assert Wait(0.5) == batcher.next(now=1.0)
 
 
-def test_every_newcomer_starts_the_silence_anew(batcher: Batcher[str]):
+def test_every_new_request_restarts_linger(batcher: Batcher[str]):
     """Linger counts from the last arrival, not from the first."""
     add(batcher, "a", at=0.0)
     add(batcher, "b", at=0.375)
@@ -102,7 +102,7 @@ def test_every_newcomer_starts_the_silence_anew(batcher: Batcher[str]):
 
 
 def test_oldest_request_bounds_the_wait(batcher: Batcher[str]):
-    """However steadily newcomers arrive, the oldest leaves when it has waited max_wait."""
+    """However steadily requests arrive, the oldest leaves when it has waited max_wait."""
     add(batcher, "a", at=0.0)
     add(batcher, "b", at=0.875)
 
@@ -111,32 +111,32 @@ def test_oldest_request_bounds_the_wait(batcher: Batcher[str]):
     assert ("ab", Reason.TIMEOUT) == what_left(batcher.next(now=1.0))
 
 
-def test_wait_counts_from_arrival_not_from_the_question(batcher: Batcher[str]):
+def test_wait_counts_from_arrival(batcher: Batcher[str]):
     """A request that waited while all slots were busy leaves as soon as one is free."""
     add(batcher, "a", at=0.0)
 
     assert ("a", Reason.TIMEOUT) == what_left(batcher.next(now=60.0))
 
 
-def test_left_over_requests_keep_their_own_arrival(batcher: Batcher[str]):
-    """What stays behind a full batch is due by its own age."""
+def test_requests_left_behind_keep_their_own_arrival(batcher: Batcher[str]):
+    """A request that a full batch left behind times out by its own age."""
     add(batcher, "abcd", at=0.0)
     batcher.next(now=0.0)
-    batcher.looked_away(now=0.9375)
+    batcher.restart_linger(now=0.9375)
 
     assert Wait(0.0625) == batcher.next(now=0.9375)
 
 
-def test_no_wait_means_whoever_is_there():
-    """With a max_wait of 0 a free slot takes what is in line, were it one request."""
+def test_max_wait_of_zero_takes_what_waits():
+    """With a max_wait of 0 a free slot takes all waiting requests, even a single one."""
     batcher = Batcher(BatchPolicy(max_batch_size=3, max_wait=0))
     add(batcher, "a", at=4.0)
 
     assert ("a", Reason.TIMEOUT) == what_left(batcher.next(now=4.0))
 
 
-def test_no_linger_means_not_to_wait_for_company():
-    """With a linger of 0 a free slot never stays idle while somebody waits."""
+def test_linger_of_zero_never_waits():
+    """With a linger of 0 a free slot never stays idle while a request waits."""
     batcher = Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0, linger=0))
     add(batcher, "ab", at=4.0)
 
@@ -144,7 +144,7 @@ def test_no_linger_means_not_to_wait_for_company():
 
 
 def test_batches_of_one_leave_at_once():
-    """A maximum of 1 never waits and never pairs."""
+    """With a max_batch_size of 1 no request waits, and each runs alone."""
     batcher = Batcher(BatchPolicy(max_batch_size=1))
     add(batcher, "ab", at=0.0)
 
@@ -154,7 +154,7 @@ def test_batches_of_one_leave_at_once():
 
 
 def test_ahead_of_a_free_slot_only_full_batches_leave(batcher: Batcher[str]):
-    """Behind a running batch waiting is free, so a batch that can still grow stays."""
+    """Behind a running batch waiting costs nothing, so a batch that can still grow stays."""
     add(batcher, "ab", at=0.0)
 
     assert Wait(None) == batcher.next(now=60.0, ahead=True)
@@ -164,20 +164,20 @@ def test_ahead_of_a_free_slot_only_full_batches_leave(batcher: Batcher[str]):
     assert ("abc", Reason.FULL) == what_left(batcher.next(now=60.0, ahead=True))
 
 
-def test_overtaken_twice_over_is_owed_once():
-    """A batch that lies ready is owed its share itself, so those in line earn none meanwhile."""
-    paid: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, low_priority_share=0.5))
+def test_share_is_earned_once():
+    """While an overtaken batch is ready, it earns the share, and waiting requests earn none."""
+    batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, low_priority_share=0.5))
     bulk = Request("B", 0.0, 9, rows=2)
     for request in [bulk, *(Request(item, 0.0, 0, rows=2) for item in "abcd")]:
-        paid.add(request)
-    lies_ready = [what_left(paid.next(now=0.0, owes=False))[0] for _ in range(2)]
+        batcher.add(request)
+    ready = [what_left(batcher.next(now=0.0, earns_share=False))[0] for _ in range(2)]
 
-    assert ["a", "b"] == lies_ready
-    assert ["c", "B", "d"] == [what_left(paid.next(now=0.0))[0] for _ in range(3)]
+    assert ["a", "b"] == ready
+    assert ["c", "B", "d"] == [what_left(batcher.next(now=0.0))[0] for _ in range(3)]
 
 
-def test_batch_takes_along_what_it_was_owed_in_line():
-    """Made ready when nobody urgent waits, it is not to be overtaken as if it were new."""
+def test_batch_keeps_what_its_requests_earned():
+    """A batch formed when no urgent request waits keeps its earned share."""
     batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=4, low_priority_share=0.25))
     for item, urgency in [("B", 9), ("a", 0), ("b", 0)]:
         batcher.add(Request(item, 0.0, urgency, rows=4))
@@ -189,8 +189,8 @@ def test_batch_takes_along_what_it_was_owed_in_line():
     assert (["B"], 0.5) == (batch.items, batch.guaranteed)
 
 
-def test_batch_that_goes_before_others_and_has_room_is_not_called_full():
-    """It could not grow, as these did not fit in; a larger size would not help it."""
+def test_batch_with_room_that_overtakes_is_urgent_and_not_full():
+    """It could not grow, since the others did not fit; a larger size would not help."""
     batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, low_priority_share=0.0))
     for item, urgency, rows in [("B", 9, 2), ("a", 0, 1)]:
         batcher.add(Request(item, 0.0, urgency, rows=rows))
@@ -199,55 +199,57 @@ def test_batch_that_goes_before_others_and_has_room_is_not_called_full():
     assert ("B", Reason.FULL) == what_left(batcher.next(now=0.0, ahead=True))
 
 
-def test_silence_that_nobody_could_see_does_not_count(batcher: Batcher[str]):
-    """After looking away a slot lingers anew: newcomers may stand at the door unread."""
+def test_linger_restarts_after_time_without_looking(batcher: Batcher[str]):
+    """A slot lingers again after time in which arrivals could not be seen."""
     add(batcher, "a", at=0.0)
-    batcher.looked_away(now=0.75)
+    batcher.restart_linger(now=0.75)
 
-    assert Wait(0.25) == batcher.next(now=0.75)  # until due: max_wait holds all the same
+    assert Wait(0.25) == batcher.next(now=0.75)  # until the timeout: max_wait holds all the same
     assert ("a", Reason.TIMEOUT) == what_left(batcher.next(now=1.0))
 
 
-def test_one_who_came_while_a_crowd_was_answered_waits_for_it(batcher: Batcher[str]):
-    """A crowd and one beside it come together, and do not take turns for good."""
+def test_request_that_arrived_during_a_large_batch_waits_for_its_callers(batcher: Batcher[str]):
+    """It and the callers of the batch join, and do not alternate for good."""
     add(batcher, "a", at=0.0)
-    batcher.group_ended(now=60.0, rows=3, urgency=0)
+    batcher.batch_ended(now=60.0, rows=3, urgency=0)
 
     assert Wait(0.5) == batcher.next(now=60.0)
     add(batcher, "bc", at=60.25)
     assert ("abc", Reason.FULL) == what_left(batcher.next(now=60.25))
 
 
-def test_one_who_waits_for_a_crowd_does_so_once(batcher: Batcher[str]):
-    """However many crowds are answered beside it, it is due when the first has had its time."""
+def test_request_waits_for_the_callers_of_a_batch_once(batcher: Batcher[str]):
+    """However many batches end meanwhile, its max_wait begins again only once."""
     add(batcher, "a", at=0.0)
     for now in (60.0, 60.25, 60.75):
-        batcher.group_ended(now=now, rows=3, urgency=0)
+        batcher.batch_ended(now=now, rows=3, urgency=0)
 
     assert Wait(0.25) == batcher.next(now=60.75)
     assert ("a", Reason.TIMEOUT) == what_left(batcher.next(now=61.0))
 
 
 @pytest.mark.parametrize(("items", "rows", "urgency"), [("ab", 4, 0), ("a", 2, 0), ("a", 3, 9)])
-def test_nobody_else_waits_for_a_crowd(batcher: Batcher[str], items: str, rows: int, urgency: int):
-    """Half as many as the crowd are one themselves; and who is overtaken comes when he may."""
+def test_no_other_request_waits_for_the_callers_of_a_batch(
+    batcher: Batcher[str], items: str, rows: int, urgency: int
+):
+    """Half as many as the batch are not few; and requests of another urgency do not wait."""
     add(batcher, items, at=0.0)
-    batcher.group_ended(now=60.0, rows=rows, urgency=urgency)
+    batcher.batch_ended(now=60.0, rows=rows, urgency=urgency)
 
     assert (items, Reason.TIMEOUT) == what_left(batcher.next(now=60.0))
 
 
-def test_looking_away_before_the_last_arrival_changes_nothing(batcher: Batcher[str]):
-    """Silence never counts from before the last newcomer."""
+def test_restart_before_the_last_arrival_changes_nothing(batcher: Batcher[str]):
+    """Linger never counts from before the last arrival."""
     add(batcher, "a", at=2.0)
-    batcher.looked_away(now=1.0)
+    batcher.restart_linger(now=1.0)
 
     assert Wait(0.25) == batcher.next(now=2.25)
     assert ("a", Reason.IDLE) == what_left(batcher.next(now=2.5))
 
 
-def test_draining_leaves_nobody_behind(batcher: Batcher[str]):
-    """When nobody else will come, the rest leaves at once, full batches first, and that is all."""
+def test_draining_empties_the_queue(batcher: Batcher[str]):
+    """When no more requests will come, all leave at once, full batches first."""
     add(batcher, "abcd", at=0.0)
     batcher.drain()
 
@@ -257,8 +259,8 @@ def test_draining_leaves_nobody_behind(batcher: Batcher[str]):
     assert Done() == batcher.next(now=0.0, ahead=True)
 
 
-def test_draining_does_not_jump_a_busy_slot(batcher: Batcher[str]):
-    """The last, smaller batch too waits until its slot is free."""
+def test_draining_waits_for_a_free_slot(batcher: Batcher[str]):
+    """The last, smaller batch waits until its slot is free, too."""
     add(batcher, "a", at=0.0)
     batcher.drain()
 
@@ -266,8 +268,8 @@ def test_draining_does_not_jump_a_busy_slot(batcher: Batcher[str]):
     assert ("a", Reason.DRAINED) == what_left(batcher.next(now=0.0))
 
 
-def test_clearing_gives_everybody_back(batcher: Batcher[str]):
-    """Who has not left can be had back, oldest first, and is then forgotten."""
+def test_clearing_returns_all_requests(batcher: Batcher[str]):
+    """All waiting requests are returned, oldest first, and removed."""
     add(batcher, "ab", at=0.0)
     left = batcher.clear()
 
@@ -276,8 +278,8 @@ def test_clearing_gives_everybody_back(batcher: Batcher[str]):
     assert Wait(None) == batcher.next(now=60.0)
 
 
-def test_oldest_tells_who_waits_longest(batcher: Batcher[str]):
-    """It is the arrival of the head of the line, None where there is no line."""
+def test_oldest_is_the_arrival_of_the_first_request(batcher: Batcher[str]):
+    """It is None while no request waits."""
     assert batcher.oldest is None
 
     add(batcher, "a", at=1.0)
@@ -286,19 +288,8 @@ def test_oldest_tells_who_waits_longest(batcher: Batcher[str]):
     assert 1.0 == batcher.oldest
 
 
-def test_batcher_says_how_it_stands(batcher: Batcher[str]):
-    """A log line shows how many wait, and whether anybody else may come."""
-    add(batcher, "ab", at=0.0)
-
-    assert "<Batcher open: 2 waiting of 3>" == repr(batcher)
-
-    batcher.drain()
-
-    assert "<Batcher draining: 2 waiting of 3>" == repr(batcher)
-
-
 def test_suspect_goes_first_and_alone():
-    """Who may take processes down goes without company, also behind a running batch."""
+    """A request that may kill its process runs alone, also behind a running batch."""
     batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2, max_wait=1.0))
     batcher.add(Request("a", arrived=1.0))
     batcher.add(Request("suspect", arrived=0.5, alone=True))
@@ -309,11 +300,11 @@ def test_suspect_goes_first_and_alone():
     assert (["a", "b"], Reason.FULL) == _named(batcher.next(now=1.0))
 
 
-def test_newcomer_waits_behind_suspects_as_well():
-    """Requests that go alone go before everybody, and their rows count for who comes next."""
+def test_new_request_waits_behind_suspects():
+    """Requests that run alone go before all others, and their rows count."""
     batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=3, max_wait=1.0))
     batcher.add(Request("urgent", arrived=0.0, urgency=1, rows=2))
-    batcher.add(Request("patient", arrived=0.0, urgency=9, rows=4))
+    batcher.add(Request("bulk", arrived=0.0, urgency=9, rows=4))
     first = batcher.urgency
     batcher.add(Request("suspect", arrived=0.0, urgency=9, alone=True))
 
@@ -324,8 +315,8 @@ def test_newcomer_waits_behind_suspects_as_well():
     assert 7 == batcher.rows
 
 
-def test_suspects_are_given_back_too():
-    """Clearing the line forgets nobody."""
+def test_clearing_returns_suspects_too():
+    """Requests that run alone are returned as well, first of all."""
     batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2))
     batcher.add(Request("a", arrived=1.0))
     batcher.add(Request("suspect", arrived=2.0, alone=True))
@@ -336,16 +327,16 @@ def test_suspects_are_given_back_too():
 
 
 def test_deadline_ends_the_wait_of_a_suspect():
-    """Whose time is up before a slot is free is given up; who has no deadline waits on."""
+    """It is removed when its deadline passes; one without a deadline waits on."""
     batcher: Batcher[str] = Batcher(BatchPolicy(max_batch_size=2))
     assert batcher.next_deadline is None
-    batcher.add(Request("patient", arrived=0.0, alone=True))
+    batcher.add(Request("bulk", arrived=0.0, alone=True))
     batcher.add(Request("late", arrived=0.0, alone=True, deadline=7.0))
 
     assert (7.0, 0.0) == (batcher.next_deadline, batcher.oldest)
     assert [] == batcher.expire(now=6.9)
     assert ["late"] == [request.item for request in batcher.expire(now=7.0)]
-    assert (["patient"], Reason.ALONE) == _named(batcher.next(now=8.0))
+    assert (["bulk"], Reason.ALONE) == _named(batcher.next(now=8.0))
 
 
 def _named(decision: object) -> tuple[list[str], Reason]:

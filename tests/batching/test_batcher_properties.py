@@ -1,10 +1,10 @@
 """
-What the batcher promises, whatever comes and whenever.
+What the batcher promises, for any sequence of events.
 
-`Shell` asks as the real ones do: whenever a fact has changed, and again when the
-time it was told has passed.  Hypothesis chooses the facts: who comes, how long
-batches run, when the shell is busy elsewhere.  After every fact each promise is
-checked against a plain account of who should be waiting.
+`Worker` asks as real workers do: whenever something has changed, and again when the
+time that the batcher named has passed.  Hypothesis chooses the events: arrivals, ends of
+batches, and times at which the worker is busy elsewhere.  After every event each promise
+is checked against a plain list of the requests that should be waiting.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EVENTS = st.one_of(
     st.tuples(st.just("arrive"), st.just(1)),
     st.tuples(st.just("arrive"), st.sampled_from([1, 2, 3, 20])),
     st.tuples(st.just("chunk"), st.integers(min_value=1, max_value=30)),
-    st.tuples(st.sampled_from(["silence", "silence", "wait", "look_away"]), SHARES),
+    st.tuples(st.sampled_from(["idle", "idle", "wait", "be_busy"]), SHARES),
     st.tuples(st.just("finish"), st.sampled_from([1, 1, 2, 6])),
     st.tuples(st.just("answer"), st.sampled_from([2, 5, 30])),
     st.tuples(st.sampled_from(["wake", "wake", "wake", "give_back"]), st.none()),
@@ -58,114 +58,118 @@ EVENTS = st.one_of(
     events=st.lists(EVENTS, min_size=10, max_size=60),
 )
 @example(policy=BatchPolicy(), slots=1, now=0.0, events=[])
-def test_promises_hold_whatever_comes(
+def test_promises_hold_for_any_events(
     policy: BatchPolicy, slots: int, now: float, events: list[tuple[str, float | None]]
 ):
     """
-    Nobody is lost or leaves twice or out of turn, no batch is too large, no slot idles in vain.
+    No request is lost, leaves twice or out of order; no batch is too large; no slot idles in vain.
 
-    While a slot is free nobody waits longer than max_wait, counted once from the end of a
-    crowd's batch, nor for longer than linger while nobody else comes, nor at all, unless told
-    to, after a batch of one.
+    While a slot is free no request waits for longer than max_wait, counted once from the end of
+    a larger batch, nor for longer than linger after the last arrival, nor at all after a batch
+    of one unless linger is set.
     """
-    shell = Shell(policy, slots, now)
+    worker = Worker(policy, slots, now)
     for name, how_much in events:
-        getattr(shell, name)(how_much)
-        shell.check_line()
-        shell.check_idle_slots()
-    shell.close()
+        getattr(worker, name)(how_much)
+        worker.check_queue()
+        worker.check_idle_slots()
+    worker.close()
 
 
-class Shell:
-    """A worker on a manual clock, which holds the batcher to its promises."""
+class Worker:
+    """A worker on a manual clock, which checks the batcher's promises."""
 
     def __init__(self, policy: BatchPolicy, slots: int, now: float) -> None:
         self.policy, self.slots, self.clock = policy, slots, ManualClock(now)
         self.batcher: Batcher[int] = Batcher(policy)
-        self.line: deque[Request[int]] = deque()  # who should be waiting, oldest first
+        self.waiting: deque[Request[int]] = (
+            deque()
+        )  # the requests that should be waiting, oldest first
         self.names = count()
         self.left = 0
         self.in_flight = 0
-        self.quiet_since = now
-        self.crowd_at = 0.0
-        self.has_company = True
+        self.linger_from = now
+        self.wait_from = 0.0
+        self.had_several = True
         self.alarm: float | None = None
         self.draining = False
 
-    def arrive(self, crowd: int) -> None:
-        """Some come, all at once."""
-        self.join([1] * crowd)
+    def arrive(self, count: int) -> None:
+        """Some requests arrive together."""
+        self.join([1] * count)
 
     def chunk(self, rows: int) -> None:
-        """One request of many rows comes."""
+        """One request with many rows arrives."""
         self.join([rows])
 
     def join(self, rows: list[int]) -> None:
-        """Requests with so many rows get in line."""
+        """Requests with these numbers of rows arrive."""
         for each in rows:
             request = Request(next(self.names), arrived=self.clock(), rows=each)
-            self.line.append(request)
+            self.waiting.append(request)
             self.batcher.add(request)
-        self.quiet_since = self.clock()
+        self.linger_from = self.clock()
         self.ask()
 
-    def silence(self, share: float) -> None:
-        """Nobody comes for about as long as a slot lingers."""
-        self.pass_time(share * self.policy.patience)
+    def idle(self, share: float) -> None:
+        """No request arrives for about as long as a slot lingers."""
+        self.pass_time(share * self.policy.linger_seconds)
 
     def wait(self, share: float) -> None:
-        """Nobody comes for about as long as anybody has to wait."""
+        """No request arrives for about max_wait."""
         self.pass_time(share * self.policy.max_wait)
 
     def pass_time(self, seconds: float) -> None:
-        """Nothing happens but what the batcher asked to be woken for."""
+        """Time passes, and the batcher is asked at the times it named."""
         end = self.clock() + seconds
         while self.alarm is not None and self.alarm <= end:
             self.wake()
         self.clock.advance(max(end - self.clock(), 0))
 
     def wake(self, _: None = None) -> None:
-        """It is just the time that the batcher asked to be woken at."""
+        """The time that the batcher named has come."""
         if self.alarm is None:
             return
         self.clock.advance(max(self.alarm - self.clock(), 0))
         self.check_idle_slots()
-        before = len(self.line)
+        before = len(self.waiting)
         self.ask()
 
-        assert len(self.line) < before or self.alarm - self.clock() < TOLERANCE, "woken for nothing"
+        assert len(self.waiting) < before or self.alarm - self.clock() < TOLERANCE, (
+            "woken for nothing"
+        )
 
-    def look_away(self, share: float) -> None:
-        """The shell is busy elsewhere, and knows that it cannot have seen anybody come."""
+    def be_busy(self, share: float) -> None:
+        """The worker is busy elsewhere, and knows that it cannot have seen arrivals."""
         self.clock.advance(share * self.policy.max_wait)
-        self.batcher.looked_away(self.clock())
-        self.quiet_since = self.clock()
+        self.batcher.restart_linger(self.clock())
+        self.linger_from = self.clock()
         self.ask()
 
     def finish(self, batches: int) -> None:
-        """Batches have run, their slots are free for the next."""
+        """Batches have run, and their slots are free."""
         self.in_flight = max(self.in_flight - batches, 0)
         self.ask()
 
     def answer(self, rows: int) -> None:
-        """A batch of several has run, who may come again."""
+        """A batch of several has run, whose callers may call again."""
         now = self.clock()
-        self.batcher.group_ended(now, rows, urgency=0)
-        self.quiet_since = now
-        if self.line and 2 * self.rows < rows and self.line[0].arrived >= self.crowd_at:
-            self.crowd_at = now
+        self.batcher.batch_ended(now, rows, urgency=0)
+        self.linger_from = now
+        if self.waiting and 2 * self.rows < rows and self.waiting[0].arrived >= self.wait_from:
+            self.wait_from = now
         self.finish(1)
 
     def give_back(self, _: None) -> None:
-        """The connection is gone: everybody in line goes back where they came from."""
-        assert list(self.line) == self.batcher.clear()
+        """The connection is lost: all waiting requests go back."""
+        assert list(self.waiting) == self.batcher.clear()
 
-        self.left += len(self.line)
-        self.line.clear()
+        self.left += len(self.waiting)
+        self.waiting.clear()
         self.ask()
 
     def close(self) -> None:
-        """Nobody else will come: in the end everybody has left."""
+        """No more requests come: in the end all have left."""
         self.draining = True
         self.batcher.drain()
         self.ask()
@@ -177,7 +181,7 @@ class Shell:
         assert Done() == self.batcher.next(self.clock())
 
     def ask(self) -> None:
-        """Ask on behalf of every slot with room, until there is nothing left to run now."""
+        """Ask for every slot with room, until there is no batch to run now."""
         self.alarm = None
         while self.in_flight < self.slots * DEPTH:
             ahead = self.in_flight >= self.slots
@@ -189,68 +193,68 @@ class Shell:
             self.in_flight += 1
 
     def check_wait(self, decision: Wait | Done, *, ahead: bool) -> None:
-        """A refusal to run says truly when to ask again, and asking costs nothing."""
+        """Without a batch, the batcher says when to ask again, and asking changes nothing."""
         assert decision == self.batcher.next(self.clock(), ahead=ahead)
-        assert isinstance(decision, Done) == (self.draining and not self.line)
+        assert isinstance(decision, Done) == (self.draining and not self.waiting)
         if isinstance(decision, Wait) and decision.seconds is not None:
             assert decision.seconds > 0
             self.alarm = self.clock() + decision.seconds
         else:
-            assert ahead or not self.line, "somebody waits, and nobody will ask again"
+            assert ahead or not self.waiting, "a request waits, and there is no time to ask again"
 
     def check_batch(self, batch: Batch[int], *, ahead: bool) -> None:
-        """A batch is the head of the line, all that fits of it, and leaves for a true reason."""
+        """A batch is the front of the queue, all of it that fits, and has the right reason."""
         size = self.policy.max_batch_size
         waiting, fits = self.rows, len(batch)
 
         assert fits > 0
-        assert waiting >= size or fits == len(self.line)
+        assert waiting >= size or fits == len(self.waiting)
         assert {
             Reason.FULL: waiting >= size,
             Reason.TIMEOUT: not ahead and self.age >= self.policy.max_wait - TOLERANCE,
-            Reason.IDLE: not ahead and self.quiet_for >= self.patience - TOLERANCE,
+            Reason.IDLE: not ahead and self.idle_for >= self.linger - TOLERANCE,
             Reason.DRAINED: not ahead and self.draining,
         }[batch.reason]
-        assert [self.line.popleft() for _ in range(fits)] == list(batch.requests)
-        if self.line:  # and could not have taken one more, without another call of the model
-            assert self.line[0].rows > -batch.rows % size
+        assert [self.waiting.popleft() for _ in range(fits)] == list(batch.requests)
+        if self.waiting:  # and could not have taken one more, without another call of the model
+            assert self.waiting[0].rows > -batch.rows % size
 
         self.left += fits
-        self.has_company = fits > 1
+        self.had_several = fits > 1
 
-    def check_line(self) -> None:
-        """Nobody is in line who should not be, and nobody is missing."""
-        assert (len(self.line), self.rows) == (len(self.batcher), self.batcher.rows)
-        assert (self.line[0].arrived if self.line else None) == self.batcher.oldest
+    def check_queue(self) -> None:
+        """Exactly the expected requests wait."""
+        assert (len(self.waiting), self.rows) == (len(self.batcher), self.batcher.rows)
+        assert (self.waiting[0].arrived if self.waiting else None) == self.batcher.oldest
 
     def check_idle_slots(self) -> None:
-        """No slot idles in vain, and no full batch waits where there is room behind a slot."""
-        if not self.line or self.in_flight >= self.slots * DEPTH:
+        """No slot idles in vain, and no full batch waits while there is room behind a slot."""
+        if not self.waiting or self.in_flight >= self.slots * DEPTH:
             return
 
         assert self.rows < self.policy.max_batch_size
         if self.in_flight < self.slots:
             assert not self.draining
             assert self.age <= self.policy.max_wait + TOLERANCE
-            assert self.quiet_for <= self.patience + TOLERANCE
+            assert self.idle_for <= self.linger + TOLERANCE
 
     @property
     def rows(self) -> int:
-        """How many rows those in line have."""
-        return sum(request.rows for request in self.line)
+        """How many rows the waiting requests have."""
+        return sum(request.rows for request in self.waiting)
 
     @property
     def age(self) -> float:
-        """Seconds since the oldest in line came, or since a crowd went that it waits for."""
-        return self.clock() - max(self.line[0].arrived, self.crowd_at)
+        """Seconds since the oldest arrived, or since the batch ended whose callers it awaits."""
+        return self.clock() - max(self.waiting[0].arrived, self.wait_from)
 
     @property
-    def patience(self) -> float:
-        """Seconds of silence after which a slot stops waiting."""
-        expects_nobody = self.policy.linger is None and not self.has_company
-        return 0.0 if expects_nobody else self.policy.patience
+    def linger(self) -> float:
+        """Seconds without an arrival after which a slot stops waiting."""
+        expects_more = self.policy.linger is not None or self.had_several
+        return self.policy.linger_seconds if expects_more else 0.0
 
     @property
-    def quiet_for(self) -> float:
-        """Seconds for which nobody came who could have been seen."""
-        return self.clock() - self.quiet_since
+    def idle_for(self) -> float:
+        """Seconds without an arrival that could have been seen."""
+        return self.clock() - self.linger_from

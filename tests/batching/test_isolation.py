@@ -1,54 +1,53 @@
-"""What to do about items whose batch went wrong."""
+"""What to do with the items of a failed batch."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.batching.isolation import Recovery, SafeSize, Verdict, after_loss
+from celery_batch.batching.isolation import Bisection, SafeSize, Verdict, after_loss
 
 
 @given(st.integers(min_value=0, max_value=200), st.none() | st.integers(1, 50), st.data())
-def test_everybody_is_run_until_they_succeed_or_stand_alone(
+def test_every_item_runs_until_it_succeeds_or_fails_alone(
     size: int, largest: int | None, data: st.DataObject
 ):
-    """Each item ends in exactly one part that went well, or convicted; parts keep within bounds."""
+    """Each item ends in one part that succeeded, or fails alone; no part is too large."""
     bad = data.draw(st.sets(st.integers(0, max(size - 1, 0)))) if size else set()
-    recovery = Recovery(size)
-    answered, convicted = [], []
-    while (part := recovery.next(largest or 200)) is not None:
+    bisection = Bisection(size)
+    succeeded, failed = [], []
+    while (part := bisection.next(largest or 200)) is not None:
         assert len(part) <= (largest or size)
         if not bad & set(part):
-            answered += part
-        elif not recovery.failed(part):
-            convicted += part
+            succeeded += part
+        elif not bisection.split(part):
+            failed += part
 
-    assert sorted(bad) == convicted
-    assert sorted(set(range(size)) - bad) == answered  # in order, too
+    assert sorted(bad) == failed
+    assert sorted(set(range(size)) - bad) == succeeded  # in order, too
 
 
-def test_abandoned_batch_names_who_is_left():
-    """What has not been run when the run breaks off is known, in order."""
-    recovery = Recovery(8)
-    part = recovery.next(8)
+def test_abandoned_batch_returns_what_is_left():
+    """The indices that have not run when the run ends early are returned in order."""
+    bisection = Bisection(8)
+    part = bisection.next(8)
     assert part is not None
-    recovery.failed(part)
-    recovery.next(8)
+    bisection.split(part)
+    bisection.next(8)
 
-    assert [4, 5, 6, 7] == recovery.abandon()
-    assert recovery.next(8) is None
+    assert [4, 5, 6, 7] == bisection.abandon()
+    assert bisection.next(8) is None
 
 
-def test_nothing_is_assumed_before_memory_runs_out():
+def test_no_limit_before_memory_runs_out():
     """A model that never ran out of memory gets its batches whole."""
     size = SafeSize()
     size.fitted(64)
 
     assert size.largest is None
-    assert "<SafeSize unknown>" == repr(size)
 
 
-def test_safe_size_is_what_fitted():
+def test_safe_size_is_the_size_that_fitted():
     """After a shortage the size is halved until it fits, and stays there."""
     size = SafeSize()
     size.did_not_fit(64)
@@ -56,10 +55,9 @@ def test_safe_size_is_what_fitted():
     size.fitted(16)
 
     assert 16 == size.largest
-    assert "<SafeSize 16>" == repr(size)
 
 
-def test_larger_size_is_tried_after_a_while_and_ever_more_rarely():
+def test_larger_size_is_tried_ever_more_rarely():
     """Each failed try doubles the number of good batches before the next."""
     size = SafeSize()
     size.did_not_fit(16)
@@ -73,22 +71,22 @@ def test_larger_size_is_tried_after_a_while_and_ever_more_rarely():
         assert 9 == size.largest
         size.did_not_fit(9)
 
-    first, longest = SafeSize.FIRST_PATIENCE, SafeSize.LONGEST_PATIENCE
+    first, longest = SafeSize.FIRST_INTERVAL, SafeSize.LONGEST_INTERVAL
     assert [min(first * 2**n, longest) for n in range(9)] == waits
 
 
-def test_small_batches_say_nothing_about_larger_ones():
+def test_small_batches_do_not_count_as_successes():
     """Only batches of the safe size count towards a try of a larger one."""
     size = SafeSize()
     size.did_not_fit(16)
-    for _ in range(10 * SafeSize.LONGEST_PATIENCE):
+    for _ in range(10 * SafeSize.LONGEST_INTERVAL):
         size.fitted(1)
 
     assert 8 == size.largest
 
 
 def test_memory_that_shrinks_is_noticed():
-    """What fitted once and does not any more is no measure."""
+    """A size that fitted once and no longer does is not kept."""
     size = SafeSize()
     size.did_not_fit(64)
     size.fitted(32)
@@ -106,8 +104,8 @@ def test_one_item_is_always_allowed():
     assert 1 == size.largest
 
 
-def test_only_a_loss_alone_convicts():
-    """In company somebody may be innocent, however often it happened."""
+def test_only_a_loss_alone_is_poison():
+    """Together with others an item may not be the reason, however often it happened."""
     verdicts = [
         after_loss(losses, was_alone=was_alone, max_losses=2)
         for losses, was_alone in [(1, True), (2, False), (9, False), (2, True), (3, True)]

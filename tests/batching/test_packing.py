@@ -1,4 +1,4 @@
-"""How much of the line one batch takes, where requests have many rows."""
+"""How many waiting requests one batch takes, where requests have many rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SIZE = st.integers(min_value=1, max_value=9)
 
 
 def batches(size: int, *rows: int, urgencies: tuple[int, ...] = ()) -> list[list[int]]:
-    """Return the rows of each request, batch by batch, until a line is empty."""
-    batcher = line(size, *rows, urgencies=urgencies)
+    """Return the rows of each request, batch by batch, until the queue is empty."""
+    batcher = waiting(size, *rows, urgencies=urgencies)
     return [[request.rows for request in batch.requests] for batch in drained(batcher)]
 
 
-def line(size: int, *rows: int, urgencies: tuple[int, ...] = ()) -> Batcher[int]:
-    """Return a batcher in front of which requests with these rows wait."""
+def waiting(size: int, *rows: int, urgencies: tuple[int, ...] = ()) -> Batcher[int]:
+    """Return a batcher in which requests with these rows wait."""
     batcher: Batcher[int] = Batcher(BatchPolicy(size, low_priority_share=0.0))
     for n, each in enumerate(rows):
         urgency = urgencies[n] if urgencies else 0
@@ -32,7 +32,7 @@ def line(size: int, *rows: int, urgencies: tuple[int, ...] = ()) -> Batcher[int]
 
 
 def drained(batcher: Batcher[int]) -> list[Batch[int]]:
-    """Return everything that leaves when nobody else comes."""
+    """Return all batches that leave when no more requests come."""
     batcher.drain()
     left = []
     while isinstance(decision := batcher.next(0.0), Batch):
@@ -66,23 +66,23 @@ def drained(batcher: Batcher[int]) -> list[Batch[int]]:
     ids=str,
 )
 def test_batches_of_64(rows: list[int], expected: list[list[int]]):
-    """A batch is counted in rows, and never split but for a request too large for one call."""
+    """A batch is counted in rows; only a request too large for one call is split."""
     assert expected == batches(64, *rows)
 
 
 def test_urgent_requests_go_first_whatever_their_rows():
-    """An urgent chunk overtakes; what is left of its last slice goes to who comes next."""
+    """An urgent chunk overtakes; the rest of its last model call is filled with the next."""
     assert [[5, 1, 1, 1], [1]] == batches(8, 1, 1, 1, 1, 5, urgencies=(3, 3, 3, 3, 0))
 
 
-def test_smaller_request_of_less_urgency_overtakes_nobody():
+def test_smaller_request_of_less_urgency_overtakes_none():
     """Where an urgent request does not fit, one of less urgency does not take its place."""
     assert [[5], [5, 1]] == batches(8, 5, 5, 1, urgencies=(0, 0, 1))
 
 
-def test_rows_in_line_are_counted():
-    """Whoever waits, alone or in company, counts with all of their rows until they leave."""
-    batcher = line(8, 3, 4)
+def test_waiting_rows_are_counted():
+    """Each waiting request, also one that runs alone, counts with all its rows."""
+    batcher = waiting(8, 3, 4)
     batcher.add(Request(2, arrived=0.0, alone=True, rows=20))
 
     assert (3, 27) == (len(batcher), batcher.rows)
@@ -93,59 +93,59 @@ def test_rows_in_line_are_counted():
 
 
 def test_full_is_a_matter_of_rows():
-    """One chunk of a batch's size waits for nobody."""
-    assert not line(8, 3, 4).is_full
-    assert line(8, 8).is_full
-    assert Reason.FULL == line(8, 3, 5).next(0.0).reason  # type: ignore[union-attr]
+    """One chunk of a batch's size is a full batch."""
+    assert not waiting(8, 3, 4).is_full
+    assert waiting(8, 8).is_full
+    assert Reason.FULL == waiting(8, 3, 5).next(0.0).reason  # type: ignore[union-attr]
 
 
 @given(SIZE, st.lists(st.integers(min_value=1, max_value=30)), st.data())
 def test_promises_of_rows(size: int, rows: list[int], data: st.DataObject):
     """
-    Nobody is lost, starves or is overtaken; each batch takes all that fits, and not more.
+    No request is lost or overtaken; each batch takes all that fits, and not more.
 
-    At most one of its requests runs on into further slices.  One too large for a
-    single slice begins its batch, so nobody who came before waits for it; behind it
-    only the last slice is filled.  Then as many calls as there are slices will do.
+    At most one of its requests continues in further model calls.  One too large for a
+    single call is the first of its batch, so no earlier request waits for it; behind it
+    only the last call is filled.
     """
     urgencies = data.draw(st.lists(st.integers(0, 2), min_size=len(rows), max_size=len(rows)))
-    batcher = line(size, *rows, urgencies=tuple(urgencies))
+    batcher = waiting(size, *rows, urgencies=tuple(urgencies))
     left = drained(batcher)
     order = sorted(range(len(rows)), key=lambda n: urgencies[n])
 
     assert order == [item for batch in left for item in batch.items]
     assert sum(rows) == sum(batch.rows for batch in left)
     for batch in left:
-        check_company(size, [request.rows for request in batch.requests])
+        check_calls(size, [request.rows for request in batch.requests])
     for batch, following in pairwise(left):
         assert following.requests[0].rows > -batch.rows % size
 
 
-def check_company(size: int, rows: list[int]) -> None:
-    """One batch has at most one request over several slices, and nobody in vain."""
+def check_calls(size: int, rows: list[int]) -> None:
+    """One batch has at most one request over several calls, and has these for a reason."""
     ends = list(accumulate(rows))
     crossing = [
         n for n, end in enumerate(ends) if (end - 1) // size > (end - rows[n]) // size
-    ]  # whose first and last rows are in different slices
-    slices = -(-ends[-1] // size)
+    ]  # whose first and last rows are in different calls
+    calls = -(-ends[-1] // size)
 
     assert len(crossing) <= 1
     assert all(n == 0 for n, each in enumerate(rows) if each > size)
-    assert slices <= max(2, -(-rows[0] // size))
-    if slices > 1:
+    assert calls <= max(2, -(-rows[0] // size))
+    if calls > 1:
         (crosser,) = crossing
-        assert slices - 1 == (ends[crosser] - 1) // size  # the last slice has some of it
+        assert calls - 1 == (ends[crosser] - 1) // size  # the last call has some of it
 
 
 @given(SIZE, st.lists(st.integers(min_value=1, max_value=30), min_size=1))
-def test_two_slices_are_shared_only_where_that_saves_calls(size: int, rows: list[int]):
+def test_two_calls_are_shared_only_where_that_saves_calls(size: int, rows: list[int]):
     """There are never more calls than if each batch took what fits into one, and nothing else."""
     calls = sum(-(-sum(batch) // size) for batch in batches(size, *rows))
 
-    assert -(-sum(rows) // size) <= calls <= _one_slice_each(size, rows)
+    assert -(-sum(rows) // size) <= calls <= _one_call_each(size, rows)
 
 
-def _one_slice_each(size: int, rows: list[int]) -> int:
+def _one_call_each(size: int, rows: list[int]) -> int:
     calls, room = 0, 0
     for each in rows:
         if each > room:
@@ -157,7 +157,7 @@ def _one_slice_each(size: int, rows: list[int]) -> int:
 
 
 @given(SIZE, st.integers(min_value=1, max_value=100), st.lists(st.integers(1, 9), max_size=60))
-def test_chunk_of_one_slice_holds_nobody_up_for_more_than_one(
+def test_chunk_of_one_call_delays_others_by_one_call_at_most(
     size: int, before: int, others: list[int]
 ):
     """With chunks of up to a batch's size, a request waits for one model call beside its own."""

@@ -1,4 +1,4 @@
-"""The three numbers a user may turn."""
+"""The numbers that a user may set."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ SECONDS = st.floats(min_value=0, max_value=3600)
 
 
 def test_defaults_suit_a_web_service():
-    """Without a word a batch holds up to 32 requests that wait at most 10 ms."""
+    """By default a batch holds up to 32 requests that wait at most 10 ms."""
     policy = BatchPolicy()
 
     assert (32, 0.01, None) == (policy.max_batch_size, policy.max_wait, policy.linger)
-    assert 0.002 == policy.patience == DEFAULT_LINGER
+    assert 0.002 == policy.linger_seconds == DEFAULT_LINGER
 
 
 @given(max_wait=SECONDS, linger=st.none() | SECONDS)
-def test_patience_is_linger_but_never_above_max_wait(max_wait: float, linger: float | None):
-    """A slot lingers as long as it was told, 2 ms if it was not, and max_wait bounds both."""
+def test_linger_is_never_above_max_wait(max_wait: float, linger: float | None):
+    """A slot lingers for the given time, or 2 ms, and max_wait bounds both."""
     policy = BatchPolicy(max_wait=max_wait, linger=linger)
-    told = 0.002 if linger is None else linger
+    expected = 0.002 if linger is None else linger
 
-    assert min(told, max_wait) == policy.patience
+    assert min(expected, max_wait) == policy.linger_seconds
 
 
-def test_no_linger_is_not_the_same_as_a_linger_of_nothing():
+def test_linger_of_none_is_not_a_linger_of_zero():
     """0 means not to linger at all; None means the default."""
-    assert 0 == BatchPolicy(linger=0).patience
-    assert 0.002 == BatchPolicy(linger=None).patience
+    assert 0 == BatchPolicy(linger=0).linger_seconds
+    assert 0.002 == BatchPolicy(linger=None).linger_seconds
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, 2.0, "8", None, True], ids=repr)
-def test_sizes_that_make_no_sense_are_refused(size: object):
+def test_invalid_sizes_are_refused(size: object):
     """The message names the option, what it must be and what it was."""
     with pytest.raises(ConfigurationError) as refusal:
         BatchPolicy(max_batch_size=size)
@@ -50,8 +50,8 @@ def test_sizes_that_make_no_sense_are_refused(size: object):
 @pytest.mark.parametrize(
     "value", [-0.001, float("nan"), float("inf"), float("-inf"), "10ms", True, 1j], ids=repr
 )
-def test_times_that_make_no_sense_are_refused(name: str, value: object):
-    """Neither a negative nor an endless nor a wordy time gets through."""
+def test_invalid_times_are_refused(name: str, value: object):
+    """A time is a finite number from 0 up."""
     with pytest.raises(ConfigurationError) as refusal:
         BatchPolicy(**{name: value})
 
@@ -59,14 +59,14 @@ def test_times_that_make_no_sense_are_refused(name: str, value: object):
 
 
 def test_max_wait_must_be_given_as_a_number():
-    """None is a linger's default, not a way to wait for ever."""
+    """None is the default of linger, and no value of max_wait."""
     with pytest.raises(ConfigurationError, match="max_wait: must be seconds"):
         BatchPolicy(max_wait=None)
 
 
 @pytest.mark.parametrize("share", [-0.1, 0.6, float("nan"), "a tenth", None, True], ids=repr)
 def test_share_is_a_number_up_to_a_half(share: object):
-    """With more the patient would come before the urgent."""
+    """With more, less urgent requests would go before urgent ones."""
     with pytest.raises(ConfigurationError) as refusal:
         BatchPolicy(low_priority_share=share)
 
@@ -83,7 +83,7 @@ def test_refusals_are_value_errors_too():
 
 @pytest.mark.parametrize("name", ["max_batch_size", "max_wait", "linger"])
 def test_policy_cannot_be_changed_afterwards(name: str):
-    """What was checked stays as it was checked."""
+    """A policy is immutable, so it stays as it was checked."""
     policy = BatchPolicy()
     with pytest.raises(AttributeError):
         setattr(policy, name, 1)

@@ -223,7 +223,7 @@ def test_larger_batches_are_risked_again_in_time():
     runner = Runner(model.predict, "shop.model")
     runner.run([1, 2, 3, 4])
     model.limit = 100  # somebody else has let go of the memory
-    for _ in range(SafeSize.FIRST_PATIENCE):
+    for _ in range(SafeSize.FIRST_INTERVAL):
         runner.run([1, 2])
 
     assert 3 == runner.safe_size.largest

@@ -135,7 +135,7 @@ def foretold(policy, clients, batches):
         if isinstance(decision, Batch):
             clients.come_until(clients.now + RUN, add)
             if len(decision) > 1:
-                batcher.group_ended(clients.now, decision.rows, decision.urgency)
+                batcher.batch_ended(clients.now, decision.rows, decision.urgency)
             clients.answer([request.item for request in decision.requests])
             sizes.append(len(decision))
             continue

@@ -111,7 +111,7 @@ class RuntimeConfig:
             self._hold_enough(notes)
             self._scheduler.pump()
         notes += _about_linger(policy)
-        now = {**_numbers(policy), "linger": policy.patience}  # as batch_status has it
+        now = {**_numbers(policy), "linger": policy.linger_seconds}  # as batch_status has it
         told = {"task": name, **now, "task_says": self.report(name)["task_says"]}
         return {**told, "notes": notes} if notes else told
 

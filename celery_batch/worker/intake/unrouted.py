@@ -43,7 +43,7 @@ def announce(task: Any) -> None:
         task.name,
         policy.max_batch_size,
         policy.max_wait,
-        policy.patience,
+        policy.linger_seconds,
     )
 
 

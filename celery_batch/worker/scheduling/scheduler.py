@@ -167,9 +167,6 @@ class Scheduler:
         self._open = False
         self._is_gathering = False
 
-    def __repr__(self) -> str:
-        return f"<Lanes {list(self._scheduler.values())}, {self._slots.in_flight} in flight>"
-
     def task_queue(self, task: Any) -> TaskQueue:
         """Return the lane of a batch task, made on first use."""
         if task.name not in self._scheduler:
@@ -448,6 +445,6 @@ class Scheduler:
 
     def _ring(self, late: float) -> None:
         for task_queue in self._scheduler.values():
-            if late > task_queue.policy.patience:
-                task_queue.looked_away()
+            if late > task_queue.policy.linger_seconds:
+                task_queue.restart_linger()
         self.pump()

@@ -107,9 +107,6 @@ class TaskQueue:
         self._batcher: Batcher[Any] = Batcher(policy_of(task))
         self._lock = slots.lock
 
-    def __repr__(self) -> str:
-        return f"<Lane {self.task.name}: {self._batcher!r}>"
-
     @property
     def policy(self) -> BatchPolicy:
         """When its batches leave; an operator may change that at any time."""
@@ -170,16 +167,16 @@ class TaskQueue:
             deadline = self._batcher.next_deadline
         return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
-    def looked_away(self) -> None:
+    def restart_linger(self) -> None:
         """Take note that the loop was busy: newcomers may be waiting unread."""
         with self._lock:
-            self._batcher.looked_away(time.monotonic())
+            self._batcher.restart_linger(time.monotonic())
 
     def ended(self, job: BatchJob) -> None:
         """Take note that a batch has ended, and so whom it pays to wait for."""
         if len(job) > 1:
             with self._lock:
-                self._batcher.group_ended(time.monotonic(), job.rows, job.urgency)
+                self._batcher.batch_ended(time.monotonic(), job.rows, job.urgency)
 
     def room(self, batches: int, jobs: Sequence[BatchJob], urgency: int) -> int:
         """
@@ -239,8 +236,8 @@ class TaskQueue:
             if not self._slots.room_ahead and not is_extra:
                 return Wait(None)
             ahead = not self._slots.free and not contested and not is_extra
-            owes = not (is_extra and overtaken and overtaken.task is self.task)
-            decision = self._batcher.next(time.monotonic(), ahead=ahead, owes=owes)
+            earns_share = not (is_extra and overtaken and overtaken.task is self.task)
+            decision = self._batcher.next(time.monotonic(), ahead=ahead, earns_share=earns_share)
             if not isinstance(decision, Batch):
                 return decision if isinstance(decision, Wait) else Wait(None)
             self._slots.in_flight += 1
@@ -326,7 +323,7 @@ class TaskQueue:
         return {
             "max_batch_size": self.policy.max_batch_size,
             "max_wait": self.policy.max_wait,
-            "linger": self.policy.patience,
+            "linger": self.policy.linger_seconds,
             "low_priority_share": self.policy.low_priority_share,
             "waiting": len(self._batcher) + len(self.kept or ()),
             "batches": sum(self.reasons.values()),
