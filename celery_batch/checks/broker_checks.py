@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sized
 from difflib import get_close_matches
+from typing import Any
 
-from celery_batch.checks.facts import Facts, Redis, Task
+from celery_batch.checks.facts import Facts, Redis
 from celery_batch.checks.finding import Finding, ok, problem, warning
+from celery_batch.config import policy_of
 
 __all__ = [
     "broker",
@@ -42,7 +44,7 @@ _URGENT_IN_QUORUM = 5
 #: Seconds, RabbitMQ's own.
 _CONSUMER_TIMEOUT = 1800.0
 
-#: Seconds in which nobody can be sure that a batch has ended.
+#: Seconds that a batch without a time limit may take, as a guess.
 _SHORT = 60.0
 
 
@@ -62,20 +64,20 @@ def broker(facts: Facts) -> Iterator[Finding]:
     elif server.redis is None:
         yield ok(f"{server.version or server.kind} answers at {server.url}.")
     else:
-        yield from _of_redis(server.url, server.redis, bulk=facts.conf.bulk)
+        yield from _of_redis(server.url, server.redis, bulk=facts.bulk)
 
 
 def _of_redis(url: str, redis: Redis, *, bulk: bool) -> Iterator[Finding]:
-    version = ".".join(map(str, redis.version or ()))
+    version = "" if redis.info is None else str(redis.info["redis_version"])
     fine = True
-    if redis.version is None:
+    if redis.info is None:
         fine = False
         yield warning(
             f"Redis answers at {url} and does not let this user run INFO: its version, memory and"
             " persistence are not checked.",
             "Run the check once as a user who may (ACL SETUSER USER +info).",
         )
-    elif redis.version < _WITH_BLMOVE:
+    elif tuple(int(part) for part in version.split(".") if part.isdigit()) < _WITH_BLMOVE:
         fine = False
         yield warning(
             f"Redis {version} knows no BLMOVE: messages are read one by one.",
@@ -101,38 +103,40 @@ def _of_redis(url: str, redis: Redis, *, bulk: bool) -> Iterator[Finding]:
 def eviction(facts: Facts) -> Iterator[Finding]:
     """Redis' memory: what it does when there is none left."""
     redis = facts.broker.redis
-    if redis is None or redis.policy is None:
+    if redis is None or redis.info is None:
         return
-    if redis.maxmemory and redis.policy.startswith("allkeys"):
+    info = redis.info
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    most, used = int(info.get("maxmemory", 0)), int(info.get("used_memory", 0))
+    if most and policy.startswith("allkeys"):
         yield problem(
-            f"The broker's maxmemory-policy is {redis.policy}: when its memory is full, Redis"
+            f"The broker's maxmemory-policy is {policy}: when its memory is full, Redis"
             " throws away messages.",
             _NO_EVICTION,
         )
-    elif redis.maxmemory and redis.policy.startswith("volatile"):
+    elif most and policy.startswith("volatile"):
         yield warning(
-            f"The broker's maxmemory-policy is {redis.policy}: when its memory is full, Redis"
+            f"The broker's maxmemory-policy is {policy}: when its memory is full, Redis"
             " keeps messages, and may throw away workers' signs of life, so that what they run"
             " runs twice.",
             _NO_EVICTION,
         )
-    elif redis.maxmemory and (redis.used or 0) > _NEARLY_FULL * redis.maxmemory:
+    elif most and used > _NEARLY_FULL * most:
         yield warning(
-            f"The broker uses {(redis.used or 0) / redis.maxmemory:.0%} of its maxmemory; full, it"
-            " refuses every call.",
+            f"The broker uses {used / most:.0%} of its maxmemory; full, it refuses every call.",
             "Give it more, shorten result_expires, or bound queues with max_queue.",
         )
     else:
-        room = f"{redis.maxmemory >> 20:,} MiB" if redis.maxmemory else "no limit of memory"
+        room = f"{most >> 20:,} MiB" if most else "no limit of memory"
         yield ok(f"Redis has {room} and throws nothing away.")
 
 
 def persistence(facts: Facts) -> Iterator[Finding]:
-    """What a broker remembers that is started again."""
+    """What a broker still has after a restart."""
     redis = facts.broker.redis
-    if redis is None or redis.appendonly is None:
+    if redis is None or redis.info is None:
         return
-    if redis.appendonly:
+    if int(redis.info.get("aof_enabled", 0)):
         yield ok("The broker writes down what waits in it (append-only file).")
     elif redis.snapshots:
         yield warning(
@@ -150,18 +154,18 @@ def persistence(facts: Facts) -> Iterator[Finding]:
 def visibility(facts: Facts) -> Iterator[Finding]:
     """The broker's patience, after which messages that are still held run a second time."""
     redis = facts.broker.redis
-    longest = max((_held_for(task.time_limit, task.max_wait) for task in facts.tasks), default=0)
+    longest = max(map(_held_for, facts.tasks), default=0.0)
     if facts.broker.kind == "amqp" and longest > _CONSUMER_TIMEOUT:
         yield warning(
-            f"A message may be held for {longest:g} s, and RabbitMQ closes the channel of whoever"
-            f" holds one for {_CONSUMER_TIMEOUT:g} s, unless it was told otherwise.",
+            f"A message may be held for {longest:g} s, and RabbitMQ closes the channel of a worker"
+            f" that holds one for {_CONSUMER_TIMEOUT:g} s, unless it is set otherwise.",
             "Raise consumer_timeout (milliseconds) in rabbitmq.conf, or lower time_limit.",
         )
     if redis is None:
         return
-    given = facts.conf.transport_options.get("visibility_timeout", _VISIBILITY)
+    given = facts.transport_options.get("visibility_timeout", _VISIBILITY)
     seconds = float(given) if isinstance(given, (int, float)) else _VISIBILITY
-    if facts.conf.bulk and redis.scripts:
+    if facts.bulk and redis.scripts:
         yield ok(
             "Held messages are leased: the visibility timeout"
             f" ({seconds:g} s) runs nothing twice while a worker lives."
@@ -178,24 +182,25 @@ def visibility(facts: Facts) -> Iterator[Finding]:
         yield ok(f"The visibility timeout, {seconds:g} s, is above what a batch may take.")
 
 
-def _held_for(limit: float | None, max_wait: float) -> float:
+def _held_for(task: Any) -> float:
     """Return the seconds for which a message may be held: gathered, ready and running."""
-    return max_wait + 3 * (limit or _SHORT)
+    return policy_of(task).max_wait + 3.0 * (task.time_limit or _SHORT)
 
 
 def priorities(facts: Facts) -> Iterator[Finding]:
-    """Whether a backfill can be put behind those who wait for their answers."""
+    """Whether the messages of a backfill can be put behind those of requests."""
     if facts.broker.kind == "amqp":
-        yield from map(_like_bulk, filter(_is_like_bulk, facts.tasks))
-        plain = {each.queue for each in facts.tasks if not (each.priorities or each.is_quorum)}
-        for queue in sorted(plain):
+        yield from _like_bulk(facts)
+        for queue in sorted({*facts.queues.values()}):
+            if _has_priorities(facts.app, queue) or _is_quorum(facts.app, queue):
+                continue
             yield warning(
                 f"Queue {queue} has no priorities: a backfill's messages stand among those of"
                 " people who wait.",
                 "Set task_queue_max_priority=10 and task_default_priority=5; RabbitMQ wants a queue"
                 " that exists already to be deleted first.",
             )
-    steps = facts.conf.transport_options.get("priority_steps")
+    steps = facts.transport_options.get("priority_steps")
     if facts.broker.kind == "redis" and isinstance(steps, Sized) and len(steps) == 1:
         yield warning(
             "priority_steps has one step: a backfill's messages stand among those of people who"
@@ -204,27 +209,42 @@ def priorities(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _is_like_bulk(task: Task) -> bool:
-    """Say whether calls of a task have a backfill's priority, 0, or what counts as that."""
-    if task.is_quorum:
-        return task.priority < _URGENT_IN_QUORUM
-    return task.priorities and not task.priority
+def _like_bulk(facts: Facts) -> Iterator[Finding]:
+    """Name tasks whose calls have a backfill's priority, 0, or one that counts as that."""
+    for task in facts.tasks:
+        queue, priority = facts.queues[task.name], task.priority or 0
+        if _is_quorum(facts.app, queue):
+            kind = ", a quorum queue, which only knows above and below 5"
+            is_like_bulk = priority < _URGENT_IN_QUORUM
+        else:
+            kind, is_like_bulk = "", _has_priorities(facts.app, queue) and not priority
+        if is_like_bulk:
+            yield warning(
+                f"Calls of {task.name} have priority {priority} unless they name another, which is"
+                f" no better than a backfill's in queue {queue}{kind}.",
+                "Set task_default_priority=5 (quorum queues have priorities from RabbitMQ 4.0 on).",
+            )
 
 
-def _like_bulk(task: Task) -> Finding:
-    kind = ", a quorum queue, which only knows above and below 5" if task.is_quorum else ""
-    return warning(
-        f"Calls of {task.name} have priority {task.priority} unless they name another, which is"
-        f" no better than a backfill's in queue {task.queue}{kind}.",
-        "Set task_default_priority=5 (quorum queues have priorities from RabbitMQ 4.0 on).",
-    )
+def _arguments(app: Any, queue: str) -> dict[str, Any]:
+    return getattr(app.amqp.queues.get(queue), "queue_arguments", None) or {}
+
+
+def _is_quorum(app: Any, queue: str) -> bool:
+    return bool(_arguments(app, queue).get("x-queue-type") == "quorum")
+
+
+def _has_priorities(app: Any, queue: str) -> bool:
+    declared = getattr(app.amqp.queues.get(queue), "max_priority", None)
+    own = declared or _arguments(app, queue).get("x-max-priority")
+    return bool(own or app.conf.task_queue_max_priority)
 
 
 def confirms(facts: Facts) -> Iterator[Finding]:
     """Whether callers on RabbitMQ wait until their message is safe."""
-    if facts.broker.kind == "amqp" and not facts.conf.transport_options.get("confirm_publish"):
+    if facts.broker.kind == "amqp" and not facts.transport_options.get("confirm_publish"):
         yield warning(
-            "Callers do not wait for the broker's word: what is on its way to a broker that dies"
+            "Callers do not wait for the broker's confirmation: what is sent to a broker that dies"
             " is lost.",
             'Set broker_transport_options = {"confirm_publish": True}.',
         )
@@ -233,7 +253,7 @@ def confirms(facts: Facts) -> Iterator[Finding]:
 def options(facts: Facts) -> Iterator[Finding]:
     """Transport options that are nearly right: a transport passes over what it does not know."""
     known = facts.broker.options
-    for name in facts.conf.transport_options:
+    for name in facts.transport_options:
         near = get_close_matches(name, known, n=1, cutoff=_ALIKE)
         if name not in known and near:
             yield warning(
@@ -249,7 +269,7 @@ def clock(facts: Facts) -> Iterator[Finding]:
         return
     if abs(redis.ahead) > _APART:
         yield warning(
-            f"The broker's clock differs from this machine's by {redis.ahead:+.1f} s, and who"
-            " sends with expires or an ETA may be misunderstood where clocks differ.",
+            f"The broker's clock differs from this machine's by {redis.ahead:+.1f} s, and"
+            " messages with expires or an ETA may be misunderstood where clocks differ.",
             "Run NTP on every machine.",
         )

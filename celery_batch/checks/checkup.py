@@ -19,7 +19,7 @@ __all__ = ["CHECKS", "checkup", "worst"]
 
 Check: TypeAlias = Callable[[Facts], Iterator[Finding]]
 
-#: A check is called by its function's name.
+#: The name of a check is that of its function.
 CHECKS: tuple[Check, ...] = (
     tasks_checks.settings,
     tasks_checks.tasks,
@@ -58,12 +58,7 @@ CHECKS: tuple[Check, ...] = (
 
 
 def checkup(facts: Facts) -> Iterator[tuple[str, Finding]]:
-    """
-    Yield what each check has found, beside its name.
-
-    Args:
-        facts: What is known.
-    """
+    """Yield the name of each check with what it has found."""
     for check in CHECKS:
         for finding in check(facts):
             yield check.__name__, finding

@@ -1,49 +1,97 @@
-"""Collects the facts of a checkup from the app, its servers, this machine and workers."""
+"""Collects what the checks need from the app, its servers, this machine and workers."""
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from importlib.metadata import version
 from typing import Any
 
-from celery_batch.checks.collect_app import conf_of, tasks_of, trouble_of
+from celery.concurrency import ALIASES
+
 from celery_batch.checks.collect_machine import this_machine
 from celery_batch.checks.collect_servers import broker_of, depths_of, results_of, why
 from celery_batch.checks.collect_workers import workers_of
-from celery_batch.checks.facts import Facts, Task, Worker
-from celery_batch.worker.scheduling.routing import routed_queues
+from celery_batch.checks.facts import Facts, Worker
+from celery_batch.config import Settings
+from celery_batch.errors import ConfigurationError
+from celery_batch.worker.scheduling.routing import batch_tasks, queue_of, routed_queues
 
-__all__ = ["gather"]
+__all__ = ["collect", "devices_of", "pool_of", "trouble_of"]
+
+#: The names of pools by the paths of their classes.
+_POOLS = {path.replace(":", "."): name for name, path in reversed(ALIASES.items()) if path}
 
 
-def gather(app: Any) -> Facts:
-    """
-    Return what is known; takes some seconds.
-
-    Args:
-        app: The Celery app.
-    """
+def collect(app: Any) -> Facts:
+    """Return what is known of an app; takes some seconds."""
     trouble = trouble_of(app)
-    tasks = () if trouble else tasks_of(app)
-    conf, broker = conf_of(app), broker_of(app)
-    workers, unasked = (None, "") if broker.error else _workers(app, tasks)
+    tasks = [] if trouble else batch_tasks(app)
+    queues = {task.name: queue_of(app, task) for task in tasks}
+    devices, broker = devices_of(app), broker_of(app)
+    workers: tuple[Worker, ...] | None = None
+    unasked = ""
+    if not broker.error:
+        try:
+            workers = workers_of(app, set(queues))
+        except Exception as error:  # noqa: BLE001 (whatever a transport raises)
+            unasked = why(error)
     return Facts(
+        app=app,
         trouble=trouble,
-        tasks=tasks,
+        tasks=tuple(tasks),
+        queues=queues,
         routed=None if trouble else frozenset(routed_queues(app)),
-        conf=conf,
+        pool=pool_of(app),
+        devices=devices,
         broker=broker,
         results=results_of(app),
-        machine=this_machine(wants_gpu=any(name.startswith("cuda") for name in conf.devices or ())),
+        machine=this_machine(wants_gpu=any(name.startswith("cuda") for name in devices or ())),
         workers=workers,
         unasked=unasked,
-        depths={} if broker.error else depths_of(app, {task.queue for task in tasks}),
+        depths={} if broker.error else depths_of(app, set(queues.values())),
         version=version("celery-batch"),
     )
 
 
-def _workers(app: Any, tasks: tuple[Task, ...]) -> tuple[tuple[Worker, ...] | None, str]:
-    """Return those that answer, and why they could not be asked."""
+def trouble_of(app: Any) -> str:
+    """Import the app's tasks and return what celery_batch refuses in them."""
     try:
-        return workers_of(app, {task.name for task in tasks}), ""
-    except Exception as error:  # noqa: BLE001 (whatever a transport raises)
-        return None, why(error)
+        app.loader.import_default_modules()
+        app.finalize()
+        Settings.of(app)
+    except ConfigurationError as error:
+        return str(error) if str(error).endswith("?") else f"{error}."
+    except ImportError as error:
+        return f"The app's tasks cannot be imported: {error}."
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (whatever a module does when imported)
+        return f"The app's tasks cannot be imported: {_with_place(error)}."
+    return ""
+
+
+def _with_place(error: BaseException) -> str:
+    """Return an error of one of the app's modules, and where it was raised."""
+    words = f"{type(error).__name__}: {error}"
+    library = sysconfig.get_paths()["stdlib"]
+    places = [
+        f"{frame.filename}, line {frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((library, "<frozen"))
+    ]
+    if isinstance(error, SyntaxError) or not places:
+        return words  # which names the place
+    return f"{words} ({places[-1]})"
+
+
+def pool_of(app: Any) -> str:
+    """Return Celery's name of the pool that the settings choose, or the path of its class."""
+    pool = str(app.conf.worker_pool)
+    return str(_POOLS.get(pool.replace(":", "."), pool))
+
+
+def devices_of(app: Any) -> tuple[str, ...] | None:
+    """Return the setting ``batch_devices``; None if it is not set, or wrong."""
+    try:
+        return Settings.of(app).devices
+    except ConfigurationError:
+        return None

@@ -1,111 +1,33 @@
-"""
+"""What the checks know of an app, its servers, this machine and running workers.
 
-What is known of an app, its servers, this machine and running workers.
-
-Plain values, gathered beforehand: a check reads them and asks nobody.  None is
-what could not be found out, and no check may take it for good or bad.
+It is collected before they run: a check sends no request.  None is what could not be
+found out, and no check may take it for good or bad.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = [
-    "Conf",
-    "Facts",
-    "Machine",
-    "Redis",
-    "Server",
-    "Task",
-    "TaskStats",
-    "Torch",
-    "Worker",
-]
+from celery_batch.cluster.state import reports_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """
-    One batch task, its options and the app's settings merged.
-
-    Args:
-        name: Celery's name of it.
-        queue: Where its messages go.
-        max_batch_size: Most rows in one model call.
-        max_wait: Seconds, see the glossary.
-        linger: Seconds, or None where the task and the app say nothing.
-        acks_late: Whether messages are acknowledged after their results are stored.
-        ignores_results: Whether nobody may ask for its results.
-        serializer: In which its callers write messages.
-        time_limit: Seconds after which a batch's process is ended.
-        soft_time_limit: Seconds after which a batch is interrupted.
-        rate_limit: Celery's, such as ``"10/s"``.
-        priority: Of calls that name none.
-        priorities: Whether its queue on RabbitMQ has been given priorities.
-        is_quorum: Whether it is declared as a quorum queue.
-    """
-
-    name: str
-    queue: str = "celery"
-    max_batch_size: int = 32
-    max_wait: float = 0.01
-    linger: float | None = None
-    acks_late: bool = True
-    ignores_results: bool = False
-    serializer: str = "json"
-    time_limit: float | None = None
-    soft_time_limit: float | None = None
-    rate_limit: str | None = None
-    priority: int = 0
-    priorities: bool = False
-    is_quorum: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conf:
-    """The app's settings that a check asks for, by Celery's names without their prefixes."""
-
-    pool: str = "prefork"
-    concurrency: int | None = None
-    prefetch_multiplier: int = 4
-    eta_task_limit: int | None = None
-    disable_prefetch: bool = False
-    always_eager: bool = False
-    accept_content: tuple[str, ...] = ("json",)
-    result_serializer: str = "json"
-    result_accept_content: tuple[str, ...] | None = None
-    result_expires: float | None = 86400.0
-    max_tasks_per_child: int | None = None
-    max_memory_per_child: int | None = None
-    bulk: bool = True
-    devices: tuple[str, ...] | None = None
-    transport_options: Mapping[str, object] = field(default_factory=dict)
+__all__ = ["Facts", "Machine", "Redis", "Server", "Torch", "Worker"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Redis:
     """
-    What a Redis says of itself.
+    The state of a Redis; None where its access rules forbid to ask.
 
     Args:
-        version: Such as ``(7, 2, 4)``.
-        policy: Its ``maxmemory-policy``.
-        maxmemory: Bytes it may use; 0 for any.
-        used: Bytes it uses.
-        appendonly: Whether it keeps an append-only file.
+        info: The answer to INFO.
         snapshots: Whether it takes snapshots.
-        scripts: Whether we may run scripts.
+        scripts: Whether this user may run scripts.
         ahead: Seconds by which its clock is ahead of this machine's.
-
-    What its access rules keep from this user is None.
     """
 
-    version: tuple[int, ...] | None = (7, 2, 0)
-    policy: str | None = "noeviction"
-    maxmemory: int | None = 0
-    used: int | None = 0
-    appendonly: bool | None = True
+    info: Mapping[str, Any] | None
     snapshots: bool | None = True
     scripts: bool = True
     ahead: float | None = 0.0
@@ -114,15 +36,15 @@ class Redis:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """
-    The broker, or where results are stored.
+    The broker or the result backend.
 
     Args:
         kind: ``redis``, ``amqp``, or what else Celery calls it; ``none`` for no results.
         url: Where it is, without the password.
-        error: Why it could not be asked; empty if it answered.
+        error: Why it could not be reached; empty if it could.
         version: As it calls itself.
-        redis: More, if it is one.
-        options: Of ``broker_transport_options``, the names that its transport knows.
+        redis: Its state, if it is a Redis.
+        options: The names in ``broker_transport_options`` that its transport knows.
     """
 
     kind: str
@@ -160,7 +82,7 @@ class Machine:
             is no such program; None where there is neither.
         driver: Why ``nvidia-smi`` does not work; empty if it does, or is not there.
         visible: ``CUDA_VISIBLE_DEVICES``; None if it is not set.
-        torch: None if there is none, or no GPU for it and nobody wants one.
+        torch: None if it is not installed, or there is no GPU and no setting names one.
     """
 
     cpus: int = 1
@@ -171,98 +93,101 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskStats:
-    """
-    One batch task in one worker, as that worker tells it.
-
-    Args:
-        max_batch_size: The policy that it runs by.
-        max_wait: Seconds, likewise.
-        batches: How many have left while it was looked at, for some seconds.
-        rows: How many rows were in them.
-        waiting: Requests that wait in the worker.
-        safe_size: Rows that fit into memory, where a batch has not.
-        losses: Times a process has died.
-        routed: Whether the task is routed to a queue of the worker.
-        steered: Whether an operator has changed its policy.
-        halted: Whether an operator has paused or drained it.
-        model: Seconds in the model that 99 of 100 batches have stayed below.
-    """
-
-    max_batch_size: int
-    max_wait: float
-    batches: int = 0
-    rows: int = 0
-    waiting: int = 0
-    safe_size: int | None = None
-    losses: int = 0
-    routed: bool = True
-    steered: bool = False
-    halted: bool = False
-    model: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """
-    A worker that is up.
+    A running worker, as it answers to remote control.
 
     Args:
         name: Its node name.
-        pool: The module of its pool, such as ``celery.concurrency.prefork``.
-        processes: Batches that can run at once.
-        prefetch: Most messages it may hold; 0 for any number.
-        max_tasks_per_child: After how many batches a process is replaced.
-        devices: Where its models live.
-        version: Its celery_batch, where it says.
-        task_stats: By the name of the task.
-        has_told: Whether it has said which these are, if it knows any.
-        error: Why it could not say it; empty if it has, or has not answered.
-        queues: What it consumes; None where nobody asked, or it did not say.
+        stats: Its answer to ``stats``.
+        earlier: Its answer to ``batch_stats``.
+        batch_stats: The same, some seconds later.
+        queues: The queues that it consumes; None if it was not asked, or did not answer.
         knows: The names of all tasks of its app, likewise.
     """
 
     name: str
-    pool: str = ""
-    processes: int | None = None
-    prefetch: int | None = None
-    max_tasks_per_child: int | None = None
-    devices: tuple[str, ...] = ()
-    version: str = ""
-    task_stats: Mapping[str, TaskStats] = field(default_factory=dict)
-    has_told: bool = True
-    error: str = ""
+    stats: Mapping[str, Any]
+    earlier: Mapping[str, Any] = field(default_factory=dict)
+    batch_stats: Mapping[str, Any] = field(default_factory=dict)
     queues: frozenset[str] | None = None
     knows: frozenset[str] | None = None
+
+    @property
+    def tasks(self) -> Mapping[str, Mapping[str, Any]]:
+        """Its report of each batch task that it serves."""
+        found = reports_of(self.batch_stats)
+        return {name: report for name, report in found.items() if report["served"]}
+
+    @property
+    def pool(self) -> Mapping[str, Any]:
+        """Celery's statistics of its pool."""
+        return self.stats.get("pool") or {}
+
+    @property
+    def pool_module(self) -> str:
+        """The module of its pool, such as ``celery.concurrency.prefork``."""
+        return str(self.pool.get("implementation", "")).partition(":")[0]
+
+    @property
+    def error(self) -> str:
+        """The error that it answered; empty if it answered none."""
+        return str(self.stats.get("error") or self.batch_stats.get("error") or "")
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether it has said which batch tasks it serves, if it knows any."""
+        return "tasks" in self.batch_stats or "batches" not in self.stats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """
-    All that a checkup knows.
+    All that the checks know.
 
     Args:
-        trouble: What celery_batch itself refuses in options and settings.
+        app: The Celery app.
+        trouble: What celery_batch refuses in options and settings; empty for nothing.
         tasks: The app's batch tasks.
+        queues: The queue of each batch task, by the task's name.
         routed: The queues that any of its tasks are routed to; None if that is not known.
-        conf: The app's settings.
+        pool: The name of the pool that the settings choose.
+        devices: The setting ``batch_devices``; None if it is not set, or wrong.
         broker: Where messages are.
         results: Where results are.
         machine: This one.
-        workers: Those that have answered; None if nobody could be asked.
-        unasked: Why nobody could be asked; empty where the broker's error says it.
+        workers: Those that have answered; None if they could not be asked.
+        unasked: Why they could not be asked; empty where the broker's error says it.
         depths: Messages that wait in the broker, by queue.
-        version: Our own.
+        version: Of celery_batch.
     """
 
-    trouble: tuple[str, ...] = ()
-    tasks: tuple[Task, ...] = ()
+    app: Any
+    trouble: str = ""
+    tasks: tuple[Any, ...] = ()
+    queues: Mapping[str, str] = field(default_factory=dict)
     routed: frozenset[str] | None = None
-    conf: Conf = field(default_factory=Conf)
-    broker: Server = field(default_factory=lambda: Server(kind="redis", redis=Redis()))
-    results: Server = field(default_factory=lambda: Server(kind="redis", redis=Redis()))
-    machine: Machine = field(default_factory=Machine)
+    pool: str = "prefork"
+    devices: tuple[str, ...] | None = None
+    broker: Server
+    results: Server
+    machine: Machine
     workers: tuple[Worker, ...] | None = ()
     unasked: str = ""
     depths: Mapping[str, int] = field(default_factory=dict)
     version: str = ""
+
+    @property
+    def conf(self) -> Any:
+        """The app's settings."""
+        return self.app.conf
+
+    @property
+    def bulk(self) -> bool:
+        """The setting ``batch_bulk``."""
+        return bool(self.conf.get("batch_bulk", True))
+
+    @property
+    def transport_options(self) -> Mapping[str, Any]:
+        """The setting ``broker_transport_options``."""
+        return self.conf.broker_transport_options or {}

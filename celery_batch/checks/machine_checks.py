@@ -16,7 +16,7 @@ PREFORK = ("prefork", "processes")
 
 def pool(facts: Facts) -> Iterator[Finding]:
     """The kind of the pool that the settings choose."""
-    name = facts.conf.pool
+    name = facts.pool
     if name in ("gevent", "eventlet"):
         yield problem(
             f"worker_pool={name} is not supported: a model blocks such a pool's loop, and with"
@@ -38,15 +38,15 @@ def pool(facts: Facts) -> Iterator[Finding]:
 
 def replacing(facts: Facts) -> Iterator[Finding]:
     """Settings that have processes replaced, and models loaded again."""
-    if facts.conf.max_tasks_per_child:
+    if number := facts.conf.worker_max_tasks_per_child:
         yield warning(
-            f"worker_max_tasks_per_child={facts.conf.max_tasks_per_child} counts batches: after"
+            f"worker_max_tasks_per_child={number} counts batches: after"
             " so many a process is replaced, and loads its model again.",
             "Leave it out, or make it large enough for hours.",
         )
-    if facts.conf.max_memory_per_child:
+    if memory := facts.conf.worker_max_memory_per_child:
         yield warning(
-            f"worker_max_memory_per_child={facts.conf.max_memory_per_child} (KiB): a process"
+            f"worker_max_memory_per_child={memory} (KiB): a process"
             " above it is replaced after its batch, and loads its model again.",
             "Set it well above what the loaded model takes.",
         )
@@ -55,7 +55,7 @@ def replacing(facts: Facts) -> Iterator[Finding]:
 def gpu(facts: Facts) -> Iterator[Finding]:
     """Whether the models can see the GPUs of this machine."""
     machine, torch = facts.machine, facts.machine.torch
-    chosen = facts.conf.devices or ()
+    chosen = facts.devices or ()
     if not machine.gpus:
         yield _without_gpus(machine, chosen)
     elif chosen and not any(name.startswith("cuda") for name in chosen):
@@ -119,25 +119,25 @@ def _shown(machine: Machine) -> int:
 
 def devices(facts: Facts) -> Iterator[Finding]:
     """How many copies of the models share a device."""
-    machine, conf = facts.machine, facts.conf
-    if not facts.tasks or conf.pool not in PREFORK:
+    machine, concurrency = facts.machine, facts.conf.worker_concurrency
+    if not facts.tasks or facts.pool not in PREFORK:
         return
-    cuda = [name for name in conf.devices or () if name.startswith("cuda")]
-    count = len(cuda) if conf.devices else machine.gpus and _shown(machine)
-    processes = conf.concurrency or machine.cpus
-    said = (
+    cuda = [name for name in facts.devices or () if name.startswith("cuda")]
+    count = len(cuda) if facts.devices else machine.gpus and _shown(machine)
+    processes = concurrency or machine.cpus
+    setting = (
         f"worker_concurrency is {processes}"
-        if conf.concurrency
+        if concurrency
         else f"worker_concurrency is not set: without --concurrency a worker has {processes}"
         " processes here, one a core"
     )
-    if count and processes > count and (conf.concurrency or not facts.workers):
+    if count and processes > count and (concurrency or not facts.workers):
         yield warning(
-            f"{said}, each with its own copy of the models, on {count} GPU{'s' * (count > 1)}.",
+            f"{setting}, each with its own copy of the models, on {count} GPU{'s' * (count > 1)}.",
             f"Start workers with --concurrency={count}.",
         )
-    elif not (count or conf.concurrency or facts.workers) and processes > 1:
+    elif not (count or concurrency or facts.workers) and processes > 1:
         yield warning(
-            f"{said}, each with its own copy of the models and batches of its own.",
+            f"{setting}, each with its own copy of the models and batches of its own.",
             "Start workers with --concurrency=1, and more where one process leaves cores idle.",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 
 from celery_batch.checks.facts import Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
@@ -14,16 +15,16 @@ _SOON = 60.0
 
 
 def results(facts: Facts) -> Iterator[Finding]:
-    """Whether callers hear of their answers, and how soon."""
+    """Whether callers are notified of their answers, and how soon."""
     server = facts.results
-    wanted = [task.name for task in facts.tasks if not task.ignores_results]
+    wanted = [task.name for task in facts.tasks if not task.ignore_result]
     if not wanted:
         if facts.tasks:
             yield ok("No batch task stores results.")
     elif server.kind == "none":
         yield problem(
-            f"There is no result backend: nobody can get the answers of {', '.join(wanted)}.",
-            "Set result_backend (CELERY_RESULT_BACKEND), or ignore_result where nobody asks.",
+            f"There is no result backend: no caller can get the answers of {', '.join(wanted)}.",
+            "Set result_backend (CELERY_RESULT_BACKEND), or ignore_result where no caller asks.",
         )
     elif server.error:
         yield problem(
@@ -32,14 +33,14 @@ def results(facts: Facts) -> Iterator[Finding]:
         )
     elif server.kind == "rpc":
         yield warning(
-            "The result backend is rpc: an answer comes to the thread that has asked and to nobody"
-            " else, and is gone with its process.",
+            "The result backend is rpc: an answer comes to the thread that has asked and to no"
+            " other, and is gone with its process.",
             "Use Redis for results; the broker may stay what it is.",
         )
     elif server.kind != "redis":
         yield warning(
-            f"The result backend is {server.kind}: callers are not told of their answers, but"
-            " ask for them, with pauses of up to half a second.",
+            f"The result backend is {server.kind}: callers are not notified of their answers,"
+            " but ask for them, with pauses of up to half a second.",
             "Use Redis for results; the broker may stay what it is.",
         )
     else:
@@ -47,31 +48,35 @@ def results(facts: Facts) -> Iterator[Finding]:
 
 
 def _on_redis(facts: Facts) -> Iterator[Finding]:
-    server, redis = facts.results, facts.results.redis
-    if redis is not None and redis.maxmemory and redis.policy != "noeviction":
+    info = (facts.results.redis and facts.results.redis.info) or {}
+    policy = info.get("maxmemory_policy", "noeviction")
+    if info.get("maxmemory") and policy != "noeviction":
         yield warning(
-            f"The maxmemory-policy of the results is {redis.policy}: when memory is full,"
+            f"The maxmemory-policy of the results is {policy}: when memory is full,"
             " answers may vanish before they are read.",
             "CONFIG SET maxmemory-policy noeviction, and shorten result_expires.",
         )
-    elif not facts.conf.bulk:
+    elif not facts.bulk:
         yield warning(
-            "batch_bulk is off: results are stored and told one by one.",
+            "batch_bulk is off: results are stored and notified one by one.",
             "Leave the setting out, unless you are looking for a fault.",
         )
     else:
-        yield ok(f"Callers are told of their answers, many at once, by Redis at {server.url}.")
+        yield ok(
+            f"Callers are notified of their answers, many at once, by Redis at {facts.results.url}."
+        )
 
 
 def expiry(facts: Facts) -> Iterator[Finding]:
     """For how long answers are kept."""
-    seconds = facts.conf.result_expires
+    expires = facts.conf.result_expires
+    seconds = expires.total_seconds() if isinstance(expires, timedelta) else expires
     if not facts.tasks or facts.results.kind != "redis":
         return
     if not seconds:
         yield warning(
             "result_expires is off: every answer stays in Redis for ever.",
-            "Set it to the longest time after which somebody reads one, such as 600.",
+            "Set it to the longest time after which a caller reads one, such as 600.",
         )
     elif seconds < _SOON:
         yield warning(
@@ -82,32 +87,33 @@ def expiry(facts: Facts) -> Iterator[Finding]:
 
 def serializers(facts: Facts) -> Iterator[Finding]:
     """Whether each side takes what the other writes."""
-    accepted, fine = set(facts.conf.accept_content), True
+    conf, fine = facts.conf, True
+    accepted = set(conf.accept_content)
     for task in facts.tasks:
         if not accepted & _names(task.serializer):
             fine = False
             yield problem(
                 f"{task.name} is sent as {task.serializer}, which accept_content"
-                f" ({', '.join(facts.conf.accept_content)}) does not take: every message is"
+                f" ({', '.join(conf.accept_content)}) does not take: every message is"
                 " refused.",
                 f"Add {task.serializer!r} to accept_content on the workers.",
             )
-    of_results = facts.conf.result_accept_content or facts.conf.accept_content
-    if not set(of_results) & _names(facts.conf.result_serializer):
+    of_results = conf.result_accept_content or conf.accept_content
+    if not set(of_results) & _names(conf.result_serializer):
         fine = False
         yield problem(
-            f"Results are written as {facts.conf.result_serializer}, which callers do not take.",
-            f"Add {facts.conf.result_serializer!r} to result_accept_content.",
+            f"Results are written as {conf.result_serializer}, which callers do not take.",
+            f"Add {conf.result_serializer!r} to result_accept_content.",
         )
     if accepted & _names("pickle"):
         fine = False
         yield warning(
-            "accept_content has pickle: whoever can write to the broker can run any code in"
-            " the workers.",
+            "accept_content has pickle: everyone who can write to the broker can run any code"
+            " in the workers.",
             "Use msgpack for binary data.",
         )
     if fine:
-        yield ok(f"Messages travel as {', '.join(facts.conf.accept_content)}.")
+        yield ok(f"Messages travel as {', '.join(conf.accept_content)}.")
 
 
 def _names(serializer: str) -> set[str]:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from celery_batch.checks.facts import Facts, Task
+from celery_batch.checks.facts import Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 from celery_batch.checks.machine_checks import PREFORK
+from celery_batch.config import policy_of
 
 __all__ = ["acks", "eager", "limits", "policies", "prefetch", "rates", "settings", "tasks"]
 
-#: Seconds. Nobody's requests wait so long for company; milliseconds look like that.
+#: Seconds. A longer wait for other requests was probably meant in milliseconds.
 _LIKE_MILLISECONDS = 5.0
 
 
 def settings(facts: Facts) -> Iterator[Finding]:
     """What celery_batch itself refuses: misspelt settings, values that make no sense."""
-    for trouble in facts.trouble:
-        yield problem(trouble, "Mend it: no worker starts like this.")
-    if not facts.trouble:
+    if facts.trouble:
+        yield problem(facts.trouble, "Mend it: no worker starts like this.")
+    else:
         yield ok("Every batch_* setting and task option is known and makes sense.")
 
 
@@ -37,20 +39,21 @@ def tasks(facts: Facts) -> Iterator[Finding]:
 def policies(facts: Facts) -> Iterator[Finding]:
     """Numbers that look like others than were meant."""
     for task in facts.tasks:
+        policy = policy_of(task)
         for option in ("max_wait", "linger"):
-            seconds = getattr(task, option) or 0.0
-            if seconds >= _LIKE_MILLISECONDS and task.max_batch_size > 1:
+            seconds = getattr(policy, option) or 0.0
+            if seconds >= _LIKE_MILLISECONDS and policy.max_batch_size > 1:
                 yield warning(
                     f"{task.name} has {option}={seconds:g}, which is in seconds.",
                     f"If you mean milliseconds, write {seconds / 1000:g}.",
                 )
-        if task.max_batch_size == 1:
+        if policy.max_batch_size == 1:
             yield ok(f"{task.name} has max_batch_size=1: it is not batched.")
 
 
 def eager(facts: Facts) -> Iterator[Finding]:
     """Calls that never leave the process."""
-    if facts.conf.always_eager:
+    if facts.conf.task_always_eager:
         yield problem(
             "task_always_eager is on: calls run the model in the calling process, one by one.",
             "Leave the setting to tests.",
@@ -62,9 +65,9 @@ def prefetch(facts: Facts) -> Iterator[Finding]:
     if not facts.tasks:
         return
     conf, held = facts.conf, sum(map(_held, facts.tasks))
-    processes = 1 if conf.pool == "solo" else conf.concurrency or facts.machine.cpus
+    processes = 1 if facts.pool == "solo" else conf.worker_concurrency or facts.machine.cpus
     fine = True
-    if conf.prefetch_multiplier == 0:
+    if conf.worker_prefetch_multiplier == 0:
         fine = False
         yield warning(
             "worker_prefetch_multiplier=0 lets one worker take the whole queue away from the"
@@ -72,14 +75,15 @@ def prefetch(facts: Facts) -> Iterator[Finding]:
             f"Leave the setting out: each pool process then holds the {held} messages that its"
             " batches can use.",
         )
-    if conf.eta_task_limit is not None and conf.eta_task_limit < held * processes:
+    limit = conf.worker_eta_task_limit
+    if limit is not None and limit < held * processes:
         fine = False
         yield warning(
-            f"worker_eta_task_limit={conf.eta_task_limit} caps batches: with {processes} pool"
+            f"worker_eta_task_limit={limit} caps batches: with {processes} pool"
             f" processes a worker needs to hold {held * processes} messages.",
             f"Raise it to {held * processes}, or lower max_batch_size.",
         )
-    if conf.disable_prefetch and facts.broker.kind == "redis":
+    if conf.worker_disable_prefetch and facts.broker.kind == "redis":
         fine = False
         yield warning(
             "worker_disable_prefetch is set: each pool process holds two batches of each task"
@@ -100,16 +104,16 @@ def limits(facts: Facts) -> Iterator[Finding]:
                 f" time_limit={hard:g}: the process is ended before the soft limit can strike.",
                 "Make the soft limit some seconds shorter.",
             )
-        if (soft or hard) and facts.conf.pool not in PREFORK:
+        if (soft or hard) and facts.pool not in PREFORK:
             yield warning(
-                f"{task.name} has a time limit, which the {facts.conf.pool} pool ignores.",
+                f"{task.name} has a time limit, which the {facts.pool} pool ignores.",
                 "Use the prefork pool where limits are to count.",
             )
         elif soft or hard:
-            limit = min(each for each in (soft, hard) if each)
+            limit, size = min(each for each in (soft, hard) if each), policy_of(task).max_batch_size
             yield ok(
-                f"{task.name}: {limit:g} s are for a whole batch of up to {task.max_batch_size},"
-                f" {limit / task.max_batch_size:.2g} s a row."
+                f"{task.name}: {limit:g} s are for a whole batch of up to {size},"
+                f" {limit / size:.2g} s a row."
             )
 
 
@@ -136,5 +140,5 @@ def rates(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _held(task: Task) -> int:
-    return task.max_batch_size * (3 if task.acks_late else 2)
+def _held(task: Any) -> int:
+    return policy_of(task).max_batch_size * (3 if task.acks_late else 2)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from celery_batch.checks.facts import Facts, Task, Worker
+from celery_batch.checks.facts import Facts, Worker
 from celery_batch.checks.finding import Finding, ok, problem, warning
+from celery_batch.cluster.snapshot import grown
+from celery_batch.cluster.state import reports_of
+from celery_batch.config import policy_of
 
 __all__ = [
     "alike",
@@ -28,48 +32,23 @@ _NEAR = 0.5
 
 
 def serving(facts: Facts) -> Iterator[Finding]:
-    """Whether somebody is there for each batch task."""
-    if facts.workers is None:
-        if facts.unasked:
-            yield problem(
-                f"The workers could not be asked: {facts.unasked}",
-                "Run the check as a user who may send remote control commands (docs/security.md:"
-                " the worker's rules), and see that worker_enable_remote_control is on.",
-            )
-        return
-    if not facts.workers:
-        if facts.tasks:
-            yield warning(
-                "No worker answers: what is sent now waits.",
-                "Start one: celery -A APP worker --concurrency=1",
-            )
-        return
-    yield from _troubled(facts.workers)
-    silent = [worker.name for worker in facts.workers if not (worker.has_told or worker.error)]
-    for task in facts.tasks:
-        served = [worker.name for worker in facts.workers if task.name in worker.task_stats]
-        if served:
-            yield ok(f"{task.name} is served by {', '.join(served)}.")
-        elif all(worker.has_told for worker in facts.workers):
-            waiting = facts.depths.get(task.queue)
-            depth = "" if waiting is None else f", where {waiting:,} messages wait"
-            yield problem(
-                f"No worker that answers serves {task.name}: none reads queue {task.queue} for"
-                f" it{depth}.",
-                f"Start one that consumes it: celery -A APP worker -Q {task.queue}",
-            )
-        elif silent:
-            yield warning(
-                f"Nobody who has answered serves {task.name}, and {', '.join(silent)} did not say"
-                " in time what it serves.",
-                "Check again: a worker on the solo pool reads no messages while a batch runs."
-                " Its log says what else keeps it.",
-            )
-        yield from _discarding(task, facts.workers)
+    """Whether a worker serves each batch task."""
+    if facts.unasked:
+        yield problem(
+            f"The workers could not be asked: {facts.unasked}",
+            "Run the check as a user who may send remote control commands (docs/security.md:"
+            " the worker's rules), and see that worker_enable_remote_control is on.",
+        )
+    elif facts.workers:
+        yield from _served(facts, facts.workers)
+    elif facts.tasks and facts.workers is not None:
+        yield warning(
+            "No worker answers: what is sent now waits.",
+            "Start one: celery -A APP worker --concurrency=1",
+        )
 
 
-def _troubled(workers: tuple[Worker, ...]) -> Iterator[Finding]:
-    """Name who answers with an error."""
+def _served(facts: Facts, workers: tuple[Worker, ...]) -> Iterator[Finding]:
     for worker in workers:
         if worker.error:
             yield problem(
@@ -77,18 +56,40 @@ def _troubled(workers: tuple[Worker, ...]) -> Iterator[Finding]:
                 "Look into its log, and restart it with the version of celery_batch that runs"
                 " here.",
             )
+    waiting_for = [each.name for each in workers if not (each.has_answered or each.error)]
+    for task in facts.tasks:
+        queue = facts.queues[task.name]
+        served = [worker.name for worker in workers if task.name in worker.tasks]
+        if served:
+            yield ok(f"{task.name} is served by {', '.join(served)}.")
+        elif all(worker.has_answered for worker in workers):
+            waiting = facts.depths.get(queue)
+            depth = "" if waiting is None else f", where {waiting:,} messages wait"
+            yield problem(
+                f"No worker that answers serves {task.name}: none reads queue {queue} for"
+                f" it{depth}.",
+                f"Start one that consumes it: celery -A APP worker -Q {queue}",
+            )
+        elif waiting_for:
+            yield warning(
+                f"No worker that has answered serves {task.name}, and {', '.join(waiting_for)} did"
+                " not say in time what it serves.",
+                "Check again: a worker on the solo pool reads no messages while a batch runs."
+                " Its log says what else keeps it.",
+            )
+        yield from _discarding(task.name, queue, workers)
 
 
-def _discarding(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:
-    """Name who takes a task's messages and cannot run them: Celery throws such away."""
+def _discarding(task: str, queue: str, workers: tuple[Worker, ...]) -> Iterator[Finding]:
+    """Name workers that take a task's messages and cannot run them: Celery discards these."""
     for worker in workers:
         if worker.queues is None or worker.knows is None:
             continue
-        if task.queue in worker.queues and task.name not in worker.knows:
+        if queue in worker.queues and task not in worker.knows:
             yield problem(
-                f"{worker.name} consumes queue {task.queue} and does not know {task.name}: it"
+                f"{worker.name} consumes queue {queue} and does not know {task}: it"
                 f" discards each message of it that it gets.",
-                f"Restart it with an app that has the task, or give {task.name} a queue of its"
+                f"Restart it with an app that has the task, or give {task} a queue of its"
                 f" own (task_routes).",
             )
 
@@ -98,7 +99,7 @@ def unrouted(facts: Facts) -> Iterator[Finding]:
     names = {task.name for task in facts.tasks}
     fix = "Route the task to the worker's queue (task_routes), and restart the worker."
     for worker in facts.workers or ():
-        late = [name for name, stats in worker.task_stats.items() if not stats.routed]
+        late = [name for name, report in worker.tasks.items() if not report.get("routed", True)]
         queues = sorted((worker.queues or frozenset()) - (facts.routed or frozenset()))
         if late:
             yield warning(
@@ -116,51 +117,55 @@ def unrouted(facts: Facts) -> Iterator[Finding]:
 
 def pools(facts: Facts) -> Iterator[Finding]:
     """On which pools they run, whatever the settings say."""
-    for worker in facts.workers or ():
-        name = worker.pool.rpartition(".")[2] or worker.pool
-        if worker.task_stats and any(kind in worker.pool for kind in ("gevent", "eventlet")):
+    for worker in _serving(facts):
+        module, per_child = worker.pool_module, worker.pool.get("max-tasks-per-child")
+        if any(kind in module for kind in ("gevent", "eventlet")):
             yield problem(
-                f"{worker.name} runs on the {name} pool, where a model blocks the worker.",
+                f"{worker.name} runs on the {module.rpartition('.')[2]} pool, where a model blocks"
+                " the worker.",
                 "Start it without --pool.",
             )
-        if worker.task_stats and worker.max_tasks_per_child:
+        if per_child and isinstance(per_child, int):  # Celery writes "N/A" for none
             yield warning(
-                f"{worker.name} replaces a process after {worker.max_tasks_per_child} batches,"
+                f"{worker.name} replaces a process after {per_child} batches,"
                 " and loads its model again.",
                 "Start it without --max-tasks-per-child.",
             )
 
 
+def _serving(facts: Facts) -> list[Worker]:
+    return [worker for worker in facts.workers or () if worker.tasks]
+
+
 def alike(facts: Facts) -> Iterator[Finding]:
     """Whether all workers run the same versions and policies."""
-    workers = tuple(worker for worker in facts.workers or () if worker.task_stats)
-    versions = {worker.version for worker in workers} | {facts.version}
-    if len(versions) > 1:
-        told = ", ".join(f"{worker.name} {worker.version or '(unknown)'}" for worker in workers)
+    workers = _serving(facts)
+    versions = {worker.name: str(worker.stats.get("celery_batch", "")) for worker in workers}
+    if {*versions.values()} - {facts.version}:
+        listed = ", ".join(f"{name} {found or '(unknown)'}" for name, found in versions.items())
         yield warning(
-            f"Versions of celery_batch differ: {told}; here it is {facts.version}.",
+            f"Versions of celery_batch differ: {listed}; here it is {facts.version}.",
             "Update and restart the workers that are behind, one by one.",
         )
     for task in facts.tasks:
         yield from _alike(task, workers)
 
 
-def _forks(worker: Worker) -> bool:
-    return worker.pool.endswith("prefork")
-
-
-def _alike(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:
-    ours = (task.max_batch_size, task.max_wait)
+def _alike(task: Any, workers: list[Worker]) -> Iterator[Finding]:
+    policy = policy_of(task)
     for worker in workers:
-        stats = worker.task_stats.get(task.name)
-        if stats is None or (stats.max_batch_size, stats.max_wait) == ours:
+        report = worker.tasks.get(task.name)
+        if report is None:
+            continue
+        size, wait = report["max_batch_size"], report["max_wait"]
+        if (size, wait) == (policy.max_batch_size, policy.max_wait):
             continue
         says = (
-            f"{worker.name} runs {task.name} with max_batch_size={stats.max_batch_size} and"
-            f" max_wait={stats.max_wait:g}; the app says {ours[0]} and {ours[1]:g}"
+            f"{worker.name} runs {task.name} with max_batch_size={size} and max_wait={wait:g};"
+            f" the app says {policy.max_batch_size} and {policy.max_wait:g}"
         )
-        if stats.steered:
-            yield ok(f"{says}: it was told so by batch_config, until it is restarted.")
+        if report.get("task_says"):
+            yield ok(f"{says}: it was set by batch_config, until the worker is restarted.")
         else:
             yield warning(f"{says}.", "Restart it, so that it reads its settings anew.")
 
@@ -168,16 +173,19 @@ def _alike(task: Task, workers: tuple[Worker, ...]) -> Iterator[Finding]:
 def filling(facts: Facts) -> Iterator[Finding]:
     """Whether batches stay small while many wait."""
     for task in facts.tasks:
-        waiting = facts.depths.get(task.queue, 0)
+        waiting = facts.depths.get(facts.queues[task.name], 0)
         for worker in facts.workers or ():
-            stats = worker.task_stats.get(task.name)
-            if stats is None or stats.batches < _ENOUGH or waiting <= 2 * stats.max_batch_size:
+            if (report := worker.tasks.get(task.name)) is None:
                 continue
-            average = stats.rows / stats.batches
-            if average < stats.max_batch_size / 2:
+            lately = grown(reports_of(worker.earlier).get(task.name, report), report)
+            size = report["max_batch_size"]
+            if lately.batches < _ENOUGH or waiting <= 2 * size:
+                continue
+            average = lately.rows / lately.batches
+            if average < size / 2:
                 yield warning(
                     f"{worker.name}: batches of {task.name} have {average:.1f} rows of"
-                    f" {stats.max_batch_size} on average, while {waiting:,} messages wait.",
+                    f" {size} on average, while {waiting:,} messages wait.",
                     "Look at the warnings above: prefetch, limits and memory keep batches small;"
                     " celery batch top shows what they are over time.",
                 )
@@ -191,11 +199,11 @@ def slowness(facts: Facts) -> Iterator[Finding]:
         if task.soft_time_limit or task.time_limit
     }
     for worker in facts.workers or ():
-        for name, stats in worker.task_stats.items():
-            limit = limits.get(name)
-            if limit is not None and stats.model is not None and stats.model > _NEAR * limit:
+        for name, report in worker.tasks.items():
+            limit, seconds = limits.get(name), (report.get("model") or {}).get("p99")
+            if limit is not None and seconds is not None and seconds > _NEAR * limit:
                 yield warning(
-                    f"{worker.name}: one in a hundred batches of {name} takes {stats.model:.2g} s"
+                    f"{worker.name}: one in a hundred batches of {name} takes {seconds:.2g} s"
                     f" or more, and the time limit, which is for the whole batch, is {limit:g} s.",
                     "Raise the limit, or lower max_batch_size.",
                 )
@@ -203,11 +211,13 @@ def slowness(facts: Facts) -> Iterator[Finding]:
 
 def sharing(facts: Facts) -> Iterator[Finding]:
     """Whether pool processes share a GPU."""
-    for worker in facts.workers or ():
-        gpus = [name for name in worker.devices if name.startswith("cuda")]
-        if worker.task_stats and gpus and (worker.processes or 1) > len(gpus) and _forks(worker):
+    for worker in _serving(facts):
+        devices = worker.batch_stats.get("devices") or ()
+        gpus = [name for name in devices if name.startswith("cuda")]
+        processes = worker.pool.get("max-concurrency") or 1
+        if gpus and processes > len(gpus) and worker.pool_module.endswith("prefork"):
             yield warning(
-                f"{worker.name} runs {worker.processes} processes on {', '.join(gpus)}, each with"
+                f"{worker.name} runs {processes} processes on {', '.join(gpus)}, each with"
                 " its own copy of the models.",
                 f"Start it with --concurrency={len(gpus)}.",
             )
@@ -216,23 +226,24 @@ def sharing(facts: Facts) -> Iterator[Finding]:
 def holding(facts: Facts) -> Iterator[Finding]:
     """Whether a worker may hold as many messages as fit into its batches."""
     for worker in facts.workers or ():
-        most = sum(stats.max_batch_size for stats in worker.task_stats.values())
-        wanted = most * (worker.processes or 1)
-        if worker.prefetch and worker.prefetch < wanted:
+        most = sum(report["max_batch_size"] for report in worker.tasks.values())
+        wanted = most * (worker.pool.get("max-concurrency") or 1)
+        prefetch = worker.stats.get("prefetch_count")
+        if prefetch and prefetch < wanted:
             yield warning(
-                f"{worker.name} may hold {worker.prefetch} messages, fewer than the {wanted} rows"
+                f"{worker.name} may hold {prefetch} messages, fewer than the {wanted} rows"
                 " that its batches have room for.",
                 "Restart it: the prefetch is set at the start.",
             )
 
 
 def halted(facts: Facts) -> Iterator[Finding]:
-    """Whether an operator has told workers not to run a task."""
+    """Whether an operator has paused or drained a task."""
     for worker in facts.workers or ():
-        for name, stats in worker.task_stats.items():
-            if stats.halted:
+        for name, report in worker.tasks.items():
+            if report.get("paused") or report.get("drained"):
                 yield warning(
-                    f"{worker.name} was told not to run {name} for now.",
+                    f"{worker.name} does not run {name} for now: it was paused or drained.",
                     f"celery -A APP control batch_resume {name}",
                 )
 
@@ -240,15 +251,16 @@ def halted(facts: Facts) -> Iterator[Finding]:
 def health(facts: Facts) -> Iterator[Finding]:
     """Whether memory has run out, or processes have died."""
     for worker in facts.workers or ():
-        for name, stats in worker.task_stats.items():
-            if stats.safe_size is not None and stats.safe_size < stats.max_batch_size:
+        for name, report in worker.tasks.items():
+            fits, size = report.get("safe_size"), report["max_batch_size"]
+            if fits is not None and fits < size:
                 yield warning(
-                    f"{worker.name}: a batch of {name} ran out of memory; {stats.safe_size} rows"
-                    f" fit, of {stats.max_batch_size}.",
-                    f"Lower max_batch_size to {stats.safe_size}, or shorten inputs.",
+                    f"{worker.name}: a batch of {name} ran out of memory; {fits} rows"
+                    f" fit, of {size}.",
+                    f"Lower max_batch_size to {fits}, or shorten inputs.",
                 )
-            if stats.losses:
+            if losses := report.get("worker_losses"):
                 yield warning(
-                    f"{worker.name}: a process of {name} has died {stats.losses} times.",
+                    f"{worker.name}: a process of {name} has died {losses} times.",
                     "Its log says how; batch_dead_letter_queue keeps the items at fault.",
                 )

@@ -10,7 +10,7 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.checks.checkup import checkup, worst
-from celery_batch.checks.collect import gather
+from celery_batch.checks.collect import collect
 from celery_batch.checks.finding import Finding, Level
 
 __all__ = ["check"]
@@ -29,8 +29,8 @@ def check(ctx: click.Context, *, as_json: bool) -> None:
     the workers that are up.  Exit code: 1 if there is a problem, else 0.
     """
     if sys.stderr.isatty():
-        click.echo("Asking the app, its servers, this machine and the workers ...", err=True)
-    found = list(checkup(gather(ctx.obj.app)))
+        click.echo("Checking the app, its servers, this machine and the workers ...", err=True)
+    found = list(checkup(collect(ctx.obj.app)))
     if as_json:
         click.echo(json.dumps([_plain(*each) for each in found], indent=2))
     elif sys.stdout.isatty():
@@ -77,10 +77,10 @@ def _table(found: Sequence[tuple[str, Finding]]) -> None:
     for column in ("", "check", "what was found, and what to do"):
         table.add_column(column, overflow="fold")
     for name, finding in found:
-        told = Text(finding.says)
+        text = Text(finding.says)
         if finding.fix:
-            told.append(f"\n→ {finding.fix}", style="cyan")
-        table.add_row(Text(finding.level, style=_COLOURS[finding.level]), name, told)
+            text.append(f"\n→ {finding.fix}", style="cyan")
+        table.add_row(Text(finding.level, style=_COLOURS[finding.level]), name, text)
     console = Console()
     console.print(table)
     console.print(_summary(found), style="bold", highlight=False)

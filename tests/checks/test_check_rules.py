@@ -1,11 +1,15 @@
-"""Each check alone: what it says of which facts, and that its fix is named."""
+"""Each check alone: what it finds in which facts, and that its fix is named."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
+from celery import Celery
+from kombu import Queue
 
+from celery_batch import BatchTask
 from celery_batch.checks import (
     broker_checks,
     machine_checks,
@@ -14,81 +18,87 @@ from celery_batch.checks import (
     workers_checks,
 )
 from celery_batch.checks.checkup import CHECKS, checkup, worst
-from celery_batch.checks.facts import (
-    Conf,
-    Facts,
-    Machine,
-    Redis,
-    Server,
-    Task,
-    TaskStats,
-    Torch,
-    Worker,
-)
+from celery_batch.checks.facts import Facts, Machine, Redis, Server, Torch, Worker
 from celery_batch.checks.finding import Finding, Level
 
-GOOD = Facts(
-    tasks=(Task(name="t", max_batch_size=8),),
-    conf=Conf(concurrency=1),
-    workers=(
-        Worker(
-            name="w",
-            pool="celery.concurrency.prefork",
-            version="1",
-            task_stats={"t": TaskStats(max_batch_size=8, max_wait=0.01)},
-        ),
-    ),
-    version="1",
-)
 A100 = ("NVIDIA A100",)
+INFO = {"redis_version": "7.2.0", "aof_enabled": 1}
+REPORT = {"served": True, "max_batch_size": 8, "max_wait": 0.01}
+POOL = {"implementation": "celery.concurrency.prefork:TaskPool"}
+
+
+def checked(options=None, settings=None, **others):
+    """Return facts of an app with one task of these options, and these settings."""
+    app = Celery("checked", broker="memory://", set_as_current=False)
+    app.conf.update({"worker_concurrency": 1, **(settings or {})})
+    options = {"max_batch_size": 8, **(options or {})}
+
+    @app.task(base=BatchTask, name="t", shared=False, **options)
+    def t(x):
+        return x
+
+    redis = Server(kind="redis", redis=Redis(info=INFO))
+    facts = {"broker": redis, "results": redis, "machine": Machine(), "workers": (served(),)}
+    tasks = {"tasks": (app.tasks["t"],), "queues": {"t": "celery"}}
+    return Facts(app=app, version="1", **{**tasks, **facts, **others})
+
+
+def served(report=None, pool=None, stats=None, devices=(), **others):
+    """Return a worker that serves the task, and its answers."""
+    began = {"tasks": {"t": REPORT}}
+    now = {"tasks": {"t": {**REPORT, **(report or {})}}, "devices": devices}
+    stats = {"pool": {**POOL, **(pool or {})}, "batches": {}, "celery_batch": "1", **(stats or {})}
+    return Worker(**{"name": "w", "stats": stats, "earlier": began, "batch_stats": now, **others})
+
+
+GOOD = checked()
 
 
 def task(**options):
     """Return facts with one task of these options."""
-    return replace(GOOD, tasks=(replace(GOOD.tasks[0], **options),))
+    return checked(options)
 
 
 def conf(**settings):
     """Return facts with these settings."""
-    return replace(GOOD, conf=replace(GOOD.conf, **settings))
+    return checked(settings=settings)
 
 
-def broker(kind="redis", **options):
+def broker(kind="redis", facts=GOOD, *, snapshots=True, scripts=True, ahead=0.0, **info):
     """Return facts with a Redis of these properties for a broker, or with another broker."""
-    redis = Redis(**options) if kind == "redis" else None
-    return replace(GOOD, broker=Server(kind=kind, url="redis://here", redis=redis))
+    redis = Redis(info=INFO | info, snapshots=snapshots, scripts=scripts, ahead=ahead)
+    redis = redis if kind == "redis" else None
+    return replace(facts, broker=Server(kind=kind, url="redis://here", redis=redis))
 
 
-def results(kind="redis", error="", **options):
+def results(kind="redis", error="", **info):
     """Return facts with this result backend."""
-    redis = Redis(**options) if kind == "redis" and not error else None
+    redis = Redis(info=INFO | info) if kind == "redis" and not error else None
     return replace(GOOD, results=Server(kind=kind, url="redis://there", error=error, redis=redis))
 
 
 def machine(devices=None, concurrency=1, **options):
     """Return facts with this machine, and these settings about it."""
-    return replace(
-        GOOD,
-        conf=replace(GOOD.conf, devices=devices, concurrency=concurrency),
-        machine=Machine(**options),
-        workers=(),
-    )
+    settings = {"worker_concurrency": concurrency}
+    return checked(settings=settings, devices=devices, machine=Machine(**options), workers=())
 
 
-def worker(waiting=0, stats=None, **options):
-    """Return facts with one worker and what it says, and messages in the queue."""
-    one = replace(GOOD.workers[0], **options)
-    if stats is not None:
-        one = replace(one, task_stats={"t": replace(one.task_stats["t"], **stats)})
-    return replace(GOOD, workers=(one,), depths={"celery": waiting})
+def worker(waiting=0, **options):
+    """Return facts with one worker and its answers, and messages in the queue."""
+    return replace(GOOD, workers=(served(**options),), depths={"celery": waiting})
+
+
+def slow(seconds, **limits):
+    """Return facts with a task of these limits, and a worker whose batches take so long."""
+    return checked(limits, workers=(served({"model": {"p99": seconds}}),))
 
 
 def test_what_redis_keeps_to_itself_is_neither_good_nor_bad():
     """Checks of what access rules keep from us say nothing."""
     for check in (broker_checks.eviction, broker_checks.persistence, broker_checks.clock):
-        assert [] == list(check(broker(**HIDDEN)))
+        assert [] == list(check(replace(GOOD, broker=HIDDEN)))
 
-    assert "ok" == next(results_checks.results(results(**HIDDEN))).level
+    assert "ok" == next(results_checks.results(replace(GOOD, results=HIDDEN))).level
 
 
 def test_nothing_is_wrong_where_all_is_well():
@@ -99,12 +109,12 @@ def test_nothing_is_wrong_where_all_is_well():
     assert Level.OK == worst(found)
 
 
-NO_LEASE = {"bulk": False, "transport_options": {"visibility_timeout": 20}}
+NO_LEASE = {"batch_bulk": False, "broker_transport_options": {"visibility_timeout": 20}}
 
 #: A Redis whose access rules keep INFO and TIME from us.
-HIDDEN = dict.fromkeys(
-    ("version", "policy", "maxmemory", "used", "appendonly", "snapshots", "ahead")
-)
+HIDDEN = Server(kind="redis", redis=Redis(info=None, snapshots=None, ahead=None))
+
+QUORUM = [Queue("celery", queue_arguments={"x-queue-type": "quorum"})]
 
 WRONG = [
     (
@@ -115,45 +125,50 @@ WRONG = [
     ),
     (
         workers_checks.serving,
-        worker(task_stats={}, has_told=False, error="KeyError('x')"),
+        worker(batch_stats={"error": "KeyError('x')"}),
         "problem",
         "w could not say what it serves: KeyError('x')",
     ),
     (
         workers_checks.serving,
-        worker(task_stats={}, has_told=False),
+        worker(batch_stats={}),
         "warning",
         "and w did not say in time",
     ),
-    (broker_checks.broker, broker(**HIDDEN), "warning", "does not let this user run INFO"),
+    (
+        broker_checks.broker,
+        replace(GOOD, broker=HIDDEN),
+        "warning",
+        "does not let this user run INFO",
+    ),
     (
         tasks_checks.settings,
-        Facts(trouble=("batch_max_sice: no such setting.",)),
+        replace(GOOD, trouble="batch_max_sice: no such setting."),
         "problem",
         "sice",
     ),
     (tasks_checks.tasks, replace(GOOD, tasks=()), "problem", "no batch task"),
     (tasks_checks.policies, task(max_wait=10.0), "warning", "write 0.01"),
     (tasks_checks.policies, task(linger=5.0), "warning", "linger=5"),
-    (tasks_checks.eager, conf(always_eager=True), "problem", "task_always_eager"),
-    (tasks_checks.prefetch, conf(prefetch_multiplier=0), "warning", "the 24 messages"),
-    (tasks_checks.prefetch, conf(eta_task_limit=23), "warning", "Raise it to 24"),
-    (tasks_checks.prefetch, conf(disable_prefetch=True), "warning", "two batches"),
+    (tasks_checks.eager, conf(task_always_eager=True), "problem", "task_always_eager"),
+    (tasks_checks.prefetch, conf(worker_prefetch_multiplier=0), "warning", "the 24 messages"),
+    (tasks_checks.prefetch, conf(worker_eta_task_limit=23), "warning", "Raise it to 24"),
+    (tasks_checks.prefetch, conf(worker_disable_prefetch=True), "warning", "two batches"),
     (tasks_checks.limits, task(time_limit=5, soft_time_limit=5), "warning", "before the soft"),
     (
         tasks_checks.limits,
-        replace(task(time_limit=5), conf=Conf(pool="threads")),
+        replace(task(time_limit=5), pool="threads"),
         "warning",
         "threads pool ignores",
     ),
     (tasks_checks.acks, task(acks_late=False), "warning", "loses the batch"),
     (tasks_checks.rates, task(rate_limit="10/s"), "warning", "10/s"),
-    (machine_checks.pool, conf(pool="gevent"), "problem", "not supported"),
-    (machine_checks.pool, conf(pool="eventlet"), "problem", "not supported"),
-    (machine_checks.pool, conf(pool="solo"), "warning", "reads no messages"),
-    (machine_checks.pool, conf(pool="my:Pool"), "warning", "does not know"),
-    (machine_checks.replacing, conf(max_tasks_per_child=100), "warning", "counts batches"),
-    (machine_checks.replacing, conf(max_memory_per_child=100), "warning", "KiB"),
+    (machine_checks.pool, replace(GOOD, pool="gevent"), "problem", "not supported"),
+    (machine_checks.pool, replace(GOOD, pool="eventlet"), "problem", "not supported"),
+    (machine_checks.pool, replace(GOOD, pool="solo"), "warning", "reads no messages"),
+    (machine_checks.pool, replace(GOOD, pool="my:Pool"), "warning", "does not know"),
+    (machine_checks.replacing, conf(worker_max_tasks_per_child=100), "warning", "counts batches"),
+    (machine_checks.replacing, conf(worker_max_memory_per_child=100), "warning", "KiB"),
     (machine_checks.gpu, machine(devices=("cuda:0",)), "warning", "nothing shows a GPU"),
     (
         machine_checks.gpu,
@@ -193,58 +208,63 @@ WRONG = [
         "refused",
     ),
     (broker_checks.broker, broker("sqs"), "warning", "not tested"),
-    (broker_checks.broker, broker(version=(5, 0, 7)), "warning", "5.0.7 knows no BLMOVE"),
+    (broker_checks.broker, broker(redis_version="5.0.7"), "warning", "5.0.7 knows no BLMOVE"),
     (broker_checks.broker, broker(scripts=False), "warning", "may not run scripts"),
-    (broker_checks.broker, conf(bulk=False), "warning", "one by one"),
+    (broker_checks.broker, conf(batch_bulk=False), "warning", "one by one"),
     (
         broker_checks.eviction,
-        broker(maxmemory=1 << 20, policy="allkeys-lru"),
+        broker(maxmemory=1 << 20, maxmemory_policy="allkeys-lru"),
         "problem",
         "throws away messages",
     ),
     (
         broker_checks.eviction,
-        broker(maxmemory=1 << 20, policy="volatile-lru"),
+        broker(maxmemory=1 << 20, maxmemory_policy="volatile-lru"),
         "warning",
         "signs of life",
     ),
-    (broker_checks.eviction, broker(maxmemory=100, used=95), "warning", "95% of its maxmemory"),
-    (broker_checks.persistence, broker(appendonly=False), "warning", "snapshots only"),
+    (
+        broker_checks.eviction,
+        broker(maxmemory=100, used_memory=95),
+        "warning",
+        "95% of its maxmemory",
+    ),
+    (broker_checks.persistence, broker(aof_enabled=0), "warning", "snapshots only"),
     (
         broker_checks.persistence,
-        broker(appendonly=False, snapshots=False),
+        broker(aof_enabled=0, snapshots=False),
         "warning",
         "keeps nothing on disk",
     ),
     (
         broker_checks.persistence,
-        broker(appendonly=False, snapshots=None),
+        broker(aof_enabled=0, snapshots=None),
         "warning",
         "no append-only file",
     ),
     (broker_checks.visibility, conf(**NO_LEASE), "problem", "run twice"),
     (
         broker_checks.visibility,
-        replace(broker("amqp"), tasks=task(time_limit=700).tasks),
+        broker("amqp", task(time_limit=700)),
         "warning",
         "consumer_timeout",
     ),
     (broker_checks.priorities, broker("amqp"), "warning", "task_queue_max_priority"),
     (
         broker_checks.priorities,
-        replace(broker("amqp"), tasks=task(is_quorum=True).tasks),
+        broker("amqp", conf(task_queues=QUORUM)),
         "warning",
         "above and below 5",
     ),
     (
         broker_checks.priorities,
-        replace(broker("amqp"), tasks=task(priorities=True).tasks),
+        broker("amqp", conf(task_queue_max_priority=10)),
         "warning",
         "task_default_priority=5",
     ),
     (
         broker_checks.priorities,
-        conf(transport_options={"priority_steps": [0]}),
+        conf(broker_transport_options={"priority_steps": [0]}),
         "warning",
         "priority_steps",
     ),
@@ -252,7 +272,7 @@ WRONG = [
     (
         broker_checks.options,
         replace(
-            conf(transport_options={"visibilty_timeout": 7200, "my_own": 1}),
+            conf(broker_transport_options={"visibilty_timeout": 7200, "my_own": 1}),
             broker=Server(kind="redis", options=("visibility_timeout",)),
         ),
         "warning",
@@ -263,10 +283,16 @@ WRONG = [
     (results_checks.results, results(error="refused."), "problem", "refused"),
     (results_checks.results, results("database"), "warning", "ask for them"),
     (results_checks.results, results("rpc"), "warning", "to the thread that has asked"),
-    (results_checks.results, results(maxmemory=1, policy="allkeys-lru"), "warning", "may vanish"),
-    (results_checks.results, conf(bulk=False), "warning", "told one by one"),
+    (
+        results_checks.results,
+        results(maxmemory=1, maxmemory_policy="allkeys-lru"),
+        "warning",
+        "may vanish",
+    ),
+    (results_checks.results, conf(batch_bulk=False), "warning", "notified one by one"),
     (results_checks.expiry, conf(result_expires=None), "warning", "for ever"),
     (results_checks.expiry, conf(result_expires=5.0), "warning", "5 s"),
+    (results_checks.expiry, conf(result_expires=timedelta(seconds=5)), "warning", "5 s"),
     (
         results_checks.serializers,
         task(serializer="msgpack"),
@@ -288,52 +314,62 @@ WRONG = [
     (workers_checks.serving, replace(GOOD, workers=()), "warning", "No worker answers"),
     (
         workers_checks.serving,
-        worker(waiting=3, task_stats={}),
+        worker(waiting=3, batch_stats={"tasks": {}}),
         "problem",
         "queue celery for it, where 3 messages wait",
     ),
     (
         workers_checks.unrouted,
-        worker(stats={"routed": False}),
+        worker(report={"routed": False}),
         "warning",
         "w was sent t by the name",
     ),
     (
         workers_checks.unrouted,
         replace(
-            worker(task_stats={}, queues=frozenset({"slow"}), knows=frozenset({"t"})),
+            worker(batch_stats={"tasks": {}}, queues=frozenset({"slow"}), knows=frozenset({"t"})),
             routed=frozenset({"celery"}),
         ),
         "warning",
         "w consumes slow, to which no task is routed",
     ),
-    (workers_checks.pools, worker(pool="celery.concurrency.gevent"), "problem", "gevent pool"),
-    (workers_checks.pools, worker(max_tasks_per_child=5), "warning", "after 5 batches"),
+    (
+        workers_checks.pools,
+        worker(pool={"implementation": "celery.concurrency.gevent:TaskPool"}),
+        "problem",
+        "gevent pool",
+    ),
+    (workers_checks.pools, worker(pool={"max-tasks-per-child": 5}), "warning", "after 5 batches"),
     (
         workers_checks.sharing,
-        worker(processes=4, devices=("cuda:0", "cuda:1")),
+        worker(pool={"max-concurrency": 4}, devices=("cuda:0", "cuda:1")),
         "warning",
         "4 processes on cuda:0, cuda:1",
     ),
-    (workers_checks.holding, worker(processes=2, prefetch=15), "warning", "fewer than the 16 rows"),
+    (
+        workers_checks.holding,
+        worker(pool={"max-concurrency": 2}, stats={"prefetch_count": 15}),
+        "warning",
+        "fewer than the 16 rows",
+    ),
     (
         workers_checks.slowness,
-        replace(worker(stats={"model": 1.5}), tasks=task(time_limit=9, soft_time_limit=2).tasks),
+        slow(1.5, time_limit=9, soft_time_limit=2),
         "warning",
         "1.5 s or more",
     ),
-    (workers_checks.alike, worker(version="0.9"), "warning", "w 0.9"),
-    (workers_checks.alike, worker(version=""), "warning", "w (unknown)"),
-    (workers_checks.alike, worker(stats={"max_batch_size": 4}), "warning", "max_batch_size=4"),
+    (workers_checks.alike, worker(stats={"celery_batch": "0.9"}), "warning", "w 0.9"),
+    (workers_checks.alike, worker(stats={"celery_batch": ""}), "warning", "w (unknown)"),
+    (workers_checks.alike, worker(report={"max_batch_size": 4}), "warning", "max_batch_size=4"),
     (
         workers_checks.filling,
-        worker(waiting=100, stats={"batches": 50, "rows": 60}),
+        worker(waiting=100, report={"batches": 50, "rows": 60}),
         "warning",
         "1.2 rows of 8",
     ),
-    (workers_checks.halted, worker(stats={"halted": True}), "warning", "batch_resume t"),
-    (workers_checks.health, worker(stats={"safe_size": 4}), "warning", "ran out of memory"),
-    (workers_checks.health, worker(stats={"losses": 3}), "warning", "died 3 times"),
+    (workers_checks.halted, worker(report={"paused": True}), "warning", "batch_resume t"),
+    (workers_checks.health, worker(report={"safe_size": 4}), "warning", "ran out of memory"),
+    (workers_checks.health, worker(report={"worker_losses": 3}), "warning", "died 3 times"),
 ]
 
 
@@ -343,7 +379,7 @@ WRONG = [
     ids=[f"{check.__name__}-{words}" for check, _, _, words in WRONG],
 )
 def test_each_fault_is_named_with_its_fix(check, facts, level, words):
-    """A check tells of its fault, at its level, with a sentence about it and a way out."""
+    """A check finds its fault, at its level, with a sentence about it and a way out."""
     (found,) = [finding for finding in check(facts) if finding.level is not Level.OK]
 
     assert level == found.level
@@ -365,7 +401,7 @@ FINE = [
         task(time_limit=16, soft_time_limit=8),
         "8 s are for a whole batch of up to 8",
     ),
-    (tasks_checks.prefetch, conf(eta_task_limit=24), "24 messages"),
+    (tasks_checks.prefetch, conf(worker_eta_task_limit=24), "24 messages"),
     (
         machine_checks.gpu,
         machine(gpus=A100, torch=Torch(version="2", build="CUDA 12.8", gpus=1)),
@@ -378,22 +414,26 @@ FINE = [
         "sees 1 GPUs",
     ),
     (machine_checks.gpu, machine(devices=("cpu",), driver="no driver."), "on the CPU"),
-    (tasks_checks.prefetch, conf(pool="solo", concurrency=8, eta_task_limit=24), "24 messages"),
-    (machine_checks.pool, conf(pool="threads"), "threads"),
+    (
+        tasks_checks.prefetch,
+        replace(conf(worker_concurrency=8, worker_eta_task_limit=24), pool="solo"),
+        "24 messages",
+    ),
+    (machine_checks.pool, replace(GOOD, pool="threads"), "threads"),
     (broker_checks.broker, broker("amqp"), "amqp answers"),
-    (broker_checks.eviction, broker(policy="allkeys-lru"), "no limit of memory"),
-    (broker_checks.visibility, conf(transport_options={"visibility_timeout": 1}), "leased"),
-    (broker_checks.visibility, conf(bulk=False), "above what a batch may take"),
+    (broker_checks.eviction, broker(maxmemory_policy="allkeys-lru"), "no limit of memory"),
+    (broker_checks.visibility, conf(broker_transport_options={"visibility_timeout": 1}), "leased"),
+    (broker_checks.visibility, conf(batch_bulk=False), "above what a batch may take"),
     (
         results_checks.results,
-        replace(task(ignores_results=True), results=Server(kind="none")),
+        replace(task(ignore_result=True), results=Server(kind="none")),
         "stores results",
     ),
     (results_checks.serializers, conf(accept_content=("application/json",)), "application/json"),
     (
         workers_checks.alike,
-        worker(stats={"max_wait": 0.5, "steered": True}),
-        "max_wait=0.5; the app says 8 and 0.01: it was told so",
+        worker(report={"max_wait": 0.5, "task_says": {"max_wait": 0.01}}),
+        "max_wait=0.5; the app says 8 and 0.01: it was set",
     ),
 ]
 
@@ -410,33 +450,36 @@ def test_what_is_no_fault_is_said_to_be_fine(check, facts, words):
 
 
 QUIET = [
-    (workers_checks.filling, worker(waiting=16, stats={"batches": 50, "rows": 60})),
-    (workers_checks.filling, worker(waiting=100, stats={"batches": 4, "rows": 4})),
-    (workers_checks.filling, worker(waiting=100, stats={"batches": 50, "rows": 200})),
+    (workers_checks.filling, worker(waiting=16, report={"batches": 50, "rows": 60})),
+    (workers_checks.filling, worker(waiting=100, report={"batches": 4, "rows": 4})),
+    (workers_checks.filling, worker(waiting=100, report={"batches": 50, "rows": 200})),
     (workers_checks.serving, replace(GOOD, workers=None)),
     (
         workers_checks.unrouted,
         replace(
-            worker(task_stats={}, queues=frozenset({"mail"}), knows=frozenset({"t"})),
+            worker(batch_stats={"tasks": {}}, queues=frozenset({"mail"}), knows=frozenset({"t"})),
             routed=frozenset({"celery", "mail"}),
         ),
     ),
-    (workers_checks.health, worker(stats={"safe_size": 8})),
+    (workers_checks.health, worker(report={"safe_size": 8})),
     (
         workers_checks.slowness,
-        replace(worker(stats={"model": 0.9}), tasks=task(time_limit=2).tasks),
+        slow(0.9, time_limit=2),
     ),
-    (workers_checks.slowness, worker(stats={"model": 0.9})),
-    (workers_checks.slowness, replace(worker(), tasks=task(time_limit=2).tasks)),
-    (workers_checks.holding, worker(processes=2, prefetch=16)),
-    (workers_checks.holding, worker(processes=2, prefetch=0)),
-    (workers_checks.sharing, worker(processes=2, devices=("cpu",))),
-    (workers_checks.sharing, worker(processes=2, devices=("cuda:0", "cuda:1"))),
+    (workers_checks.slowness, worker(report={"model": {"p99": 0.9}})),
+    (workers_checks.slowness, task(time_limit=2)),
+    (workers_checks.holding, worker(pool={"max-concurrency": 2}, stats={"prefetch_count": 16})),
+    (workers_checks.holding, worker(pool={"max-concurrency": 2}, stats={"prefetch_count": 0})),
+    (workers_checks.sharing, worker(pool={"max-concurrency": 2}, devices=("cpu",))),
+    (workers_checks.sharing, worker(pool={"max-concurrency": 2}, devices=("cuda:0", "cuda:1"))),
     (
         workers_checks.sharing,
-        worker(processes=2, devices=("cuda:0",), pool="celery.concurrency.thread"),
+        worker(
+            devices=("cuda:0",),
+            pool={"implementation": "celery.concurrency.thread:TaskPool", "max-concurrency": 2},
+        ),
     ),
-    (broker_checks.options, conf(transport_options={"visibilty_timeout": 7200})),
+    (broker_checks.options, conf(broker_transport_options={"visibilty_timeout": 7200})),
     (machine_checks.devices, machine(gpus=2 * A100, concurrency=2)),
     (
         machine_checks.devices,
@@ -449,11 +492,18 @@ QUIET = [
     (broker_checks.clock, broker(ahead=0.9)),
     (
         broker_checks.priorities,
-        replace(broker("amqp"), tasks=task(priorities=True, priority=1).tasks),
+        broker("amqp", conf(task_queue_max_priority=10, task_default_priority=1)),
     ),
     (
         broker_checks.priorities,
-        replace(broker("amqp"), tasks=task(is_quorum=True, priority=5).tasks),
+        broker("amqp", conf(task_queues=QUORUM, task_default_priority=5)),
+    ),
+    *(
+        (broker_checks.priorities, broker("amqp", conf(task_queues=[own], task_default_priority=1)))
+        for own in (
+            Queue("celery", max_priority=5),
+            Queue("celery", queue_arguments={"x-max-priority": 10}),
+        )
     ),
     (results_checks.expiry, results("rpc")),
 ]
@@ -485,9 +535,9 @@ def test_worst_of_findings():
         (None, {"u"}, False),
     ],
 )
-def test_who_discards_messages_is_named(queues, knows, discards):
+def test_a_worker_that_discards_messages_is_named(queues, knows, discards):
     """A worker that consumes a task's queue without knowing it is a problem beside any other."""
-    beside = Worker(name="plain", queues=queues, knows=knows)
+    beside = Worker(name="plain", stats={}, queues=queues, knows=knows)
     found = workers_checks.serving(replace(GOOD, workers=(*GOOD.workers, beside)))
     problems = [each.says for each in found if each.level is Level.PROBLEM]
     said = "plain consumes queue celery and does not know t: it discards each message"

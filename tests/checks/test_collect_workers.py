@@ -1,4 +1,4 @@
-"""What is asked of workers, and what is made of their answers."""
+"""What workers are asked, and how their answers are read."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from celery_batch.checks import collect_workers
 from celery_batch.checks.collect_workers import workers_of
 
 POOL = {"implementation": "celery.concurrency.prefork:TaskPool", "max-concurrency": 1}
-TOLD = {"served": True, "max_batch_size": 8, "max_wait": 0.01, "batches": 0}
+REPORT = {"served": True, "max_batch_size": 8, "max_wait": 0.01, "batches": 0}
 
 
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What a control bus without a broker answers, by the question."""
+    """The answers of a control client without a broker, by command."""
     answers: dict[str, Any] = {
         "stats": {"ours": {"pool": POOL, "batches": {}}},
-        "batch_stats": {"ours": {"tasks": {"shop.toy": TOLD}}},
+        "batch_stats": {"ours": {"tasks": {"shop.toy": REPORT}}},
     }
 
-    class Bus:
-        """Has its answers ready."""
+    class FakeClient:
+        """Stands for a control client."""
 
         def __init__(self, app: Any) -> None:
             assert app is not None
@@ -34,21 +34,21 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def close(self) -> None:
             """Do nothing."""
 
-    monkeypatch.setattr(collect_workers, "ControlClient", Bus)
+    monkeypatch.setattr(collect_workers, "ControlClient", FakeClient)
     return answers
 
 
 def test_workers_that_serve_all_are_asked_no_more(answers: dict[str, Any]):
-    """Whoever serves every batch task discards none; the bus is slow to listen to."""
+    """A worker that serves every batch task discards none, and each answer takes seconds."""
     assert "registered" not in answers
     (ours,) = workers_of(object(), {"shop.toy"})
 
-    assert ["shop.toy"] == list(ours.task_stats)
+    assert ["shop.toy"] == list(ours.tasks)
     assert (None, None) == (ours.queues, ours.knows)
 
 
 def test_others_say_what_they_consume_and_know(answers: dict[str, Any]):
-    """A plain worker's words are read without what Celery adds to them; silence is no answer."""
+    """Names are read without what Celery adds to them; no answer is None."""
     answers["stats"].update(plain={"pool": POOL}, silent={"pool": POOL})
     answers["active_queues"] = {"plain": [{"name": "celery"}, {"name": "images"}]}
     answers["registered"] = {"plain": ["shop.mail [rate_limit=1/s]", "shop.other"]}
@@ -65,4 +65,4 @@ def test_an_error_in_place_of_an_answer_is_kept(answers: dict[str, Any]):
     answers["active_queues"] = answers["registered"] = {}
     (ours,) = workers_of(object(), {"shop.toy"})
 
-    assert ({}, False, "KeyError('max_wait')") == (ours.task_stats, ours.has_told, ours.error)
+    assert ({}, False, "KeyError('max_wait')") == (ours.tasks, ours.has_answered, ours.error)

@@ -1,4 +1,4 @@
-"""The doctor at work: ``celery batch check`` on real brokers, with and without workers."""
+"""``celery batch check`` on real brokers, with and without workers."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_a_user_with_few_rights(shop, redis_server, name):
     said = found(output)
 
     assert ("warning", True) == (said["broker"][0][0], "INFO" in said["broker"][0][1])
-    assert "Callers are told of their answers" in said["results"][0][1]
+    assert "Callers are notified of their answers" in said["results"][0][1]
     if name == "worker":
         assert (0, "warning") == (code, said["serving"][0][0])
     else:
