@@ -18,9 +18,9 @@ STEADY = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 
-def restart_pause(failures: int, first: float, longest: float = LONGEST_PAUSE) -> float:
+def restart_pause(failures: int, first: float) -> float:
     """Return the pause after this many failures in a row: each is twice as long as the last."""
-    return min(first * 2.0 ** min(failures - 1, 9), longest) if failures else 0.0
+    return min(first * 2.0 ** min(failures - 1, 9), LONGEST_PAUSE) if failures else 0.0
 
 
 class Supervised(ABC):

@@ -25,7 +25,7 @@ from celery_batch.errors import BatchError, ConfigurationError, StreamerClosed
 from celery_batch.streamer.futures import Answer, AnswerLock, CombinedAnswer
 from celery_batch.streamer.request_queue import RequestQueue
 
-__all__ = ["GRACE", "BaseStreamer", "WorkerPool", "end_at_exit"]
+__all__ = ["GRACE", "BaseStreamer", "WorkerPool"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,6 @@ class BaseStreamer(ABC):
         self._request_queue: RequestQueue | None = None
         self._pool: WorkerPool | None = None
         self._is_closed = False
-        self._former: list[object] = []
         _streamers.add(self)
 
     def __enter__(self) -> Self:
@@ -181,8 +180,6 @@ class BaseStreamer(ABC):
         """In a forked copy of this process: the workers are not ours, and some locks are stuck."""
         self.__dict__.pop("_gate_made", None)
         if self._request_queue is not None:
-            # Kept, since to throw it away would disturb pipes that we share with the parent.
-            self._former += [self._request_queue, self._pool]
             self._request_queue.abandon(BatchError(_FORKED))
         self._request_queue = self._pool = None
 
@@ -191,9 +188,6 @@ _streamers: weakref.WeakSet[BaseStreamer] = weakref.WeakSet()
 
 #: Of streamers that nobody holds any more, while somebody may wait for their last answers.
 _leaving: list[tuple[RequestQueue, WorkerPool]] = []
-
-#: The same, of the process that we are a fork of: to throw them away would disturb its pipes.
-_former: list[tuple[RequestQueue, WorkerPool]] = []
 
 
 def _let_go(request_queue: RequestQueue, pool: WorkerPool) -> None:
@@ -216,11 +210,10 @@ def _see_off(request_queue: RequestQueue, pool: WorkerPool) -> None:
 
 def _after_fork() -> None:
     for streamer in list(_streamers):
-        streamer._forget()  # noqa: SLF001 - same module, and nobody else's business
-    _former.extend(_leaving)
-    _leaving.clear()
-    for request_queue, _ in _former:
+        streamer._forget()  # noqa: SLF001 (same module)
+    for request_queue, _ in _leaving:
         request_queue.abandon(BatchError(_FORKED))
+    _leaving.clear()
 
 
 def _at_exit() -> None:
@@ -231,10 +224,6 @@ def _at_exit() -> None:
         pool.stop(GRACE)
 
 
-def end_at_exit() -> None:
-    """End all streamers when the program ends, before whoever has asked for the same by now."""
-    getattr(threading, "_register_atexit", atexit.register)(_at_exit)
-
-
 os.register_at_fork(after_in_child=_after_fork)
-end_at_exit()
+# There is no public way to end processes before `multiprocessing` waits for them.
+getattr(threading, "_register_atexit", atexit.register)(_at_exit)

@@ -13,7 +13,7 @@ from typing import Any
 from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.model import Model
 from celery_batch.streamer import worker_main
-from celery_batch.streamer.base import BaseStreamer, WorkerPool, end_at_exit
+from celery_batch.streamer.base import BaseStreamer, WorkerPool
 from celery_batch.streamer.model_adapters import as_model, device_names
 from celery_batch.streamer.request_queue import RequestQueue
 from celery_batch.streamer.worker_main import Plan
@@ -128,7 +128,3 @@ def _sendable(model: Model, given: Any, method: str) -> Model | bytes:
             f"{model} cannot be sent to a worker process: {error}; define it at the top level"
             " of a module, or use ThreadedStreamer"
         ) from error
-
-
-# Executors, which are imported by now, would wait for their processes, however long they take.
-end_at_exit()

@@ -13,7 +13,7 @@ from celery_batch.runtime.runner import Outcome
 from celery_batch.streamer.futures import Answer, fail, settle
 from celery_batch.streamer.request_queue import RequestQueue, Requests
 
-__all__ = ["MAX_LOSSES", "break_off", "give", "lose", "stand_first"]
+__all__ = ["MAX_LOSSES", "break_off", "broke_off", "give", "lose", "stand_first"]
 
 #: How often a process may die under a request, the last time alone, before it is given up.
 MAX_LOSSES = 2
@@ -48,24 +48,19 @@ def _give_each(request_queue: RequestQueue, requests: Requests, outputs: Sequenc
     request_queue.put_back([_alone(request, request_queue) for request in again])
 
 
-def break_off(
-    request_queue: RequestQueue, requests: Requests, error: BaseException, name: str
-) -> None:
-    """
-    Judge those whose run ended with something that is nobody's outcome.
+def broke_off(name: str, error: BaseException) -> ModelError:
+    """Return the error of a request whose run ended with what is no outcome of any request."""
+    made = ModelError(f"{name} broke off: {type(error).__name__}: {error}")
+    made.__cause__ = error
+    return made
 
-    Args:
-        request_queue: Where they came from.
-        requests: Those of the batch; who was alone is the reason, and the others run again alone.
-        error: What the run ended with.
-        name: What to call the model.
-    """
+
+def break_off(request_queue: RequestQueue, requests: Requests, error: ModelError) -> None:
+    """Fail a request whose run broke off; run those of a larger batch again, each alone."""
     if len(requests) > 1:
         request_queue.put_back([_alone(request, request_queue) for request in requests])
     else:
-        broke_off = ModelError(f"{name} broke off: {type(error).__name__}: {error}")
-        broke_off.__cause__ = error
-        fail(requests, broke_off, request_queue.answer_lock)
+        fail(requests, error, request_queue.answer_lock)
     request_queue.through(len(requests))
 
 

@@ -284,15 +284,23 @@ class RequestQueue(Waiting):
             self._wake()  # it may have been the one who watched the line
         return None
 
-    def done(self, slot: Slot, requests: Requests) -> None:
-        """Take note that a batch has ended: its worker has room again, while it is settled."""
+    def done(self, slot: Slot, requests: Requests) -> bool:
+        """
+        Take note that a batch has ended: its worker has room again, while it is settled.
+
+        Returns:
+            Whether the worker still had it; not if it was recalled.
+        """
         with self._lock:
+            if requests not in slot.out:
+                return False
             slot.out.remove(requests)
             if len(requests) > 1:
                 rows = sum(request.rows for request in requests)
                 self._batcher.batch_ended(monotonic(), rows, requests[0].urgency)
             if self._rows or slot.gone:
                 slot.bell.notify()
+        return True
 
     def through(self, requests: int) -> None:
         """Take note that so many requests that were in hands are settled, or in line again."""

@@ -10,7 +10,7 @@ from celery_batch.runtime import devices
 from celery_batch.runtime.runner import Runner
 from celery_batch.streamer.base import BaseStreamer, WorkerPool
 from celery_batch.streamer.model_adapters import as_model, warm
-from celery_batch.streamer.recovery import break_off, give
+from celery_batch.streamer.recovery import break_off, broke_off, give
 from celery_batch.streamer.request_queue import RequestQueue, Requests, Slot
 
 __all__ = ["ThreadedStreamer"]
@@ -86,7 +86,7 @@ class _Feeder:
             outputs = runner.answers(items, alone=len(requests) == 1)
         except BaseException as error:  # noqa: BLE001 (the thread has to live on)
             self._request_queue.done(self._slot, requests)
-            break_off(self._request_queue, requests, error, str(self._model))
+            break_off(self._request_queue, requests, broke_off(str(self._model), error))
             return
         self._request_queue.done(self._slot, requests)
         give(self._request_queue, requests, outputs)

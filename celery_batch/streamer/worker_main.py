@@ -1,15 +1,15 @@
 """The main function of a streamer's worker process.
 
-Pickles, since whatever a model takes or returns has to cross; the pipe has no name, and
-nobody but the two ends can write to it.
+Items and outputs are pickled, since they may be anything.  The pipes have no names, so no other
+process can write to them.
 
-Rule 1: its environment is in place before any of the user's modules is imported, even
+Rule 1: The environment is in place before any of the user's modules is imported, even
         the main module, which a spawned process imports first of all.  So the plan comes
         along with the process's name, see `spawn_hook`.  It is in place again afterwards:
         the main module may have chosen GPUs for all processes together.
-Rule 2: the model comes as bytes, and is unpickled by `load`: what goes wrong is an error
-        with words, and not the end of a process.
-Rule 3: it ends with its parent, however that ends; from its first moment on, where the
+Rule 2: The model comes as bytes, and is unpickled by `_load`: if that fails, the caller gets the
+        error and not the end of a process.
+Rule 3: The process ends with its parent, however that ends; from its first moment on, where the
         system can do that, and not only when the main module has been imported.
 """
 
@@ -22,7 +22,6 @@ import signal
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing import util
 from typing import Any
 
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, ModelError
@@ -37,21 +36,17 @@ __all__ = [
     "Plan",
     "arrive",
     "is_arriving",
-    "load",
-    "pack",
     "pickled",
-    "run",
-    "settle_in",
-    "unpack",
+    "serve",
     "unpickled",
 ]
 
 
 def pickled(item: Any) -> bytes | None:
-    """Return a thing's bytes, None if it has none."""
+    """Return a pickle, or None if the item cannot be pickled."""
     try:
         return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 (whatever a class does when it is pickled)
+    except Exception:  # noqa: BLE001 (a class may raise anything when it is pickled)
         return None
 
 
@@ -60,39 +55,25 @@ def unpickled(packed: bytes) -> Any:
     return pickle.loads(packed)  # noqa: S301 (from our own pipe)
 
 
-def pack(outputs: Sequence[Any], broken: str | None) -> bytes:
-    """
-    Pickle a batch's outputs; one that cannot be pickled is an error, and costs the others nothing.
-
-    Args:
-        outputs: An `Outcome` in place of those that are missing.
-        broken: Why the process should run no more batches, if so.
-    """
+def _pack(outputs: Sequence[Any], broken: str | None) -> bytes:
+    """Pickle a batch's outputs; an error takes the place of one that cannot be pickled."""
     if Outcome in set(map(type, outputs)):
         outputs = [_portable(each) for each in outputs]
     whole = pickled((list(outputs), broken))
-    if whole is not None:
-        return whole
-    return pickle.dumps(([_checked(each) for each in outputs], broken), pickle.HIGHEST_PROTOCOL)
-
-
-def unpack(packed: bytes) -> tuple[list[Any], str | None]:
-    """Return the outputs of a batch, and why its process should run no more, if so."""
-    outputs, broken = unpickled(packed)
-    return outputs, broken
+    return whole or pickle.dumps(([_checked(each) for each in outputs], broken))
 
 
 def _portable(output: Any) -> Any:
-    """Return an outcome without what cannot cross: a traceback, or an error that cannot be made."""
+    """Return an outcome without its traceback, its error replaced if that cannot be unpickled."""
     if type(output) is not Outcome or output.error is None:
         return output
     error = output.error
-    told = "".join(traceback.format_exception(error.with_traceback(output.origin)))
+    trace = "".join(traceback.format_exception(error.with_traceback(output.origin)))
     if _comes_through(error):
         if not isinstance(error, BatchError):
-            error.__notes__ = [f"In the worker process:\n{told}"]
+            error.__notes__ = [f"In the worker process:\n{trace}"]
         return Outcome(error=error)
-    return Outcome(error=ModelError(f"{type(error).__name__}: {error}\n\n{told}"))
+    return Outcome(error=ModelError(f"{type(error).__name__}: {error}\n\n{trace}"))
 
 
 def _comes_through(error: Exception) -> bool:
@@ -149,15 +130,14 @@ class Plan:
 
 @dataclass(slots=True)
 class _State:
-    """What this process is; nothing in any other process."""
+    """The state of this process as a streamer's worker; all defaults in any other process."""
 
     plan: Plan | None = None
     device: str = "cpu"
     #: The choice of GPUs in the environment that makes it so; None for no choice.
     visible: str | None = None
-    trouble: ConfigurationError | None = None
-    given: Model | bytes | None = None
-    runner: Runner | None = None
+    error: ConfigurationError | None = None
+    is_loaded: bool = False
 
 
 _state = _State()
@@ -165,7 +145,7 @@ _state = _State()
 
 def is_arriving() -> bool:
     """Say whether this is a streamer's worker process whose model is not loaded yet."""
-    return _state.plan is not None and _state.runner is None
+    return _state.plan is not None and not _state.is_loaded
 
 
 def arrive(plan: Plan) -> None:
@@ -180,40 +160,45 @@ def arrive(plan: Plan) -> None:
         end_with_parent(os.getppid())
         try:
             _state.device = plan.follow()
-        except ConfigurationError as error:  # told by `load`
-            _state.trouble = error
+        except ConfigurationError as error:  # raised by `_load`
+            _state.error = error
         else:
             _state.visible = os.environ.get(devices.VISIBLE) if plan.devices else None
     if _state.visible is not None:
         os.environ[devices.VISIBLE] = _state.visible
 
 
-def settle_in(given: Model | bytes, plan: Plan) -> None:
+def serve(batches: Any, replies: Any, given: Model | bytes, plan: Plan) -> None:
     """
-    Begin to be a worker process.
+    Load the model, report its error or an empty message, and run batches until one comes.
 
     Args:
+        batches: Where they come from: pickles of items, and of whether they are one request.
+        replies: Where pickles of the outputs go, or of an error if the run broke off, and of
+            why this process should run no more batches, if so.
         given: The model, pickled unless the process is forked.
         plan: Of this process.
     """
     arrive(plan)  # a forked process has had no name to unpickle
-    _state.given = given
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     end_with_manager()
+    try:
+        model = _load(given, plan)
+    except LoadFailed as error:
+        replies.send_bytes(str(error).encode())
+        return
+    runner = Runner(model.predict, str(model), most=plan.size)
+    _state.is_loaded = True
+    replies.send_bytes(b"")
+    while payload := batches.recv_bytes():
+        replies.send_bytes(_run(runner, payload))
+    model.unload()
 
 
-def load() -> None:
-    """
-    Load the model and warm it up.
-
-    Raises:
-        LoadFailed: It could not be loaded, or its device cannot be had.
-    """
-    given, plan = _state.given, _state.plan
-    if _state.trouble is not None:
-        raise LoadFailed(str(_state.trouble))
-    if given is None or plan is None:
-        raise LoadFailed("this is no worker process of a streamer")
+def _load(given: Model | bytes, plan: Plan) -> Model:
+    """Load the model and warm it up."""
+    if _state.error is not None:
+        raise LoadFailed(str(_state.error))
     model = _imported(given)
     try:
         warm(model, _state.device)
@@ -223,31 +208,23 @@ def load() -> None:
         raise LoadFailed(f"{model} on {_state.device}: {error}") from None
     except LoadFailed as error:
         cause = error.__cause__
-        logger.error("%s", error, exc_info=cause)  # noqa: TRY400 (the cause tells more)
-        raise LoadFailed(str(error)) from None
-    _state.runner = Runner(model.predict, str(model), most=plan.size)
-    util.Finalize(model, model.unload, exitpriority=10)
+        logger.error("%s", error, exc_info=cause)  # noqa: TRY400 (the cause says more)
+        raise
+    return model
 
 
-def run(payload: bytes, alone: bool) -> bytes:  # noqa: FBT001 (it crosses a pipe)
-    """
-    Run a batch.
-
-    Args:
-        payload: Its items, pickled.
-        alone: All of it is one request.
-
-    Returns:
-        What `celery_batch.streamer.worker_main.unpack` takes: the outputs, none if the batch was
-        not run, and why this process should run no more batches, if so.
-    """
-    runner = _state.runner
-    if runner is None:
-        raise LoadFailed("the model is not loaded")
-    outputs: Sequence[Any] = ()  # for who comes to a broken device: nobody has seen it fail yet
-    if runner.broken is None:
-        outputs = runner.answers(unpickled(payload), alone=alone)
-    return pack(outputs, runner.broken)
+def _run(runner: Runner, payload: bytes) -> bytes:
+    """Run a batch; return the reply, without outputs if the device was broken before."""
+    try:
+        outputs: Sequence[Any] = ()
+        if runner.broken is None:
+            items, alone = unpickled(payload)
+            outputs = runner.answers(items, alone=alone)
+        return _pack(outputs, runner.broken)
+    except BaseException as error:  # noqa: BLE001 (the process has to live on)
+        broke_off = ModelError(f"the model broke off: {type(error).__name__}: {error}")
+        broke_off.add_note(f"In the worker process:\n{traceback.format_exc()}")
+        return pickle.dumps((broke_off, runner.broken))
 
 
 def _imported(given: Model | bytes) -> Model:

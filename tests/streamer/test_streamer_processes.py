@@ -21,6 +21,7 @@ from celery_batch.errors import (
     PoisonItem,
     StreamerClosed,
 )
+from celery_batch.processes import supervisor
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.streamer import Streamer, worker_pool
 from tests.services.shop import ROOT
@@ -92,7 +93,7 @@ def test_idle_process_that_dies_is_replaced_at_once():
 def test_model_that_is_lost_later(tmp_path, monkeypatch):
     """Where nobody can be replaced, who waits hears the model's error; it is tried on, though."""
     monkeypatch.setattr(worker_pool, "_FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(worker_pool, "_LONGEST_PAUSE", 0.5)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 0.5)
     weights = tmp_path / "weights"
     weights.touch()
     options = {"model_init_args": (str(weights),), "worker_num": 2}
@@ -101,7 +102,7 @@ def test_model_that_is_lost_later(tmp_path, monkeypatch):
         feeders = streamer._pool._feeders
         killed = [feeder._process for feeder in feeders]
         for process in killed:
-            process._made[0].kill()
+            process.process.kill()
 
         def why():
             return "a death is not seen yet" if {*killed} & {f._process for f in feeders} else ""
@@ -127,7 +128,7 @@ def test_cancelled_futures_are_done_when_nobody_can_serve(tmp_path, monkeypatch)
         weights.unlink()
         feeder = streamer._pool._feeders[0]
         killed = feeder._process
-        killed._made[0].kill()
+        killed.process.kill()
         wait_until(
             lambda: "" if feeder._process is not killed else "the same",
             [],
@@ -171,9 +172,9 @@ def test_what_runs_is_finished_while_the_next_is_packed():
 
     class Late:
         def __reduce__(self):
-            executor = streamer._pool._feeders[0]._process._executor
+            process = streamer._pool._feeders[0]._process.process
             wait_until(
-                lambda: "" if executor._shutdown_thread else "open", [], what="the end", timeout=20
+                lambda: "it lives" if process.is_alive() else "", [], what="the end", timeout=20
             )
             return (int, ())
 
