@@ -11,6 +11,7 @@ import click
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError
 from celery_batch.task import BatchTask
+from celery_batch.worker.scheduling.routing import batch_tasks
 
 __all__ = [
     "batch_task",
@@ -21,24 +22,21 @@ __all__ = [
 
 def errors_in_one_line(command: click.Command) -> None:
     """
-    Have a command that refuses wrong settings end as click ends with any error.
+    Let a command, ours or Celery's, report wrong settings as click reports any error.
 
-    Celery's own do so for a few errors of theirs; ours come up where tasks are bound, in
-    the midst of whatever command asks for them first.
-
-    Args:
-        command: Ours, or one of Celery's.
+    Celery's commands do so for a few errors of their own; ours are raised where tasks are
+    bound, in any command that uses them.
     """
     callback: Callable[..., Any] = command.callback or (lambda: None)
 
     @wraps(callback)
-    def told(*args: Any, **options: Any) -> Any:
+    def wrapped(*args: Any, **options: Any) -> Any:
         try:
             return callback(*args, **options)
         except ConfigurationError as error:
             raise click.ClickException(str(error)) from error
 
-    command.callback = told
+    command.callback = wrapped
 
 
 def batch_task(app: Any, name: str) -> BatchTask:
@@ -54,7 +52,7 @@ def batch_task(app: Any, name: str) -> BatchTask:
     """
     app.loader.import_default_modules()
     app.finalize()
-    known = sorted(each for each, task in app.tasks.items() if isinstance(task, BatchTask))
+    known = [task.name for task in batch_tasks(app)]
     if name in known:
         return app.tasks[name]  # type: ignore[no-any-return]
     names = ", ".join(known) or "none"
@@ -68,27 +66,15 @@ def batch_task(app: Any, name: str) -> BatchTask:
     )
 
 
-#: Seconds, of less than which parts are told.
-_SHORT = 1
-
-
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-
-
 def duration(seconds: float) -> str:
-    """
-    Return a time in its two largest units, or part of a second.
-
-    Args:
-        seconds: How long.
-    """
-    whole = round(seconds)
-    if 0 < seconds < _SHORT:
+    """Return a time in its two largest units, or part of a second."""
+    if 0 < seconds < 1:
         return f"{seconds:.2g} s"
-    if whole < _MINUTE:
-        return f"{whole} s"
-    if whole < _HOUR:
-        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
-    if whole < _DAY:
-        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE} min"
-    return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

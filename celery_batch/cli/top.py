@@ -1,4 +1,4 @@
-"""``celery batch top``: what tasks, workers and devices do, now and all the time."""
+"""``celery batch top``: shows what tasks, workers and devices do, continuously."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from importlib.util import find_spec
 from typing import Any
 
@@ -14,21 +15,20 @@ from celery.bin.base import CeleryCommand
 
 from celery_batch.cluster.control_client import ControlClient
 from celery_batch.cluster.state import ClusterState
-from celery_batch.task import BatchTask
-from celery_batch.worker.scheduling.routing import queue_of
+from celery_batch.worker.scheduling.routing import batch_tasks, queue_of
 
 __all__ = ["top"]
 
 #: Seconds over which rates are averaged.
 _WINDOW = 10.0
 
-#: Seconds without a further answer after which all workers count as heard.
-_LISTEN = 0.4
+#: Seconds without a further answer after which all workers have answered.
+_TIMEOUT = 0.4
 
-#: The same for a script, which will not ask again.
-_LISTEN_ONCE = 2.0
+#: The same for a script, which does not ask again.
+_TIMEOUT_ONCE = 2.0
 
-#: Columns where there is no terminal to say how many.
+#: Columns where there is no terminal.
 _COLUMNS = 120
 
 
@@ -36,14 +36,14 @@ _COLUMNS = 120
 @click.option(
     "--once",
     is_flag=True,
-    help="Look twice, with the interval between, print, and end: with 1 if the broker is away.",
+    help="Ask twice, with the interval between, print, and end: with 1 if the broker is away.",
 )
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
     default=1.0,
     show_default=True,
-    help="Seconds from one look to the next.",
+    help="Seconds from one frame to the next.",
 )
 @click.pass_context
 def top(ctx: click.Context, *, once: bool, interval: float) -> None:
@@ -56,80 +56,79 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
     if find_spec("rich") is None:
         raise click.ClickException("This needs rich: pip install 'celery-batch[top]'")
     app = ctx.obj.app
-    control_client = ControlClient(app)
-    try:
-        show = _on_screen if sys.stdout.isatty() and not once else _in_lines
-        show(_TopView(app, control_client, _LISTEN_ONCE if once else _LISTEN), interval, once)
-    except KeyboardInterrupt:
-        click.echo("", err=True)
-    finally:
-        control_client.close()
+    app.loader.import_default_modules()
+    app.finalize()
+    with closing(_View(app, _TIMEOUT_ONCE if once else _TIMEOUT)) as view:
+        try:
+            if once:
+                _print_once(view, interval)
+            elif sys.stdout.isatty():
+                _on_screen(view, interval)
+            else:
+                _in_lines(view, interval)
+        except KeyboardInterrupt:
+            click.echo("", err=True)
 
 
-class _TopView:
-    """Looks at the fleet, and makes frames of what it sees."""
+class _View:
+    """Collects snapshots of the cluster, and makes frames of its state."""
 
-    def __init__(self, app: Any, control_client: ControlClient, listen: float) -> None:
-        from celery_batch.cli.top_frame import frame  # noqa: PLC0415 (where rich may be missing)
-
-        app.loader.import_default_modules()
-        app.finalize()
-        tasks = [task for task in app.tasks.values() if isinstance(task, BatchTask)]
-        self._queues = {task.name: queue_of(app, task) for task in tasks}
-        self._cluster_state = ClusterState(self._queues, _WINDOW)
-        self._control_client, self._listen = control_client, listen
-        self._frame = frame
+    def __init__(self, app: Any, timeout: float) -> None:
+        queues = {task.name: queue_of(app, task) for task in batch_tasks(app)}
+        self._queues = {*queues.values()}
+        self.state = ClusterState(queues, _WINDOW)
+        self._client, self._timeout = ControlClient(app), timeout
         with app.connection_for_write() as connection:
             self._broker = connection.as_uri()
 
-    def look(self) -> None:
+    def close(self) -> None:
+        self._client.close()
+
+    def update(self) -> None:
         """Ask all workers once more."""
-        queues = {*self._queues.values()}
-        self._cluster_state.add(self._control_client.snapshot(queues, self._listen))
+        self.state.add(self._client.snapshot(self._queues, self._timeout))
 
-    @property
-    def error(self) -> str:
-        """Why the broker did not answer the last time; empty if it did."""
-        return self._cluster_state.error
+    def frame(self, console: Any, *, is_last: bool = False) -> Any:
+        """Return what a console is to show."""
+        from celery_batch.cli.top_frame import frame  # noqa: PLC0415 (where rich may be missing)
 
-    def frame(self, width: int, *, is_last: bool = False) -> Any:
-        """Return what is to be shown in so many columns."""
         clock = time.strftime("%H:%M:%S")
-        return self._frame(self._cluster_state, self._broker, clock, width=width, is_last=is_last)
+        return frame(self.state, self._broker, clock, width=console.width, is_last=is_last)
 
 
-def _on_screen(watch: _TopView, interval: float, _once: bool) -> None:  # noqa: FBT001
-    from rich.console import Console  # noqa: PLC0415 (only a terminal needs it)
-    from rich.live import Live  # noqa: PLC0415 (likewise)
-
-    console = Console()
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-
-        def show() -> None:
-            live.update(watch.frame(console.width), refresh=True)
-
-        _go_on(watch, show, interval)
-
-
-def _in_lines(watch: _TopView, interval: float, once: bool) -> None:  # noqa: FBT001
-    from rich.console import Console  # noqa: PLC0415 (likewise)
-
-    console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
-    if not once:
-        _go_on(watch, lambda: console.print(watch.frame(console.width)), interval)
-        return
-    watch.look()
+def _print_once(view: _View, interval: float) -> None:
+    view.update()
     time.sleep(interval)
-    watch.look()
-    console.print(watch.frame(console.width, is_last=True))
-    if watch.error:
+    view.update()
+    console = _console()
+    console.print(view.frame(console, is_last=True))
+    if view.state.error:
         sys.exit(1)
 
 
-def _go_on(watch: _TopView, show: Callable[[], None], interval: float) -> None:
+def _on_screen(view: _View, interval: float) -> None:
+    from rich.live import Live  # noqa: PLC0415 (only a terminal needs it)
+
+    console = _console()
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        _repeat(view, lambda: live.update(view.frame(console), refresh=True), interval)
+
+
+def _in_lines(view: _View, interval: float) -> None:
+    console = _console()
+    _repeat(view, lambda: console.print(view.frame(console)), interval)
+
+
+def _console() -> Any:
+    from rich.console import Console  # noqa: PLC0415 (rich may be missing)
+
+    return Console(width=None if sys.stdout.isatty() else _COLUMNS)
+
+
+def _repeat(view: _View, show: Callable[[], None], interval: float) -> None:
     while True:
         began = time.monotonic()
-        watch.look()
+        view.update()
         show()
         time.sleep(max(interval - (time.monotonic() - began), 0.0))
 

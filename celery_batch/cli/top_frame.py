@@ -1,16 +1,17 @@
-"""One frame of ``celery batch top``: tables and bars of what is known of a fleet."""
+"""One frame of ``celery batch top``: tables and bars of the state of all workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
+from rich.bar import Bar
 from rich.console import Group, JustifyMethod, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from celery_batch.cluster.state import ClusterState, TaskView, WorkerView
+from celery_batch.cluster.state import ClusterState, TaskView
 from celery_batch.formatting import figure
 
 __all__ = ["frame"]
@@ -26,7 +27,7 @@ _GAP = 2
 #: Tasks whose sizes are drawn: those with the most batches.
 _DRAWN = 3
 
-#: What a place holds of which nothing is known.
+#: Shown where nothing is known.
 _NOTHING = "·"
 
 
@@ -37,11 +38,11 @@ def frame(
     Return what a terminal is to show.
 
     Args:
-        cluster_state: What is known.
+        cluster_state: The state of all workers.
         broker: Where the broker is.
         clock: The time of day.
-        width: Columns of the terminal; what matters less is left out where it is narrow.
-        is_last: Nobody will look again.
+        width: Columns of the terminal; where it is narrow, less important columns are left out.
+        is_last: No other frame follows.
     """
     tasks, workers = cluster_state.tasks(), cluster_state.workers()
     parts: list[RenderableType] = [_head(cluster_state, broker, clock)]
@@ -50,8 +51,8 @@ def frame(
         parts.append(Text(f"The broker does not answer ({cluster_state.error}){again}", "red"))
     elif not workers:
         parts.append(Text("No worker answers. Start one: celery -A APP worker", "yellow"))
-    parts += [_queues(tasks), Text(), _tasks(tasks, width), Text()]
-    parts += [_workers(workers, width), Text()] if workers else []
+    parts += [_queues(tasks), Text(), _table(_TASK_COLUMNS, tasks, width), Text()]
+    parts += [_table(_WORKER_COLUMNS, workers, width), Text()] if workers else []
     parts += _histograms(tasks, cluster_state.seconds)
     return Group(*parts)
 
@@ -67,39 +68,12 @@ def _head(cluster_state: ClusterState, broker: str, clock: str) -> Table:
 
 def _queues(tasks: list[TaskView]) -> Text:
     depths = {task.queue: task.depth for task in tasks if task.queue}
-    told = (f"{queue} {_count(depth)}" for queue, depth in sorted(depths.items()))
-    return Text(f"messages in the broker: {', '.join(told) or _NOTHING}")
-
-
-def _tasks(tasks: list[TaskView], width: int) -> Table:
-    return _table(
-        [
-            _Column("task", [_name(task) for task in tasks], 0, is_word=True),
-            _Column("workers", [_count(task.workers) for task in tasks], 7),
-            _Column("waiting", [_line(task)[0] for task in tasks], 3),
-            _Column("oldest", [_line(task)[1] for task in tasks], 6),
-            _Column("running", [_line(task)[2] for task in tasks], 10),
-            _Column("rows/s", [_number(task.rate) for task in tasks], 1),
-            _Column("batches/s", [_number(task.batches, 1) for task in tasks], 8),
-            _Column("size", [_size(task) for task in tasks], 2),
-            _Column("model", [_seconds(task.model) for task in tasks], 4),
-            _Column("wait p50", [_seconds(task.wait[0]) for task in tasks], 9),
-            _Column("wait p95", [_seconds(task.wait[1]) for task in tasks], 5),
-        ],
-        width,
-    )
+    counts = (f"{queue} {_cell(depth)}" for queue, depth in sorted(depths.items()))
+    return Text(f"messages in the broker: {', '.join(counts) or _NOTHING}")
 
 
 def _size(task: TaskView) -> str:
-    return f"{_number(task.size, 1)} of {task.max_batch_size}" if task.workers else _NOTHING
-
-
-def _line(task: TaskView) -> tuple[str, str, str]:
-    """Return who waits in workers, for how long, and what runs."""
-    if not task.workers:
-        return _NOTHING, _NOTHING, _NOTHING
-    oldest = _seconds(task.oldest) if task.waiting else _NOTHING
-    return _count(task.waiting), oldest, _count(task.running)
+    return f"{_cell(task.size, ',.1f')} of {task.max_batch_size}" if task.workers else _NOTHING
 
 
 def _name(task: TaskView) -> Text:
@@ -107,54 +81,53 @@ def _name(task: TaskView) -> Text:
     return name.append(f" ({task.halted})", "yellow") if task.halted else name
 
 
-def _workers(workers: list[WorkerView], width: int) -> Table:
-    return _table(
-        [
-            _Column("worker", [Text(each.name, "bold") for each in workers], 0, is_word=True),
-            _Column("state", [_state(each) for each in workers], 1, is_word=True),
-            _Column("processes", [_count(each.processes) for each in workers], 7),
-            _Column("tasks", [_count(each.tasks) for each in workers], 6),
-            _Column("waiting", [_count(each.waiting) for each in workers], 4),
-            _Column("running", [_count(each.running) for each in workers], 5),
-            _Column("rows/s", [_number(each.rate) for each in workers], 2),
-            _Column("busy", [_share(each.busy) for each in workers], 3),
-            _Column("devices", [_devices(each) for each in workers], 8, is_word=True),
-        ],
-        width,
-    )
-
-
-def _state(worker: WorkerView) -> Text:
-    return Text(worker.state, _STATES[worker.state])
-
-
-def _devices(worker: WorkerView) -> str:
-    return ", ".join(worker.devices) or _NOTHING
-
-
 class _Column(NamedTuple):
-    """A column, and how soon it is left out where there is little room: the highest rank first."""
+    """A column; where there is little room those with the highest rank are left out first."""
 
     name: str
-    cells: Sequence[Text | str]
+    cell: Callable[[Any], Text | str]
     rank: int
     is_word: bool = False
 
-    @property
-    def width(self) -> int:
-        """How many characters it takes, with the gap behind it."""
-        return max(len(self.name), *map(len, self.cells), 0) + _GAP
+
+_TASK_COLUMNS = (
+    _Column("task", _name, 0, is_word=True),
+    _Column("workers", lambda task: _cell(task.workers), 7),
+    _Column("waiting", lambda task: _cell(task.waiting if task.workers else None), 3),
+    _Column("oldest", lambda task: _seconds(task.oldest if task.waiting else None), 6),
+    _Column("running", lambda task: _cell(task.running if task.workers else None), 10),
+    _Column("rows/s", lambda task: _cell(task.rate, ",.0f"), 1),
+    _Column("batches/s", lambda task: _cell(task.batches, ",.1f"), 8),
+    _Column("size", _size, 2),
+    _Column("model", lambda task: _seconds(task.model), 4),
+    _Column("wait p50", lambda task: _seconds(task.wait[0]), 9),
+    _Column("wait p95", lambda task: _seconds(task.wait[1]), 5),
+)
+
+_WORKER_COLUMNS = (
+    _Column("worker", lambda worker: Text(worker.name, "bold"), 0, is_word=True),
+    _Column("state", lambda worker: Text(worker.state, _STATES[worker.state]), 1, is_word=True),
+    _Column("processes", lambda worker: _cell(worker.processes), 7),
+    _Column("tasks", lambda worker: _cell(worker.tasks), 6),
+    _Column("waiting", lambda worker: _cell(worker.waiting), 4),
+    _Column("running", lambda worker: _cell(worker.running), 5),
+    _Column("rows/s", lambda worker: _cell(worker.rate, ",.0f"), 2),
+    _Column("busy", lambda worker: _cell(worker.busy, ".0%"), 3),
+    _Column("devices", lambda worker: ", ".join(worker.devices) or _NOTHING, 8, is_word=True),
+)
 
 
-def _table(columns: list[_Column], width: int) -> Table:
-    while sum(column.width for column in columns) - _GAP > width and len(columns) > 1:
-        columns = [each for each in columns if each.rank < max(other.rank for other in columns)]
+def _table(columns: Iterable[_Column], items: Sequence[Any], width: int) -> Table:
+    cells = {column: [column.cell(item) for item in items] for column in columns}
+    widths = {column: max(map(len, [column.name, *cells[column]])) + _GAP for column in cells}
+    while sum(widths.values()) - _GAP > width and len(widths) > 1:
+        del widths[max(widths, key=lambda column: column.rank)]
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, _GAP, 0, 0))
-    for column in columns:
+    for column in widths:
         justify: JustifyMethod = "left" if column.is_word else "right"
         table.add_column(column.name, justify=justify, no_wrap=True)
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*cells)
+    for row in zip(*(cells[column] for column in widths), strict=True):
+        table.add_row(*row)
     return table
 
 
@@ -172,33 +145,22 @@ def _histograms(tasks: list[TaskView], seconds: float) -> Iterator[RenderableTyp
 def _bars(sizes: Mapping[int, int], largest: int) -> Table:
     bars = Table.grid(padding=(0, 1))
     bars.add_column(justify="right", width=12)
-    bars.add_column(width=_BAR)
+    bars.add_column()
     bars.add_column(justify="right")
     most, total, size = max(sizes.values()), sum(sizes.values()), 1
     while size < 2 * max(largest, *sizes):
         count = sizes.get(size, 0)
         upto = min(size, largest) if size < 2 * largest else size
         label = f"{size // 2 + 1} to {upto}" if upto > size // 2 + 1 else f"{upto}"
-        bars.add_row(label, Text(_bar(count / most), "green"), f"{count:,}  {count / total:.0%}")
+        bars.add_row(
+            label, Bar(most, 0, count, width=_BAR, color="green"), f"{count:,}  {count / total:.0%}"
+        )
         size *= 2
     return bars
 
 
-def _bar(share: float) -> str:
-    whole, part = divmod(round(share * _BAR * 8), 8)
-    return "█" * whole + " ▏▎▍▌▋▊▉"[part].strip() if share else ""
-
-
-def _count(number: int | None) -> str:
-    return _NOTHING if number is None else f"{number:,}"
-
-
-def _share(share: float | None) -> str:
-    return _NOTHING if share is None else f"{share:.0%}"
-
-
-def _number(number: float | None, digits: int = 0) -> str:
-    return _NOTHING if number is None else f"{number:,.{digits}f}"
+def _cell(number: float | None, form: str = ",") -> str:
+    return _NOTHING if number is None else format(number, form)
 
 
 def _seconds(seconds: float | None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from importlib import import_module
-from itertools import islice
+from itertools import cycle, islice
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -41,28 +41,20 @@ from celery_batch.tuning.words import (
 )
 from celery_batch.worker.executor.loader import load_models
 
-__all__ = [
-    "MOST_ROWS",
-    "Plot",
-    "Probe",
-    "as_data",
-    "rows_for",
-    "show",
-    "tune",
-]
+__all__ = ["Probe", "rows_for", "show", "tune"]
 
 
 #: Rows of an input that are kept to measure with.
-MOST_ROWS = 10_000
+_MOST_ROWS = 10_000
 
 
-#: What is called with each run.
+#: The values of a call's parameters.
 Row = tuple[Any, ...]
 
 
 def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> list[Row]:
     """
-    Return what to measure a task with: rows of a file, else its model's own examples.
+    Return the rows to measure a task with: those of a file, else its model's own examples.
 
     Args:
         task: The task; its model is loaded.
@@ -70,43 +62,43 @@ def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> l
         field: The field that is the task's only argument.
 
     Raises:
-        BackfillError: The rows do not fit the task; those that do not are left out, if others do.
+        BackfillError: No row fits the task; if some do, the others are left out.
         ConfigurationError: There is nothing to measure with.
     """
-    if source is not None:
-        found = Input(source)
-        field = field or ("file" if found.kind == "files" else None)
-        records = islice(found.records(), MOST_ROWS)
-        arguments = Arguments(task._batch_signature, field=field)
-        found_rows = some_fit(arguments.rows(records))
-        rows = [row.values for row in found_rows if not row.flaw]
-    else:
-        model = task.model
-        rows = [] if model is None else example_rows(model, instance_of(model).examples())
-    if rows:
+    if source is None:
+        if task.model is None:
+            what, rows = "it is a function", []
+        else:
+            what = "its model has no examples()"
+            rows = example_rows(task.model, instance_of(task.model).examples())
+        if not rows:
+            raise ConfigurationError(
+                f"{task.name}: {what}, so there is nothing to measure with;"
+                f" give --input rows.jsonl, a line for each call such as callers make"
+            )
         return rows
-    if source is not None:
+    found = Input(source)
+    field = field or ("file" if found.kind == "files" else None)
+    records = islice(found.records(), _MOST_ROWS)
+    made = Arguments(task._batch_signature, field=field).rows(records, lambda: found.line)
+    rows = [row.values for row in some_fit(made) if not row.flaw]
+    if not rows:
         raise ConfigurationError(f"{source}: has no rows to measure with")
-    what = "its model has no examples()" if task.model is not None else "it is a function"
-    raise ConfigurationError(
-        f"{task.name}: {what}, so there is nothing to measure with;"
-        f" give --input rows.jsonl, a line for each call such as callers make"
-    )
+    return rows
 
 
 class Probe:
     """
-    Runs batches of a task in this process, and takes the time.
+    Runs batches of a task in this process, and measures the time.
 
     Args:
         task: The task; its model is loaded.
-        rows: What to ask, again and again in turn.
+        rows: The rows of the batches, again and again in turn.
     """
 
     def __init__(self, task: BatchTask, rows: Sequence[Row]) -> None:
         self._task = task
-        self._rows = rows
-        self._next = 0
+        self._rows = cycle(rows)
 
     def __call__(self, size: int) -> Seen:
         """
@@ -119,11 +111,10 @@ class Probe:
             OutOfMemory: It did not fit.
             ModelError: The model could not answer a row.
         """
-        batch = [self._rows[(self._next + n) % len(self._rows)] for n in range(size)]
-        self._next = (self._next + size) % len(self._rows)
+        batch = list(islice(self._rows, size))
         columns = [list(column) for column in zip(*batch, strict=True)]
         runner = self._task._unisolated_runner()  # a new one: it remembers what did not fit
-        torch = _awake_torch()
+        torch = _initialized_torch()
         if torch is not None:
             torch.cuda.reset_peak_memory_stats()
         with pending_answer.running_batch():
@@ -131,21 +122,19 @@ class Probe:
             outcomes = runner.run(*columns)
             seconds = time.perf_counter() - began
         for row, outcome in zip(batch, outcomes, strict=True):
-            self._refuse(row, outcome.error)
+            error = outcome.error
+            if isinstance(error, OutOfMemory):
+                raise error
+            if error is not None:
+                raise ModelError(
+                    f"{self._task.name}: {_quoted(row)} was answered with"
+                    f" {type(error).__name__}: {error};"
+                    f" measure with rows that it can answer, by --input"
+                ) from error
         return Seen(seconds, torch.cuda.max_memory_allocated() if torch is not None else None)
 
-    def _refuse(self, row: Row, error: Exception | None) -> None:
-        if isinstance(error, OutOfMemory):
-            raise error
-        if error is not None:
-            kind = type(error).__name__
-            raise ModelError(
-                f"{self._task.name}: {_quoted(row)} was answered with {kind}: {error};"
-                f" measure with rows that it can answer, by --input"
-            ) from error
 
-
-def _awake_torch() -> Any:
+def _initialized_torch() -> Any:
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_initialized() else None
 
@@ -155,11 +144,7 @@ def _quoted(row: Row) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."  # noqa: PLR2004 (a line's worth)
 
 
-#: What is proposed.
-_SETTINGS = ("max_batch_size", "max_wait", "linger")
-
-
-#: The columns; one in which nothing is known is left out.
+#: The columns; those without any value are left out.
 _HEAD = ("batch", "p50", "p95", "items/s", "speed-up", "in time/s", "memory")
 
 
@@ -167,11 +152,11 @@ _HEAD = ("batch", "p50", "p95", "items/s", "speed-up", "in time/s", "memory")
 _GAP = "  "
 
 
-#: Characters of a line, in a terminal that has so many.
+#: Most characters of a line.
 _WIDEST = 100
 
 
-#: Characters of the longest bar; where there is no room for a short one, there is none.
+#: Characters of the longest bar; there are no bars if there is room for less than the shorter.
 _LONGEST_BAR, _SHORTEST_BAR = 20, 8
 
 
@@ -193,6 +178,9 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
         proposal: What is proposed.
     """
     width = min(get_terminal_size().columns, _WIDEST)
+    policy = proposal.chosen.policy
+    linger = f", linger={policy.linger:g}" if policy.linger is not None else ""
+    options = f"max_batch_size={policy.max_batch_size}, max_wait={policy.max_wait:g}{linger}"
     wanted = f"99 of 100 requests within {figure(proposal.goal.latency)}"
     above = [f"No larger ones: {curve.cap}." if curve.cap else "", about_scatter(curve)]
     below = [
@@ -207,30 +195,16 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
         "",
         f"Wanted: {wanted}, at {number(proposal.rate)} a second.",
         _wrapped(about_target(curve, proposal), width),
-        click.style(f"  {settings(proposal)}", bold=True),
+        click.style(f"  {options}", bold=True),
         *(_wrapped(text, width) for text in below if text),
     ]
     for line in lines:
         click.echo(line)
 
 
-def settings(proposal: Proposal) -> str:
-    """Return the task options that are proposed, as they are written."""
-    policy = proposal.chosen.policy
-    linger = f", linger={policy.linger:g}" if policy.linger is not None else ""
-    return f"max_batch_size={policy.max_batch_size}, max_wait={policy.max_wait:g}{linger}"
-
-
-def as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[str, Any]:
-    """
-    Return what `show` prints, and more, as plain data.
-
-    Args:
-        task: The task's name.
-        device: Where its model was measured.
-        curve: What was measured.
-        proposal: What is proposed.
-    """
+def _as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[str, Any]:
+    """Return what `show` prints, and more, as plain data."""
+    chosen = proposal.chosen
     sizes = [
         {
             "size": point.size,
@@ -250,11 +224,15 @@ def as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[st
         "rate": proposal.rate,
         "sizes": sizes,
         "cap": curve.cap,
-        "meets": proposal.chosen.meets,
-        "bears": proposal.chosen.bears,
+        "meets": chosen.meets,
+        "bears": chosen.bears,
         "doubt": about_carrying(proposal),
-        "settings": {name: getattr(proposal.chosen.policy, name) for name in _SETTINGS},
-        "forecast": asdict(proposal.chosen.forecast),
+        "settings": {
+            "max_batch_size": chosen.policy.max_batch_size,
+            "max_wait": chosen.policy.max_wait,
+            "linger": chosen.policy.linger,
+        },
+        "forecast": asdict(chosen.forecast),
     }
 
 
@@ -263,40 +241,32 @@ def _wrapped(text: str, width: int) -> str:
 
 
 def _table(curve: Curve, proposal: Proposal, width: int) -> Iterator[str]:
-    """Yield lines: amounts in columns, and bars as long as there is room for."""
-    most, alone = max(point.rate for point in curve.points), curve.points[0].rate
+    """Yield lines: columns of numbers, and a bar each if there is room."""
+    most, single = max(point.rate for point in curve.points), curve.points[0].rate
     found = list(zip(curve.points, proposal.sizes, strict=True))
-    rows = [_HEAD, *(_cells(point, trial, alone) for point, trial in found)]
+    rows = [_HEAD, *(_cells(point, trial, single) for point, trial in found)]
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     room = width - sum(each + len(_GAP) for each in widths) - 1
     longest = min(room, _LONGEST_BAR) if room >= _SHORTEST_BAR else 0
     bars = ["items/s" if longest else "", *(_bar(each.rate / most, longest) for each, _ in found)]
-    chosen = [False, *(_is_chosen(trial, proposal) for _, trial in found)]
-    for cells, bar, is_chosen in zip(zip(*columns, strict=True), bars, chosen, strict=True):
-        amounts = (cell.rjust(each) for cell, each in zip(cells, widths, strict=True))
-        line = f" {_GAP.join([*amounts, bar])}".rstrip()
-        yield click.style(line, bold=True) if is_chosen else line
+    size = str(proposal.chosen.policy.max_batch_size)
+    for cells, bar in zip(zip(*columns, strict=True), bars, strict=True):
+        padded = (cell.rjust(each) for cell, each in zip(cells, widths, strict=True))
+        line = f" {_GAP.join([*padded, bar])}".rstrip()
+        yield click.style(line, bold=True) if cells[0] == size else line
 
 
-def _cells(point: Point, trial: Trial, alone: float) -> Sequence[str]:
+def _cells(point: Point, trial: Trial, single: float) -> Sequence[str]:
     return (
         str(point.size),
         figure(point.quantile(MIDDLE)),
         figure(point.quantile(SLOW)),
         number(point.rate),
-        f"{point.rate / alone:.1f}",
+        f"{point.rate / single:.1f}",
         number(trial.bears),
-        _memory(point.memory),
+        "" if point.memory is None else f"{point.memory / _GIB:.2f} GiB",
     )
-
-
-def _is_chosen(trial: Trial, proposal: Proposal) -> bool:
-    return trial.policy.max_batch_size == proposal.chosen.policy.max_batch_size
-
-
-def _memory(amount: int | None) -> str:
-    return "" if amount is None else f"{amount / _GIB:.2f} GiB"
 
 
 def _bar(share: float, longest: int) -> str:
@@ -304,108 +274,93 @@ def _bar(share: float, longest: int) -> str:
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
 
-#: Red and greys differ in lightness and marks too, for who sees no red and for printers.
-_OURS, _PLAIN, _LIMIT = "#b03a2e", "#566573", "#7f8c8d"
+#: Red and greys differ in lightness too, and lines in their marks: for colour-blind readers.
+_PROPOSED, _MEASURED, _LIMIT = "#b03a2e", "#566573", "#7f8c8d"
 
 
 _KINDS = (".png", ".svg", ".pdf")
 
 
-class Plot:
-    """
-    A picture of what was measured and is proposed.
-
-    Args:
-        path: Where it goes; the suffix is its kind.
-
-    Raises:
-        ConfigurationError: The kind is not known, or matplotlib is not installed.
-    """
-
-    def __init__(self, path: Path) -> None:
-        if path.suffix.lower() not in _KINDS:
-            raise ConfigurationError(f"--plot: {path}: must end in one of {', '.join(_KINDS)}")
-        if not path.parent.is_dir():
-            raise ConfigurationError(f"--plot: {path}: there is no folder {path.parent}")
-        try:
-            import matplotlib as mpl  # noqa: PLC0415 (an extra)
-        except ImportError:
-            raise ConfigurationError(
-                "--plot needs matplotlib; pip install 'celery-batch[tune]', or leave it out"
-            ) from None
-        mpl.use("Agg")
-        self._path = path
-
-    def draw(self, task: str, device: str, curve: Curve, proposal: Proposal) -> None:
-        """
-        Draw it.
-
-        Args:
-            task: The task's name.
-            device: Where its model was measured.
-            curve: What was measured.
-            proposal: What is proposed.
-        """
-        from matplotlib import pyplot as plt  # noqa: PLC0415 (an extra)
-
-        figure_, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-        _throughput(left, curve, proposal)
-        _latency(right, curve, proposal)
-        for place in (left, right):
-            _dress(place, curve, proposal)
-        figure_.suptitle(f"{task} on {device}", fontsize=11)
-        figure_.tight_layout()
-        metadata = {".svg": {"Date": None}, ".png": {"Software": None}}
-        figure_.savefig(self._path, dpi=120, metadata=metadata.get(self._path.suffix.lower()))
-        plt.close(figure_)
+def _check_plot(path: Path) -> None:
+    """Raise ConfigurationError if no plot can be written there: before minutes of measuring."""
+    if path.suffix.lower() not in _KINDS:
+        raise ConfigurationError(f"--plot: {path}: must end in one of {', '.join(_KINDS)}")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"--plot: {path}: there is no folder {path.parent}")
+    try:
+        import_module("matplotlib")
+    except ImportError:
+        raise ConfigurationError(
+            "--plot needs matplotlib; pip install 'celery-batch[tune]', or leave it out"
+        ) from None
 
 
-def _throughput(place: Any, curve: Curve, proposal: Proposal) -> None:
+def _plot(path: Path, title: str, curve: Curve, proposal: Proposal) -> None:
+    import matplotlib as mpl  # noqa: PLC0415 (an extra)
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415 (an extra)
+
+    both, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
+    _plot_throughput(left, curve, proposal)
+    _plot_latency(right, curve, proposal)
+    for axes in (left, right):
+        _style(axes, curve, proposal)
+    both.suptitle(title, fontsize=11)
+    both.tight_layout()
+    metadata = {".svg": {"Date": None}, ".png": {"Software": None}}  # the same file each time
+    both.savefig(path, dpi=120, metadata=metadata.get(path.suffix.lower()))
+    plt.close(both)
+
+
+def _plot_throughput(axes: Any, curve: Curve, proposal: Proposal) -> None:
     rates = [point.rate for point in curve.points]
-    borne = [trial.bears for trial in proposal.sizes]
+    within = [trial.bears for trial in proposal.sizes]
     latency = figure(proposal.goal.latency)
-    place.plot(curve.sizes, rates, "o-", color=_PLAIN, label="items a second, batch after batch")
-    place.plot(curve.sizes, borne, "s--", color=_OURS, label=f"requests a second within {latency}")
+    axes.plot(curve.sizes, rates, "o-", color=_MEASURED, label="items a second, batch after batch")
+    axes.plot(
+        curve.sizes, within, "s--", color=_PROPOSED, label=f"requests a second within {latency}"
+    )
     size = proposal.chosen.policy.max_batch_size
-    place.annotate(
+    axes.annotate(
         f"proposed: {size}", (size, 0.02), xycoords=("data", "axes fraction"),
-        rotation=90, ha="center", va="bottom", fontsize=8, color=_OURS,
+        rotation=90, ha="center", va="bottom", fontsize=8, color=_PROPOSED,
     )  # fmt: skip
-    place.set_title("What one process answers in a second", fontsize=10)
-    place.set_ylim(bottom=0, top=1.35 * max(rates))
-    place.yaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
+    axes.set_title("What one process answers in a second", fontsize=10)
+    axes.set_ylim(bottom=0, top=1.35 * max(rates))
+    axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
 
 
-def _latency(place: Any, curve: Curve, proposal: Proposal) -> None:
+def _plot_latency(axes: Any, curve: Curve, proposal: Proposal) -> None:
     sizes, target = curve.sizes, proposal.goal.latency
     usual = [point.quantile(MIDDLE) for point in curve.points]
     slow = [point.quantile(SLOW) for point in curve.points]
-    place.plot(sizes, usual, "o-", color=_PLAIN, label="one batch (shaded: up to p95)")
-    place.fill_between(sizes, usual, slow, color=_PLAIN, alpha=0.2, linewidth=0)
+    axes.plot(sizes, usual, "o-", color=_MEASURED, label="one batch (shaded: up to p95)")
+    axes.fill_between(sizes, usual, slow, color=_MEASURED, alpha=0.2, linewidth=0)
     crowded = [2 * seconds for seconds in usual]
-    place.plot(sizes, crowded, "s--", color=_OURS, label="just missed one, and then its own")
-    place.axhline(target, color=_LIMIT, linestyle=":", label=f"target, {figure(target)}")
-    place.set_title("How long it takes", fontsize=10)
-    place.set_yscale("log")
-    # Room above for the legend, and times as people write them.
-    place.set_ylim(top=8 * max(target, *slow, *crowded))
-    place.yaxis.set_major_formatter(lambda seconds, _: figure(seconds))
+    axes.plot(sizes, crowded, "s--", color=_PROPOSED, label="just missed one, and then its own")
+    axes.axhline(target, color=_LIMIT, linestyle=":", label=f"target, {figure(target)}")
+    axes.set_title("How long it takes", fontsize=10)
+    axes.set_yscale("log")
+    # With room for the legend.
+    axes.set_ylim(top=8 * max(target, *slow, *crowded))
+    axes.yaxis.set_major_formatter(lambda seconds, _: figure(seconds))
 
 
-def _dress(place: Any, curve: Curve, proposal: Proposal) -> None:
+def _style(axes: Any, curve: Curve, proposal: Proposal) -> None:
     size = proposal.chosen.policy.max_batch_size
-    place.axvline(size, color=_OURS, alpha=0.25, linewidth=8, zorder=0)
-    place.set_xscale("log", base=2)
-    place.set_xticks(curve.sizes, [str(each) for each in curve.sizes])
-    place.minorticks_off()
-    place.set_xlabel("items in a batch", fontsize=9)
-    place.spines[["top", "right"]].set_visible(False)
-    place.tick_params(labelsize=8)
-    place.legend(fontsize=8, edgecolor="none", framealpha=1.0, loc="upper left")
+    axes.axvline(size, color=_PROPOSED, alpha=0.25, linewidth=8, zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(curve.sizes, [str(each) for each in curve.sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("items in a batch", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
+    axes.legend(fontsize=8, edgecolor="none", framealpha=1.0, loc="upper left")
 
 
 #: Seconds between two lines of progress in a log or a pipe.
-_QUIET = 5.0
+_EVERY = 5.0
 
 
 #: Powers of two up to the largest batch that may be set.
@@ -424,7 +379,7 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
 @click.option(
     "--rate",
     type=click.FloatRange(min=0, min_open=True),
-    help="Requests a second that one process is to expect; most of what it can bear unless given.",
+    help="Requests a second to expect in one process; most of what it can answer unless given.",
 )
 @click.option("--input", "source", help="Rows to measure with: a file, a folder, or - for stdin.")
 @click.option("--field", help="The field that is the task's only argument.")
@@ -453,29 +408,28 @@ def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) ->
     """
     Measure TASK's model at growing batch sizes, and propose settings for it.
 
-    The model is loaded here, on its device: no broker is asked and no worker is
-    needed, and one that uses the same device had better rest meanwhile.
+    The model is loaded in this process, on its device: it needs neither a broker nor a
+    worker, and a worker on the same device makes the times longer.
     """
     goal = Goal(options["latency"], options["rate"])
     try:
-        cluster_state = (
-            Plot(plot) if plot is not None else None
-        )  # refused before the work, not after
-        with _progress() as tell:
-            device, curve = _measured(ctx.obj.app, task, goal, options, tell)
-            proposal = propose(curve, goal, tell)
+        if plot is not None:
+            _check_plot(plot)
+        with _progress() as report:
+            device, curve = _measured(ctx.obj.app, task, goal, options, report)
+            proposal = propose(curve, goal, report)
         if options["is_json"]:
-            click.echo(json.dumps(as_data(task, device, curve, proposal), indent=2))
+            click.echo(json.dumps(_as_data(task, device, curve, proposal), indent=2))
         else:
             show(task, device, curve, proposal)
-        if cluster_state is not None:
-            cluster_state.draw(task, device, curve, proposal)
+        if plot is not None:
+            _plot(plot, f"{task} on {device}", curve, proposal)
     except BatchError as error:
         raise click.ClickException(str(error)) from error
 
 
 def _measured(
-    app: Any, name: str, goal: Goal, options: dict[str, Any], tell: Callable[[str], None]
+    app: Any, name: str, goal: Goal, options: dict[str, Any], report: Callable[[str], None]
 ) -> tuple[str, Curve]:
     task = batch_task(app, name)
     plan = Plan(
@@ -486,12 +440,12 @@ def _measured(
     )
     if options["device"]:
         app.conf.batch_devices = options["device"]
-    with _without_advice():
-        tell("loading")
+    with _runner_errors_only():
+        report("loading")
         try:
             device = load_models(app, [name])
             rows = rows_for(task, options["source"], options["field"])
-            return device, replace(measure(Probe(task, rows), plan, tell), way=options["way"])
+            return device, replace(measure(Probe(task, rows), plan, report), way=options["way"])
         finally:
             registry.unload_all()
 
@@ -509,8 +463,8 @@ def _sizes(given: str | None) -> tuple[int, ...]:
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
-    """Keep to itself what a runner says to those who look after a worker."""
+def _runner_errors_only() -> Iterator[None]:
+    """Hide the runner's warnings, which are about the settings of workers."""
     logger = logging.getLogger("celery_batch.runtime.runner")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -522,25 +476,20 @@ def _without_advice() -> Iterator[None]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Say on standard error what is done just now: beside a spinner, else in a line at times."""
+    """Show the present step on standard error: beside a spinner, else in a line now and then."""
     console: Any = None
     with suppress(ImportError):  # an extra
         console = import_module("rich.console").Console(stderr=True)
-    if console is None or not console.is_terminal:
-        yield _Lines().tell
+    if console is not None and console.is_terminal:
+        with console.status("") as status:
+            yield lambda step: status.update(f"{step} ...")
         return
-    with console.status("") as status:
-        yield lambda words: status.update(f"{words} ...")
+    shown_at = time.monotonic()
 
+    def echo(step: str) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= _EVERY:
+            shown_at = time.monotonic()
+            click.echo(f"{step} ...", err=True)
 
-class _Lines:
-    """Says what is done just now where no spinner can turn."""
-
-    def __init__(self) -> None:
-        self._told = time.monotonic()
-
-    def tell(self, words: str) -> None:
-        """Print a line, if the last one was some time ago."""
-        if time.monotonic() - self._told >= _QUIET:
-            self._told = time.monotonic()
-            click.echo(f"{words} ...", err=True)
+    yield echo

@@ -1,4 +1,4 @@
-"""``celery batch tune``: an app's task is loaded, measured, and told about."""
+"""``celery batch tune``: loads and measures a task of an app, and proposes settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from celery_batch.testing import HungryModel
 from celery_batch.tuning.curve import Curve, Point
 from celery_batch.tuning.propose import Goal, propose
 
-#: Models that were let go.
+#: Models that were unloaded.
 unloaded = []
 
 
@@ -99,14 +99,14 @@ def run(app):
             catch_exceptions=False,
         )
         assert code == done.exit_code, done.output
-        # On a slow machine progress is told, too, before an error.
+        # On a slow machine progress is printed, too, before an error.
         return done.stdout if code == 0 else done.stderr[done.stderr.index("Error: ") :]
 
     return run
 
 
 def test_a_model_is_measured_until_memory_ends(run):
-    """With its own examples; the cap is told, and nothing of advice to a worker."""
+    """With its own examples; the cap is printed, and no advice for workers."""
     said = run("hungry", "--latency", "5", "--sizes", "1,2,4,8,16,32")
 
     assert said.startswith("hungry on cpu")
@@ -128,25 +128,25 @@ def test_everything_is_there_as_data(run):
     assert {"p50", "p99", "rate", "batch_size", "busy"} == found["forecast"].keys()
 
 
-def test_progress_is_told_where_no_spinner_turns(app, monkeypatch):
+def test_progress_is_printed_where_there_is_no_spinner(app, monkeypatch):
     """In a log or a pipe there are lines on standard error, and data alone on the other."""
-    monkeypatch.setattr("celery_batch.cli.tune._QUIET", 0.0)
+    monkeypatch.setattr("celery_batch.cli.tune._EVERY", 0.0)
     words = ["hungry", "--json", "--sizes", "1,2", "--seconds", "0.01", "--device", "cpu"]
     done = CliRunner().invoke(tune, words, obj=SimpleNamespace(app=app), catch_exceptions=False)
-    told = done.stderr.splitlines()
+    printed = done.stderr.splitlines()
 
-    assert ["loading ...", "batches of 1 ...", "batches of 2 ..."] == told[:3]
-    assert "simulating requests with batches of up to 2 ..." in told
+    assert ["loading ...", "batches of 1 ...", "batches of 2 ..."] == printed[:3]
+    assert "simulating requests with batches of up to 2 ..." in printed
     assert [1, 2] == [each["size"] for each in json.loads(done.stdout)["sizes"]]
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_it_is_drawn(run, tmp_path, kind):
     """In the kind that the name asks for."""
-    cluster_state = tmp_path / f"tune.{kind}"
-    run("hungry", "--plot", str(cluster_state), "--latency", "30", "--rate", "1", "--sizes", "1,2")
+    picture = tmp_path / f"tune.{kind}"
+    run("hungry", "--plot", str(picture), "--latency", "30", "--rate", "1", "--sizes", "1,2")
 
-    assert cluster_state.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
+    assert picture.read_bytes().startswith({"png": b"\x89PNG", "svg": b"<?xml"}[kind])
 
 
 def test_a_plot_wants_matplotlib_before_it_measures(run, monkeypatch, tmp_path):
@@ -192,7 +192,7 @@ def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "error"),
     [
         (["hungri"], "did you mean hungry?"),
         (["plain"], "this app's batch tasks: add, bare, broken, hungry"),
@@ -207,12 +207,12 @@ def test_rows_of_a_file_are_what_a_function_is_measured_with(run, tmp_path):
     ],
     ids=lambda words: words[0] if isinstance(words, list) else "",
 )
-def test_what_cannot_be_measured_is_said(run, words, told):
+def test_what_cannot_be_measured_is_said(run, words, error):
     """In one line, with the way out, and without a traceback."""
     said = run(*words, code=1)
 
     assert said.startswith("Error: ")
-    assert told in said
+    assert error in said
     assert "Traceback" not in said
 
 
@@ -271,7 +271,7 @@ def test_a_batch_is_one_call_however_large(app):
     assert [60, 40] == sizes
 
 
-def test_a_failing_model_is_told_with_the_row(app):
+def test_a_failing_model_is_named_with_the_row(app):
     """So that it can be left out of what is measured."""
 
     @app.task(base=BatchTask, name="failing")

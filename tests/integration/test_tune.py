@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 @pytest.mark.timeout(400)
 def test_the_example_worker_is_tuned_without_a_broker():
-    """Its own model is loaded, measured and told about in one command."""
+    """Its own model is loaded and measured, and settings are proposed, in one command."""
     pytest.importorskip("torch")
     celery = str(Path(sys.executable).with_name("celery"))
     words = ["--sizes", "1,4", "--seconds", "0.05", "--latency", "30", "--rate", "1", "--json"]
