@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from celery_batch.batching.policy import BatchPolicy as BatchPolicy
     from celery_batch.client.backpressure import BrokerUnreachable as BrokerUnreachable
     from celery_batch.client.publish.bulk import PartlySent as PartlySent
+    from celery_batch.client.results.futures import as_completed as as_completed
     from celery_batch.client.results.listener import close_listener as close_listener
     from celery_batch.client.revoke import revoke_soon as revoke_soon
     from celery_batch.errors import BatchError as BatchError
@@ -88,6 +89,7 @@ _HOME = {
     "WrongResultCount": "celery_batch.errors",
     "apredict": "celery_batch.web.predict",
     "areadiness": "celery_batch.web.readiness",
+    "as_completed": "celery_batch.client.results.futures",
     "close_listener": "celery_batch.client.results.listener",
     "http_error": "celery_batch.web.errors",
     "predict": "celery_batch.web.predict",

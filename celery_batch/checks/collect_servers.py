@@ -45,7 +45,7 @@ def results_of(app: Any) -> Server:
         return Server(kind="none")
     url = maybe_sanitize_url(str(named))
     try:
-        if not ResultStore.knows(app.backend):
+        if not ResultStore.supports(app.backend):
             kind = type(app.backend).__name__.removesuffix("Backend").lower()
             return Server(kind=kind, url=url)
         return Server(kind="redis", url=url, redis=_redis(ResultStore(app.backend).client()))

@@ -29,10 +29,15 @@ from kombu.exceptions import OperationalError
 from kombu.utils.url import maybe_sanitize_url
 
 from celery_batch.client.publish.bulk import apply_many
-from celery_batch.client.results.futures import EndedOnce, are_small
+from celery_batch.client.results.futures import (
+    has_ended,
+    keep_rpc_address,
+    notify_cancelled,
+    settle,
+    small_values,
+)
 from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.poller import Poller
-from celery_batch.client.results.waiting import keep_address
 from celery_batch.client_methods import ClientMethods
 from celery_batch.errors import ConfigurationError, QueueFull
 
@@ -47,7 +52,7 @@ __all__ = [
 ]
 
 
-class RequestFuture(EndedOnce):
+class RequestFuture(Future):  # type: ignore[type-arg]
     """
     Done when all items of a request are answered.
 
@@ -66,6 +71,7 @@ class RequestFuture(EndedOnce):
         self._process = os.getpid()
         self._received = itertools.count(1)
         self._watched: list[Any] = []
+        super().add_done_callback(notify_cancelled)
 
     def watch(self) -> None:
         """Be done when all items are answered."""
@@ -135,9 +141,9 @@ class RequestFuture(EndedOnce):
                 future._count()  # noqa: SLF001 (our own)
 
         for result in self._results:
-            reply = result.own_reply()
-            if reply.pending.watch(reply, heard):
-                self._watched.append((reply, heard))
+            pending = result.pending_result
+            if pending.registry.add_callback(pending, heard):
+                self._watched.append((pending, heard))
             else:
                 self._count()
 
@@ -154,7 +160,7 @@ class RequestFuture(EndedOnce):
     def _count(self) -> None:
         if next(self._received) == len(self._results):
             self._watched.clear()
-            if not (are_small(self._results) and self._settle()):
+            if not (small_values(self._results) and self._settle()):
                 self._poll()
 
     def _poll(self) -> None:
@@ -166,11 +172,11 @@ class RequestFuture(EndedOnce):
             return future is None or future._settle()  # noqa: SLF001 (our own)
 
         for result in self._results:
-            keep_address(result.backend)
+            keep_rpc_address(result.backend)
         Poller.of(self._results[0].app).add(poll)
 
     def _settle(self) -> bool:
-        is_done = self.end(self._outputs)
+        is_done = settle(self, self._outputs)
         if is_done:
             _kept.discard(self)
         return is_done
@@ -178,14 +184,14 @@ class RequestFuture(EndedOnce):
     def _outputs(self) -> tuple[list[Any]] | None:
         """Return the outputs if they are all there."""
         for result in self._results:
-            if result.look() is None:
+            if not has_ended(result):
                 return None
         return ([result.maybe_throw() for result in self._results],)
 
     def _let_go(self) -> None:
         _kept.discard(self)
-        for reply, watcher in self._watched:
-            reply.pending.leave_soon(reply, watcher)
+        for pending, heard in self._watched:
+            pending.registry.remove_callback_later(pending, heard)
         self._watched.clear()
 
     def __del__(self) -> None:

@@ -28,12 +28,17 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_batch.client.backpressure import BrokerUnreachable
-from celery_batch.client.publish.aio import Limits, RoundTrip, apply_async, first_look
+from celery_batch.client.publish.aio import apply_and_wait, apply_async, first_look
 from celery_batch.client.publish.buffer import sent_by
 from celery_batch.client.publish.bulk import PartlySent, room_for
 from celery_batch.client.publish.publisher import Publisher
-from celery_batch.client.results.listener import is_cut_off, is_listening, listener_for
-from celery_batch.client.results.waiting import arrived_by, begin_listening
+from celery_batch.client.results.listener import (
+    is_cut_off,
+    is_listening,
+    listener_for,
+    wait_for_listener,
+)
+from celery_batch.client.results.waiting import wait_until_ended
 from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
 from celery_batch.errors import BatchError, ConfigurationError, DeadlineExceeded
@@ -154,7 +159,7 @@ async def apredict(
         results = await _asend(task, values, options, deadline)
     try:
         for result in results:
-            if not (_has_ended(result) or await arrived_by(result, deadline)):
+            if not (_has_ended(result) or await wait_until_ended(result, deadline)):
                 break
     except BaseException:
         _revoke_unfinished(task.app, results)
@@ -254,15 +259,14 @@ async def _asend(
     if len(items) > 1 or not is_listening(app):
         async with asyncio.timeout(max(deadline - time.monotonic(), 0.0)):
             if not is_listening(app):
-                await begin_listening(app)
+                await wait_for_listener(app)
                 _check_received(app)
             if len(items) > 1 or not is_listening(app):
                 await first_look(task, options, len(items))
                 with room_for(task, options, len(items)):
                     return await _gathered([_call(task, item, options) for item in items])
     # It keeps the deadline itself, and wakes this coroutine once, with the answer.
-    trip = RoundTrip(Limits(deadline, deadline), lambda: None)
-    return [await trip.make(task, (items[0],), options, _abandon)]
+    return [await apply_and_wait(task, (items[0],), options, deadline, _abandon)]
 
 
 def _call(task: Any, item: Any, options: dict[str, Any]) -> Coroutine[Any, Any, Any]:
@@ -298,17 +302,17 @@ def _wait(results: Sequence[Any], deadline: float) -> None:
 
 def _has_come(result: Any, timeout: float) -> bool:
     if not result.is_elsewhere and is_listening(result.app):
-        reply, rung = result.own_reply(), queue.SimpleQueue[None]()
-        watcher = partial(rung.put, None)
-        if reply.pending.watch(reply, watcher):
+        pending, received = result.pending_result, queue.SimpleQueue[None]()
+        callback = partial(received.put, None)
+        if pending.registry.add_callback(pending, callback):
             try:
-                rung.get(timeout=timeout)
+                received.get(timeout=timeout)
             except queue.Empty:  # the store is not asked once more: that may take seconds
                 return False
             finally:
-                if reply.value is None:
-                    reply.pending.leave(reply, watcher)
-        if reply.value:
+                if pending.value is None:
+                    pending.registry.remove_callback(pending, callback)
+        if pending.value:
             return True
     try:
         result.get(timeout=timeout, propagate=False)
@@ -351,7 +355,7 @@ def _error_of(result: Any, value: Any) -> BaseException:
 
 def _has_ended(result: Any) -> bool:
     """Return whether an end is known, without asking the backend."""
-    return bool(result.own_reply().value or result._meta)  # noqa: SLF001 (of our own results)
+    return bool(result.pending_result.value or result._meta)  # noqa: SLF001 (of our own results)
 
 
 def _abandon(result: Any) -> None:

@@ -215,10 +215,10 @@ def test_results_are_deleted_with_one_command(monkeypatch):
     monkeypatch.setattr(RedisBackend, "remove_pending_result", lambda *_: None)
     results = [double.AsyncResult(task_id) for task_id in "abc"]
     for result in results[:2]:
-        result.reply.is_asked, result.reply.value = True, b"{}"
+        result.pending_result.is_ours, result.pending_result.value = True, b"{}"
 
     double._forget_many(results)
 
     assert [(b"celery-task-meta-a", b"celery-task-meta-b")] == deleted
     assert ["c"] == forgotten
-    assert results[0].reply.value is None
+    assert results[0].pending_result.value is None

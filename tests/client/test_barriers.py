@@ -13,7 +13,6 @@ import pytest
 from celery.result import ResultSet
 from vine import barrier
 
-from celery_batch.client.results import pending
 from celery_batch.client.results.pending import PendingResults
 from tests.services.teller import Teller
 
@@ -47,91 +46,84 @@ class SlowGroup(Group):
 
 def test_two_threads_lose_no_member():
     """Members that are heard of and found at the same moment are both counted."""
-    inbox = PendingResults()
+    inbox = PendingResults(None)
     group = SlowGroup(2)
     group.finalize()
     done: list[int] = []
     group.then(lambda: done.append(1))
     group.together = threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(inbox.barriers.count, group) for _ in range(2)]:
+        for future in [pool.submit(inbox.count_barrier_member, group) for _ in range(2)]:
             future.result()
 
     assert ([1], 2) == (done, group.number)
 
 
-def test_group_that_is_never_finished_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
-    """One that its maker drops is gone after a moment; until then it is looked at often."""
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    inbox = PendingResults()
+def test_group_that_is_never_finished_leaves_nothing_behind():
+    """One that its maker drops is gone."""
+    inbox = PendingResults(None)
     group = Group(2)
-    inbox.barriers.count(group)
-    first = inbox.close_barriers()
-    now += pending.YOUNG + 1
-    later = inbox.close_barriers(), len(inbox.barriers)
+    inbox.count_barrier_member(group)
+    inbox.complete_barriers()
+    before = len(inbox._unfinished)
     found = weakref.ref(group)
     del group
     gc.collect()
 
-    assert (True, (False, 1)) == (first, later)
-    assert (None, 0) == (found(), len(inbox.barriers))
+    assert 1 == before
+    assert (None, 0) == (found(), len(inbox._unfinished))
 
 
-def test_group_that_is_built_slowly_is_told(monkeypatch: pytest.MonkeyPatch):
+def test_group_that_is_built_slowly_is_told():
     """A group that takes long to build is told all the same, however its members came."""
-    now = 100.0
-    monkeypatch.setattr("time.monotonic", lambda: now)
-    inbox = PendingResults()
+    inbox = PendingResults(None)
     group = Group(2)
     done: list[int] = []
     group.then(lambda: done.append(1))
-    inbox.barriers.count(group)
-    now += pending.YOUNG + 1
-    inbox.close_barriers()
-    inbox.barriers.count(group)
+    inbox.count_barrier_member(group)
+    inbox.complete_barriers()
+    inbox.count_barrier_member(group)
     group.finalized = True
     before = [*done]
-    is_building = inbox.close_barriers()
+    inbox.complete_barriers()
 
-    assert ([], [1], False) == (before, done, is_building)
-    assert 0 == len(inbox.barriers)
+    assert ([], [1]) == (before, done)
+    assert 0 == len(inbox._unfinished)
 
 
 def test_group_that_was_told_already_is_not_told_again():
     """Where Celery itself has found a group whole, its callback is called once."""
-    inbox = PendingResults()
+    inbox = PendingResults(None)
     group = Group(1)
     done: list[int] = []
-    inbox.barriers.count(group)
+    inbox.count_barrier_member(group)
     group.finalize()
     group.then(lambda: done.append(1))
-    inbox.close_barriers()
+    inbox.complete_barriers()
 
     assert [1] == done
 
 
 def test_failing_callback_of_a_group_is_logged(caplog: pytest.LogCaptureFixture):
     """What one group's callback raises keeps no other from being told."""
-    inbox = PendingResults()
+    inbox = PendingResults(None)
     groups = [Group(1), Group(1)]
     done: list[int] = []
     groups[0].then(lambda: 1 / 0)
     groups[1].then(lambda: done.append(1))
     for group in groups:
-        inbox.barriers.count(group)
+        inbox.count_barrier_member(group)
         group.finalized = True
     with caplog.at_level(logging.ERROR):
-        inbox.close_barriers()
+        inbox.complete_barriers()
 
     assert [1] == done
     assert "A callback of a result has failed" in caplog.text
 
 
-def test_joined_sets_leave_nothing_behind(background: Teller, monkeypatch: pytest.MonkeyPatch):
+def test_joined_sets_leave_nothing_behind(background: Teller):
     """Sets of results that were joined and dropped are not looked at for ever."""
-    monkeypatch.setattr(pending, "YOUNG", 0.0)
-    inbox = background.listener._pending
+    inbox = background.listener.registry
     for _ in range(5):
         results = background.ask_many(2)
         together = ResultSet([], app=background.app)
@@ -140,7 +132,7 @@ def test_joined_sets_leave_nothing_behind(background: Teller, monkeypatch: pytes
             background.answer(result, 1)
         assert [1, 1] == together.join(timeout=20.0)
     del together, results, result
-    inbox.close_barriers()
+    inbox.complete_barriers()
     gc.collect()
 
-    assert (False, 0) == (inbox.close_barriers(), len(inbox.barriers))
+    assert 0 == len(inbox._unfinished)

@@ -140,7 +140,7 @@ def test_what_was_told_and_is_gone_is_given_up_in_time(background: Teller, kind:
     background.store(result, VALUES["not told"])
     key = background.app.backend.get_key_for_task(result.id)
     value = background.redis.getdel(key)
-    result.reply.pending.deliver([(result.id, b"")])
+    result.pending_result.registry.deliver([(result.id, b"")])
     with pytest.raises(TimeoutError):
         future.result(0.1)
     with pytest.raises(TimeoutError):
@@ -197,8 +197,8 @@ def test_a_future_that_is_dropped_is_asked_for_no_more(redis_server: RedisServer
     asked: list[str] = []
     results = [BatchResult(str(uuid4()), app=app) for _ in range(2)]
     for result in results:
-        look = result.look
-        result.look = lambda look=look, name=result.id: asked.append(name) or look()
+        ready = result.ready
+        result.ready = lambda ready=ready, name=result.id: asked.append(name) or ready()
     cancelled, held = results[0].future(), results[1].future()
     dropped = request_of(results[0])
     eventually(lambda: asked[10])
@@ -220,7 +220,7 @@ def over_rpc(broker: str) -> Any:
     app.close()
 
 
-def reply(app: Celery, result: BatchResult, value: Any) -> None:
+def answer_over(app: Celery, result: BatchResult, value: Any) -> None:
     """Answer over RPC, as a worker does."""
     request = SimpleNamespace(reply_to=app.thread_oid, correlation_id=result.id)
     app.backend.store_result(result.id, value, states.SUCCESS, request=request)
@@ -247,7 +247,7 @@ def test_looks_over_rpc_keep_no_loop_waiting(
         last = [asyncio.create_task(_last_state(results[0]))]
         await asyncio.to_thread(eventually, lambda: next(iter(lookers)))
         for number, result in enumerate(results):
-            reply(over_rpc, result, number)
+            answer_over(over_rpc, result, number)
         return await asyncio.gather(*waiting, *last)
 
     assert [*range(20), states.SUCCESS] == asyncio.run(ask())

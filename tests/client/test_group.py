@@ -15,7 +15,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, GroupResult, ResultSet
 
 from celery_batch.client.results.group import BatchGroup
-from celery_batch.client.results.pending import pending_of
+from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.managed_process import wait_until
 from tests.services.teller import Teller
@@ -43,7 +43,7 @@ def members(background: Teller, kind: str) -> list[Any]:
 
 def end(background: Teller, result: Any, value: Any) -> None:
     """End a task, told or not."""
-    if isinstance(result, BatchResult) and result.reply.is_told:
+    if isinstance(result, BatchResult) and result.pending_result.is_notified:
         background.answer(result, value)
     else:
         background.store(result, value)
@@ -117,7 +117,10 @@ def test_group_costs_no_subscription(background: Teller):
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(group.get, SOON)
         wait_until(
-            lambda: "" if results[-1].reply.watchers else "not yet", [], what="wait", timeout=SOON
+            lambda: "" if results[-1].pending_result.callbacks else "not yet",
+            [],
+            what="wait",
+            timeout=SOON,
         )
         channels = list(background.subscribers())
         for n, result in enumerate(results):
@@ -151,10 +154,10 @@ def test_first_error_ends_the_wait(background: Teller):
         group.get(timeout=SOON)
     except ValueError as caught:
         error = str(caught)
-    pending_of(background.app).look_again()
+    PendingResults.of(background.app).poll_all()
 
     assert "bad" == error
-    assert [] == pending_of(background.app).take(10)
+    assert [] == PendingResults.of(background.app).take_due(10)
 
 
 def test_errors_can_be_returned(background: Teller):

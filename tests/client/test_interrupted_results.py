@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 
-from celery_batch.client.results.pending import pending_of
-from celery_batch.client.results.waiting import arrived
+from celery_batch.client.results.pending import PendingResults
+from celery_batch.client.results.waiting import wait_until_ended
 from tests.services.teller import Teller
 
 SOON = 20.0
@@ -33,7 +33,7 @@ def awaiting(_background: Teller, results: list[Any]) -> Callable[[], object]:
 
     async def begin() -> Callable[[], object]:
         """Go to where it waits."""
-        waiting = arrived(results[0])
+        waiting = wait_until_ended(results[0])
         waiting.send(None)
         return waiting.close
 
@@ -48,7 +48,7 @@ def future(_background: Teller, results: list[Any]) -> Callable[[], object]:
 @pytest.mark.parametrize("begin", [iterating, awaiting, future])
 def test_finaliser_takes_no_lock(background: Teller, begin: Callable[..., Callable[[], object]]):
     """Whoever gives up in the midst of the inbox, as the garbage collector does, is gone after."""
-    pending = pending_of(background.app)
+    pending = PendingResults.of(background.app)
     results = background.ask_many(3)
     thread = threading.Thread(target=begin(background, results))
     with pending._lock:
@@ -56,16 +56,16 @@ def test_finaliser_takes_no_lock(background: Teller, begin: Callable[..., Callab
         thread.join(HANGS)
         hangs = thread.is_alive()
     thread.join()
-    pending.look_again()
+    pending.poll_all()
 
     assert not hangs
-    assert [] == pending.take(10)
-    assert not any(result.reply.watchers for result in results)
+    assert [] == pending.take_due(10)
+    assert not any(result.pending_result.callbacks for result in results)
 
 
 def test_signal_handler_may_ask_and_wait(background: Teller):
     """Who interrupts a thread that is in the inbox can ask, wait and listen there."""
-    pending, listener = pending_of(background.app), background.listener
+    pending, listener = PendingResults.of(background.app), background.listener
     asked: list[Any] = []
 
     def interrupted() -> None:
@@ -75,7 +75,7 @@ def test_signal_handler_may_ask_and_wait(background: Teller):
             with pytest.raises(CeleryTimeoutError):
                 result.get(timeout=0.0)
             asked.append((result, result.future()))
-            listener.check()
+            listener.check_threads()
 
     thread = threading.Thread(target=interrupted, daemon=True)
     thread.start()

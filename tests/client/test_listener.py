@@ -26,9 +26,9 @@ from celery_batch.client.results.listener import (
     is_listening,
     listener_for,
 )
-from celery_batch.client.results.pending import PendingResults, pending_of
+from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.result import BatchResult
-from celery_batch.client.results.waiting import PIECE, ThreadWait, arrived
+from celery_batch.client.results.waiting import CHECK_INTERVAL, ThreadWaiter, wait_until_ended
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import LARGEST_VALUE
@@ -140,7 +140,7 @@ def test_who_waits_when_listening_is_forbidden(tmp_path: Path):
             futures = [results[3].future()]
             waiting = [*results[:4], group[-1]]
             wait_until(
-                lambda: "" if all(each.reply.watchers for each in waiting) else "not yet",
+                lambda: "" if all(each.pending_result.callbacks for each in waiting) else "not yet",
                 [],
                 what="waiting threads",
                 timeout=SOON,
@@ -164,7 +164,7 @@ def test_who_waits_when_listening_is_forbidden(tmp_path: Path):
 def test_no_pause_after_a_find(monkeypatch: pytest.MonkeyPatch):
     """Where nobody tells, whoever has found something looks for more at once."""
     app = Celery("asker", backend="cache+memory://", set_as_current=False)
-    patience = ThreadWait(app, None, lambda: None)
+    waiter = ThreadWaiter(app, None, lambda: None)
     pauses: list[float] = []
 
     class Silence:
@@ -173,12 +173,12 @@ def test_no_pause_after_a_find(monkeypatch: pytest.MonkeyPatch):
             pauses.append(timeout)
             raise queue.Empty
 
-    monkeypatch.setattr(patience, "_rung", Silence())
+    monkeypatch.setattr(waiter, "_arrived", Silence())
     there = iter(["a", "b", None, "c"])
-    found = [patience.wait(lambda: next(there)) for _ in range(3)]
+    found = [waiter.wait(lambda: next(there)) for _ in range(3)]
 
     assert ["a", "b", "c"] == found
-    assert [PIECE, 0.0, 0.0, PIECE] == pauses
+    assert [CHECK_INTERVAL, 0.0, 0.0, CHECK_INTERVAL] == pauses
 
 
 @pytest.mark.parametrize("left", [0.1, None])
@@ -192,32 +192,28 @@ def test_no_listener_is_waited_for_longer_than_somebody_has(
         "celery_batch.client.results.listener.Listener.wait",
         lambda _, timeout: bool(asked.append(timeout)),
     )
-    monkeypatch.setattr("celery_batch.client.results.waiting.PIECE", 0.01)
+    monkeypatch.setattr("celery_batch.client.results.waiting.CHECK_INTERVAL", 0.01)
     end = iter([None, None])
-    patience = ThreadWait(background.app, left, lambda: next(end))
+    waiter = ThreadWaiter(background.app, left, lambda: next(end))
     with pytest.raises((CeleryTimeoutError, StopIteration)):
-        patience.wait(lambda: None)
+        waiter.wait(lambda: None)
 
     assert asked
-    assert result.reply.value is None
+    assert result.pending_result.value is None
     assert {store.TIMEOUT} == set(asked) if left is None else max(asked) <= left
 
 
 def test_no_listener_is_waited_for_longer_than_a_step_may_take(
     background: Teller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step through a task's states ends in time, though no listener is there yet."""
-    asked: list[float] = []
+    """A step through a task's states waits for no listener, so it ends in time."""
     result = background.ask()
-    monkeypatch.setattr(
-        "celery_batch.client.results.listener.Listener.wait",
-        lambda _, timeout: bool(asked.append(timeout)),
-    )
+    monkeypatch.setattr("celery_batch.client.results.listener.Listener.wait", pytest.fail)
+    began = time.monotonic()
     with pytest.raises(CeleryTimeoutError):
         next(result.iter_states(timeout=0.1))
 
-    assert asked
-    assert max(asked) <= 0.1
+    assert 0.1 <= time.monotonic() - began < SOON
 
 
 def test_no_listener_while_redis_is_away(tmp_path: Path):
@@ -252,7 +248,7 @@ def test_awaited_while_redis_is_away(tmp_path: Path):
 
         async def wait() -> object:
             """Await it, and have Redis begin meanwhile."""
-            waiting = asyncio.ensure_future(arrived(result))
+            waiting = asyncio.ensure_future(wait_until_ended(result))
             done, _ = await asyncio.wait([waiting], timeout=0.5)
             if done:
                 return "no longer awaited", waiting.exception()
@@ -292,7 +288,7 @@ def test_missed_notification_costs_a_second(background: Teller):
     with ThreadPoolExecutor(3) as pool:
         answers = [pool.submit(result.get) for result in results]
         wait_until(
-            lambda: "" if all(each.reply.watchers for each in results) else "not yet",
+            lambda: "" if all(each.pending_result.callbacks for each in results) else "not yet",
             [],
             what="waiting threads",
             timeout=SOON,
@@ -315,7 +311,7 @@ def test_results_that_were_there_all_along_are_not_waited_for(background: Teller
     results = background.ask_many(30)
     for n, result in enumerate(results):
         background.store(result, n)
-    pending_of(background.app).look_again()
+    PendingResults.of(background.app).poll_all()
     began = time.monotonic()
     values = [result.get(timeout=SOON) for result in results]
 
@@ -352,7 +348,7 @@ def test_restart_of_redis_while_waiting(tmp_path: Path):
             answers += [pool.submit(asyncio.run, wait_for(result)) for result in results[2:4]]
             futures = [result.future() for result in results[4:]]
             wait_until(
-                lambda: "" if all(each.reply.watchers for each in results) else "not yet",
+                lambda: "" if all(each.pending_result.callbacks for each in results) else "not yet",
                 [],
                 what="waiting threads",
                 timeout=SOON,
@@ -377,7 +373,7 @@ def test_restart_of_redis_while_waiting(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("name", ["celery-batch-replies", "celery-batch-sweep"])
+@pytest.mark.parametrize("name", ["celery-batch-replies", "celery-batch-poll"])
 def test_thread_that_died_is_begun_again(background: Teller, name: str, monkeypatch):
     """If one of the two threads ends against all odds, the other begins it again."""
     monkeypatch.setattr(store, "QUIET", 0.2)
@@ -455,7 +451,7 @@ def test_what_is_no_reply_is_ignored(background: Teller, caplog):
         background.answer(result, 1)
 
         assert 1 == result.get(timeout=SOON)
-    assert 2 == caplog.text.count("Heard what is no reply")
+    assert 2 == caplog.text.count("Received a message that holds no replies")
 
 
 def test_large_value_is_read_where_it_is_stored(background: Teller):
@@ -480,7 +476,7 @@ def test_large_value_is_read_where_it_is_stored(background: Teller):
 
 def test_results_that_nobody_wants_leave_nothing_behind(background: Teller):
     """Two hundred thousand results, dropped, timed out, answered or not, leave memory as it was."""
-    pending = pending_of(background.app)
+    pending = PendingResults.of(background.app)
     process = psutil.Process(os.getpid())
 
     def many(rounds: int) -> int:
@@ -500,7 +496,7 @@ def test_results_that_nobody_wants_leave_nothing_behind(background: Teller):
 
     before = many(20)
     after = many(200)
-    left = len(pending), pending.take(10), len(background.app.backend._pending_results[0])
+    left = len(pending), pending.take_due(10), len(background.app.backend._pending_results[0])
 
     assert (0, [], 0) == left
     assert after - before < 4 << 20
@@ -529,7 +525,7 @@ def test_pending_result_is_small(background: Teller):
 def test_sweep_goes_in_pieces(background: Teller, monkeypatch):
     """Looking for much is done in pieces, so that Redis serves others meanwhile."""
     sizes = []
-    monkeypatch.setattr(sweep, "PIECE", 100)
+    monkeypatch.setattr(sweep, "POLL_LIMIT", 100)
     results = background.ask_many(1000)
     read = background.listener._store.read
 
@@ -552,17 +548,17 @@ def test_slow_look_costs_no_long_rest(monkeypatch: pytest.MonkeyPatch):
     """However long Redis takes for a look, the next follows within a second."""
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    pending = PendingResults()
-    reply = pending.reply("1")
-    pending.watch(reply, pytest.fail)
+    pending = PendingResults(None)
+    result = pending.get("1")
+    pending.add_callback(result, pytest.fail)
 
     class Slow:
-        def read(self, _task_ids: list[str]) -> list[tuple[str, bytes]]:
+        def read(self, task_ids: list[str]) -> list[bytes]:
             """Find nothing, slowly."""
             now[0] += 2.0
-            return []
+            return [b""] * len(task_ids)
 
-    rest = sweep.Sweeper(pending, Slow(), lambda: None)._sweep()
+    rest = sweep.StorePoller(pending, Slow(), lambda: None)._poll()
 
     assert sweep.LONGEST_REST == rest <= 1.0
 
@@ -591,9 +587,9 @@ class Waiting:
         else:
             self.future = RequestFuture([result], None)
             self.future.watch()
-        reply = result.reply
+        reply = result.pending_result
         wait_until(
-            lambda: "" if reply.watchers or reply.followers else "not yet",
+            lambda: "" if reply.callbacks or reply.state_callbacks else "not yet",
             [],
             what="somebody who waits",
             timeout=SOON,
@@ -634,15 +630,15 @@ def test_who_comes_as_the_listener_is_closed_is_answered(
 ) -> None:
     """Somebody who saw a listener before it was closed, and waits afterwards, has begun one."""
     result = background.ask()
-    watch = PendingResults.watch
+    add_callback = PendingResults.add_callback
 
-    def close_and_watch(self: PendingResults, *args: object) -> bool:
+    def close_and_add(self: PendingResults, *args: object) -> bool:
         monkeypatch.undo()
         close_listener(background.app)
         background.store(result, 1)
-        return watch(self, *args)
+        return add_callback(self, *args)
 
-    monkeypatch.setattr(PendingResults, "watch", close_and_watch)
+    monkeypatch.setattr(PendingResults, "add_callback", close_and_add)
 
     assert 1 == asyncio.run(_value_of(result))
 
@@ -664,7 +660,7 @@ def test_a_listener_that_begins_while_another_is_closed_looks_soon(
     listener = listener_for(background.app)
 
     assert listener is not None
-    assert pending_of(background.app).hurry == listener._sweeper.hurry
+    assert PendingResults.of(background.app).poll_soon == listener._poller.poll_soon
 
 
 def test_closing_a_listener_begins_none_where_nobody_waits(background: Teller) -> None:

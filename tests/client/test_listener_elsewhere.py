@@ -24,7 +24,8 @@ _START = """
 
     def ask(number):
         results = [BatchResult(str(uuid4()), app=app) for _ in range(number)]
-        listener_for(app).expect_many(results)
+        for result in results:
+            listener_for(app).expect(result)
         return results
 
     def store(result, value):
@@ -129,13 +130,13 @@ def test_fork_while_the_inbox_is_busy(run: Callable[[str], str], way: str):
         import signal
         heard, unheard = ask(2)
         answer(heard, 1)
-        while heard.reply.value is None:
+        while heard.pending_result.value is None:
             time.sleep(0.01)
         unheard.then(str)
         store(unheard, 2)
         taken, done = threading.Event(), threading.Event()
         def hold():
-            with heard.reply.pending._lock:
+            with heard.pending_result.registry._lock:
                 taken.set()
                 done.wait()
         threading.Thread(target=hold).start()
@@ -176,8 +177,8 @@ def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
             while not stop.is_set():
                 results = ask(50)
                 for result in results:
-                    result.reply.pending.watch(result.reply, print)
-                    result.reply.pending.leave(result.reply, print)
+                    result.pending_result.registry.add_callback(result.reply, print)
+                    result.pending_result.registry.remove_callback(result.reply, print)
         threads = [threading.Thread(target=busy) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from vine import barrier
 
-from celery_batch.client.results.pending import SWEEP, PendingResults, Reply
+from celery_batch.client.results.pending import NOTIFIED, PendingResult, PendingResults
 from celery_batch.protocol import (
     STARTED_ID,
     BatchInfo,
@@ -25,19 +25,27 @@ from celery_batch.protocol import (
 @pytest.fixture
 def pending() -> PendingResults:
     """An empty inbox."""
-    return PendingResults()
+    return PendingResults(None)
 
 
-def expected(pending: PendingResults, *names: str) -> list[Reply]:
+def expected(pending: PendingResults, *names: str) -> list[PendingResult]:
     """Return replies that are to come."""
-    return pending.expect([pending.reply(name) for name in names])
+    return [pending.expect(pending.get(name)) for name in names]
+
+
+def polled(pending: PendingResults) -> list[str]:
+    """Return the ids of the tasks that are to be polled now."""
+    return [each.task_id for each in pending.take_due(10)]
 
 
 def test_who_watches_is_told_once(pending: PendingResults):
     """A watcher is called when its reply comes, and not again."""
     one, other = expected(pending, "1", "2")
     told: list[str] = []
-    is_waiting = pending.watch(one, lambda: told.append("one")), pending.watch(other, told.clear)
+    is_waiting = (
+        pending.add_callback(one, lambda: told.append("one")),
+        pending.add_callback(other, told.clear),
+    )
     pending.deliver([("1", b"a")])
     pending.deliver([("1", b"b")])
 
@@ -50,15 +58,15 @@ def test_reply_that_is_there_needs_no_watcher(pending: PendingResults):
     (reply,) = expected(pending, "1")
     pending.deliver([("1", b"a")])
 
-    assert not pending.watch(reply, pytest.fail)
+    assert not pending.add_callback(reply, pytest.fail)
 
 
 def test_one_task_has_one_reply(pending: PendingResults):
     """All results of one id share what is heard."""
     (reply,) = expected(pending, "1")
 
-    assert pending.reply("1") is reply
-    assert pending.reply("2") is not reply
+    assert pending.get("1") is reply
+    assert pending.get("2") is not reply
 
 
 def test_id_that_is_used_again_has_a_new_reply(pending: PendingResults):
@@ -92,33 +100,33 @@ def test_dropped_reply_leaves_nothing_behind(pending: PendingResults):
 def test_who_leaves_is_not_told(pending: PendingResults):
     """A watcher that has left is not called, nor is its reply looked for."""
     (reply,) = expected(pending, "1")
-    pending.watch(reply, pytest.fail)
-    has_left = pending.leave(reply, pytest.fail)
-    pending.look_again()
-    due = pending.take(10)
+    pending.add_callback(reply, pytest.fail)
+    has_left = pending.remove_callback(reply, pytest.fail)
+    pending.poll_all()
+    due = polled(pending)
     pending.deliver([("1", b"a")])
 
-    assert (True, [], False) == (has_left, due, pending.leave(reply, pytest.fail))
+    assert (True, [], False) == (has_left, due, pending.remove_callback(reply, pytest.fail))
 
 
 def test_one_of_two_can_leave(pending: PendingResults):
     """As long as somebody watches, a reply is looked for."""
     (reply,) = expected(pending, "1")
-    pending.watch(reply, pytest.fail)
-    pending.watch(reply, print)
-    pending.leave(reply, pytest.fail)
-    pending.look_again()
+    pending.add_callback(reply, pytest.fail)
+    pending.add_callback(reply, print)
+    pending.remove_callback(reply, pytest.fail)
+    pending.poll_all()
 
-    assert ["1"] == pending.take(10)
+    assert ["1"] == polled(pending)
 
 
 def test_listening_alone_costs_no_look(pending: PendingResults):
     """What is only listened for is not looked for, but told."""
     (reply,) = expected(pending, "1")
     told: list[int] = []
-    pending.listen(reply, lambda: told.append(1))
-    pending.look_again()
-    due = pending.take(10)
+    pending.add_passive_callback(reply, lambda: told.append(1))
+    pending.poll_all()
+    due = polled(pending)
     pending.deliver([("1", b"a")])
 
     assert ([], [1]) == (due, told)
@@ -130,8 +138,8 @@ def test_one_broken_watcher_does_not_keep_others(
     """What a callback raises is logged, and the others are called."""
     (reply,) = expected(pending, "1")
     told: list[int] = []
-    pending.watch(reply, lambda: 1 / 0)
-    pending.watch(reply, lambda: told.append(1))
+    pending.add_callback(reply, lambda: 1 / 0)
+    pending.add_callback(reply, lambda: told.append(1))
     with caplog.at_level(logging.ERROR):
         pending.deliver([("1", b"a")])
 
@@ -146,12 +154,12 @@ def test_told_replies_are_looked_for_in_time(
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     told = expected(pending, "told")[0]
-    stray = pending.reply("stray")
-    pending.watch(told, print)
-    pending.watch(stray, print)
-    first = pending.take(10)
-    now += SWEEP
-    second = pending.take(10)
+    stray = pending.get("stray")
+    pending.add_callback(told, print)
+    pending.add_callback(stray, print)
+    first = polled(pending)
+    now += NOTIFIED
+    second = polled(pending)
 
     assert (["stray"], ["stray", "told"]) == (first, second)
 
@@ -162,20 +170,20 @@ def test_stale_reply_is_looked_for_at_once(
     """Who begins to wait late, or after an interruption, does not wait for a sweep first."""
     now = 100.0
     hurried: list[int] = []
-    pending.hurry = lambda: hurried.append(1)
+    pending.poll_soon = lambda: hurried.append(1)
     monkeypatch.setattr("time.monotonic", lambda: now)
     late, interrupted, fresh = expected(pending, "late", "interrupted", "fresh")
     now += 0.5
-    pending.expect([fresh])
-    pending.look_again()
-    pending.expect([fresh])
-    late.since -= 10
+    pending.expect(fresh)
+    pending.poll_all()
+    pending.expect(fresh)
+    late.checked_at -= 10
     now += 0.1
-    fresh.since = now
+    fresh.checked_at = now
     for reply in (late, interrupted, fresh):
-        pending.watch(reply, print)
+        pending.add_callback(reply, print)
 
-    assert ["late", "interrupted"] == pending.take(10)
+    assert ["late", "interrupted"] == polled(pending)
     assert 3 == len(hurried)
 
 
@@ -186,11 +194,11 @@ def test_barrier_that_is_being_built_counts_all(pending: PendingResults, told: i
     replies = expected(pending, *names)
 
     class Member:
-        def __init__(self, reply: Reply) -> None:
+        def __init__(self, reply: PendingResult) -> None:
             self.reply = reply
 
         def then(self, callback: barrier) -> None:
-            pending.listen(self.reply, lambda: pending.barriers.count(callback))
+            pending.add_passive_callback(self.reply, lambda: pending.count_barrier_member(callback))
             if self.reply is replies[-1]:
                 pending.deliver([(name, b"x") for name in names[:told]])
 
@@ -198,8 +206,8 @@ def test_barrier_that_is_being_built_counts_all(pending: PendingResults, told: i
     whole = barrier([Member(reply) for reply in replies])
     whole.then(lambda: done.append(1))
     pending.deliver([(name, b"x") for name in names])
-    pending.close_barriers()
-    pending.close_barriers()
+    pending.complete_barriers()
+    pending.complete_barriers()
 
     assert [1] == done
 
@@ -209,15 +217,15 @@ def test_threads_share_an_inbox(pending: PendingResults):
     number, threads = 2000, 8
     told: list[str] = []
 
-    def ask(part: int) -> list[Reply]:
+    def ask(part: int) -> list[PendingResult]:
         kept = []
         for n in range(part, number, threads):
             (reply,) = expected(pending, str(n))
-            if not pending.watch(reply, lambda n=n: told.append(str(n))):
+            if not pending.add_callback(reply, lambda n=n: told.append(str(n))):
                 told.append(str(n))
             other = threading.Event()
-            if pending.watch(reply, other.set):
-                pending.leave(reply, other.set)
+            if pending.add_callback(reply, other.set):
+                pending.remove_callback(reply, other.set)
             kept.append(reply)
         return kept
 
@@ -259,28 +267,28 @@ def test_what_an_older_client_does_not_know_does_it_no_harm(pending: PendingResu
 
 def test_followers_hear_of_what_is_new(pending: PendingResults):
     """Who follows is called once, at the next state or the end, and at no state that is known."""
-    reply = pending.reply("1")
+    reply = pending.get("1")
     heard: list[str] = []
-    first = pending.follow(reply, lambda: heard.append("first"), None)
+    first = pending.add_state_callback(reply, lambda: heard.append("first"), None)
     pending.deliver([(STARTED_ID + "1", b"started")])
-    again = pending.follow(reply, pytest.fail, None)
-    second = pending.follow(reply, lambda: heard.append("second"), b"started")
+    again = pending.add_state_callback(reply, pytest.fail, None)
+    second = pending.add_state_callback(reply, lambda: heard.append("second"), b"started")
     pending.deliver([("1", b"done")])
 
     assert (True, False, True) == (first, again, second)
     assert (["first", "second"], b"started", b"done") == (heard, reply.latest, reply.value)
-    assert not pending.follow(reply, pytest.fail, b"started")
-    assert float("inf") == pending.next_look()
+    assert not pending.add_state_callback(reply, pytest.fail, b"started")
+    assert float("inf") == pending.next_poll()
 
 
 def test_look_that_was_overtaken_takes_nothing_back(pending: PendingResults):
     """What is told while a look is on its way is newer than what the look finds."""
-    reply = pending.reply("1")
-    pending.follow(reply, lambda: None, None)
-    before = pending.latest(pending.take(10))
+    reply = pending.get("1")
+    pending.add_state_callback(reply, lambda: None, None)
+    before = reply.latest
     pending.deliver([(STARTED_ID + "1", b"started")])
-    pending.note([("1", b"")], before)
+    pending.deliver_states([(reply, before, b"")])
     kept = reply.latest
-    pending.note([("1", b"")], pending.latest(["1"]))
+    pending.deliver_states([(reply, kept, b"")])
 
     assert (b"started", b"") == (kept, reply.latest)

@@ -19,7 +19,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import AsyncResult, EagerResult, denied_join_result, result_from_tuple
 from kombu.exceptions import DecodeError
 
-from celery_batch.client.results.pending import pending_of
+from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.managed_process import wait_until
 from tests.services.teller import Teller
@@ -72,11 +72,11 @@ def test_ends_as_celery_s_result(background: Teller, outcome: str, told: bool): 
     """Value, error, state and all else are what Celery's own result says."""
     value, state, traceback = OUTCOMES[outcome]
     ours, again = background.ask_many(2)
-    again.reply = pending_of(background.app).reply(ours.id)
+    again.pending_result = PendingResults.of(background.app).get(ours.id)
     background.store(ours, value, state, traceback=traceback)
     if told:
         background.tell([ours])
-        soon(lambda: ours.reply.value, "reply")
+        soon(lambda: ours.pending_result.value, "reply")
     stock = background.app.AsyncResult(ours.id)
     called: list[list[Any]] = [[], []]
     ends = [
@@ -106,14 +106,14 @@ def test_remote_traceback_is_raised(background: Teller):
 def test_get_gives_up_in_time(background: Teller):
     """A get that takes too long raises Celery's TimeoutError, and leaves nothing behind."""
     result = background.ask()
-    pending = pending_of(background.app)
+    pending = PendingResults.of(background.app)
     with pytest.raises(CeleryTimeoutError):
         result.get(timeout=0.05)
     with pytest.raises(CeleryTimeoutError):
         result.get(0.01, True, 0.1)
-    pending.look_again()
+    pending.poll_all()
 
-    assert ([], []) == (pending.take(10), result.reply.watchers)
+    assert ([], []) == (pending.take_due(10), result.pending_result.callbacks)
     assert not background.app.backend._pending_results[0]
 
 
@@ -193,7 +193,7 @@ def test_told_state_costs_no_round_trip(background: Teller):
     """What has been told is not asked for again."""
     result = background.ask()
     background.answer(result, 1)
-    soon(lambda: result.reply.value, "reply")
+    soon(lambda: result.pending_result.value, "reply")
     gets = lambda: background.redis.info("commandstats")["cmdstat_get"]["calls"]  # noqa: E731
     before = gets()
     seen = [result.state, result.ready(), result.result, result.get(), result.children]
@@ -219,7 +219,7 @@ def test_news_that_is_no_end_is_not_taken_for_one(background: Teller):
     """Whoever tells of a task that still runs does not end anybody's wait."""
     result = background.ask()
     background.answer(result, {"done": 1}, "PROGRESS")
-    soon(lambda: result.reply.value, "news")
+    soon(lambda: result.pending_result.value, "news")
     with pytest.raises(CeleryTimeoutError):
         result.get(timeout=0.1)
     background.answer(result, 1)
@@ -327,7 +327,8 @@ def test_error_before_it_in_a_chain_is_raised(background: Teller):
     """Who waits for the end of a chain hears of a failure on the way, however he waits."""
     parent = background.ask()
     ends = [BatchResult(f"end-{n}", app=background.app, parent=parent) for n in range(4)]
-    background.listener.expect_many(ends[:2])
+    for end in ends[:2]:
+        background.listener.expect(end)
 
     async def wait_for(result: BatchResult) -> Any:
         """Await a result."""
@@ -377,7 +378,7 @@ def test_awaited_in_many_coroutines(background: Teller):
 def test_cancelled_await_leaves_the_task_alone(background: Teller):
     """Who gives up awaiting, by a timeout for example, can await again."""
     result = background.ask()
-    pending = pending_of(background.app)
+    pending = PendingResults.of(background.app)
 
     async def twice() -> tuple[bool, list[str], Any]:
         """Give up once, and await again."""
@@ -386,8 +387,8 @@ def test_cancelled_await_leaves_the_task_alone(background: Teller):
                 await result
         except TimeoutError:
             gave_up = True
-        pending.look_again()
-        left = pending.take(10)
+        pending.poll_all()
+        left = pending.take_due(10)
         background.answer(result, 1)
         return gave_up, left, await result
 
@@ -483,8 +484,8 @@ def test_cancelled_future_leaves_the_task_alone(background: Teller):
     result = background.ask()
     future = result.future()
     is_cancelled = future.cancel()
-    pending_of(background.app).look_again()
-    left = pending_of(background.app).take(10)
+    PendingResults.of(background.app).poll_all()
+    left = PendingResults.of(background.app).take_due(10)
     background.answer(result, 1)
 
     assert (True, []) == (is_cancelled, left)

@@ -7,14 +7,14 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from celery_batch.client.publish.aio import Limits, RoundTrip
+from celery_batch.client.publish.aio import apply_and_wait
 from celery_batch.client.publish.publisher import Publisher
-from celery_batch.client.results.listener import listener_for
+from celery_batch.client.results.listener import is_listening, listener_for
+from celery_batch.client.results.pending import PendingResults
 from celery_batch.protocol import write_replies
 from tests.client.conftest import Sender
 from tests.services.eventually import eventually
@@ -41,11 +41,11 @@ def answer(sender: Sender) -> str:
     return str(headers["id"])
 
 
-async def trip(sender: Sender, told: list[Any], *, sent_by: float = 600, until: float = 600) -> Any:
+async def trip(sender: Sender, told: list[Any], seconds: float = 600) -> Any:
     """Make a call that has so many seconds."""
-    now = time.monotonic()
-    call = RoundTrip(Limits(now + sent_by, now + until), lambda: None)
-    return await asyncio.wait_for(call.make(sender.task, ("a",), {}, told.append), SOON)
+    deadline = time.monotonic() + seconds
+    call = apply_and_wait(sender.task, ("a",), {}, deadline, told.append)
+    return await asyncio.wait_for(call, SOON)
 
 
 def test_who_asks_is_woken_with_the_answer(sender: Callable[..., Sender]) -> None:
@@ -62,17 +62,14 @@ def test_who_asks_is_woken_with_the_answer(sender: Callable[..., Sender]) -> Non
     assert (task_id, "('a',)", []) == (result.id, result.result, told)
 
 
-@pytest.mark.parametrize("until", [0.0, 0.1])
-def test_who_has_no_time_has_the_result_without_an_answer(
-    sender: Callable[..., Sender], until: float
-) -> None:
-    """However short the time to wait is, the call is sent, and its answer can be waited for."""
+def test_who_has_no_time_has_the_result_without_an_answer(sender: Callable[..., Sender]) -> None:
+    """A call that was sent returns its result at the deadline; its answer can be waited for."""
     here, told = prepared(sender()), []
 
     async def ask() -> Any:
         """Give up, and wait for the answer after all."""
-        result = await trip(here, told, until=until)
-        assert result.reply.value is None
+        result = await trip(here, told, 0.5)
+        assert result.pending_result.value is None
         await asyncio.to_thread(answer, here)
         return await asyncio.wait_for(result, SOON)
 
@@ -85,10 +82,9 @@ def test_who_goes_while_it_is_answered_has_it_revoked(sender: Callable[..., Send
 
     async def ask() -> None:
         """Go when the message is there."""
-        now = time.monotonic()
-        call = RoundTrip(Limits(now + 600, now + 600), lambda: None)
-        asking = asyncio.create_task(call.make(here.task, ("a",), {}, told.append))
-        await asyncio.to_thread(eventually, lambda: call.result.id)
+        registry = PendingResults.of(here.app)
+        asking = asyncio.create_task(trip(here, told))
+        await asyncio.to_thread(eventually, lambda: registry.is_awaited() or 1 / 0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
@@ -117,7 +113,7 @@ def test_what_is_sent_too_late_has_failed_and_is_told_of(
         """Ask of a broker that is slow, and let it go on."""
         began = time.monotonic()
         with pytest.raises(TimeoutError):
-            await trip(here, told, sent_by=0.1, until=0.05)
+            await trip(here, told, 0.1)
         assert time.monotonic() - began < SOON / 2
         validator.set()
         await asyncio.to_thread(eventually, lambda: told[0])
@@ -134,47 +130,35 @@ def test_what_has_no_time_at_all_is_not_sent(sender: Callable[..., Sender]) -> N
     async def ask() -> None:
         """Ask too late."""
         with pytest.raises(TimeoutError):
-            await trip(here, told, sent_by=0.0, until=0.0)
+            await trip(here, told, 0.0)
 
     asyncio.run(ask())
 
     assert ({}, []) == (here.taken(), told)
 
 
-def test_a_timer_that_is_early_costs_nobody_a_wait(
-    sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is sent just after the timer, and before the time it was set for, is not waited for."""
-    here, told = prepared(sender()), []
-    stopped = SimpleNamespace(monotonic=lambda: 0.0)
-    monkeypatch.setattr("celery_batch.client.publish.aio.time", stopped)
-
-    async def ask() -> Any:
-        """Have the timer go off when by the clock no time has passed."""
-        call = RoundTrip(Limits(600.0, 1e-9), lambda: None)
-        return await asyncio.wait_for(call.make(here.task, ("a",), {}, told.append), SOON)
-
-    assert asyncio.run(ask()).reply.value is None
-
-
 def test_one_whose_sending_goes_wrong_keeps_nobody_from_being_told(
-    sender: Callable[..., Sender],
+    sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error while one is told that it was sent is its own; others are told, now and later."""
     here, told = prepared(sender()), []
+    errors = iter([LookupError("no such meter")])
 
-    def fail() -> None:
-        raise LookupError("no such meter")
+    def fail_once(app: Any) -> bool:
+        for error in errors:
+            raise error
+        return is_listening(app)
+
+    monkeypatch.setattr("celery_batch.client.publish.aio.is_listening", fail_once)
 
     async def ask() -> list[Any]:
         """Send two in one write, and one more."""
-        limits = Limits(time.monotonic() + 600, time.monotonic() + 600)
-        bad = RoundTrip(limits, fail).make(here.task, ("bad",), {}, told.append)
-        found = await asyncio.gather(bad, trip(here, told, until=0.05), return_exceptions=True)
-        return [*found, await trip(here, told, until=0.05)]
+        both = trip(here, told, 0.5), trip(here, told, 0.5)
+        found = await asyncio.gather(*both, return_exceptions=True)
+        return [*found, await trip(here, told, 0.5)]
 
     failed, *others = asyncio.run(ask())
 
     assert isinstance(failed, LookupError)
     assert 3 == len(here.taken()["celery"])
-    assert [None, None] == [each.reply.value for each in others]
+    assert [None, None] == [each.pending_result.value for each in others]

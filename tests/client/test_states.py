@@ -18,7 +18,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.result import EagerResult, denied_join_result
 
 from celery_batch.client.results import pending
-from celery_batch.client.results.pending import pending_of
+from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.result import BatchResult, EagerBatchResult
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.protocol import STARTED_ID, write_replies
@@ -41,8 +41,8 @@ def stranger(background: Teller) -> BatchResult:
 
 def followers(background: Teller) -> int:
     """Return how many wait for a state."""
-    known = list(pending_of(background.app)._known.values())
-    return sum(len(reply.followers or ()) for reply in known)
+    known = list(PendingResults.of(background.app)._known.values())
+    return sum(len(reply.state_callbacks or ()) for reply in known)
 
 
 def tell_start(background: Teller, result: Any) -> None:
@@ -135,7 +135,7 @@ def test_start_that_was_told_is_not_looked_for(background: Teller):
     """Who has asked hears of the start; also who begins to follow only afterwards."""
     result = background.ask()
     tell_start(background, result)
-    soon(lambda: result.reply.latest, "news of the start")
+    soon(lambda: result.pending_result.latest, "news of the start")
     background.redis.delete(background.app.backend.get_key_for_task(result.id))
 
     assert "STARTED" == next(result.iter_states(SOON))
@@ -176,8 +176,8 @@ def test_cancelled_step_loses_nothing(background: Teller):
             async with asyncio.timeout(0.05):
                 await anext(following)
         except TimeoutError:
-            pending_of(background.app).look_again()
-            pending_of(background.app).take(10)
+            PendingResults.of(background.app).poll_all()
+            PendingResults.of(background.app).take_due(10)
         left = followers(background)
         await asyncio.to_thread(background.store, result, 1)
         return left, [state async for state in following]
@@ -187,7 +187,7 @@ def test_cancelled_step_loses_nothing(background: Teller):
 
 def test_dropped_streams_leave_nothing(background: Teller):
     """However a stream ends, nobody waits afterwards, and nothing is kept of its task."""
-    inbox = pending_of(background.app)
+    inbox = PendingResults.of(background.app)
     background.ask()
 
     async def follow(result: BatchResult) -> None:
@@ -204,11 +204,11 @@ def test_dropped_streams_leave_nothing(background: Teller):
         await asyncio.gather(*streams, return_exceptions=True)
 
     asyncio.run(drop())
-    inbox.take(1)
+    inbox.take_due(1)
     gc.collect()
 
     assert (0, 0) == (followers(background), len(inbox))
-    assert float("inf") == inbox.next_look()
+    assert float("inf") == inbox.next_poll()
 
 
 def test_many_streams_are_one_look(background: Teller, monkeypatch: pytest.MonkeyPatch):
@@ -255,7 +255,7 @@ def test_many_streams_are_one_look(background: Teller, monkeypatch: pytest.Monke
 
 def test_unchanged_state_is_not_read_twice(background: Teller, monkeypatch: pytest.MonkeyPatch):
     """What has been seen costs no decoding at the next look."""
-    monkeypatch.setattr(pending, "FOLLOW", 0.02)
+    monkeypatch.setattr(pending, "FOLLOWED", 0.02)
     result = stranger(background)
     following = result.iter_states(SOON)
     background.store(result, WHO, states.STARTED)

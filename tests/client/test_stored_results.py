@@ -10,7 +10,7 @@ from celery import Celery
 from celery.backends.redis import RedisBackend
 from kombu.exceptions import ContentDisallowed, DecodeError
 
-from celery_batch.client.results.result import opened
+from celery_batch.client.results.result import decode_meta
 
 VALUES: dict[str, Any] = {
     "number": 1,
@@ -36,19 +36,19 @@ def test_values_are_the_backends(conf: dict[str, Any], value: Any):
     backend = backend_of(accept_content=["json", "yaml"], **conf)
     stored = backend.encode({"status": "SUCCESS", "result": value})
 
-    assert backend.decode(stored) == opened(backend, stored)
+    assert backend.decode(stored) == decode_meta(backend, stored)
 
 
 def test_what_is_no_json_is_said_in_the_backends_words():
     """A value that is cut off raises what the backend raises."""
     with pytest.raises(DecodeError):
-        opened(backend_of(), b'{"status": "SUCC')
+        decode_meta(backend_of(), b'{"status": "SUCC')
 
 
 def test_what_is_not_accepted_is_not_decoded():
     """An app that takes no JSON from its results takes none here."""
     with pytest.raises(ContentDisallowed):
-        opened(backend_of(result_accept_content=["yaml"]), b"{}")
+        decode_meta(backend_of(result_accept_content=["yaml"]), b"{}")
 
 
 def test_a_backend_that_decodes_for_itself_is_asked():
@@ -61,5 +61,5 @@ def test_a_backend_that_decodes_for_itself_is_asked():
 
     backend = Sealed(app=Celery(set_as_current=False), url="redis://")
 
-    assert [1] == opened(backend, b"]1[")
-    assert {} == opened(backend, b"}{")
+    assert [1] == decode_meta(backend, b"]1[")
+    assert {} == decode_meta(backend, b"}{")

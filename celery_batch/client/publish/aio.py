@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +27,8 @@ from celery_batch.client.results.waiting import LoopWaker
 
 __all__ = [
     "Alike",
-    "Limits",
     "LoopCall",
-    "RoundTrip",
+    "apply_and_wait",
     "apply_async",
     "first_look",
     "send_soon",
@@ -325,107 +323,62 @@ def _note(future: asyncio.Future[Any], result: Any) -> None:
     future.set_result(result)
 
 
-class Limits(NamedTuple):
+async def apply_and_wait(
+    task: Any,
+    args: Any,
+    options: dict[str, Any],
+    deadline: float,
+    on_abandoned: Callable[[Any], object],
+) -> Any:
     """
-    How long a round trip may take, by the monotonic clock.
+    Send a call, and return its result when the task has ended, or at the deadline.
+
+    The coroutine is woken once, and not when the call was sent and again when it has ended;
+    and one timer serves for both.  Not for use within a Celery task.
 
     Args:
-        sent_by: When it is given up unless the call has been sent.
-        until: When its answer is waited for no longer; no later than that.
+        task: The task that is called.
+        args: Positional arguments.
+        options: As for `apply_async`.
+        deadline: By the monotonic clock.
+        on_abandoned: Called with the result of a call that was cancelled although it was sent,
+            and of one that was sent too late.
+
+    Raises:
+        QueueFull: There is no room for it.
+        TimeoutError: It was not sent in time.
     """
+    await first_look(task, options)
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    waker = LoopWaker.of_running_loop()
+    future = waker.loop.create_future()
+    complete = partial(waker.complete, future)
+    result: Any = None
 
-    sent_by: float
-    until: float
-
-
-class RoundTrip:
-    """
-    One call, from before it is sent until its answer is there.
-
-    Who makes it is woken once, and not when it has been sent and again when it is answered;
-    and both limits are one timer.  To be made on an event loop, and by no task of Celery's.
-
-    Args:
-        limits: How long it may take.
-        on_sent: Called on the loop when the broker has the message.
-    """
-
-    __slots__ = ("_future", "_on_sent", "_sent_by", "_timer", "_until", "_waker", "result")
-
-    def __init__(self, limits: Limits, on_sent: Callable[[], object]) -> None:
-        self._sent_by, self._until = limits
-        self._on_sent = on_sent
-        self._waker = LoopWaker.here()
-        self._future = self._waker.future()
-        #: Its result, once the broker has the message.
-        self.result: Any = None
-
-    async def make(
-        self,
-        task: Any,
-        args: Any,
-        options: dict[str, Any],
-        on_abandoned: Callable[[Any], object],
-    ) -> Any:
-        """
-        Send the call, and return its result: as soon as it is answered, or without an answer.
-
-        Args:
-            task: The task that is called.
-            args: Positional arguments.
-            options: As for `apply_async`.
-            on_abandoned: Called with the result of a call that was cancelled, if it was sent;
-                and of one that was sent too late.
-
-        Raises:
-            QueueFull: There is no room for it.
-            TimeoutError: It was not sent in time.
-        """
-        await first_look(task, options)
-        now = time.monotonic()
-        if now >= self._sent_by:
-            raise TimeoutError
-        self._arm(self._until - now)
-        try:
-            with send_soon((task, args, None, options), self._future, self._sent, on_abandoned):
-                await self._future
-        except asyncio.CancelledError:
-            if self.result is not None:
-                on_abandoned(self.result)
-            raise
-        finally:
-            self._timer.cancel()
-            self._leave()
-        return self.result
-
-    def _arm(self, seconds: float) -> None:
-        self._timer = self._waker.loop.call_later(max(seconds, 0.0), self._is_late)
-
-    def _sent(self, future: asyncio.Future[Any], result: Any) -> None:
-        """Wait for the answer, if there is time; where nobody hears of it, who asks has to look."""
-        self.result = result
-        self._on_sent()
+    def sent(_future: asyncio.Future[Any], sent_result: Any) -> None:
+        nonlocal result
+        result = sent_result
         is_received = not (result.is_elsewhere or result.parent) and is_listening(result.app)
-        waits = is_received and time.monotonic() < self._until
-        if not (waits and result.reply.pending.watch(result.reply, self._ring)):
-            future.set_result(None)
+        pending = result.pending_result
+        if not (is_received and pending.registry.add_callback(pending, complete)):
+            future.set_result(None)  # who calls has to poll
 
-    def _ring(self) -> None:
-        self._waker.ring(self._future)
+    def time_out() -> None:
+        if not future.done():
+            future.set_exception(TimeoutError()) if result is None else future.set_result(None)
 
-    def _is_late(self) -> None:
-        left = self._sent_by - time.monotonic()
-        if self._future.done():
-            return
-        if self.result is not None:
-            self._future.set_result(None)
-        elif left <= 0:
-            self._future.set_exception(TimeoutError())
-        else:
-            self._until = -math.inf  # event loops' timers may be a little early
-            self._arm(left)
-
-    def _leave(self) -> None:
-        """Be told no more, whoever has woken us."""
-        if self.result is not None and self.result.reply.value is None:
-            self.result.reply.pending.leave_soon(self.result.reply, self._ring)
+    timer = waker.loop.call_later(left, time_out)
+    try:
+        with send_soon((task, args, None, options), future, sent, on_abandoned):
+            await future
+    except asyncio.CancelledError:
+        if result is not None:
+            on_abandoned(result)
+        raise
+    finally:
+        timer.cancel()
+        if result is not None and result.pending_result.value is None:
+            result.pending_result.registry.remove_callback_later(result.pending_result, complete)
+    return result

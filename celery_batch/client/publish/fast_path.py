@@ -267,7 +267,9 @@ class Series(NamedTuple):
             result = expected(task, task_id, None)
             result.ignored = call.options.get("ignore_result", task.ignore_result)
         else:
-            result = BatchResult.of_call(task_id, task.app, self.listener.reply_to(task_id))
+            result = BatchResult.of_call(
+                task_id, task.app, self.listener.registry.expect_new(task_id)
+            )
         gathering.add(prepared, result, self.send_buffer)
         return result
 

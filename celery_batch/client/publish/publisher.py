@@ -197,7 +197,7 @@ class Publisher:
             result = expected(task, task_id, listener, frozen)
             result.ignored = options.get("ignore_result", task.ignore_result)
         else:
-            result = BatchResult.of_call(task_id, self._app, listener.reply_to(task_id))
+            result = BatchResult.of_call(task_id, self._app, listener.registry.expect_new(task_id))
         if gathering is None:
             self._send_buffer.send((prepared,))
         else:
@@ -330,7 +330,7 @@ def _log_fast_paths(app: Any) -> None:
         return
     try:
         singly, kind = why_singly(app), type(app.backend).__name__
-        is_told = ResultStore.knows(app.backend) and app.conf.get("batch_bulk", True)
+        is_told = ResultStore.supports(app.backend) and app.conf.get("batch_bulk", True)
     except Exception:  # noqa: BLE001 (the call itself meets it, and says so)
         return
     logger.info(

@@ -1,157 +1,130 @@
-"""A result as a `concurrent.futures.Future`."""
+"""A result as a `concurrent.futures.Future`, and many results as they end."""
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+import asyncio
+import concurrent.futures
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from celery.backends.base import BackendGetMetaError
+from celery.backends.rpc import RPCBackend
+from celery.exceptions import TimeoutError as CeleryTimeoutError
+from celery.result import EagerResult, assert_will_not_block
 from celery.utils.functional import noop
 
-from celery_batch.client.results.listener import listener_for
-from celery_batch.client.results.pending import Reply
-from celery_batch.client.results.poller import SMALL, Poller
-from celery_batch.client.results.waiting import keep_address
+from celery_batch.client.results.listener import start_listener
+from celery_batch.client.results.poller import Poller
 
-__all__ = ["EndedOnce", "ResultFuture", "are_small", "future_of"]
+__all__ = [
+    "as_completed",
+    "future_of",
+    "has_ended",
+    "is_rpc",
+    "keep_rpc_address",
+    "notify_cancelled",
+    "settle",
+    "small_values",
+]
 
-
-class EndedOnce(Future):  # type: ignore[type-arg]
-    """A future that ends with a value, an error or by being cancelled, and tells who waits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        #: Whoever takes it out ends the future; a list, of which one thread alone can take it.
-        self._open = [True]
-
-    def cancel(self) -> bool:
-        """Give up waiting and return whether that was in time; see `concurrent.futures`."""
-        if not super().cancel():
-            return False
-        if self._begins_to_end():
-            self.set_running_or_notify_cancel()  # else `wait` and `as_completed` never return
-        return True
-
-    def end(self, value: Callable[[], tuple[Any] | None]) -> bool:
-        """
-        End if there is a value, or an error; return whether nothing is left to do.
-
-        What it ends with is the value itself: asyncio and others read it without `result`.
-
-        Args:
-            value: Returns the value in a tuple, or None if there is none as yet; what it
-                raises is the future's error.
-        """
-        if self.done():
-            return True
-        error: BaseException | None = None
-        try:
-            found = value()
-        except BaseException as raised:  # noqa: BLE001 (whoever waits shall have it)
-            found, error = None, raised
-        if error is None and found is None:
-            return False
-        if not self._begins_to_end() or not self.set_running_or_notify_cancel():
-            return True
-        if error is not None:
-            self.set_exception(error)
-        elif found is not None:
-            self.set_result(found[0])
-        return True
-
-    def _begins_to_end(self) -> bool:
-        try:
-            return self._open.pop()
-        except IndexError:
-            return False
+#: Bytes of stored values that are decoded at once in the thread that receives them.
+SMALL = 4096
 
 
-class ResultFuture(EndedOnce):
+def is_rpc(backend: Any) -> bool:
+    """Return whether results come to the thread that has sent the task, as with ``rpc://``."""
+    return isinstance(backend, RPCBackend)
+
+
+def keep_rpc_address(backend: Any) -> None:
+    """Fix this thread's reply address, so that another thread may poll: the first use sets it."""
+    if is_rpc(backend):
+        getattr(backend, "oid")  # noqa: B009 (it is cached once it was read)
+
+
+def has_ended(result: Any) -> bool:
+    """Return whether a result's task has ended, as far as its backend can be asked."""
+    lost = getattr(result.backend, "connection_errors", ())  # not every backend knows its own
+    try:
+        return bool(result.ready())
+    except (*lost, BackendGetMetaError):
+        return False
+
+
+def settle(future: Future[Any], value: Callable[[], tuple[Any] | None]) -> bool:
     """
-    Done when its task is, with the value that it returned or the error that it failed with.
-
-    `cancel` gives up waiting and leaves the task alone.
+    End a future if there is a value or an error; return whether nothing is left to do.
 
     Args:
-        result: The result it stands for.
+        future: The future.
+        value: Returns the value in a tuple, or None if there is none yet; what it raises is
+            the future's error.
     """
-
-    def __init__(self, result: Any) -> None:
-        super().__init__()
-        self._batch_result = result
-        self._reply: Reply = result.own_reply()
-
-    def watch(self) -> None:
-        """Be done when the reply is heard of."""
-        if self._reply.pending.watch(self._reply, self._received):
-            self.add_done_callback(self._abandon)
-            if self._batch_result.parent is not None:
-                self._watch_parents()
-        else:
-            self._received()
-
-    def _watch_parents(self) -> None:
-        """Fail with a task before this one in its chain: then nobody tells of this one."""
-        me = weakref.ref(self)
-
-        def poll() -> bool:
-            future = me()
-            return future is None or future._settle(noop)  # noqa: SLF001 (our own)
-
-        Poller.of(self._batch_result.app).add(poll)
-
-    def poll(self) -> None:
-        """Be done when the result is found where it is stored."""
-        result = self._batch_result
-        keep_address(result.backend)
-        Poller.of(result.app).add(partial(self._settle, result.look))
-
-    def _received(self) -> None:
-        result = self._batch_result
-        if not (are_small([result]) and self._settle(result._open)):  # noqa: SLF001
-            self.poll()
-
-    def _settle(self, look: Callable[[], Any]) -> bool:
-        return self.end(partial(_value, self._batch_result, look))
-
-    def _abandon(self, _done: Any) -> None:
-        if self.cancelled():
-            self._reply.pending.leave_soon(self._reply, self._received)
+    if future.done():
+        return True
+    try:
+        found = value()
+    except BaseException as error:  # noqa: BLE001 (it is raised by whoever reads the future)
+        with suppress(InvalidStateError):  # it was cancelled meanwhile, or another thread was first
+            future.set_exception(error)
+        return True
+    if found is None:
+        return False
+    with suppress(InvalidStateError):
+        future.set_result(found[0])
+    return True
 
 
-def future_of(result: Any) -> ResultFuture:
-    """
-    Return a future of a result, kept alive until its task has ended.
+def notify_cancelled(future: Future[Any]) -> None:
+    """End the `wait` and `as_completed` of others for a future that was cancelled."""
+    if future.cancelled():
+        future.set_running_or_notify_cancel()
 
-    Args:
-        result: A `BatchResult`.
-    """
-    future = ResultFuture(result)
-    if result._ignored:  # noqa: SLF001 (it is there already: nothing)
+
+def future_of(result: Any) -> Future[Any]:
+    """Return a future of a result, kept alive until its task has ended."""
+    future: Future[Any] = Future()
+    future.add_done_callback(notify_cancelled)
+    if getattr(result, "ignored", False):
         future.set_result(None)
-    elif result.is_elsewhere or listener_for(result.app) is None:
-        future.poll()
+    elif isinstance(result, EagerResult):
+        settle(future, lambda: (result.get(disable_sync_subtasks=False),))
+    elif getattr(result, "is_elsewhere", True) or start_listener(result.app) is None:
+        _poll(future, result)
     else:
-        future.watch()
+        _receive(future, result)
     return future
 
 
-def are_small(results: Iterable[Any]) -> bool:
-    """
-    Return whether results have been told, and are decoded in no time.
+def _receive(future: Future[Any], result: Any) -> None:
+    """End a future when its result is received."""
+    pending = result.pending_result
 
-    Args:
-        results: `BatchResult` objects.
-    """
-    left = SMALL
-    for result in results:
-        value = result.reply.value
-        left -= len(value or b"")
-        if not value or left < 0:
-            return False
-    return True
+    def received() -> None:
+        is_small = small_values([result])
+        if not (is_small and settle(future, partial(_value, result, result._open))):  # noqa: SLF001
+            _poll(future, result)
+
+    def abandon(_future: Future[Any]) -> None:
+        if future.cancelled():
+            pending.registry.remove_callback_later(pending, received)
+
+    if not pending.registry.add_callback(pending, received):
+        received()
+        return
+    future.add_done_callback(abandon)
+    if result.parent:  # if one before it fails, this task is never sent, and has no result
+        Poller.of(result.app).add(partial(settle, future, partial(_value, result, noop)))
+
+
+def _poll(future: Future[Any], result: Any) -> None:
+    """End a future when its result is found where it is stored."""
+    keep_rpc_address(result.backend)
+    value = partial(_value, result, lambda: has_ended(result) or None)
+    Poller.of(result.app).add(partial(settle, future, value))
 
 
 def _value(result: Any, look: Callable[[], Any]) -> tuple[Any] | None:
@@ -160,3 +133,72 @@ def _value(result: Any, look: Callable[[], Any]) -> tuple[Any] | None:
             result._maybe_reraise_parent_error()  # noqa: SLF001
         return None
     return (result.maybe_throw(),)
+
+
+def small_values(results: Iterable[Any]) -> bool:
+    """Return whether all values have been received, and are decoded in no time."""
+    left = SMALL
+    for result in results:
+        value = result.pending_result.value
+        left -= len(value or b"")
+        if not value or left < 0:
+            return False
+    return True
+
+
+class as_completed:  # noqa: N801 (called like `asyncio.as_completed`)
+    """
+    Yields results in the order in which their tasks end, with ``for`` and with ``async for``.
+
+    Results whose tasks have ended before come first. A task that has failed has ended, too:
+    `get` of its result raises the error.
+
+    Args:
+        results: `BatchResult` objects, and ordinary `AsyncResult` objects of Celery.
+        timeout: Most seconds for all of them; None for as long as it takes. Then Celery's
+            `TimeoutError` is raised.
+    """
+
+    def __init__(self, results: Iterable[Any], timeout: float | None = None) -> None:
+        self._results = list(results)
+        self._timeout = timeout
+
+    def __iter__(self) -> Iterator[Any]:
+        assert_will_not_block()
+        futures = {future_of(result): result for result in self._results}
+        try:
+            for future in concurrent.futures.as_completed(futures, self._timeout):
+                yield futures[future]
+        except TimeoutError:
+            raise CeleryTimeoutError("The operation timed out.") from None
+        finally:
+            _cancel(futures)
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        assert_will_not_block()
+        loop = asyncio.get_running_loop()
+        end = None if self._timeout is None else loop.time() + self._timeout
+        ended: asyncio.Queue[Any] = asyncio.Queue()
+        futures = {future_of(result): result for result in self._results}
+
+        def note(future: Future[Any]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(ended.put_nowait, futures[future])
+
+        try:
+            for future in futures:
+                future.add_done_callback(note)
+            for _ in futures:
+                try:
+                    async with asyncio.timeout_at(end):
+                        result = await ended.get()
+                except TimeoutError:
+                    raise CeleryTimeoutError("The operation timed out.") from None
+                yield result
+        finally:
+            _cancel(futures)
+
+
+def _cancel(futures: Iterable[Future[Any]]) -> None:
+    for future in futures:
+        future.cancel()

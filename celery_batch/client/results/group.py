@@ -1,4 +1,4 @@
-"""The result of a group whose members report to this process."""
+"""The result of a group whose members this process receives."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery.result import GroupResult, assert_will_not_block
 from celery.utils.functional import noop
 
 from celery_batch.client.results.result import BatchResult
-from celery_batch.client.results.waiting import ThreadWait
+from celery_batch.client.results.waiting import ThreadWaiter
 
 __all__ = ["BatchGroup", "adopt_groups"]
 
@@ -24,7 +24,7 @@ _MORE = (
 
 
 class BatchGroup(GroupResult):  # type: ignore[misc]
-    """Celery's result of a group, which hears of its members in our inbox where it can."""
+    """Celery's result of a group, whose members the app's listener receives where it can."""
 
     def iter_native(
         self,
@@ -39,7 +39,7 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
 
         Args:
             timeout: Most seconds to wait for all of them.
-            interval: Celery's, for members that are not told to us.
+            interval: Celery's, for members that the listener does not receive.
             no_ack: Likewise.
             on_message: Called with each message; if given, all is done in Celery's way.
             on_interval: Called about once a second.
@@ -47,12 +47,12 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
         Raises:
             TimeoutError: Celery's; they have not all ended by then.
         """
-        if on_message or not self._is_heard():
+        if on_message or not self._is_received():
             return super().iter_native(  # type: ignore[no-any-return]
                 timeout, interval, no_ack, on_message, on_interval
             )
         self._on_full.finalize()
-        return self._receiver(ThreadWait(self.app, timeout, on_interval or noop))
+        return self._receive(ThreadWaiter(self.app, timeout, on_interval or noop))
 
     def join_native(
         self,
@@ -75,58 +75,53 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
             Exception: Whatever a member has failed with.
         """
         options.update(zip(_MORE, more, strict=False))
-        if options.get("on_message") or not self._is_heard():
+        if options.get("on_message") or not self._is_received():
             return super().join_native(timeout, propagate, **options)  # type: ignore[no-any-return]
         if options.get("disable_sync_subtasks", True):
             assert_will_not_block()
-        tell = options.get("callback")
+        callback = options.get("callback")
         values: dict[str, Any] = {}
-        patience = ThreadWait(self.app, timeout, options.get("on_interval") or noop)
+        waiter = ThreadWaiter(self.app, timeout, options.get("on_interval") or noop)
         # An error keeps our frame, and with it the iterator, as long as its result lives.
-        with closing(self._receiver(patience)) as arrivals:
-            for task_id, meta in arrivals:
+        with closing(self._receive(waiter)) as received:
+            for task_id, meta in received:
                 value = values[task_id] = meta["result"]
                 if propagate and meta["status"] in states.PROPAGATE_STATES:
                     raise value
-                if tell:
-                    tell(task_id, value)
-        return None if tell else [values[member.id] for member in self.results]
+                if callback:
+                    callback(task_id, value)
+        return None if callback else [values[member.id] for member in self.results]
 
-    def _is_heard(self) -> bool:
+    def _is_received(self) -> bool:
         members = self.results
         return bool(members) and all(
             isinstance(each, BatchResult) and each.is_received for each in members
         )
 
-    def _receiver(self, patience: ThreadWait) -> Generator[tuple[str, Any], None, None]:
+    def _receive(self, waiter: ThreadWaiter) -> Generator[tuple[str, Any], None, None]:
         missing = {id(member): member for member in self.results}
-        watched = []
+        added = []
         try:
             for member in self.results:
-                watcher = partial(patience.ring, member)
-                if member.reply.pending.watch(member.reply, watcher):
-                    watched.append((member.reply, watcher))
+                pending, notify = member.pending_result, partial(waiter.notify, member)
+                if pending.registry.add_callback(pending, notify):
+                    added.append((pending, notify))
                 else:
-                    watcher()
+                    notify()
             while missing:
-                member = patience.wait(partial(_first_ready, missing))
+                member = waiter.wait(partial(_first_ready, missing))
                 if missing.pop(id(member), None) is not None:
                     yield member.id, member._get_task_meta()  # noqa: SLF001
         finally:
-            for reply, watcher in watched:
-                reply.pending.leave_soon(reply, watcher)
+            for pending, notify in added:
+                pending.registry.remove_callback_later(pending, notify)
 
 
 def _first_ready(missing: dict[int, BatchResult]) -> BatchResult | None:
-    return next((member for member in missing.values() if member.look()), None)
+    return next((member for member in missing.values() if member.poll()), None)
 
 
 def adopt_groups(app: Any) -> None:
-    """
-    Have the app's groups hear of their members, unless it has a class of its own for them.
-
-    Args:
-        app: The Celery app.
-    """
+    """Have the app's groups be `BatchGroup` objects, unless it has a class of its own."""
     if app.GroupResult.__bases__ == (GroupResult,):
         app.GroupResult = app.subclass_with_self(BatchGroup, reverse="GroupResult")

@@ -1,6 +1,7 @@
-"""The result of a call, as the client sees it.
+"""
+The result of a call, as the client sees it.
 
-Where nobody tells us, it is Celery's own result in all that it does.
+Where no listener receives results, it does all that Celery's own result does.
 """
 
 from __future__ import annotations
@@ -14,18 +15,23 @@ from typing import Any, Self
 
 from celery import states
 from celery.app import app_or_default
-from celery.backends.base import Backend, BackendGetMetaError
+from celery.backends.base import Backend
 from celery.result import AsyncResult, EagerResult, assert_will_not_block
 from kombu.exceptions import EncodeError
 from kombu.serialization import registry
 from kombu.utils.json import loads
 from vine import Thenable, barrier, promise
 
-from celery_batch.client.results.futures import future_of
-from celery_batch.client.results.listener import ResultStore, is_listening, listener_for
-from celery_batch.client.results.pending import Reply, Watcher, is_delivering, pending_of
-from celery_batch.client.results.states import States
-from celery_batch.client.results.waiting import ThreadWait, arrived, is_elsewhere, is_of_thread
+from celery_batch.client.results.futures import future_of, has_ended, is_rpc
+from celery_batch.client.results.listener import ResultStore, start_listener
+from celery_batch.client.results.pending import (
+    Callback,
+    PendingResult,
+    PendingResults,
+    is_in_callback,
+)
+from celery_batch.client.results.states import StateIterator
+from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
 from celery_batch.decoding import decode_json
 from celery_batch.encoding import check_output
 from celery_batch.protocol import BatchInfo
@@ -33,33 +39,21 @@ from celery_batch.protocol import BatchInfo
 __all__ = [
     "BatchResult",
     "EagerBatchResult",
-    "EagerStates",
-    "ReceivedResult",
     "copied",
+    "decode_meta",
     "forget_many",
-    "opened",
 ]
-
 
 _JSON = "application/json"
 
 
-def opened(backend: Any, value: bytes) -> Any:
-    """
-    Return what a result's value says.
-
-    Args:
-        backend: The result backend.
-        value: As it is stored.
-
-    Raises:
-        Exception: Whatever the backend says of a value that cannot be decoded.
-    """
+def decode_meta(backend: Any, value: bytes) -> Any:
+    """Decode a stored value as `Backend.decode` does, in half the time where it is plain JSON."""
     if _is_plain(backend) and value[:1] == b"{":
         try:
             return decode_json(value.decode())
         except (ValueError, RecursionError):
-            return backend.decode(value)  # which comes to the same end, and says so in its own way
+            return backend.decode(value)  # which raises an error of its own
     return backend.decode(value)
 
 
@@ -69,15 +63,22 @@ def _is_plain(backend: Any) -> bool:
         and backend.content_type == _JSON
         and backend.accept is not None
         and _JSON in backend.accept
-        and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or somebody else's decoder)
+        and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or another decoder)
     )
 
 
-class ReceivedResult(AsyncResult):  # type: ignore[misc]
-    """
-    Celery's result, which takes its answer from the inbox where one is told.
+#: What `get` takes after ``timeout`` and ``propagate``.
+_MORE = (
+    *("interval", "no_ack", "follow_parents", "callback"),
+    *("on_message", "on_interval", "disable_sync_subtasks"),
+)
 
-    Celery's own machinery can wait for it, too: then it is told by nobody any more.
+
+class BatchResult(AsyncResult):  # type: ignore[misc]
+    """
+    What a call of a batch task returns: an `AsyncResult` that can be awaited, too.
+
+    Celery's own machinery can wait for it as well: from then on that receives it.
 
     Args:
         id: The task's id.
@@ -92,12 +93,12 @@ class ReceivedResult(AsyncResult):  # type: ignore[misc]
     _ignored = False
     #: Whether it is stored where the app's listener does not look.
     is_elsewhere = False
-    #: What is known of its task, decoded, once the task has ended.
+    #: The task's meta data, decoded, once the task has ended.
     _meta: dict[str, Any] | None = None
     #: Whether Celery's own machinery waits for it.
     _is_native = False
-    #: Its callbacks that are still to be called, each with the watcher that does.
-    _thens: tuple[tuple[Any, Watcher], ...] = ()
+    #: Callbacks of `then` that are still to be called, each with the function that does.
+    _thens: tuple[tuple[Any, Callback], ...] = ()
 
     def __init__(
         self,
@@ -114,27 +115,36 @@ class ReceivedResult(AsyncResult):  # type: ignore[misc]
         usual = self.app.backend
         if backend is not None and backend is not usual:
             self._backend = backend
-            self.is_elsewhere = is_elsewhere(backend, self.app)
-        elif is_of_thread(usual):
+            self.is_elsewhere = is_stored_elsewhere(backend, self.app)
+        elif is_rpc(usual):
             self._backend = usual
         if parent is not None:
             self.parent = parent
-        #: What the inbox hears for it.
-        self.reply: Reply = pending_of(self.app).reply(id)
+        self._pending: PendingResult = PendingResults.of(self.app).get(id)
 
     @classmethod
-    def of_call(cls, task_id: str, app: Any, reply: Reply) -> Self:
-        """
-        Return the result of a call that is about to be sent, with the app's own backend.
-
-        Args:
-            task_id: The task's id, a new one.
-            app: The Celery app.
-            reply: To the call.
-        """
-        result = cls.__new__(cls)  # past everything that is looked up, and is known here
-        result.app, result.id, result.reply = app, task_id, reply
+    def of_call(cls, task_id: str, app: Any, pending: PendingResult) -> Self:
+        """Return the result of a call that is about to be sent, with the app's own backend."""
+        result = cls.__new__(cls)  # `__init__` looks up what is known here
+        result.app, result.id, result.pending_result = app, task_id, pending
         return result
+
+    @property
+    def pending_result(self) -> PendingResult:
+        """What this process, which may be a fork of the one that sent the task, knows of it."""
+        pending = self._pending
+        if pending.registry.is_of_parent:  # its lock may be held for ever
+            registry = PendingResults.of(self.app)
+            self._pending = registry.get(self.id)
+            self._pending.is_ours |= pending.is_ours
+            if pending.value is not None:
+                registry.deliver([(self.id, pending.value)])
+                self._pending.facts = pending.facts
+        return self._pending
+
+    @pending_result.setter
+    def pending_result(self, pending: PendingResult) -> None:
+        self._pending = pending
 
     @property
     def backend(self) -> Any:
@@ -143,8 +153,8 @@ class ReceivedResult(AsyncResult):  # type: ignore[misc]
 
     @property
     def batch_info(self) -> BatchInfo | None:
-        """How its answer was made; None as long as there is none, or if nobody has told."""
-        return None if self.is_elsewhere else self.own_reply().batch_info
+        """How the result was made; None until it is there, or if no notification came."""
+        return None if self.is_elsewhere else self.pending_result.batch_info
 
     @property
     def on_ready(self) -> Any:
@@ -174,30 +184,14 @@ class ReceivedResult(AsyncResult):  # type: ignore[misc]
     def _cache(self, meta: dict[str, Any] | None) -> None:
         self._meta = meta
 
-    def own_reply(self) -> Reply:
-        """Return its reply in this process, which may be a fork of the one that asked."""
-        reply = self.reply
-        if not reply.pending.is_here:  # its lock may be held for ever
-            pending = pending_of(self.app)
-            self.reply = pending.reply(self.id)
-            self.reply.is_asked |= reply.is_asked
-            if reply.value is not None:
-                pending.deliver([(self.id, reply.value)])
-                self.reply.said = reply.said
-        return self.reply
-
     @property
     def is_received(self) -> bool:
-        """Whether its reply comes to our inbox, rather than in Celery's own way."""
-        return self.own_reply().is_asked and not self._is_native
+        """Whether the app's listener receives it, rather than Celery's own machinery."""
+        return self.pending_result.is_ours and not self._is_native
 
-    def look(self) -> Self | None:
+    def poll(self) -> Self | None:
         """Return itself if its task has ended, as far as the backend can be asked."""
-        lost = getattr(self.backend, "connection_errors", ())  # not every backend knows its own
-        try:
-            return self if self.ready() else None
-        except (*lost, BackendGetMetaError):
-            return None
+        return self if has_ended(self) else None
 
     def maybe_throw(self, propagate: bool = True, callback: Any = None) -> Any:  # noqa: FBT001, FBT002
         """
@@ -219,20 +213,19 @@ class ReceivedResult(AsyncResult):  # type: ignore[misc]
 
     def forget(self) -> None:
         """Forget the result, here and where it is stored; see Celery."""
-        self.let_go()
+        self._forget_here()
         super().forget()
 
-    def let_go(self) -> None:
-        """Forget the result here alone."""
-        self.reply = Reply(self.reply.pending, self.id)  # nobody will tell of it
+    def _forget_here(self) -> None:
+        self._pending = PendingResult(self._pending.registry, self.id)  # which receives nothing
         self._meta = None
 
     def _open(self) -> dict[str, Any] | None:
-        """Decode what has been told, in the thread of whoever wants it."""
+        """Decode what was received, in the thread that wants it."""
         if self._meta is None:
-            value = self.reply.value
+            value = self._pending.value
             if value:
-                self._maybe_set_cache(opened(self.backend, value))
+                self._maybe_set_cache(decode_meta(self.backend, value))
             elif value is not None:
                 self._maybe_set_cache(self.backend.get_task_meta(self.id))
         return self._meta
@@ -252,10 +245,10 @@ class ReceivedResult(AsyncResult):  # type: ignore[misc]
         self._is_native = True
         self._backend = self.backend  # this thread's, which will be drained
         thens, self._thens = self._thens, ()
-        pending = self.reply.pending
-        for callback, watcher in thens:
-            if not pending.is_here or pending.leave(self.reply, watcher):
-                self.on_ready.then(callback)
+        pending, registry = self._pending, self._pending.registry
+        for then, callback in thens:
+            if registry.is_of_parent or registry.remove_callback(pending, callback):
+                self.on_ready.then(then)
         self._backend.add_pending_result(self, weak=weak)
 
     def _on_fulfilled(self, result: Any) -> Any:
@@ -266,26 +259,6 @@ class ReceivedResult(AsyncResult):  # type: ignore[misc]
     def __del__(self) -> None:
         if self._is_native:
             self._backend.remove_pending_result(self)
-
-
-#: What `get` takes after ``timeout`` and ``propagate``.
-_MORE = (
-    *("interval", "no_ack", "follow_parents", "callback"),
-    *("on_message", "on_interval", "disable_sync_subtasks"),
-)
-
-
-class BatchResult(ReceivedResult):
-    """
-    What a call of a batch task returns: an `AsyncResult` that can be awaited, too.
-
-    Args:
-        id: The task's id.
-        backend: The result backend, the app's unless given.
-        task_name: Unused, as in Celery.
-        app: The Celery app, the current one unless given.
-        parent: The result before it in a chain.
-    """
 
     def get(
         self,
@@ -310,7 +283,7 @@ class BatchResult(ReceivedResult):
         options.update(zip(_MORE, more, strict=False))
         if self._ignored:
             return None
-        if options.get("on_message") or not self.is_received or is_delivering():
+        if options.get("on_message") or not self.is_received or is_in_callback():
             return super().get(timeout, propagate, **options)
         if options.get("disable_sync_subtasks", True):
             assert_will_not_block()
@@ -321,10 +294,10 @@ class BatchResult(ReceivedResult):
         if self._open() is not None:
             return self.maybe_throw(callback=callback) if propagate else self.result
         meanwhile = partial(self._meanwhile, watch_parents, options.get("on_interval"))
-        patience = ThreadWait(self.app, timeout, meanwhile)
-        self._wait(patience)
-        if self._open() is None:  # told of something that is no end, or has gone since
-            return super().get(patience.left, propagate, **options)
+        waiter = ThreadWaiter(self.app, timeout, meanwhile)
+        self._wait(waiter)
+        if self._open() is None:  # what was received is no end, or was deleted since
+            return super().get(waiter.left, propagate, **options)
         return self.maybe_throw(callback=callback, propagate=propagate)
 
     wait = get
@@ -340,7 +313,7 @@ class BatchResult(ReceivedResult):
             return None
         assert_will_not_block()
         if self._open() is None:
-            yield from arrived(self).__await__()
+            yield from wait_until_ended(self).__await__()
         return self.maybe_throw()
 
     def future(self) -> Future[Any]:
@@ -351,60 +324,60 @@ class BatchResult(ReceivedResult):
         """
         return future_of(self)
 
-    def iter_states(self, timeout: float | None = None) -> States:
+    def iter_states(self, timeout: float | None = None) -> StateIterator:
         """
         Return an iterator, and asynchronous iterator, of the task's states as they come.
 
-        Each is yielded once, as long as it is stored: ``STARTED`` if that is tracked,
-        ``RETRY``, one's own, and last the one in which the task has ended.  Whoever has
-        sent the task, it may be followed from here.  It ends early when the result is
-        forgotten, or has expired.
+        Each is yielded once if it is stored long enough to be found: ``STARTED`` if that is
+        tracked, ``RETRY``, custom states, and last the one in which the task has ended.  The
+        task may be another process'.  The iterator ends early when the result is forgotten or
+        has expired.
 
         Args:
             timeout: Most seconds to wait for each; then Celery's `TimeoutError` is raised,
                 and the next may be waited for.  None for as long as it takes.
         """
-        return States(self, timeout)
+        return StateIterator(self, timeout)
 
     def then(self, callback: Any, on_error: Any = None, weak: bool = False) -> Any:  # noqa: FBT001, FBT002
         """
         Have a function called with this result when the task has ended; see Celery.
 
         Args:
-            callback: Called in a thread that others wait for, so briefly.
+            callback: Called in the thread that receives all results, so it should be short.
             on_error: Called if the callback fails.
             weak: Forget the callback with the last reference to this result.
         """
-        if not (self.is_received and _hears(self.app)):
+        if not self.is_received or start_listener(self.app) is None:
             self._go_native(weak=weak)
             return self.on_ready.then(callback, on_error)
         if not isinstance(callback, Thenable):
             callback = promise(callback, on_error=on_error)
-        reply, pending = self.reply, self.reply.pending
-        watcher: Watcher
+        pending, registry = self._pending, self._pending.registry
+        call: Callback
+        add = registry.add_passive_callback
         if isinstance(callback, barrier):
-            watcher, hook = partial(pending.barriers.count, callback), pending.listen
+            call = partial(registry.count_barrier_member, callback)
         elif weak:
-            watcher, hook = partial(_call, weakref.ref(self), callback), pending.listen
+            call = partial(_call, weakref.ref(self), callback)
         else:
-            watcher, hook = partial(callback, self), pending.watch
-        if hook(reply, watcher):
-            self._thens = (*self._thens, (callback, watcher))
+            call, add = partial(callback, self), registry.add_callback
+        if add(pending, call):
+            self._thens = (*self._thens, (callback, call))
         else:
-            watcher()
+            call()
         return callback
 
-    def _wait(self, patience: ThreadWait) -> None:
-        reply = self.reply
-        pending = reply.pending
-        if pending.is_stale(reply) and self.look():
+    def _wait(self, waiter: ThreadWaiter) -> None:
+        pending, registry = self._pending, self._pending.registry
+        if registry.is_stale(pending) and has_ended(self):
             return
-        watcher = partial(patience.ring, self)
-        if pending.watch(reply, watcher):
+        notify = partial(waiter.notify, self)
+        if registry.add_callback(pending, notify):
             try:
-                patience.wait(self.look)
+                waiter.wait(self.poll)
             finally:
-                pending.leave(reply, watcher)
+                registry.remove_callback(pending, notify)
 
     def _meanwhile(self, watch_parents: object, on_interval: Callable[[], object] | None) -> None:
         if watch_parents:
@@ -413,42 +386,9 @@ class BatchResult(ReceivedResult):
             on_interval()
 
 
-def _hears(app: Any) -> bool:
-    """Return whether replies are heard in this process; in a fork that is still to begin."""
-    return is_listening(app) or listener_for(app) is not None
-
-
 def _call(result: weakref.ref[BatchResult], callback: Any) -> None:
     if (found := result()) is not None:
         callback(found)
-
-
-class EagerStates:
-    """
-    States that are known.
-
-    Args:
-        known: In their order.
-    """
-
-    def __init__(self, known: list[str]) -> None:
-        self._known = known
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __aiter__(self) -> Self:
-        return self
-
-    def __next__(self) -> str:
-        if not self._known:
-            raise StopIteration
-        return self._known.pop(0)
-
-    async def __anext__(self) -> str:
-        if not self._known:
-            raise StopAsyncIteration
-        return self._known.pop(0)
 
 
 class EagerBatchResult(EagerResult):  # type: ignore[misc]
@@ -505,18 +445,13 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
         yield from ()
         return self.get()
 
-    def iter_states(self, timeout: float | None = None) -> EagerStates:  # noqa: ARG002 (it has ended)
+    def iter_states(self, timeout: float | None = None) -> StateIterator:
         """Return an iterator, and asynchronous iterator, of the one state that it has."""
-        return EagerStates([self.state])
+        return StateIterator(self, timeout)
 
     def future(self) -> Future[Any]:
         """Return a future that is done."""
-        future: Future[Any] = Future()
-        try:
-            future.set_result(self.get(disable_sync_subtasks=False))
-        except Exception as error:  # noqa: BLE001 (it is for whoever asks the future)
-            future.set_exception(error)
-        return future
+        return future_of(self)
 
 
 def forget_many(results: Iterable[Any]) -> None:
@@ -536,7 +471,7 @@ def forget_many(results: Iterable[Any]) -> None:
             backend = result.backend
             if _is_ours_alone(result, backend):
                 keys.setdefault(backend, []).append(backend.get_key_for_task(result.id))
-                result.let_go()
+                result._forget_here()  # noqa: SLF001
             else:
                 result.forget()
         except Exception as error:  # noqa: BLE001 (the next one may be forgotten)
@@ -548,14 +483,14 @@ def forget_many(results: Iterable[Any]) -> None:
 
 
 def _is_ours_alone(result: Any, backend: Any) -> bool:
-    """Return whether nothing of a result is known to Celery but what is stored of it."""
+    """Return whether Celery knows nothing of a result but what is stored."""
     return (
-        isinstance(result, ReceivedResult)
-        and ResultStore.knows(backend)
+        isinstance(result, BatchResult)
+        and ResultStore.supports(backend)
         and not backend.always_retry  # which is Celery's to do
         and not result.parent
         and result.is_received
-        and bool(result.reply.value)  # else it was looked up in Celery's way
+        and bool(result.pending_result.value)  # else it was polled in Celery's way
     )
 
 
@@ -563,11 +498,7 @@ def copied(error: BaseException) -> BaseException:
     """
     Return an equal error for one more caller: one object would collect the tracebacks of all.
 
-    Args:
-        error: What has come of something that several callers wait for.
-
-    Returns:
-        The error itself where it cannot be copied.
+    An error that cannot be copied is returned itself.
     """
     try:
         twin = copy(error)

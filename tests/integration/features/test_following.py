@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from celery_batch.client.results.pending import pending_of
+from celery_batch.client.results.pending import PendingResults
 from celery_batch.protocol import TRACK_HEADER
 from tests.services.place import SOON, Place
 
@@ -19,7 +19,7 @@ TRACKED = {"headers": {TRACK_HEADER: True}}
 
 def as_another_process_would(place: Place, result: Any) -> Any:
     """Return a result of the same task that nobody here has asked for."""
-    pending_of(place.app)._known.pop(result.id)
+    PendingResults.of(place.app)._known.pop(result.id)
     return place.hold_for.AsyncResult(result.id)
 
 

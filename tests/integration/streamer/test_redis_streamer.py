@@ -14,7 +14,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_batch import ConfigurationError, RedisStreamer
-from celery_batch.client.results.pending import pending_of
+from celery_batch.client.results.pending import PendingResults
 from celery_batch.errors import QueueFull
 from celery_batch.processes.managed_process import wait_until
 from tests.services.laboratory import LONG, PROGRAMS, Lab
@@ -164,11 +164,13 @@ def test_a_timed_out_request_leaves_nothing(lab: Lab):
         future.result()
     gone = weakref.ref(future)
     del future
-    pending_of(streamer.app).take(100)  # it drops those that have left when it is next used
+    PendingResults.of(streamer.app).take_due(
+        100
+    )  # it drops those that have left when it is next used
     gc.collect()
 
     assert None is gone()
-    assert 0 == len(pending_of(streamer.app))
+    assert 0 == len(PendingResults.of(streamer.app))
 
 
 def test_a_future_with_a_callback_lives_until_it_is_called(lab: Lab):
