@@ -17,7 +17,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
-from json.encoder import encode_basestring_ascii as quoted
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -382,20 +381,14 @@ def _position(line: bytes) -> tuple[int, bool] | None:
 
 def _line(answer: Answer) -> tuple[str, bool]:
     """Return an answer's line, and whether the row has failed."""
-    row = answer.row
-    begin = f'{{"position": {row.position}, "key": {quoted(row.key)}, "line": {row.line}, '
-    error = answer.error
+    row, error = answer.row, answer.error
+    record = {"position": row.position, "key": row.key, "line": row.line}
     if not error:
         try:
-            return f'{begin}"output": {_json(answer.output)}}}\n', False
+            return f"{_encode(record | {'output': answer.output})}\n", False
         except (TypeError, ValueError, RecursionError) as flaw:  # JSON has no such value
             error = f"{type(flaw).__name__}: {flaw}"
-    return f'{begin}"error": {quoted(error)}}}\n', True
-
-
-def _json(value: Any) -> str:
-    """Return what kombu's `dumps` returns, with one encoder for all values."""
-    return int.__repr__(value) if type(value) is int else _encode(value)
+    return f"{_encode(record | {'error': error})}\n", True
 
 
 class Failures:

@@ -29,7 +29,7 @@ from kombu.utils.uuid import uuid
 from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.progress import Clock, Progress
 from celery_batch.backfill.window import Answer
-from celery_batch.cluster.control_client import impatient_connection
+from celery_batch.cluster.control_client import ControlClient
 from celery_batch.errors import BackfillError, BackfillStopped
 
 __all__ = ["JobControl", "Jobs"]
@@ -61,9 +61,9 @@ class _Mailbox(Mailbox):
         return uuid()
 
 
-def _mailbox(connection: Any) -> Any:
-    kind: Any = _Mailbox
-    return kind("celery_batch_jobs", type="fanout", serializer="json")(connection)
+_MAILBOX: Any = _Mailbox(  # type: ignore[no-untyped-call]
+    "celery_batch_jobs", type="fanout", serializer="json"
+)
 
 
 class JobControl:
@@ -171,7 +171,7 @@ class JobControl:
             "stop": self._handler(is_stopped=True),
         }
         with connection.channel() as channel:
-            node = _mailbox(connection).Node(self.id, channel=channel, handlers=handlers)
+            node = _MAILBOX(connection).Node(self.id, channel=channel, handlers=handlers)
             with node.listen(channel=channel):
                 while not self._has_ended.is_set():
                     with suppress(TimeoutError):
@@ -192,28 +192,23 @@ class Jobs:
     """
 
     def __init__(self, app: Any, timeout: float = 1.0) -> None:
-        self._app = app
+        self._client = ControlClient(app, _MAILBOX)
         self._timeout = timeout
-        self._box: Any = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        if self._box is None:
-            return
-        connection = self._box.connection
-        with suppress(Exception):
-            # A late reply would otherwise stay in Redis for ever.
-            if connection.connected:
-                connection.default_channel.queue_delete(self._box.reply_queue.name)
-        with suppress(Exception):
-            connection.release()
+        self._client.close()
 
     def all(self) -> list[dict[str, Any]]:
         """Return the report of each running job, the oldest first."""
-        found = (reply for replies in self._call("report") for reply in replies.values())
-        jobs = [job for job in found if isinstance(job, dict) and isinstance(job.get("id"), str)]
+        replies = self._client.ask("report", self._timeout)
+        jobs = [
+            job
+            for job in replies.values()
+            if isinstance(job, dict) and isinstance(job.get("id"), str)
+        ]
         return sorted(jobs, key=lambda job: float(job.get("started") or 0))
 
     def control(self, command: str, name: str) -> dict[str, Any]:
@@ -233,18 +228,8 @@ class Jobs:
             which = "is the beginning of more than one" if found else "is no running backfill"
             there = ", ".join(found or known) or "none"
             raise BackfillError(f"{name}: {which}; there are: {there}")
-        for replies in self._call(command, found):
-            if isinstance(reply := replies.get(found[0]), dict):
-                return reply
-        raise BackfillError(f"{found[0]}: does not answer; it may have ended")
-
-    def _call(self, command: str, ids: list[str] | None = None) -> list[dict[str, Any]]:
-        if self._box is None:
-            self._box = _mailbox(impatient_connection(self._app))
-        self._box.connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
-        try:
-            if ids is None:
-                return list(self._box.multi_call(command, timeout=self._timeout))
-            return list(self._box.call(ids, command, timeout=max(_REPLY_TIMEOUT, self._timeout)))
-        finally:
-            self._box.unclaimed.clear()
+        timeout = max(_REPLY_TIMEOUT, self._timeout)
+        reply = self._client.ask(command, timeout, found).get(found[0])
+        if not isinstance(reply, dict):
+            raise BackfillError(f"{found[0]}: does not answer; it may have ended")
+        return reply

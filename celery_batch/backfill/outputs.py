@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ __all__ = ["format_of", "write_output"]
 
 #: Rows of a Parquet file that are in memory at once.
 _PARQUET_ROWS = 8192
+
+_COLUMNS = ("key", "output", "error")
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -63,27 +66,24 @@ def _json_lines(path: Path, records: Records) -> None:
 def _csv(path: Path, records: Records) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("key", "output", "error"))
-        for record in records:
-            error = record.get("error") or ""
-            writer.writerow(map(_encodable, (record["key"], _text(record), error)))
+        writer.writerow(_COLUMNS)
+        writer.writerows(map(_cells, records))
 
 
 def _parquet(path: Path, records: Records) -> None:
     import pyarrow as pa  # noqa: PLC0415 (only Parquet needs it)
     from pyarrow import parquet  # noqa: PLC0415 (likewise)
 
-    schema = pa.schema([(name, pa.string()) for name in ("key", "output", "error")])
+    schema = pa.schema([(name, pa.string()) for name in _COLUMNS])
+    rows = map(_cells, records)
     with parquet.ParquetWriter(path, schema) as writer:
-        rows: list[dict[str, Any]] = []
-        for record in records:
-            error = _encodable(record.get("error") or "") or None
-            key, output = _encodable(record["key"]), _encodable(_text(record))
-            rows.append({"key": key, "output": output, "error": error})
-            if len(rows) == _PARQUET_ROWS:
-                writer.write_table(pa.Table.from_pylist(rows, schema))
-                rows.clear()
-        writer.write_table(pa.Table.from_pylist(rows, schema))
+        while some := list(islice(rows, _PARQUET_ROWS)):
+            table = [dict(zip(_COLUMNS, (*row[:2], row[2] or None), strict=True)) for row in some]
+            writer.write_table(pa.Table.from_pylist(table, schema))
+
+
+def _cells(record: dict[str, Any]) -> list[str]:
+    return [_encodable(text) for text in (record["key"], _text(record), record.get("error") or "")]
 
 
 def _public(record: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -42,20 +42,25 @@ class ControlClient:
 
     Args:
         app: The Celery app.
+        mailbox: Kombu's, whose nodes get the commands; the workers' unless given.
     """
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, mailbox: Any = None) -> None:
         self._app = app
+        self._unbound = mailbox or app.control.mailbox
         self._connection: Any = None
         self._mailbox: Any = None
 
-    def ask(self, command: str, seconds: float) -> dict[str, Any]:
+    def ask(
+        self, command: str, seconds: float, destination: Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """
         Return the workers' answers to a command, by worker.
 
         Args:
             command: A remote control command that replies.
             seconds: How long to listen after the last answer.
+            destination: The workers that get it; all unless given.
 
         Raises:
             Exception: Whatever the transport raises when the broker is unreachable.
@@ -63,7 +68,7 @@ class ControlClient:
         self._connect()
         answers: dict[str, Any] = {}
         try:
-            self._mailbox.multi_call(command, timeout=seconds, callback=answers.update)
+            self._mailbox.call(destination, command, timeout=seconds, callback=answers.update)
         finally:
             self._mailbox.unclaimed.clear()
         return answers
@@ -127,7 +132,7 @@ class ControlClient:
         if self._connection is None:
             # A connection of its own: from a pool, a broadcast takes two at once.
             self._connection = impatient_connection(self._app)
-            self._mailbox = self._app.control.mailbox(self._connection)
+            self._mailbox = self._unbound(self._connection)
             self._mailbox.producer_pool = None
         self._connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
 
