@@ -11,25 +11,29 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from celery_batch.errors import ConfigurationError, LoadFailed
 from celery_batch.runtime import registry
-from celery_batch.runtime.devices import VISIBLE, visible_entries, visible_entry, why_doubtful
+from celery_batch.runtime.devices import (
+    VISIBLE,
+    usable_cores,
+    visible_entries,
+    visible_entry,
+    why_doubtful,
+)
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.signature import signature_of
 
 __all__ = [
+    "Adapter",
     "ManagedModel",
     "as_model",
     "device_names",
-    "visible_gpu",
+    "process_environment",
     "warm",
 ]
-
-
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class ManagedModel:
@@ -54,7 +58,7 @@ class ManagedModel:
             gpu_id: Its number or UUID; None changes nothing.
         """
         if gpu_id is not None:
-            os.environ[_VISIBLE] = str(gpu_id)
+            os.environ[VISIBLE] = str(gpu_id)
 
     def init_model(self, *args: Any, **kwargs: Any) -> None:
         """
@@ -80,7 +84,7 @@ class ManagedModel:
 
 def as_model(
     given: Any, args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
-) -> Model:
+) -> Adapter:
     """
     Make a model that is not loaded yet out of what the user gave.
 
@@ -101,12 +105,8 @@ def as_model(
     kind = given if isinstance(given, type) else type(given)
     if issubclass(kind, Model):
         _require_one_parameter(kind)
-    if isinstance(given, type) and issubclass(given, (ManagedModel, Model)):
-        return _Constructed(given, tuple(args or ()), dict(kwargs or {}))
-    if isinstance(given, (ManagedModel, Model)):
-        return _Instance(given, tuple(args or ()), dict(kwargs or {}))
-    if callable(given) and not isinstance(given, type):
-        return _Function(given)
+    if issubclass(kind, (ManagedModel, Model)) or (callable(given) and kind is not given):
+        return Adapter(given, tuple(args or ()), dict(kwargs or {}))
     raise ConfigurationError(
         f"a streamer needs a predict function, a ManagedModel class or a Model class, got {given!r}"
     )
@@ -143,85 +143,49 @@ def warm(model: Model, device: str) -> None:
         raise LoadFailed(f"{name} on {device}: {type(error).__name__}: {error}") from error
 
 
-class _Function(Model):
-    """A predict function, which has nothing to load."""
+class Adapter(Model):
+    """A model of what the user gave."""
 
-    def __init__(self, given: Callable[[list[Any]], Sequence[Any]]) -> None:
-        self.predict = given  # type: ignore[method-assign]
-
-    def __str__(self) -> str:
-        return getattr(self.predict, "__qualname__", None) or repr(self.predict)
-
-
-class _Constructed(Model):
-    """A model by its class and what it is to be made with."""
-
-    def __init__(
-        self, kind: type[ManagedModel | Model], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._kind = kind
+    def __init__(self, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._given = given
         self._args = args
         self._kwargs = kwargs
-        self._made: Model | None = None
+        self._model: Model | None = None
 
     def __str__(self) -> str:
-        return f"{self._kind.__qualname__}.predict"
+        kind = self._given if isinstance(self._given, type) else type(self._given)
+        if issubclass(kind, (ManagedModel, Model)):
+            return f"{kind.__qualname__}.predict"
+        return getattr(self._given, "__qualname__", None) or repr(self._given)
 
     def load(self, device: str) -> None:
-        """Make the instance and load it on its device."""
-        if issubclass(self._kind, ManagedModel):
-            instance = self._kind(_gpu_of(device))
-            self._made = _Instance(instance, self._args, self._kwargs)
-        else:
-            self._made = self._kind(*self._args, **self._kwargs)
-        self._made.load(device)
-        self.predict = self._made.predict  # type: ignore[method-assign]
+        """Make the instance, where a class was given, and load it on its device."""
+        made = self._given
+        if isinstance(made, type) and issubclass(made, ManagedModel):
+            made = made(os.environ.get(VISIBLE) if device.startswith("cuda:") else None)
+        elif isinstance(made, type):
+            made = made(*self._args, **self._kwargs)
+        if isinstance(made, ManagedModel):
+            made.init_model(*self._args, **self._kwargs)
+        elif isinstance(made, Model):
+            made.load(device)
+            self._model = made
+        is_function = not isinstance(made, (ManagedModel, Model))
+        self.predict = made if is_function else made.predict  # type: ignore[method-assign]
+
+    def predict(self, batch: list[Any]) -> Sequence[Any]:
+        """Answer a batch; `load` puts the model's own function in place of this one."""
+        raise NotImplementedError
 
     def examples(self) -> Sequence[Any]:
-        """Return what the instance warms up with."""
-        return self._made.examples() if self._made else ()
+        """Return what the model warms up with."""
+        return self._model.examples() if self._model else ()
 
     def unload(self) -> None:
-        """Let the instance go."""
-        if self._made is not None:
-            self._made.unload()
-            self._made = None
-
-
-class _Instance(Model):
-    """A model that its user has made already."""
-
-    def __init__(
-        self, instance: ManagedModel | Model, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self._instance = instance
-        self._args = args
-        self._kwargs = kwargs
-
-    def __str__(self) -> str:
-        return f"{type(self._instance).__qualname__}.predict"
-
-    def load(self, device: str) -> None:
-        """Load it on its device."""
-        if isinstance(self._instance, ManagedModel):
-            self._instance.init_model(*self._args, **self._kwargs)
-        else:
-            self._instance.load(device)
-        self.predict = self._instance.predict  # type: ignore[method-assign]
-
-    def examples(self) -> Sequence[Any]:
-        """Return what it warms up with."""
-        return self._instance.examples() if isinstance(self._instance, Model) else ()
-
-    def unload(self) -> None:
-        """Let go of what it took."""
-        if isinstance(self._instance, Model):
-            self._instance.unload()
-
-
-def _gpu_of(device: str) -> str | None:
-    """Return the GPU that this process is pinned to, as the environment calls it."""
-    return os.environ.get(_VISIBLE) if device.startswith("cuda:") else None
+        """Unload the model."""
+        if self._model:
+            self._model.unload()
+            self._model = None
 
 
 logger = logging.getLogger(__name__)
@@ -254,20 +218,27 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
     return names
 
 
-def visible_gpu(name: str) -> str:
+def process_environment(device: str | None, workers: int) -> dict[str, str]:
     """
-    Return what ``CUDA_VISIBLE_DEVICES`` has to say to show one GPU alone.
+    Return the variables of a worker process: its share of the cores, and its GPU.
 
     Args:
-        name: As `device_names` returned it.
+        device: As `device_names` returned it; None for no choice.
+        workers: How many worker processes share the cores.
 
     Raises:
         ConfigurationError: There is no such GPU.
     """
-    try:
-        return visible_entry(name)
-    except ConfigurationError as error:
-        raise ConfigurationError(str(error).replace("batch_devices", "cuda_devices")) from None
+    env = {}
+    if "OMP_NUM_THREADS" not in os.environ:
+        # As many math threads as cores in every process would only fight.
+        env["OMP_NUM_THREADS"] = str(max(usable_cores() // workers, 1))
+    if device is not None and device.startswith("cuda:"):
+        try:
+            env[VISIBLE] = visible_entry(device)
+        except ConfigurationError as error:
+            raise ConfigurationError(str(error).replace("batch_devices", "cuda_devices")) from None
+    return env
 
 
 def _names(given: list[str]) -> list[str]:

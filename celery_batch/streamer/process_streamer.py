@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import multiprocessing
 import os
@@ -11,10 +12,11 @@ from pickle import dumps
 from typing import Any
 
 from celery_batch.errors import ConfigurationError
+from celery_batch.runtime.devices import discover
 from celery_batch.runtime.model import Model
 from celery_batch.streamer import worker_main
 from celery_batch.streamer.base import BaseStreamer, WorkerPool
-from celery_batch.streamer.model_adapters import as_model, device_names
+from celery_batch.streamer.model_adapters import as_model, device_names, process_environment
 from celery_batch.streamer.request_queue import RequestQueue
 from celery_batch.streamer.worker_main import Plan
 from celery_batch.streamer.worker_pool import ProcessPool
@@ -74,7 +76,16 @@ class Streamer(BaseStreamer):
                 f"mp_start_method: must be one of {', '.join(methods)}, got {mp_start_method!r}"
             )
         names = device_names(cuda_devices)
-        self._plans = [Plan(each, worker_num, names, batch_size) for each in range(worker_num)]
+        is_pinned, places = names is not None, names or discover()
+        self._plans = [
+            Plan(
+                process_environment(place if is_pinned else None, worker_num),
+                "cuda:0" if is_pinned and place.startswith("cuda:") else place,
+                is_pinned,
+                batch_size,
+            )
+            for place in itertools.islice(itertools.cycle(places), worker_num)
+        ]
         self._method = mp_start_method
         model = as_model(predict_function_or_model, model_init_args, model_init_kwargs)
         self._given = _sendable(model, predict_function_or_model, mp_start_method)

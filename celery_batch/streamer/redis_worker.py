@@ -22,7 +22,12 @@ from celery_batch.errors import ConfigurationError, LoadFailed
 from celery_batch.runtime import devices
 from celery_batch.runtime.model import Model
 from celery_batch.streamer import process_supervisor
-from celery_batch.streamer.model_adapters import as_model, device_names, visible_gpu
+from celery_batch.streamer.model_adapters import (
+    Adapter,
+    as_model,
+    device_names,
+    process_environment,
+)
 from celery_batch.streamer.parent_death import end_with_parent
 from celery_batch.streamer.process_supervisor import Job, keep_running
 from celery_batch.streamer.redis_streamer import (
@@ -140,34 +145,28 @@ def model_class_of(
     Raises:
         ConfigurationError: It is none of these.
     """
-    inner = as_model(given, args, kwargs)
+    adapter = as_model(given, args, kwargs)
 
-    class Streamed(Model):
-        """What a streamer's worker predicts with."""
+    class Streamed(Adapter):
+        """The model of a streamer's worker."""
+
+        def __init__(self) -> None:
+            vars(self).update(vars(adapter))
 
         def load(self, device: str) -> None:
-            inner.load(device)
-            _teach_json_arrays()
+            super().load(device)
+            _register_arrays()
 
-        def examples(self) -> Sequence[Any]:
-            return inner.examples()
-
-        def predict(self, batch: list[Any]) -> Sequence[Any]:
-            return inner.predict(batch)
-
-        def unload(self) -> None:
-            inner.unload()
-
-    Streamed.__name__ = Streamed.__qualname__ = str(inner).removesuffix(".predict")
+    Streamed.__name__ = Streamed.__qualname__ = str(adapter).removesuffix(".predict")
     return Streamed
 
 
-#: What models like to return and JSON does not know.
+#: Types of outputs that JSON cannot encode.
 _ARRAYS = (("numpy", "ndarray"), ("numpy", "generic"), ("torch", "Tensor"))
 
 
-def _teach_json_arrays() -> None:
-    """Have arrays and their numbers be answered as lists and numbers, in this process."""
+def _register_arrays() -> None:
+    """Have JSON encode arrays and their numbers as lists and numbers, in this process."""
     for module, name in _ARRAYS:
         if module in sys.modules:  # else the model has none of them
             register_type(getattr(sys.modules[module], name), None, methodcaller("tolist"))
@@ -328,11 +327,9 @@ def run_redis_workers_forever(
 
 
 def _job(worker: RedisWorker, number: int, device: str | None, workers: int) -> Job:
-    env, gpu_id = {}, device
-    if workers > 1 and "OMP_NUM_THREADS" not in os.environ:
-        # As many math threads as cores in every process would only fight.
-        env["OMP_NUM_THREADS"] = str(max(devices.usable_cores() // workers, 1))
-    if device is not None and device.startswith("cuda:"):
-        env["CUDA_VISIBLE_DEVICES"] = visible_gpu(device)
+    env, gpu_id = process_environment(device, workers), device
+    if workers == 1:
+        env.pop("OMP_NUM_THREADS", None)  # it has all cores, and its libraries know better
+    if devices.VISIBLE in env:
         gpu_id = None  # the only one that it can see
     return Job(f"{worker.queue} worker {number}", worker.run_forever, (gpu_id,), env)

@@ -4,7 +4,7 @@ Items and outputs are pickled, since they may be anything.  The pipes have no na
 process can write to them.
 
 Rule 1: The environment is in place before any of the user's modules is imported, even
-        the main module, which a spawned process imports first of all.  So the plan comes
+        the main module, which a spawned process imports first of all.  So it comes
         along with the process's name, see `spawn_hook`.  It is in place again afterwards:
         the main module may have chosen GPUs for all processes together.
 Rule 2: The model comes as bytes, and is unpickled by `_load`: if that fails, the caller gets the
@@ -20,7 +20,7 @@ import os
 import pickle
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,71 +101,36 @@ UNGUARDED = 64
 @dataclass(frozen=True, slots=True)
 class Plan:
     """
-    What a worker process has to know from the start.
+    What a worker process has to know.
 
     Args:
-        index: Which of its streamer's workers it is, from 0.
-        workers: How many there are.
-        devices: To choose from by index, and to be pinned to; None for no pinning.
+        env: Its environment beside that of its parent.
+        device: What the model calls its device.
+        is_pinned: Whether the device was chosen by the user.
         size: Most items in one call of the model.
     """
 
-    index: int
-    workers: int
-    devices: list[str] | None
+    env: dict[str, str]
+    device: str
+    is_pinned: bool
     size: int
 
-    def follow(self) -> str:
-        """Put this process's environment in place; return what the model calls its device."""
-        share = max(devices.usable_cores() // self.workers, 1)
-        os.environ.setdefault("OMP_NUM_THREADS", str(share))
-        if self.devices is None:
-            found = devices.discover()
-            return found[self.index % len(found)]
-        try:
-            return devices.pin(self.index, self.devices)
-        except ConfigurationError as error:
-            raise ConfigurationError(str(error).replace("batch_devices", "cuda_devices")) from error
 
-
-@dataclass(slots=True)
-class _State:
-    """The state of this process as a streamer's worker; all defaults in any other process."""
-
-    plan: Plan | None = None
-    device: str = "cpu"
-    #: The choice of GPUs in the environment that makes it so; None for no choice.
-    visible: str | None = None
-    error: ConfigurationError | None = None
-    is_loaded: bool = False
-
-
-_state = _State()
+_is_arriving = False
 
 
 def is_arriving() -> bool:
     """Say whether this is a streamer's worker process whose model is not loaded yet."""
-    return _state.plan is not None and not _state.is_loaded
+    return _is_arriving
 
 
-def arrive(plan: Plan) -> None:
-    """
-    Put this process's environment in place; called at its start, and after its imports.
-
-    Args:
-        plan: Of this process.
-    """
-    if _state.plan != plan:
-        _state.plan = plan
+def arrive(env: Mapping[str, str]) -> None:
+    """Put this process's environment in place; called at its start, and after its imports."""
+    global _is_arriving  # noqa: PLW0603 (of this process)
+    os.environ.update(env)
+    if not _is_arriving:
+        _is_arriving = True
         end_with_parent(os.getppid())
-        try:
-            _state.device = plan.follow()
-        except ConfigurationError as error:  # raised by `_load`
-            _state.error = error
-        else:
-            _state.visible = os.environ.get(devices.VISIBLE) if plan.devices else None
-    if _state.visible is not None:
-        os.environ[devices.VISIBLE] = _state.visible
 
 
 def serve(batches: Any, replies: Any, given: Model | bytes, plan: Plan) -> None:
@@ -179,7 +144,8 @@ def serve(batches: Any, replies: Any, given: Model | bytes, plan: Plan) -> None:
         given: The model, pickled unless the process is forked.
         plan: Of this process.
     """
-    arrive(plan)  # a forked process has had no name to unpickle
+    global _is_arriving  # noqa: PLW0603 (of this process)
+    arrive(plan.env)  # a forked process has had no name to unpickle
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     end_with_manager()
     try:
@@ -188,7 +154,7 @@ def serve(batches: Any, replies: Any, given: Model | bytes, plan: Plan) -> None:
         replies.send_bytes(str(error).encode())
         return
     runner = Runner(model.predict, str(model), most=plan.size)
-    _state.is_loaded = True
+    _is_arriving = False
     replies.send_bytes(b"")
     while payload := batches.recv_bytes():
         replies.send_bytes(_run(runner, payload))
@@ -197,15 +163,15 @@ def serve(batches: Any, replies: Any, given: Model | bytes, plan: Plan) -> None:
 
 def _load(given: Model | bytes, plan: Plan) -> Model:
     """Load the model and warm it up."""
-    if _state.error is not None:
-        raise LoadFailed(str(_state.error))
-    model = _imported(given)
     try:
-        warm(model, _state.device)
-        if plan.devices is not None:
-            devices.require_seen(_state.device, "cuda_devices (leave it out to do without)")
+        if plan.is_pinned:
+            devices.pin(0, [plan.device])
+        model = given if isinstance(given, Model) else _imported(given)
+        warm(model, plan.device)
+        if plan.is_pinned:
+            devices.require_seen(plan.device, "cuda_devices (leave it out to do without)")
     except ConfigurationError as error:
-        raise LoadFailed(f"{model} on {_state.device}: {error}") from None
+        raise LoadFailed(str(error).replace("batch_devices", "cuda_devices")) from None
     except LoadFailed as error:
         cause = error.__cause__
         logger.error("%s", error, exc_info=cause)  # noqa: TRY400 (the cause says more)
@@ -227,9 +193,7 @@ def _run(runner: Runner, payload: bytes) -> bytes:
         return pickle.dumps((broke_off, runner.broken))
 
 
-def _imported(given: Model | bytes) -> Model:
-    if isinstance(given, Model):
-        return given
+def _imported(given: bytes) -> Model:
     try:
         model: Model = unpickled(given)
     except BaseException as error:

@@ -62,12 +62,13 @@ class WorkerProcess:
     A process with one model, and the pipes to and from it.
 
     Args:
+        name: Its name.
         given: The model, pickled unless processes are forked.
         plan: Of the process.
         method: How it is started: spawn, forkserver or fork.
     """
 
-    def __init__(self, given: Model | bytes, plan: Plan, method: str) -> None:
+    def __init__(self, name: str, given: Model | bytes, plan: Plan, method: str) -> None:
         context: Any = multiprocessing.get_context(method)
         # Two pipes, since gevent's socket pairs, of which a duplex one is made, never block.
         batches, self._batches = context.Pipe(duplex=False)
@@ -77,7 +78,7 @@ class WorkerProcess:
         self.process: process.BaseProcess = context.Process(
             target=worker_main.serve,
             args=(batches, replies, given, plan),
-            name=HookedName(f"{_NAME}{plan.index}", partial(worker_main.arrive, plan)),
+            name=HookedName(name, partial(worker_main.arrive, plan.env)),
         )
         self.process.start()
         batches.close()
@@ -173,8 +174,8 @@ class ProcessPool:
         self._down: set[object] = set()
         self._lock = threading.Lock()
         self._feeders = [
-            _Feeder(self, request_queue, plan, partial(WorkerProcess, given, plan, method))
-            for plan in plans
+            _Feeder(self, request_queue, name, partial(WorkerProcess, name, given, plan, method))
+            for name, plan in ((f"{_NAME}{index}", plan) for index, plan in enumerate(plans))
         ]
         for feeder in self._feeders:
             feeder.sender.start()
@@ -228,7 +229,7 @@ class _Feeder:
     """The threads of one worker process and its successors: one sends, one receives."""
 
     def __init__(
-        self, pool: ProcessPool, request_queue: RequestQueue, plan: Plan, make: Any
+        self, pool: ProcessPool, request_queue: RequestQueue, name: str, make: Any
     ) -> None:
         self._pool = pool
         self._request_queue = request_queue
@@ -238,7 +239,6 @@ class _Feeder:
         self.has_tried = threading.Event()
         #: Why it could not.
         self.error: LoadFailed | None = None
-        name = f"celery_batch streamer {plan.index}"
         self.sender = threading.Thread(target=self._work, name=name, daemon=True)
         self._receiver: threading.Thread | None = None
 
@@ -302,7 +302,7 @@ class _Feeder:
         self._receiver = threading.Thread(
             target=self._receive,
             args=(process, slot),
-            name=f"{self.sender.name} receiver",
+            name=f"{self.sender.name}-receiver",
             daemon=True,
         )
         self._receiver.start()

@@ -260,8 +260,10 @@ def test_gpu_that_is_not_there(monkeypatch):
     """A device that cannot be had is named."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
-    with pytest.raises(LoadFailed, match="there is no cuda:4"):
-        Streamer(play, 4, cuda_devices=[4], wait_for_worker_ready=True)
+    with pytest.raises(ConfigurationError, match="cuda_devices: there is no cuda:4"):
+        Streamer(play, 4, cuda_devices=[4])
+    with pytest.raises(LoadFailed, match="cuda_devices: 'gpu' is no device"):
+        Streamer(play, 4, cuda_devices="gpu", wait_for_worker_ready=True)
 
 
 def test_what_no_other_process_can_import_is_refused():
