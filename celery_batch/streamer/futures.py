@@ -1,14 +1,14 @@
 """The futures that streamers return.
 
-A stock future makes a lock, a condition and two lists, which cost more than all the
-rest of a request, and most are never waited for: when the first one of a batch has
-its answer, so have the others.  Here they are made when somebody needs them, and those
-of a batch for which nobody has needed them are settled under one lock at once.
+A stock future makes a lock, a condition and two lists, which costs three times as much as the
+rest of a request, and most futures are never waited for: when the first one of a batch has
+its answer, so have the others.  Here they are made when they are needed, and the futures of a
+batch that did not need them are settled together, under one lock.
 
-Rule 1: each answer has a condition of its own, since the standard library takes those of
-        many futures in the order of their ids, and no other order but that is safe.
-Rule 2: an answer that has a condition becomes done with that in hand.
-Rule 3: the desk's lock is the last one taken: whoever has it asks for no condition.
+Rule 1: Each answer has a condition of its own, since the standard library acquires the conditions
+        of many futures in the order of their ids, and no other order is safe.
+Rule 2: An answer that has a condition becomes done under it.
+Rule 3: The `AnswerLock` is the last one acquired: its holder acquires no condition.
 """
 
 from __future__ import annotations
@@ -36,18 +36,15 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-# The standard library's own words; its methods, which we inherit, compare with them.
-_PENDING, _RUNNING, _FINISHED = "PENDING", "RUNNING", "FINISHED"
-
-
-_CANCELLED = "CANCELLED"
-
-
-#: What a request that is done has for items: whoever keeps its future does not keep them.
-_NOTHING: list[Any] = []
+# The standard library's own states; its methods, which we inherit, compare with them.
+_PENDING, _RUNNING, _FINISHED, _CANCELLED = "PENDING", "RUNNING", "FINISHED", "CANCELLED"
 
 
 _DONE = frozenset({_CANCELLED, "CANCELLED_AND_NOTIFIED", _FINISHED})
+
+
+#: The items of a request that is done: its future does not keep them alive.
+_NOTHING: list[Any] = []
 
 
 class AnswerLock:
@@ -55,14 +52,14 @@ class AnswerLock:
     What all answers of one streamer share.
 
     Args:
-        patience: Most seconds to wait for an answer, unless told otherwise; None for ever.
+        timeout: Most seconds to wait for an answer, unless a call says otherwise; None for ever.
     """
 
-    def __init__(self, patience: float | None = None) -> None:
-        self.patience = patience
+    def __init__(self, timeout: float | None = None) -> None:
+        self.timeout = timeout
         # Looked up now, not at import: gevent may have put its own in place by then.
         self.lock = threading.RLock()
-        #: Answers that were given up while their requests were still in line.
+        #: Answers that were cancelled while their requests were still in the queue.
         self.given_up = 0
 
 
@@ -73,7 +70,7 @@ class Answer(Future[list[Any]]):
     A `concurrent.futures.Future`, and works wherever one does.
 
     Args:
-        items: What the model is asked.
+        items: The items of the request.
         answer_lock: Its streamer's.
     """
 
@@ -91,16 +88,16 @@ class Answer(Future[list[Any]]):
         self._answer_lock = answer_lock
 
     def __getattr__(self, name: str) -> Any:
-        # Whoever gets here second finds what the first has made: setdefault is atomic.
+        # A second thread finds what the first has made: setdefault is atomic.
         if name == "_condition":
-            with self._answer_lock.lock:  # who settles it either sees it, or is through
+            with self._answer_lock.lock:  # a thread that settles it sees it, or has settled it
                 return self.__dict__.setdefault(name, threading.Condition())
         if name in ("_waiters", "_done_callbacks"):
             return self.__dict__.setdefault(name, [])
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def begin_anew(self) -> None:
-        """In a forked copy of the process: let go of a lock that nobody here will give back."""
+        """In a forked copy of the process: replace a condition that another thread had acquired."""
         if "_condition" in self.__dict__:
             self._condition = threading.Condition()
         if self.whole is not None:
@@ -168,7 +165,7 @@ class Answer(Future[list[Any]]):
         return self._exception
 
     def _wait(self, timeout: float | None) -> None:
-        limit = self._answer_lock.patience if timeout is None else timeout
+        limit = self._answer_lock.timeout if timeout is None else timeout
         with self._condition:
             if self._state not in _DONE:
                 self._condition.wait(limit)
@@ -182,7 +179,7 @@ class Answer(Future[list[Any]]):
 def start(
     requests: Sequence[Request[Answer]], answer_lock: AnswerLock
 ) -> Sequence[Request[Answer]]:
-    """Take note that these requests run from here on; return those that somebody still wants."""
+    """Take note that these requests run from here on; return those that are not cancelled."""
     is_wanted = True
     with answer_lock.lock:
         for request in requests:
@@ -195,7 +192,7 @@ def start(
 
 
 def wanted(requests: Sequence[Request[Answer]], answer_lock: AnswerLock) -> list[Request[Answer]]:
-    """Return those requests that nobody has given up, and forget the others."""
+    """Return the requests that are not cancelled, and forget the others."""
     with answer_lock.lock:
         left = [request for request in requests if request.item._state not in _DONE]  # noqa: SLF001
         if len(left) == len(requests):
@@ -214,7 +211,7 @@ def settle(
     Give many requests their answers at once; those that were cancelled stay so.
 
     Args:
-        requests: Those of a batch, or of a line that is cleared.
+        requests: Those of a batch, or of a queue that is cleared.
         outputs: Of all their items, in order; an `Outcome` with an error in place of some.
         answer_lock: Their streamer's.
     """
@@ -239,7 +236,7 @@ def settle(
                 _notify_cancelled(answer, answer_lock)
                 continue
             _finish(answer, part, may_fail=may_fail)
-            _tell(answer)
+            _notify(answer)
         _call(answer)
 
 
@@ -264,7 +261,7 @@ def _finish(answer: Answer, part: list[Any], *, may_fail: bool) -> None:
 
 
 def _notify_cancelled(answer: Answer, answer_lock: AnswerLock) -> None:
-    """Wake who waits for an answer that was cancelled in line, its condition in hand."""
+    """Wake the threads that wait for an answer that was cancelled, under its condition."""
     with answer_lock.lock:
         if answer._state != _CANCELLED:  # noqa: SLF001
             return
@@ -272,8 +269,8 @@ def _notify_cancelled(answer: Answer, answer_lock: AnswerLock) -> None:
     answer.set_running_or_notify_cancel()
 
 
-def _tell(answer: Answer) -> None:
-    """Wake who waits, the answer's condition in hand."""
+def _notify(answer: Answer) -> None:
+    """Wake the threads that wait for an answer, under its condition."""
     for waiter in answer.__dict__.get("_waiters", ()):
         if answer._exception is None:  # noqa: SLF001
             waiter.add_result(answer)
@@ -283,7 +280,7 @@ def _tell(answer: Answer) -> None:
 
 
 def _call(answer: Answer) -> None:
-    """Call those who want to be called; not even an exit of theirs ends a streamer's thread."""
+    """Call the callbacks; not even a `SystemExit` of theirs ends a streamer's thread."""
     try:
         if "_done_callbacks" in answer.__dict__:
             answer._invoke_callbacks()  # noqa: SLF001
@@ -307,12 +304,12 @@ class CombinedAnswer(Answer):
         self._is_decided = False
         for part in parts:
             part.whole = self
-            part.add_done_callback(self._received)
+            part.add_done_callback(self._receive)
         if not parts:
             self.set_result([])
 
     def begin_anew(self) -> None:
-        """In a forked copy of the process: let go of its locks, and of those of its parts."""
+        """In a forked copy of the process: replace its conditions, and those of its parts."""
         for each in (self, *self._parts):
             each._condition = threading.Condition()  # noqa: SLF001 (our parts)
 
@@ -328,7 +325,7 @@ class CombinedAnswer(Answer):
                 part.cancel()
         return self.cancelled()
 
-    def _received(self, part: Future[list[Any]]) -> None:
+    def _receive(self, part: Future[list[Any]]) -> None:
         error = None if part.cancelled() else part.exception()
         is_missing = part.cancelled() or error is not None
         with self._answer_lock.lock:  # parts come from many threads

@@ -13,7 +13,7 @@ from celery_batch.runtime.runner import Outcome
 from celery_batch.streamer.futures import Answer, fail, settle
 from celery_batch.streamer.request_queue import RequestQueue, Requests
 
-__all__ = ["MAX_LOSSES", "break_off", "broke_off", "give", "lose", "stand_first"]
+__all__ = ["MAX_LOSSES", "break_off", "broke_off", "give", "lose", "requeue_first"]
 
 #: How often a process may die under a request, the last time alone, before it is given up.
 MAX_LOSSES = 2
@@ -21,7 +21,7 @@ MAX_LOSSES = 2
 
 def give(request_queue: RequestQueue, requests: Requests, outputs: Sequence[Any]) -> None:
     """
-    Settle a batch; requests whose run broke off go in line again, alone.
+    Settle a batch; requests whose run broke off go into the queue again, each alone.
 
     Args:
         request_queue: Where they came from.
@@ -66,7 +66,7 @@ def break_off(request_queue: RequestQueue, requests: Requests, error: ModelError
 
 def lose(request_queue: RequestQueue, batches: Sequence[Requests]) -> None:
     """
-    Judge those whose process died.
+    Run the requests of a process that died again, or fail those that it died under twice.
 
     Args:
         request_queue: Where they came from.
@@ -81,19 +81,19 @@ def lose(request_queue: RequestQueue, batches: Sequence[Requests]) -> None:
                 fail([request], error, request_queue.answer_lock)
             else:
                 request_queue.put_back([_alone(request, request_queue)])
+        request_queue.through(len(requests))
     for requests in batches[1:]:
-        stand_first(request_queue, requests)
-    request_queue.through(len(batches[0]) if batches else 0)
+        requeue_first(request_queue, requests)
 
 
-def stand_first(request_queue: RequestQueue, requests: Requests) -> None:
-    """Put a batch that never ran in line again, before all others."""
+def requeue_first(request_queue: RequestQueue, requests: Requests) -> None:
+    """Put a batch that never ran into the queue again, before all others."""
     request_queue.put_back([request._replace(urgency=-1) for request in requests])
     request_queue.through(len(requests))
 
 
 def _alone(request: Request[Answer], request_queue: RequestQueue) -> Request[Answer]:
-    patience = request_queue.answer_lock.patience
-    # Not from its arrival: it may have waited long before, in a long line.
-    deadline = None if patience is None else monotonic() + patience
+    timeout = request_queue.answer_lock.timeout
+    # Not from its arrival: it may have waited long before, in a long queue.
+    deadline = None if timeout is None else monotonic() + timeout
     return request._replace(alone=True, deadline=deadline)

@@ -1,23 +1,21 @@
 """The queue of a streamer's requests, from which its workers take batches.
 
-The shell around a batcher for threads: it has the clock and the lock, and knows who
-sleeps.
+A batcher with a clock and a lock, for threads.
 
-Rule 1: a slot asks for a batch when it has room, and sleeps when there is none for it.
-Rule 2: a newcomer wakes nobody, unless it is the first in line, or makes a batch full.
-        So one slot watches the line at most, however many come.
-Rule 3: who takes a batch and leaves others behind wakes the next; so no wake is lost.
-Rule 4: a request that is in nobody's line is in hands until it is settled, and `through`
-        tells of that: so who drains knows when the last one is answered.
-Rule 5: the batcher is told what a Celery worker tells it: that a batch of several has
-        ended, and that nobody could have been seen coming.  So batches are the same ones.
+Rule 1: A slot asks for a batch when it has room, and sleeps when there is none for it.
+Rule 2: A new request wakes a slot only if it is the first in the queue, or makes a batch full.
+        So one slot at most watches the queue, however many requests come.
+Rule 3: A slot that takes a batch and leaves requests behind wakes the next; so no wake is lost.
+Rule 4: A request that was taken is counted until it is settled or back in the queue, which
+        `through` reports: so `drain` can tell when the last one is answered.
+Rule 5: The batcher gets the same reports as in a Celery worker: that a batch of several has
+        ended, and that no arrival could be seen meanwhile.  So batches are the same.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -34,192 +32,73 @@ __all__ = [
     "RequestQueue",
     "Requests",
     "Slot",
-    "Waiting",
 ]
 
 
 Requests = Sequence[Request[Answer]]
 
 
-class Waiting(ABC):
-    """
-    A line that is counted, and can be closed.
-
-    Args:
-        policy: When a batch leaves.
-        answer_lock: Of the streamer's answers.
-        most: Items that may wait in line; None for any number.
-    """
-
-    def __init__(self, policy: BatchPolicy, answer_lock: AnswerLock, most: int | None) -> None:
-        self.answer_lock = answer_lock
-        self._size = policy.max_batch_size
-        self._most = sys.maxsize if most is None else most
-        self._batcher: Batcher[Answer] = Batcher(policy)
-        # A signal's handler may close us in the midst of whatever its thread does here.
-        self._lock = threading.RLock()
-        self._rows = 0
-        self._in_loader = 0
-        self._refusal: BatchError | None = None
-        #: Why nobody can be served for the time being.
-        self._trouble: BatchError | None = None
-        #: What is told after the last one is answered, where nobody else will come.
-        self._last_word: BatchError | None = None
-
-    def __repr__(self) -> str:
-        state = "open" if self._refusal is None else f"closed: {self._refusal}"
-        return f"<Intake {state}: {self._rows} items wait>"
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it takes requests."""
-        return self._refusal is None
-
-    def put_back(self, requests: Requests) -> None:
-        """Put requests in line again; those whose deadline has passed fail."""
-        now = monotonic()
-        with self._lock:
-            refusal = self._refusal or self._trouble
-            for request in requests if refusal is None else ():
-                self._batcher.add(request)
-                self._rows += request.rows
-            late = self._batcher.expire(now)
-            self._rows -= sum(request.rows for request in late)
-            self._wake()
-        if refusal is not None:
-            fail(requests, refusal, self.answer_lock)
-        if late:
-            fail(
-                late,
-                WorkerLost("the worker process died, and the next ones, too"),
-                self.answer_lock,
-            )
-
-    def drain(self, last_word: BatchError) -> None:
-        """
-        Close when those who wait, or are in hands, have their answers.
-
-        Args:
-            last_word: As for `close`.
-        """
-        with self._lock:
-            self._last_word = last_word
-            self._batcher.drain()
-            self._rouse()
-        self._close_when_through()
-
-    def suspend(self, trouble: BatchError) -> None:
-        """
-        Fail those that wait in line, and refuse others until `resume`.
-
-        Args:
-            trouble: What they are told.
-        """
-        with self._lock:
-            self._trouble = trouble
-            left = self._batcher.clear()
-            self._rows = 0
-        fail(left, trouble, self.answer_lock)
-        self._close_when_through()
-
-    def resume(self) -> None:
-        """Take requests again."""
-        self._trouble = None
-
-    def close(self, refusal: BatchError) -> None:
-        """
-        Take no more requests, and fail those that wait in line.
-
-        Args:
-            refusal: What they, and all who come later, are told.
-        """
-        with self._lock:
-            self._refusal = self._refusal or refusal
-            left = self._batcher.clear()
-            self._rows = 0
-            self._rouse()
-        fail(left, refusal, self.answer_lock)
-
-    @abstractmethod
-    def _wake(self) -> bool:
-        """Have a worker look at the line, the lock in hand; return whether it was idle."""
-
-    @abstractmethod
-    def _rouse(self) -> None:
-        """Have all workers look up, the lock in hand."""
-
-    def _admit(self, rows: int) -> int:
-        """Count rows in, the lock in hand; return how many waited before."""
-        if refusal := self._refusal or self._trouble:
-            raise type(refusal)(str(refusal))
-        before = self._rows
-        if self.answer_lock.given_up and (before + rows > self._most or self._is_littered):
-            before = self._clean_up()
-        if before + rows > self._most:
-            raise QueueFull(f"{before} items wait and {rows} more are too many for {self._most}")
-        self._rows = before + rows
-        return before
-
-    @property
-    def _is_littered(self) -> bool:
-        return self.answer_lock.given_up > max(self._size, len(self._batcher) // 2)
-
-    def _clean_up(self) -> int:
-        """Let go of what was given up while it waited."""
-        line = self._batcher.clear()
-        left = wanted(line, self.answer_lock)
-        for request in left:
-            self._batcher.add(request)
-        self._rows = sum(request.rows for request in left)
-        return self._rows
-
-    def _close_when_through(self) -> bool:
-        last_word = self._last_word
-        if last_word is None or self._in_loader or len(self._batcher):
-            return False
-        self.close(last_word)
-        return True
-
-
-#: Seconds for which who makes a batch full leaves the interpreter to the idle worker that
-#: will take it; else one who goes on to submit would keep it, and the device idle, for 5 ms.
+#: Seconds for which the caller who makes a batch full leaves the interpreter to the idle worker
+#: that takes it; a caller that goes on to submit would keep it, and the device idle, for 5 ms.
 _SHORT = 0.00001
 
 
 @dataclass(eq=False, slots=True)
 class Slot:
     """
-    A worker's place at the intake.
+    A worker's place at the queue.
 
     Args:
-        bell: Rings when it should ask again.
+        condition: Notified when it should ask again.
         room: How many batches it may have at a time: one runs, others lie ready behind it.
         out: Those it has, the one that runs first.
-        gone: It takes no more; its worker has ended.
+        is_retired: It takes no more; its worker has ended.
     """
 
-    bell: threading.Condition
+    condition: threading.Condition
     room: int = 1
     out: deque[Requests] = field(default_factory=deque)
-    gone: bool = False
+    is_retired: bool = False
 
 
-class RequestQueue(Waiting):
+class RequestQueue:
     """
-    The line in front of a streamer's workers.
+    The queue in front of a streamer's workers, which is counted and can be closed.
 
     Args:
         policy: When a batch leaves.
         answer_lock: Of the streamer's answers.
-        most: Items that may wait in line; None for any number.
+        most: Items that may wait; None for any number.
     """
 
     def __init__(
         self, policy: BatchPolicy, answer_lock: AnswerLock, most: int | None = None
     ) -> None:
-        super().__init__(policy, answer_lock, most)
+        self.answer_lock = answer_lock
+        self._size = policy.max_batch_size
+        self._most = sys.maxsize if most is None else most
+        self._batcher: Batcher[Answer] = Batcher(policy)
+        # A signal's handler may close the queue while its own thread is in one of its methods.
+        self._lock = threading.RLock()
+        #: Items that wait, and requests that were taken and are not settled.
+        self._rows = self._taken = 0
+        #: Why the queue is closed.
+        self._closed: BatchError | None = None
+        #: Why no worker can serve for the time being.
+        self._suspended: BatchError | None = None
+        #: Why the queue will be closed after the last answer.
+        self._draining: BatchError | None = None
         self._slots: list[Slot] = []
         self._sleepers: list[Slot] = []
+
+    def __repr__(self) -> str:
+        state = "open" if self._closed is None else f"closed: {self._closed}"
+        return f"<RequestQueue {state}: {self._rows} items wait>"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes requests."""
+        return self._closed is None
 
     def slot(self, room: int = 1) -> Slot:
         """Return a place for another worker."""
@@ -230,14 +109,14 @@ class RequestQueue(Waiting):
 
     def add(self, answers: Iterable[Answer], rows: int) -> None:
         """
-        Put requests in line, all of them or none.
+        Put requests in the queue, all of them or none.
 
         Args:
             answers: One for each, with its items.
             rows: How many items they have together.
 
         Raises:
-            QueueFull: There is no room in line for all of their items.
+            QueueFull: There is no room for all of their items.
             BatchError: The streamer is closed, or its model could not be loaded.
         """
         now = monotonic()
@@ -247,32 +126,49 @@ class RequestQueue(Waiting):
                 self._batcher.add(Request(answer, now, 0, False, None, len(answer.items)))  # noqa: FBT003
             is_full = before < self._size <= self._rows
             has_woken = (is_full or not before) and self._wake()
-            refusal = self._refusal
-            if refusal is not None:  # closed since `_admit`, and maybe between two lines of ours
+            closed = self._closed
+            if closed is not None:  # since `_admit`, and maybe between two lines of this method
                 left = self._batcher.clear()
                 left += [Request(each, now, rows=len(each.items)) for each in answers]
-        if refusal is not None:
-            fail(left, refusal, self.answer_lock)
+        if closed is not None:
+            fail(left, closed, self.answer_lock)
         if is_full and has_woken:
             sleep(_SHORT)
+
+    def put_back(self, requests: Requests) -> None:
+        """Put requests in the queue again; those whose deadline has passed fail."""
+        now = monotonic()
+        with self._lock:
+            error = self._closed or self._suspended
+            for request in requests if error is None else ():
+                self._batcher.add(request)
+                self._rows += request.rows
+            late = self._batcher.expire(now)
+            self._rows -= sum(request.rows for request in late)
+            self._wake()
+        if error is not None:
+            fail(requests, error, self.answer_lock)
+        if late:
+            lost = WorkerLost("the worker process died, and the next ones, too")
+            fail(late, lost, self.answer_lock)
 
     def take(self, slot: Slot) -> Requests | None:
         """
         Wait for a batch.
 
         Args:
-            slot: Of the worker that asks; the batch is in its hands from here on.
+            slot: Of the worker that asks, and has the batch from here on.
 
         Returns:
             The batch; None if there will not be another.
         """
         with self._lock:
-            while self._refusal is None and (slot.out or not slot.gone):
+            while self._closed is None and (slot.out or not slot.is_retired):
                 seconds = None
-                if len(slot.out) < slot.room and not slot.gone:
+                if len(slot.out) < slot.room and not slot.is_retired:
                     found = self._batcher.next(monotonic(), ahead=bool(slot.out))
                     if isinstance(found, Batch):
-                        if taken := self._leave(slot, found):
+                        if taken := self._start(slot, found):
                             return taken
                         continue
                     if isinstance(found, Done) and self._close_when_through():
@@ -281,7 +177,7 @@ class RequestQueue(Waiting):
                 self._sleepers.append(slot)
                 self._sleep(slot, seconds)
                 self._sleepers.remove(slot)
-            self._wake()  # it may have been the one who watched the line
+            self._wake()  # this slot may have been the one that watched the queue
         return None
 
     def done(self, slot: Slot, requests: Requests) -> bool:
@@ -298,89 +194,162 @@ class RequestQueue(Waiting):
             if len(requests) > 1:
                 rows = sum(request.rows for request in requests)
                 self._batcher.batch_ended(monotonic(), rows, requests[0].urgency)
-            if self._rows or slot.gone:
-                slot.bell.notify()
+            if self._rows or slot.is_retired:
+                slot.condition.notify()
         return True
 
     def through(self, requests: int) -> None:
-        """Take note that so many requests that were in hands are settled, or in line again."""
+        """Take note that so many requests that were taken are settled, or back in the queue."""
         with self._lock:
-            self._in_loader -= requests
-            if requests > 1:  # those who were answered could not come before
+            self._taken -= requests
+            if requests > 1:  # the callers who were answered could not send others before
                 self._batcher.restart_linger(monotonic())
         self._close_when_through()
 
     def retire(self, slot: Slot) -> None:
         """Give a worker no more than what it has."""
         with self._lock:
-            slot.gone = True
-            slot.bell.notify()
+            slot.is_retired = True
+            slot.condition.notify()
 
     def recall(self, slot: Slot) -> list[Requests]:
-        """Let a worker go, and return the batches it had, the one that ran first."""
+        """Retire a worker, and return the batches it had, the one that ran first."""
         with self._lock:
-            slot.gone = True
+            self.retire(slot)
             had, slot.out = list(slot.out), deque()
             if slot in self._slots:
                 self._slots.remove(slot)
-            slot.bell.notify()
         return had
+
+    def drain(self, error: BatchError) -> None:
+        """
+        Close when all requests in the queue, and all that were taken, have their answers.
+
+        Args:
+            error: As for `close`.
+        """
+        with self._lock:
+            self._draining = error
+            self._batcher.drain()
+            self._wake_all()
+        self._close_when_through()
+
+    def suspend(self, error: BatchError) -> None:
+        """
+        Fail the requests that wait, and refuse others until `resume`.
+
+        Args:
+            error: What they fail with.
+        """
+        with self._lock:
+            self._suspended = error
+            left = self._clear()
+        fail(left, error, self.answer_lock)
+        self._close_when_through()
+
+    def resume(self) -> None:
+        """Take requests again."""
+        self._suspended = None
+
+    def close(self, error: BatchError) -> None:
+        """
+        Take no more requests, and fail those that wait.
+
+        Args:
+            error: What they, and all later ones, fail with.
+        """
+        with self._lock:
+            self._closed = self._closed or error
+            left = self._clear()
+            self._wake_all()
+        fail(left, error, self.answer_lock)
 
     def wait_until_closed(self, seconds: float | None) -> bool:
         """Wait, and say whether it was closed meanwhile."""
         slot = Slot(threading.Condition(self._lock), room=0)
         with self._lock:
-            if self._refusal is None:
+            if self._closed is None:
                 self._sleepers.append(slot)
-                slot.bell.wait(seconds)
+                slot.condition.wait(seconds)
                 self._sleepers.remove(slot)
         return not self.is_open
 
     def abandon(self, error: BatchError) -> None:
-        """In a forked copy of the process: fail all, whose workers are not ours, without a lock."""
+        """In a forked copy of the process, which has no workers: fail all, without a lock."""
         had = [request for slot in self._slots for requests in slot.out for request in requests]
-        left = [*self._batcher.clear(), *had]
+        left = [*self._clear(), *had]
         self._lock, self.answer_lock.lock = threading.RLock(), threading.RLock()
         self._slots, self._sleepers = [], []
         for request in left:
             request.item.begin_anew()
         fail(left, error, self.answer_lock)
 
-    def _sleep(self, slot: Slot, seconds: float | None) -> None:
-        """Wait for the bell; who wakes late could not see who was coming."""
-        due = None if seconds is None else monotonic() + seconds
-        slot.bell.wait(seconds)
-        if due is not None and (now := monotonic()) - due > self._batcher.policy.linger_seconds:
-            self._batcher.restart_linger(now)
+    def _admit(self, rows: int) -> int:
+        """Count rows in, under the lock; return how many waited before."""
+        if error := self._closed or self._suspended:
+            raise type(error)(str(error))
+        given_up = self.answer_lock.given_up
+        if given_up and (
+            self._rows + rows > self._most or given_up > max(self._size, len(self._batcher) // 2)
+        ):
+            self._remove_cancelled()
+        before = self._rows
+        if before + rows > self._most:
+            raise QueueFull(f"{before} items wait and {rows} more are too many for {self._most}")
+        self._rows = before + rows
+        return before
 
-    def _leave(self, slot: Slot, batch: Batch[Answer]) -> Requests:
+    def _remove_cancelled(self) -> None:
+        for request in wanted(self._clear(), self.answer_lock):
+            self._batcher.add(request)
+            self._rows += request.rows
+
+    def _clear(self) -> list[Request[Answer]]:
+        self._rows = 0
+        return self._batcher.clear()
+
+    def _start(self, slot: Slot, batch: Batch[Answer]) -> Requests:
         self._rows -= batch.rows
         taken = start(batch.requests, self.answer_lock)
         if taken:
             slot.out.append(taken)
-            self._in_loader += len(taken)
+            self._taken += len(taken)
         if self._rows:
             self._wake()
         return taken
 
-    def _rouse(self) -> None:
-        for slot in self._sleepers:
-            slot.bell.notify()
+    def _close_when_through(self) -> bool:
+        error = self._draining
+        if error is None or self._taken or len(self._batcher):
+            return False
+        self.close(error)
+        return True
+
+    def _sleep(self, slot: Slot, seconds: float | None) -> None:
+        """Wait for a notification; a slot that wakes late could not see arrivals meanwhile."""
+        due = None if seconds is None else monotonic() + seconds
+        slot.condition.wait(seconds)
+        if due is not None and (now := monotonic()) - due > self._batcher.policy.linger_seconds:
+            self._batcher.restart_linger(now)
 
     def _wake(self) -> bool:
         """
-        Have a slot ask for a batch, the lock in hand: an idle one, rather.
+        Have a slot ask for a batch, under the lock: preferably an idle one.
 
         Returns:
             Whether it is idle.
         """
         for slot in self._sleepers:
-            if not slot.out and slot.room and not slot.gone:
-                slot.bell.notify()
+            if not slot.out and slot.room and not slot.is_retired:
+                slot.condition.notify()
                 return True
         if self._batcher.is_full:
             for slot in self._sleepers:
-                if len(slot.out) < slot.room and not slot.gone:
-                    slot.bell.notify()
+                if len(slot.out) < slot.room and not slot.is_retired:
+                    slot.condition.notify()
                     break
         return False
+
+    def _wake_all(self) -> None:
+        for slot in self._sleepers:
+            slot.condition.notify()

@@ -18,7 +18,7 @@ from celery_batch.processes.supervisor import restart_pause
 from celery_batch.runtime.model import Model
 from celery_batch.streamer import worker_main
 from celery_batch.streamer.base import GRACE
-from celery_batch.streamer.recovery import break_off, broke_off, give, lose, stand_first
+from celery_batch.streamer.recovery import break_off, broke_off, give, lose, requeue_first
 from celery_batch.streamer.request_queue import RequestQueue, Requests, Slot
 from celery_batch.streamer.spawn_hook import HookedName
 from celery_batch.streamer.worker_main import Plan, pickled, unpickled
@@ -330,7 +330,7 @@ class _Feeder:
             logger.error("A worker process died under %d requests", len(had[0]))
         lose(self._request_queue, had[:sent])
         for requests in had[sent:]:
-            stand_first(self._request_queue, requests)
+            requeue_first(self._request_queue, requests)
 
     def _settle(self, slot: Slot, requests: Requests, reply: bytes) -> None:
         try:
@@ -346,4 +346,4 @@ class _Feeder:
         elif outputs:
             give(self._request_queue, requests, outputs)
         else:
-            stand_first(self._request_queue, requests)
+            requeue_first(self._request_queue, requests)

@@ -13,7 +13,7 @@ from celery_batch.batching.batcher import Batcher
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.errors import LoadFailed
-from celery_batch.streamer import request_queue as intake_module
+from celery_batch.streamer import request_queue as queue_module
 from celery_batch.streamer.futures import Answer, AnswerLock
 from celery_batch.streamer.recovery import give
 from celery_batch.streamer.request_queue import RequestQueue
@@ -79,44 +79,44 @@ class Crowd(Clients):
         """Have nobody come again."""
 
 
-class Bell:
-    """What a worker sleeps on: meanwhile the clients come."""
+class Condition:
+    """What a worker waits on: meanwhile the clients come."""
 
     def __init__(self, clients, add, late=0.0):
         self._clients = clients
         self._add = add
         self._late = late
-        self._has_rung = False
+        self._is_notified = False
 
     def notify(self):
-        """Wake who sleeps."""
-        self._has_rung = True
+        """Wake the worker."""
+        self._is_notified = True
 
     def wait(self, seconds):
-        """Sleep until it rings, or for so long; and longer, where the worker is kept waiting."""
-        self._has_rung = False
+        """Wait for a notification, or for so long; and longer, where the worker wakes late."""
+        self._is_notified = False
         end = inf if seconds is None else self._clients.now + max(seconds, TICK)
-        self._clients.come_until(end, self._add, lambda: self._has_rung)
-        self._clients.now += 0.0 if self._has_rung else self._late
+        self._clients.come_until(end, self._add, lambda: self._is_notified)
+        self._clients.now += 0.0 if self._is_notified else self._late
 
 
 def streamed(policy, clients, batches, monkeypatch):
     """Return how many requests each batch of a streamer has."""
-    monkeypatch.setattr(intake_module, "monotonic", clients.clock)
-    intake = RequestQueue(policy, AnswerLock())
-    slot = intake.slot()
+    monkeypatch.setattr(queue_module, "monotonic", clients.clock)
+    request_queue = RequestQueue(policy, AnswerLock())
+    slot = request_queue.slot()
 
     def add(client):
-        intake.add([Answer([client], intake.answer_lock)], 1)
+        request_queue.add([Answer([client], request_queue.answer_lock)], 1)
 
-    slot.bell = Bell(clients, add)
+    slot.condition = Condition(clients, add)
     sizes = []
     for _ in range(batches):
-        requests = intake.take(slot)
+        requests = request_queue.take(slot)
         items = [request.item.items[0] for request in requests]
         clients.come_until(clients.now + RUN, add)
-        intake.done(slot, requests)
-        give(intake, requests, items)
+        request_queue.done(slot, requests)
+        give(request_queue, requests, items)
         clients.answer(items)
         sizes.append(len(items))
     return sizes
@@ -177,32 +177,32 @@ def test_loads_are_batched_as_they_are_simulated(rate, monkeypatch):
 def test_a_worker_that_wakes_late_looks_again(monkeypatch):
     """A worker that could not run when silence was over does not take it for silence."""
     clients = Clients(1, think=0.0)
-    monkeypatch.setattr(intake_module, "monotonic", clients.clock)
-    intake = RequestQueue(BatchPolicy(16, 0.1), AnswerLock())
-    slot = intake.slot()
+    monkeypatch.setattr(queue_module, "monotonic", clients.clock)
+    request_queue = RequestQueue(BatchPolicy(16, 0.1), AnswerLock())
+    slot = request_queue.slot()
 
     def add(client):
-        intake.add([Answer([client], intake.answer_lock)], 1)
+        request_queue.add([Answer([client], request_queue.answer_lock)], 1)
 
     add(0)
     clients._coming = [(0.0525, 1)]
-    slot.bell = Bell(clients, add, late=0.05)
+    slot.condition = Condition(clients, add, late=0.05)
 
-    assert [0, 1] == [request.item.items[0] for request in intake.take(slot)]
+    assert [0, 1] == [request.item.items[0] for request in request_queue.take(slot)]
 
 
 def test_who_was_cancelled_before_a_pause_is_not_looked_for_after_it(monkeypatch):
     """The line is not searched for cancelled requests that left it when nobody could serve."""
-    intake = RequestQueue(BatchPolicy(4, 0.1), AnswerLock())
-    answers = [Answer([each], intake.answer_lock) for each in range(40)]
-    intake.add(answers, 40)
+    request_queue = RequestQueue(BatchPolicy(4, 0.1), AnswerLock())
+    answers = [Answer([each], request_queue.answer_lock) for each in range(40)]
+    request_queue.add(answers, 40)
     assert all(answer.cancel() for answer in answers)
-    intake.suspend(LoadFailed("no weights"))
-    intake.resume()
+    request_queue.suspend(LoadFailed("no weights"))
+    request_queue.resume()
     scans = []
-    clean_up = intake._clean_up
-    monkeypatch.setattr(intake, "_clean_up", lambda: scans.append(1) or clean_up())
+    remove = request_queue._remove_cancelled
+    monkeypatch.setattr(request_queue, "_remove_cancelled", lambda: scans.append(1) or remove())
     for each in range(100):
-        intake.add([Answer([each], intake.answer_lock)], 1)
+        request_queue.add([Answer([each], request_queue.answer_lock)], 1)
 
     assert 0 == len(scans)
