@@ -1,4 +1,4 @@
-"""The compose file's services, run by their own commands and asked by their own health checks."""
+"""The compose file's services by their own commands, with their own health checks."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import json
 import os
 import re
 import select
+import shlex
+import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import psutil
@@ -18,113 +22,152 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_batch.processes.managed_process import wait_until
+from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import find_redis_server
-from tests.conftest import need
-from tests.services.containers import Containers, programs_missing
+from demo.prometheus import Prometheus, find_prometheus
+from tests.conftest import ROOT, need
+from tests.services.compose import read_compose
+from tests.services.image import Step, stages
 from tests.services.kustomize import KUBERNETES, built
 from tests.services.nginx import find_nginx
+from tests.services.ports import quiet_port
 
 #: Many servers start, one of which loads a model, on a machine that does more besides.
 pytestmark = pytest.mark.timeout(400)
 
-#: Grafana has no package of Debian's; test_grafana.py looks at its files.
-NAMES = ["redis", "worker", "web", "flower", "nginx", "prometheus"]
-OVERRIDES = ["nginx", "monitoring", "production"]
 PASSWORDS = {"REDIS_PASSWORD": "an-open-sesame", "FLOWER_PASSWORD": "garlic"}
+SERVICES = read_compose("nginx", "monitoring", "production", environ=PASSWORDS)["services"]
 
-#: Sends many sentences as the web container would, and says their ids.
-SEND = """
-import json, os
-from workers.infill import infill
-results = infill.delay_many(["twinkle twinkle [MASK] star."] * int(os.environ["HOW_MANY"]))
-print(json.dumps([each.id for each in results]))
-"""
+#: The ports in the containers' network.
+PORTS = {"redis": 6379, "worker": 9808, "web": 8000, "flower": 5555, "nginx": 8000}
+
+
+class Services:
+    """
+    Services as processes of this machine, with the packages of these tests.
+
+    A container's names and ports become free ports on loopback, its folders one folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = {name: quiet_port() for name in PORTS}
+        self.running: dict[str, ManagedProcess] = {}
+
+    def start(self, name: str) -> None:
+        """Start a service, again if it ran before; return when its health check finds it well."""
+        if name in self.running:
+            self.running[name].stop()
+        if name == "nginx":
+            conf = self.here(name, (ROOT / "deploy" / "nginx" / "compose.conf").read_text())
+            user = "user root;\n" if os.geteuid() == 0 else ""  # the folder is root's
+            (self.folder / "nginx.conf").write_text(user + conf)
+            command = [find_nginx(), "-p", str(self.folder), "-c", "nginx.conf"]
+        elif "command" in SERVICES[name]:
+            command = shlex.split(self.here(name, SERVICES[name]["command"]))
+        else:
+            command = [self.here(name, word) for word in self._step(name, "CMD").command]
+        log = self.folder / f"{name}.log"
+        process = ManagedProcess(command, log, env=self.environment(name))
+        self.running[name] = process
+        wait_until(lambda: self.why_not_healthy(name), [process], what=name, timeout=120)
+
+    def why_not_healthy(self, name: str) -> str:
+        """Run the health check of a service."""
+        if "healthcheck" in SERVICES[name]:
+            words = SERVICES[name]["healthcheck"]["test"][1:]
+        else:
+            words = self._step(name, "HEALTHCHECK").command
+        command = [self.here(name, word) for word in words]
+        env = self.environment(name)
+        done = subprocess.run(command, env=env, capture_output=True, check=False)
+        return (done.stdout + done.stderr).decode() or "unhealthy" if done.returncode else ""
+
+    def environment(self, name: str) -> dict[str, str]:
+        """Return the variables of a service, and a path on which its programs are found."""
+        ours = {key: str(value) for key, value in SERVICES[name].get("environment", {}).items()}
+        if name == "worker":
+            ours |= dict([self._step(name, "ENV").rest.split("=")])
+        folders = [Path(sys.executable).parent, Path(find_redis_server()).parent]
+        path = os.pathsep.join([*map(str, folders), os.environ["PATH"], "/usr/sbin"])
+        return {key: self.here(name, value) for key, value in ours.items()} | {"PATH": path}
+
+    def here(self, name: str, text: str) -> str:
+        """Return a text of a container with the addresses, ports and folders of this machine."""
+        for host, port in PORTS.items():
+            text = re.sub(rf"(?<![\w.-]){host}:{port}\b", f"127.0.0.1:{self.ports[host]}", text)
+        text = re.sub(rf"(?<![\d.]){PORTS[name]}(?![\d.])", str(self.ports[name]), text)
+        text = text.replace("0.0.0.0", "127.0.0.1")  # noqa: S104 (which is replaced)
+        return re.sub(r"(?<![\w/])/(tmp|data)\b", str(self.folder), text)
+
+    def client(self, name: str) -> httpx.Client:
+        """Return a client of a service."""
+        address = f"http://127.0.0.1:{self.ports[name]}"
+        return httpx.Client(base_url=address, trust_env=False, timeout=60)
+
+    def stop(self) -> None:
+        """End all of them."""
+        for process in reversed(self.running.values()):
+            process.stop()
+
+    def _step(self, name: str, word: str) -> Step:
+        (step,) = [step for step in stages()[name][1] if step.word == word]
+        return step
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Iterator[Containers]:
-    """
-    All services that a machine without Docker can have.
-
-    In the end each of them ends within its grace, and none has written to its image, which
-    is read-only in a container.
-    """
+def services(tmp_path_factory) -> Iterator[Services]:
+    """All services that a machine without Docker can have, but for Prometheus and Grafana."""
     need(find_redis_server)
     need(find_nginx)
-    if missing := programs_missing("redis-cli", "prometheus", "wget"):
+    if missing := [name for name in ("redis-cli", "wget") if shutil.which(name) is None]:
         assert os.environ.get("CI") != "true", missing
         pytest.skip(f"not installed: {', '.join(missing)}")
-    place = Containers(tmp_path_factory.mktemp("compose"), NAMES, OVERRIDES, PASSWORDS)
-    before = contents(place)
+    services = Services(tmp_path_factory.mktemp("compose"))
     try:
-        yield place
-        place.down()
+        for name in ("redis", "worker", "web", "flower", "nginx"):
+            services.start(name)
+        yield services
     finally:
-        place.close()
-    assert before == contents(place)
+        services.stop()
 
 
-@pytest.fixture
-def up(place) -> Containers:
-    """All of them healthy, also where the test before has ended one."""
-    place.up()
-    return place
+@pytest.fixture(scope="module")
+def prometheus(services, tmp_path_factory) -> Iterator[Prometheus]:
+    """A Prometheus with the configuration that the compose file mounts."""
+    need(find_prometheus)
+    ports = services.ports
+    targets = {"celery_batch": "worker", "celery_batch_web": "web"}
+    targets = {job: [f"127.0.0.1:{ports[name]}"] for job, name in targets.items()}
+    prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), targets)
+    yield prometheus
+    prometheus.child.stop()
 
 
-def contents(place: Containers) -> list[str]:
-    """Return what lies in the images' folders, which are read-only in containers."""
-    folder = place.folder / "images"
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-def client_of(place: Containers, name: str, port: int) -> httpx.Client:
-    """Return a client of a service's port."""
-    address = f"http://127.0.0.1:{place[name].port(port)}"
-    return httpx.Client(base_url=address, trust_env=False, timeout=60)
-
-
-def redis_url(place: Containers) -> str:
-    """Return where Redis is on this machine, with its password."""
-    return place["worker"].translated(place["worker"].service["environment"]["CELERY_BROKER_URL"])
-
-
-def send_from_web(place: Containers, count: int) -> list[str]:
-    """Send sentences from the web tier's own image, which has no torch; return their ids."""
-    web = place["web"]
-    url = redis_url(place)
-    urls = {"CELERY_BROKER_URL": url, "CELERY_RESULT_BACKEND": url}
-    env = {**web.image.env, **urls, "HOW_MANY": str(count)}
-    python = web.image.inside("/venv/bin/python")
-    command = [str(python), "-c", SEND]
-    done = subprocess.run(
-        command, env=env, cwd=web.image.folder, check=True, capture_output=True, text=True
-    )
-    return json.loads(done.stdout)
-
-
-def test_request_goes_through_nginx_web_and_worker(up):
+def test_request_goes_through_nginx_web_and_worker(services):
     """A sentence that is posted to the published port comes back with its word."""
-    with client_of(up, "nginx", 8000) as client:
+    with services.client("nginx") as client:
         answer = client.post("/predict", json={"inputs": ["twinkle twinkle [MASK] star."]})
 
     assert (200, {"outputs": ["little"]}) == (answer.status_code, answer.json())
     assert "nginx" == answer.headers["server"]
 
 
-def test_client_is_who_asks_nginx(up):
+def test_client_is_who_asks_nginx(services):
     """The web server's log names the address that nginx saw, whatever the client says."""
-    with client_of(up, "nginx", 8000) as client:
+    with services.client("nginx") as client:
         client.get("/healthz?mine", headers={"X-Forwarded-For": "10.9.9.9"})
-    (line,) = [line for line in up["web"].log.read_text().splitlines() if "?mine" in line]
+    (line,) = [
+        line for line in (services.folder / "web.log").read_text().splitlines() if "?mine" in line
+    ]
 
     assert "127.0.0.1" in line
     assert "10.9.9.9" not in line
 
 
-def test_client_with_too_many_requests_is_refused(up):
+def test_client_with_too_many_requests_is_refused(services):
     """Beyond its rate a client gets 429 from nginx, in the form of the web server's errors."""
-    port = up["nginx"].port(8000)
+    port = services.ports["nginx"]
     head = b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
     answer = b""
     for _ in range(20):
@@ -146,16 +189,16 @@ def test_client_with_too_many_requests_is_refused(up):
     assert "TooManyRequests" == json.loads(body)["error"]["type"]
 
 
-def test_counts_stay_inside(up):
-    """What is for Prometheus is not told to the world."""
-    with client_of(up, "nginx", 8000) as client:
+def test_metrics_stay_inside(services):
+    """The metrics are for Prometheus, and nginx does not pass them on."""
+    with services.client("nginx") as client:
         assert 404 == client.get("/metrics").status_code
 
 
-def test_flower_wants_its_password(up):
+def test_flower_wants_its_password(services):
     """Flower shows nothing without the password of its override, and the worker with it."""
-    with client_of(up, "flower", 5555) as client:
-        stranger = client.get("/workers").status_code
+    with services.client("flower") as client:
+        without = client.get("/workers").status_code
 
         def why_not() -> str:
             page = client.get(
@@ -165,79 +208,65 @@ def test_flower_wants_its_password(up):
 
         wait_until(why_not, [], what="Flower", timeout=60)
 
-    assert 401 == stranger
+    assert 401 == without
 
 
-def test_prometheus_reaches_its_targets(up):
-    """Prometheus scrapes worker and web tier by the names that its configuration has."""
-    address = f"http://127.0.0.1:{up['prometheus'].port(9090)}/api/v1/targets"
-    with httpx.Client(trust_env=False) as client:
+def test_prometheus_reaches_its_targets(prometheus):
+    """Worker and web tier serve metrics where the configuration looks for them."""
 
-        def why_not() -> str:
-            targets = client.get(address).json()["data"]["activeTargets"]
-            states = {each["labels"]["job"]: each["health"] for each in targets}
-            wanted = {"celery_batch": "up", "celery_batch_web": "up"}
-            return "" if states == wanted else str(states)
+    def why_not() -> str:
+        targets = prometheus.ask("targets")["activeTargets"]
+        states = {each["labels"]["job"]: each["health"] for each in targets}
+        wanted = {"celery_batch": "up", "celery_batch_web": "up"}
+        return "" if states == wanted else str(states)
 
-        wait_until(why_not, [], what="Prometheus", timeout=60)
+    wait_until(why_not, [prometheus.child], what="Prometheus", timeout=60)
 
 
-def test_scaler_has_an_answer(up):
+def test_scaler_has_an_answer(services, prometheus):
     """What KEDA asks Prometheus is one number; without Kubernetes there is no namespace."""
     (scaled,) = [each for each in built(KUBERNETES / "keda") if each["kind"] == "ScaledObject"]
     query = scaled["spec"]["triggers"][0]["metadata"]["query"]
     query = re.sub(r'namespace="[^"]*",?', "", query)
-    address = f"http://127.0.0.1:{up['prometheus'].port(9090)}/api/v1/query"
-    send_from_web(up, 1)
-    with httpx.Client(trust_env=False) as client:
+    with services.client("web") as client:
+        client.post("/predict", json={"inputs": ["twinkle twinkle [MASK] star."]})
 
-        def why_not() -> str:
-            result = client.get(address, params={"query": query}).json()["data"]["result"]
-            return "" if len(result) == 1 and float(result[0]["value"][1]) >= 0 else str(result)
+    def why_not() -> str:
+        values = prometheus.values(query)
+        return "" if len(values) == 1 and values[0] >= 0 else str(values)
 
-        wait_until(why_not, [], what="Prometheus", timeout=60)
+    wait_until(why_not, [prometheus.child], what="Prometheus", timeout=60)
 
 
-def test_redis_wants_its_password(up):
+def test_redis_wants_its_password(services):
     """A client without the password is refused; it is not in the list of processes."""
-    client = redis.Redis(port=up["redis"].port(6379), retry=Retry(NoBackoff(), 0))
+    client = redis.Redis(port=services.ports["redis"], retry=Retry(NoBackoff(), 0))
     with pytest.raises(redis.AuthenticationError):
         client.ping()
     client.close()
-    told = up["redis"].why_not_healthy()
-    (process,) = psutil.Process(up["redis"].pid).children()
+    (process,) = psutil.Process(services.running["redis"].pid).children()
 
-    assert "" == told
+    assert "" == services.why_not_healthy("redis")
     assert PASSWORDS["REDIS_PASSWORD"] not in " ".join(process.cmdline())
 
 
-def test_unhealthy_is_noticed(up):
+def test_unhealthy_is_noticed(services):
     """A health check says no where its service is not there."""
-    for name in ("prometheus", "nginx"):
-        up[name].stop()
-        assert "" != up[name].why_not_healthy()
+    services.running["nginx"].stop()
+    reason = services.why_not_healthy("nginx")
+    services.start("nginx")
+
+    assert reason
 
 
-def test_worker_gives_back_what_it_holds(up):
-    """SIGTERM ends the worker within its grace; what it had not begun waits for the next one."""
-    count = 600
-    ids = send_from_web(up, count)
-    took = up["worker"].stop()
-    reason = up["worker"].why_not_healthy()
-    url = redis_url(up)
-    with redis.Redis.from_url(url) as client:
-        waiting = client.llen("celery")
-        done = client.exists(*(f"celery-task-meta-{each}" for each in ids))
-    up["worker"].start()
-    with redis.Redis.from_url(url) as client:
-        keys = [f"celery-task-meta-{each}" for each in ids]
-        wait_until(
-            lambda: "" if client.exists(*keys) == count else "not all are done",
-            [],
-            what="the rest",
-            timeout=60,
-        )
+def test_worker_ends_within_its_grace(services):
+    """SIGTERM ends the worker before Docker would kill it; its health check notices it."""
+    grace = int(SERVICES["worker"]["stop_grace_period"].removesuffix("s"))
+    (worker,) = psutil.Process(services.running["worker"].pid).children()
+    worker.terminate()
+    has_ended = services.running["worker"].wait(grace)
+    reason = services.why_not_healthy("worker")
+    services.start("worker")
 
-    assert count == waiting + done
+    assert has_ended
     assert "has ended" in reason
-    assert took < up["worker"].grace

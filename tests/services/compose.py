@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["OVERRIDES", "ROOT", "in_order", "ports_of", "read_compose"]
+__all__ = ["OVERRIDES", "ROOT", "read_compose"]
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
@@ -76,25 +76,3 @@ def _filled(value: Any, environ: Mapping[str, str]) -> Any:
         return environ.get(name) or otherwise or ""
 
     return _VARIABLE.sub(fill, value)
-
-
-def ports_of(service: Mapping[str, Any]) -> list[int]:
-    """Return the ports on which a container is published or exposed."""
-    published = [each.rpartition(":")[2] for each in service.get("ports", ())]
-    return sorted({int(port) for port in (*service.get("expose", ()), *published)})
-
-
-def in_order(services: Mapping[str, Any]) -> list[str]:
-    """Return the names of the services, each after those that it waits for."""
-    order: list[str] = []
-
-    def visit(name: str) -> None:
-        for other in services[name].get("depends_on", ()):
-            if other in services:
-                visit(other)
-        if name not in order:
-            order.append(name)
-
-    for name in services:
-        visit(name)
-    return order
