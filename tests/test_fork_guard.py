@@ -13,7 +13,7 @@ import redis
 from celery.utils.functional import noop
 
 from celery_batch import fork_guard
-from celery_batch.fork_guard import held_off
+from celery_batch.fork_guard import forks_delayed
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.worker.intake.background_thread import BackgroundThread
 from celery_batch.worker.redis.owner import own_pool
@@ -51,7 +51,7 @@ def forked(order: list[str]) -> None:
     """Fork, and have the child connect, too."""
     pid = os.fork()
     if not pid:
-        with held_off():
+        with forks_delayed():
             os._exit(7)
     order.append("forked")
     _, status = os.waitpid(pid, 0)
@@ -64,12 +64,12 @@ def test_a_fork_waits_for_who_connects(
     """It comes after them, whoever comes meanwhile waits for it, and the child is free."""
 
     def connect() -> None:
-        with held_off():
+        with forks_delayed():
             order.append("second")
 
-    with held_off():
+    with forks_delayed():
         on_a_thread(lambda: forked(order))
-        until(lambda: fork_guard._validator.forking)
+        until(lambda: fork_guard._state.forking)
         second = on_a_thread(connect)
         order.append("first")
     second.join()
@@ -86,7 +86,7 @@ def test_a_fork_does_not_wait_for_ever(
 ) -> None:
     """A server that does not answer keeps no worker's loop, and the child is free all the same."""
     monkeypatch.setattr(fork_guard, "_TIMEOUT", 0.0)
-    with held_off():
+    with forks_delayed():
         on_a_thread(lambda: forked(order)).join()
 
     assert ["forked", "child 7"] == order
@@ -118,7 +118,7 @@ def test_a_workers_own_connections_hold_forks_off(
     on_a_thread(connect)
     begun.wait(60)
     on_a_thread(lambda: forked(order))
-    until(lambda: fork_guard._validator.forking)
+    until(lambda: fork_guard._state.forking)
     may_end.set()
     until(lambda: "child 7" in order)
 
@@ -140,7 +140,7 @@ def test_what_a_worker_puts_off_holds_forks_off(
     teller.soon(write, noop)
     begun.wait(60)
     on_a_thread(lambda: forked(order))
-    until(lambda: fork_guard._validator.forking)
+    until(lambda: fork_guard._state.forking)
     may_end.set()
     until(lambda: "child 7" in order)
     teller.close()

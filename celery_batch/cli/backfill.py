@@ -17,7 +17,7 @@ from celery_batch.backfill.progress import Progress
 from celery_batch.backfill.window import TIMEOUT, WINDOW_BYTES
 from celery_batch.cli.common import batch_task
 from celery_batch.cli.progress import echo, shown
-from celery_batch.compat.gc import collect_seldom, keep_what_is_there
+from celery_batch.compat.gc import collect_less_often, freeze_existing
 from celery_batch.errors import BackfillComplete, BackfillError, BackfillStopped, BatchError
 
 __all__ = ["backfill"]
@@ -104,8 +104,8 @@ def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]
         job.forget()
     run = job.retry if options["retry_errors"] else job.run
     with shown(output) as show, JobControl(app, name, source, output) as control:
-        keep_what_is_there()
-        collect_seldom()
+        freeze_existing()
+        collect_less_often()
         return run(control, show)
 
 

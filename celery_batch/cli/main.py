@@ -21,13 +21,13 @@ from celery_batch.cli.top import top
 from celery_batch.cli.tune import tune
 from celery_batch.errors import BatchError
 from celery_batch.processes.redis_server import RedisServer
-from celery_batch.worker.control import remote_control
+from celery_batch.worker.control import commands
 
 __all__ = ["batch"]
 
 # Celery's command line asks every extension in before it looks at the command,
 # so `celery inspect batch_status` knows what it may ask.
-remote_control.register()
+commands.register()
 
 
 @click.group(name="batch")

@@ -3,9 +3,9 @@
 Keeps Python's garbage collector from scanning long-lived objects again.
 
 A worker has a few hundred thousand objects that stay for ever, and some dozens for each
-message that go by themselves when it is answered.  By its own measure the collector
-looks at the ones after every few messages, and at the others every few thousand: a fifth
-of what a message costs.
+message that reference counting frees when it is answered.  With Python's thresholds the
+collector scans the latter every few messages and the former every few thousand: a fifth
+of the cost of a message.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import gc
 import os
 import threading
 
-__all__ = ["collect_seldom", "keep_what_is_there", "unfreeze_all"]
+__all__ = ["collect_all", "collect_less_often", "freeze_existing"]
 
-#: New objects after which the collector looks at them, where messages are handled: about
-#: as many as all the messages that a worker holds have.
+#: New objects after which the collector scans them, where messages are handled: about as
+#: many as all prefetched messages have.
 _MANY = 20_000
 
-#: Python's own measures, which somebody may have changed for reasons of theirs.
-_PYTHONS = ((700, 10, 10), (2000, 10, 10), (2000, 10, 0))
+#: Python's defaults; other thresholds were set by the user, and stay.
+_DEFAULTS = ((700, 10, 10), (2000, 10, 10), (2000, 10, 0))
 
 _before: tuple[int, int, int] | None = None
 
 
-def keep_what_is_there() -> None:
-    """Have the collector never look again at what this process has now."""
-    if _is_ours():
+def freeze_existing() -> None:
+    """Exclude all objects that this process has now from collection."""
+    if _is_main_thread():
         gc.collect()
         gc.freeze()
 
 
-def unfreeze_all() -> None:
-    """Collect what nobody has any more, also of what was to be kept; on whatever thread."""
+def collect_all() -> None:
+    """Collect garbage among the excluded objects, too; callable from any thread."""
     kept = gc.get_freeze_count()
     gc.unfreeze()
     gc.collect()
@@ -42,26 +42,26 @@ def unfreeze_all() -> None:
         gc.freeze()
 
 
-def collect_seldom() -> None:
+def collect_less_often() -> None:
     """
-    Have the collector look less often, in this process and in none that it forks.
+    Have the collector run less often, in this process and in none that it forks.
 
-    Not where a model runs: what it leaves behind may be large, and on a device.
+    Not where a model runs: its garbage may be large, and on a device.
     """
-    global _before  # noqa: PLW0603 (the collector is the process' own, too)
-    measures = gc.get_threshold()
-    if measures in _PYTHONS and _is_ours():
-        _before = measures
-        gc.set_threshold(_MANY, *measures[1:])
+    global _before  # noqa: PLW0603 (one collector a process)
+    thresholds = gc.get_threshold()
+    if thresholds in _DEFAULTS and _is_main_thread():
+        _before = thresholds
+        gc.set_threshold(_MANY, *thresholds[1:])
 
 
-def _is_ours() -> bool:
+def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _look_often() -> None:
+def _restore_thresholds() -> None:
     if _before is not None:
         gc.set_threshold(*_before)
 
 
-os.register_at_fork(after_in_child=_look_often)
+os.register_at_fork(after_in_child=_restore_thresholds)

@@ -1,9 +1,10 @@
-"""The locks of kombu's cached properties, in a process that was forked."""
+"""Uses of kombu's private parts."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from celery.app.amqp import AMQP
 from celery.app.base import Celery, PendingConfiguration
@@ -15,7 +16,7 @@ from kombu.connection import Connection
 from kombu.transport.virtual import Channel, QoS
 from kombu.utils.objects import cached_property
 
-__all__ = ["renew_property_locks"]
+__all__ = ["renew_property_locks", "returns_here"]
 
 #: Classes whose cached properties we read, with their subclasses.  Kombu locks such a property
 #: each time it is read, for all objects of the class together; an app's settings are loaded
@@ -37,6 +38,15 @@ def renew_property_locks() -> None:
         for found in list(vars(each).values()):
             if isinstance(found, cached_property):
                 found.lock = threading.RLock()
+
+
+def returns_here(consumer: Any, exchange: Any, routing_key: Any, consumer_tag: Any) -> bool:
+    """Return whether a kombu consumer would receive a message again after its rejection."""
+    channel = consumer.channel
+    if hasattr(channel, "_lookup"):  # kombu's own exchanges
+        queues = channel._lookup(exchange, routing_key)  # noqa: SLF001
+        return any(map(consumer.consuming_from, queues))
+    return consumer_tag in consumer._active_tags.values()  # noqa: SLF001
 
 
 def _with_subclasses(classes: Iterable[type]) -> Iterator[type]:

@@ -13,9 +13,8 @@ from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 
 from celery_batch.compat import gc
-from celery_batch.compat.pool import listen_before_flush
-from celery_batch.compat.reconnect import reconnect_soon
-from celery_batch.compat.signals import defer_signals
+from celery_batch.compat.billiard import read_before_flush
+from celery_batch.compat.celery import defer_signals, reconnect_soon
 from celery_batch.config import Settings
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
 from celery_batch.runtime import registry
@@ -24,7 +23,7 @@ from celery_batch.worker.amqp.reader import read_together
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.context import WorkerContext
-from celery_batch.worker.control import remote_control
+from celery_batch.worker.control import commands
 from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.control.served_tasks import ServedTasksEntry
 from celery_batch.worker.executor.loader import load_failed, load_models
@@ -107,9 +106,9 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
                 registry.prepare_later(partial(load_models, worker.app, ()))
         except BatchError as error:
             self._fail(error)
-        gc.keep_what_is_there()
+        gc.freeze_existing()
         if self._warm_up is not None:
-            gc.collect_seldom()
+            gc.collect_less_often()
         for task in self.tasks:
             announce(task)
         unrouted.say_what_is_cold(worker.app, self.tasks)
@@ -129,7 +128,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
             hub.call_repeatedly(_LOOK_AFTER_DEAD, worker.pool.maintain_pool)
             if not self._listens:  # once: this is called for each connection
                 self._listens = True
-                listen_before_flush(worker.pool, hub)
+                read_before_flush(worker.pool, hub)
 
     @property
     def _names(self) -> list[str]:
@@ -184,7 +183,7 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         self._reads_together = False
         self._fast_paths = ""
         reconnect_soon(consumer)
-        remote_control.register()
+        commands.register()
 
     def start(self, consumer: Any) -> None:
         """Let batches leave."""

@@ -59,7 +59,9 @@ def test_model_runs_while_the_last_batch_is_settled(fresh: Stage):
 
     assert ["a", "a", "b", "b"] == answers(results)
     assert [["a", True, "main"], ["b", True, "main"]] == [fact[:3] for fact in fresh.facts("ran")]
-    assert [["a", True, "clerk"]] * 2 + [["b", True, "clerk"]] * 2 == sorted(fresh.facts("settled"))
+    assert [["a", True, "worker thread"]] * 2 + [["b", True, "worker thread"]] * 2 == sorted(
+        fresh.facts("settled")
+    )
 
 
 def test_switch_keeps_batches_apart(fresh: Stage):

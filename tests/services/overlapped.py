@@ -50,7 +50,7 @@ class Watched(BatchTask):
         name, waits = args[0]
         met = at(f"{name} settling", *waits.get("settling", ()))
         where = threading.current_thread() is threading.main_thread()
-        remember("settled", [name, met, "main" if where else "clerk"])
+        remember("settled", [name, met, "main" if where else "worker thread"])
 
 
 @app.task(base=Watched, name="overlapped.watched", max_batch_size=2, max_wait=5.0, linger=0.5)
@@ -63,7 +63,7 @@ def watched(item):
         at(f"{name} interrupted")
         raise
     where = threading.current_thread() is threading.main_thread()
-    remember("ran", [name, met, "main" if where else "clerk", os.getpid()])
+    remember("ran", [name, met, "main" if where else "worker thread", os.getpid()])
     if waits.get("kills"):
         os.kill(os.getpid(), signal.SIGKILL)
     return [each[0] for each in item]

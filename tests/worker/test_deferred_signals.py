@@ -11,17 +11,17 @@ from types import FrameType
 import pytest
 from kombu.asynchronous import Hub
 
-from celery_batch.compat.signals import defer_signals, defer_signals_while
+from celery_batch.compat.celery import defer_signals, is_waiting
 from celery_batch.processes.managed_process import wait_until
 
 
 @pytest.fixture
 def handled() -> Iterator[list[str]]:
-    """Handlers by Celery's names, which note where they found us."""
+    """Handlers with Celery's names, which note what the main thread did."""
     places: list[str] = []
 
     def note(kind: str, frame: FrameType | None) -> None:
-        places.append(f"{kind} {'waiting' if defer_signals_while(frame) else 'busy'}")
+        places.append(f"{kind} {'waiting' if is_waiting(frame) else 'busy'}")
 
     def worker_Cold(_number: int, frame: FrameType | None) -> None:  # noqa: N802 (Celery's name)
         note("cold", frame)
@@ -52,7 +52,7 @@ def run_loop(hub: Hub, places: list[str], number: int) -> None:
 
 
 def test_waits_for_the_event_loop_to_wait(handled: list[str]):
-    """A signal that finds the loop at work is handled when the loop waits."""
+    """A signal that comes while the loop works is handled when the loop waits."""
     hub = Hub()
     hub.call_soon(signal.raise_signal, signal.SIGQUIT)
     run_loop(hub, handled, 1)
@@ -61,7 +61,7 @@ def test_waits_for_the_event_loop_to_wait(handled: list[str]):
 
 
 def test_second_interrupt_waits_too(handled: list[str]):
-    """A warm one is handled at once; the cold one that it puts in its place is put off."""
+    """A warm one is handled at once; the cold one that follows is deferred."""
     hub = Hub()
     hub.call_soon(signal.raise_signal, signal.SIGINT)
     hub.call_later(0.05, signal.raise_signal, signal.SIGINT)
@@ -71,7 +71,7 @@ def test_second_interrupt_waits_too(handled: list[str]):
 
 
 def test_no_signal_waits_for_ever(handled: list[str]):
-    """Where the main thread never waits it is handled all the same, and the next one at once."""
+    """If the main thread never waits it is handled all the same, and the next one at once."""
     signal.raise_signal(signal.SIGQUIT)
     before = list(handled)
     wait_until(lambda: "" if handled else "nothing", [], what="the handler", timeout=60)
@@ -81,7 +81,7 @@ def test_no_signal_waits_for_ever(handled: list[str]):
     assert ["cold busy", "cold busy"] == handled
 
 
-def test_work_is_no_wait():
-    """A frame outside any loop is at work, whatever it does."""
-    assert not defer_signals_while(sys._getframe())
-    assert not defer_signals_while(None)
+def test_frame_outside_of_loops_does_not_wait():
+    """A frame outside of the known loops counts as work."""
+    assert not is_waiting(sys._getframe())
+    assert not is_waiting(None)

@@ -15,7 +15,7 @@ from celery.backends.cache import _DUMMY_CLIENT_CACHE as _CACHE
 from celery.exceptions import Ignore, Reject
 
 from celery_batch import BatchTask, WrongResultCount
-from celery_batch.worker.dispatch.payload import Delivery
+from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch
 
 
@@ -24,7 +24,7 @@ def app() -> Iterator[Celery]:
     """An app whose results stay in this process."""
     _CACHE.clear()  # one for the whole process
     with Celery(
-        "settle", broker="memory://", backend="cache+memory://", set_as_current=True
+        "executor", broker="memory://", backend="cache+memory://", set_as_current=True
     ) as app:
         yield app
 
@@ -41,7 +41,7 @@ def deliver(
         Delivery(task_id, about, json.dumps(_body(call)), "application/json", "utf-8")
         for task_id, about, call in zip(ids, headers, calls, strict=True)
     ]
-    return run_batch(task.name, deliveries).settled
+    return run_batch(task.name, BatchPayload(deliveries)).settled
 
 
 def _headers(task: Any, task_id: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def test_hook_that_raises_fails_its_own_item(app: Celery):
 
 
 def test_item_that_does_not_fit_the_signature_is_left_out(app: Celery):
-    """A call with wrong arguments fails as a TypeError, in the company of good ones."""
+    """A call with wrong arguments fails as a TypeError, in a batch with good ones."""
 
     @app.task(base=BatchTask, typing=False)
     def single(x):
@@ -142,7 +142,7 @@ def test_item_that_does_not_fit_the_signature_is_left_out(app: Celery):
 
     good = Delivery("good", _headers(single, "good"), (["a"], {}, {}), None, None)
     wrong = Delivery("wrong", _headers(single, "wrong"), (["a", "b"], {}, {}), None, None)
-    settled = run_batch(single.name, [wrong, good, wrong]).settled
+    settled = run_batch(single.name, BatchPayload([wrong, good, wrong])).settled
 
     assert [1, 0, 1] == [failed for failed, _, _ in settled]
     assert isinstance(_error(settled[0][1]), TypeError)
@@ -162,7 +162,7 @@ def test_ignore_and_reject_are_per_item(app: Celery):
 
 
 def test_same_task_twice_in_a_batch_is_answered_twice(app: Celery):
-    """A message that the broker delivers twice may meet itself; both are settled."""
+    """A message that the broker delivers twice may be in a batch twice; both have a result."""
 
     @app.task(base=BatchTask)
     def again(x):
@@ -174,7 +174,7 @@ def test_same_task_twice_in_a_batch_is_answered_twice(app: Celery):
 
 
 def test_wrong_length_is_every_items_error(app: Celery):
-    """Nothing is cut to fit."""
+    """A wrong number of results is an error of each item."""
 
     @app.task(base=BatchTask)
     def short(x):
@@ -222,7 +222,7 @@ def test_failure_that_cannot_be_stored_is_its_own(app: Celery, monkeypatch: pyte
         Delivery(task_id, _headers(fine, task_id), body, "application/json", "utf-8")
         for task_id, body in bodies.items()
     ]
-    settled = run_batch(fine.name, deliveries).settled
+    settled = run_batch(fine.name, BatchPayload(deliveries)).settled
 
     assert ["1", "2"] == [settled[n][1] for n in (0, 2)]
     assert isinstance(settled[1], ExceptionInfo)
@@ -232,7 +232,7 @@ def test_failure_that_cannot_be_stored_is_its_own(app: Celery, monkeypatch: pyte
 def test_batch_that_cannot_be_stored_fails_item_by_item(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ):
-    """Whoever's failure cannot be stored either, the others have theirs."""
+    """If one failure cannot be stored either, the others are stored."""
 
     @app.task(base=BatchTask)
     def fine(x):
@@ -254,8 +254,8 @@ def test_batch_that_cannot_be_stored_fails_item_by_item(
     assert "no way to write these" == str(_error(settled[1]))
 
 
-def test_what_cannot_be_settled_is_left_to_the_worker(app: Celery, monkeypatch: pytest.MonkeyPatch):
-    """Nothing is raised out of a batch: two of the pools would keep it to themselves."""
+def test_what_cannot_be_stored_is_left_to_the_worker(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """A batch raises no error: two of Celery's pools would drop it."""
 
     @app.task(base=BatchTask)
     def fine(x):
@@ -267,13 +267,13 @@ def test_what_cannot_be_settled_is_left_to_the_worker(app: Celery, monkeypatch: 
     monkeypatch.setattr(type(fine.backend), "_store_result", broken)
     monkeypatch.setattr(type(fine.backend), "mark_as_failure", broken)
     delivery = Delivery("id", _headers(fine, "id"), (["a"], {}, {}), None, None)
-    (settled,) = run_batch(fine.name, [delivery]).settled
+    (settled,) = run_batch(fine.name, BatchPayload([delivery])).settled
 
     assert "no right to write" in str(_error(settled))
 
 
-def test_who_has_expired_does_not_reach_the_model(app: Celery):
-    """An item whose time is up just before the model runs is left out, and has no answer."""
+def test_expired_item_does_not_reach_the_model(app: Celery):
+    """An item that expires just before the model runs is left out, and has no result."""
     seen: list[list[int]] = []
 
     @app.task(base=BatchTask)
@@ -284,16 +284,16 @@ def test_who_has_expired_does_not_reach_the_model(app: Celery):
     now = datetime.now(UTC)
     past, later = now - timedelta(seconds=1), now + timedelta(seconds=60)
     settled = deliver(noted, 0, 1, 2, 3, expires={0: past, 1: later, 3: past.replace(tzinfo=None)})
-    nobody = deliver(noted, 4, 5, ids=["id4", "id5"], expires={0: past, 1: past})
+    expired = deliver(noted, 4, 5, ids=["id4", "id5"], expires={0: past, 1: past})
 
     assert [None, (0, "1"), (0, "2"), None] == [each and each[:2] for each in settled]
-    assert [None, None] == nobody
+    assert [None, None] == expired
     assert [[1, 2]] == seen
     assert {"PENDING"} == {app.AsyncResult(f"id{n}").state for n in (0, 3, 4, 5)}
 
 
-def test_facts_are_of_those_who_ran(app: Celery, monkeypatch: pytest.MonkeyPatch):
-    """Where somebody is left out, the others' facts are still their own, and he has none."""
+def test_facts_are_of_the_items_that_ran(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """An expired item has no facts, and the others keep their own."""
     explained: dict[str, Any] = {}
     explain = "celery_batch.worker.executor.executor.explain_results"
     monkeypatch.setattr(explain, lambda _task, facts: explained.update(facts))
@@ -311,7 +311,7 @@ def test_facts_are_of_those_who_ran(app: Celery, monkeypatch: pytest.MonkeyPatch
         Delivery(about["id"], about, json.dumps(_body(n)), "application/json", "utf-8", 1.0)
         for n, about in enumerate(headers)
     ]
-    run_batch(picky.name, deliveries)
+    run_batch(picky.name, BatchPayload(deliveries))
     sizes = {task_id: json.loads(alike)["size"] for task_id, (alike, _) in explained.items()}
 
     assert {"id1": 2, "id2": 2, "id3": 1, "id4": 1} == sizes

@@ -1,4 +1,4 @@
-"""What a worker can say of its queues, and that nobody waits long for it."""
+"""The depths of broker queues: read on a thread, and never awaited for long."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from celery import Celery
 
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.worker.metrics import exporter
-from celery_batch.worker.metrics.exporter import Depths
+from celery_batch.worker.metrics.exporter import QueueDepths
 from tests.conftest import Shop
 
 
 def test_messages_in_queues_are_counted(each_shop: Shop):
-    """On Redis and on RabbitMQ; a queue that nobody has made is empty."""
+    """Messages are counted on Redis and on RabbitMQ; a queue that does not exist is empty."""
     for n in range(3):
         each_shop.double.delay(n)
-    found = Depths(each_shop.app, ["celery", "nowhere"])
+    found = QueueDepths(each_shop.app, ["celery", "nowhere"])
 
     wait_until(
-        lambda: "" if {"celery": 3, "nowhere": 0} == found.look() else f"{found.look()}",
+        lambda: "" if {"celery": 3, "nowhere": 0} == found.read() else f"{found.read()}",
         [],
         what="the queues",
         timeout=30,
@@ -29,45 +29,45 @@ def test_messages_in_queues_are_counted(each_shop: Shop):
     found.close()
 
 
-def test_broker_that_does_not_answer_keeps_nobody(monkeypatch: pytest.MonkeyPatch):
-    """Who asks goes on without, and when the answer is there it is told."""
+def test_scrape_does_not_wait_for_a_broker(monkeypatch: pytest.MonkeyPatch):
+    """A scrape goes on without an answer, and a later one has it."""
     answer = threading.Event()
 
     def count(_queue: str) -> int:
         answer.wait(30)
         return 5
 
-    look = SimpleNamespace(count=count, close=answer.set)
+    reader = SimpleNamespace(count=count, close=answer.set)
     monkeypatch.setattr(exporter, "_TIMEOUT", 0.01)
-    monkeypatch.setattr(exporter, "open_depth_reader", lambda _: look)
-    found = Depths(Celery(broker="redis://", set_as_current=False), ["celery"])
+    monkeypatch.setattr(exporter, "open_depth_reader", lambda _: reader)
+    found = QueueDepths(Celery(broker="redis://", set_as_current=False), ["celery"])
 
-    assert {} == found.look() == found.look()
+    assert {} == found.read() == found.read()
 
     answer.set()
     wait_until(
-        lambda: "" if {"celery": 5} == found.look() else "no answer", [], what="it", timeout=30
+        lambda: "" if {"celery": 5} == found.read() else "no answer", [], what="it", timeout=30
     )
 
 
-def test_broker_that_refuses_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch):
-    """An error is no answer, the connection is given up, and it is not asked again at once."""
-    heard: list[str] = []
+def test_broker_is_not_asked_again_soon_after_an_error(monkeypatch: pytest.MonkeyPatch):
+    """After an error the connection is closed, and the next read does not ask the broker."""
+    calls: list[str] = []
 
     def count(_queue: str) -> int:
-        heard.append("asked")
+        calls.append("asked")
         raise OSError("gone")
 
-    look = SimpleNamespace(count=count, close=lambda: heard.append("closed"))
-    monkeypatch.setattr(exporter, "open_depth_reader", lambda _: look)
-    found = Depths(Celery(broker="redis://", set_as_current=False), ["celery"])
+    reader = SimpleNamespace(count=count, close=lambda: calls.append("closed"))
+    monkeypatch.setattr(exporter, "open_depth_reader", lambda _: reader)
+    found = QueueDepths(Celery(broker="redis://", set_as_current=False), ["celery"])
 
-    assert {} == found.look() == found.look()
-    assert ["asked", "closed"] == heard
+    assert {} == found.read() == found.read()
+    assert ["asked", "closed"] == calls
 
 
-def test_other_brokers_say_nothing():
-    """Where nobody can look, nothing is told, and nobody connects."""
-    found = Depths(Celery(broker="memory://", set_as_current=False), ["celery"])
+def test_other_brokers_have_no_depths():
+    """Depths of other brokers are not read, and nothing connects."""
+    found = QueueDepths(Celery(broker="memory://", set_as_current=False), ["celery"])
 
-    assert {} == found.look()
+    assert {} == found.read()

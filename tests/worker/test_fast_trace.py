@@ -1,4 +1,4 @@
-"""Items that go the short way past the tracer: nobody can tell which way an item went."""
+"""Items on the fast path past the tracer: both paths have the same observable outcome."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from celery.loaders.app import AppLoader
 from celery_batch import BatchTask
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import REPLY_CHANNEL, REPLY_HEADER
-from celery_batch.worker.dispatch.payload import Delivery
+from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor import fast_trace
 from celery_batch.worker.executor.executor import run_batch
-from celery_batch.worker.executor.fast_trace import FastTrace, is_plain
+from celery_batch.worker.executor.fast_trace import FastTrace, can_trace_fast
 from tests.services.shop import emptied
 
 HERE = f"{REPLY_CHANNEL}here"
@@ -99,40 +99,40 @@ def ready(task: Any) -> Any:
     return task
 
 
-def deliver(task: Any, *calls: tuple[str, dict[str, Any], Any]) -> list[Delivery]:
-    """Return deliveries of calls, given as id, fields of the message and body."""
+def deliver(task: Any, *calls: tuple[str, dict[str, Any], Any]) -> BatchPayload:
+    """Return the payload of calls, given as id, fields of the message and body."""
     sent = []
     for task_id, fields, body in calls:
         info = {"routing_key": "celery", "redelivered": False}
         about = {"hostname": "w@here", "delivery_info": info, "argsrepr": "(1,)"}
         request = {"id": task_id, "task": task.name, **about, **fields}
         sent.append(Delivery(task_id, request, json.dumps(body), "application/json", "utf-8"))
-    return sent
+    return BatchPayload(sent)
 
 
 @contextmanager
 def every_item_traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Have nobody go the short way."""
+    """Have no item take the fast path."""
     with monkeypatch.context() as patch:
-        patch.setattr("celery_batch.worker.executor.executor.is_plain", lambda _: False)
+        patch.setattr("celery_batch.worker.executor.executor.can_trace_fast", lambda _: False)
         yield
 
 
 @contextmanager
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Note who has gone the short way to the end."""
-    short: list[str] = []
-    settle = FastTrace.settle
+    """Collect the ids of the items that the fast path has stored."""
+    fast: list[str] = []
+    store = FastTrace.store
 
-    def noting(way: FastTrace, item: Any, *args: Any) -> Any:
-        settled = settle(way, item, *args)
+    def noting(trace: FastTrace, item: Any, *args: Any) -> Any:
+        settled = store(trace, item, *args)
         if settled is not None:
-            short.append(item.request["id"])
+            fast.append(item.request["id"])
         return settled
 
     with monkeypatch.context() as patch:
-        patch.setattr(FastTrace, "settle", noting)
-        yield short
+        patch.setattr(FastTrace, "store", noting)
+        yield fast
 
 
 @pytest.fixture
@@ -142,14 +142,14 @@ def outcome(client: redis.Redis, caplog: pytest.LogCaptureFixture) -> Callable[.
 
 
 def _outcome(
-    client: redis.Redis, caplog: pytest.LogCaptureFixture, task: Any, deliveries: list[Delivery]
+    client: redis.Redis, caplog: pytest.LogCaptureFixture, task: Any, payload: BatchPayload
 ) -> dict[str, Any]:
     client.flushall()
     caplog.clear()
     with client.pubsub() as subscription, caplog.at_level(logging.INFO):
         subscription.psubscribe("*")
         subscription.get_message(timeout=5)
-        settled = run_batch(task.name, deliveries).settled
+        settled = run_batch(task.name, payload).settled
         told = []
         while message := subscription.get_message(timeout=0.1):
             told.append((message["channel"], message["data"]))
@@ -168,7 +168,7 @@ def _outcome(
 
 
 def without_runtime(data: dict[str, Any]) -> str:
-    """Return a log record's fields but for those that differ from run to run."""
+    """Return a log record's fields without those that differ from run to run."""
     return str({key: data[key] for key in sorted(data) if key not in ("runtime", "traceback")})
 
 
@@ -181,7 +181,7 @@ def test_message_leaves_the_same_traces(
     fields: dict[str, Any],
     extended: bool,  # noqa: FBT001
 ):
-    """Whatever a message says, what is stored, told, logged and reported is the tracer's."""
+    """For all fields of messages the fast path stores, publishes, logs and reports the same."""
     app = make_app(result_extended=extended)
 
     @app.task(base=BatchTask, name="plain.add")
@@ -210,7 +210,7 @@ def test_value_leaves_the_same_traces(
     value: Any,
     serializer: str,
 ):
-    """Whatever a model returns for an item: value, error, or what cannot be stored."""
+    """The same for all outputs of the model: values, errors, and what cannot be stored."""
     app = make_app(result_serializer=serializer)
 
     @app.task(base=BatchTask, name="plain.value")
@@ -256,7 +256,7 @@ def test_result_of_another_task_is_stored_as_its_reference(
 def test_batch_of_all_kinds_is_answered_in_order(
     make_app: Callable[..., Celery], monkeypatch: pytest.MonkeyPatch
 ):
-    """Plain items, bad ones, and such as do not fit share a batch, each in its place."""
+    """Fast items, malformed ones, and wrong arguments share a batch, each in its place."""
     app = make_app()
     seen: list[Any] = []
 
@@ -281,7 +281,7 @@ def test_batch_of_all_kinds_is_answered_in_order(
 
 
 def test_model_runs_in_the_name_of_the_last_item(make_app: Callable[..., Celery]):
-    """Inside the function ``self.request`` is that of the last item, whichever way it came."""
+    """Inside the function ``self.request`` is that of the last item, on either path."""
     app = make_app()
 
     @app.task(base=BatchTask, name="plain.who", bind=True, typing=False)
@@ -362,13 +362,13 @@ def test_who_may_have_succeeded_before_is_looked_up_by_the_tracer(
 
 
 class Hooked(BatchTask):
-    """A task class with one hook, put there by a test."""
+    """A task class with one hook, set by a test."""
 
     abstract = True
 
 
 def hook(*_: Any, **__: Any) -> None:
-    """Be there."""
+    """Do nothing."""
 
 
 @pytest.mark.parametrize("name", ["before_start", "on_success", "after_return", "__call__"])
@@ -381,12 +381,12 @@ def test_hooks_are_the_tracer_s(make_app: Callable[..., Celery], name: str):
     def hooked(x):
         return x
 
-    assert not is_plain(ready(hooked))
+    assert not can_trace_fast(ready(hooked))
 
 
 @pytest.mark.parametrize("name", ["task_prerun", "task_postrun", "task_success"])
 def test_receivers_are_served_by_the_tracer(make_app: Callable[..., Celery], name: str):
-    """While somebody listens to what happens to each item, each goes through the tracer."""
+    """While a signal of each item has a receiver, each item goes through the tracer."""
     app = make_app()
 
     @app.task(base=BatchTask, name="plain.heard")
@@ -397,15 +397,15 @@ def test_receivers_are_served_by_the_tracer(make_app: Callable[..., Celery], nam
     signal = getattr(signals, name)
     signal.connect(hook)
     try:
-        listened = is_plain(task)
+        listened = can_trace_fast(task)
     finally:
         signal.disconnect(hook)
 
-    assert (False, True) == (listened, is_plain(task))
+    assert (False, True) == (listened, can_trace_fast(task))
 
 
 def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function in the manner of instrumentation, which hides as well as it can."""
+    """Wrap a function as instrumentation does, with its name and attributes."""
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -415,14 +415,14 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Loader(AppLoader):
-    """A loader that wants to know of each task."""
+    """A loader with a hook for each task."""
 
     def on_task_init(self, task_id, task):
-        """Be told."""
+        """Do nothing."""
 
 
 def test_what_somebody_wrapped_is_the_tracer_s(make_app: Callable[..., Celery]):
-    """Another loader, a tracer or a ``run`` that is not ours any more: the tracer sees to it."""
+    """With another loader, tracer or ``run`` each item goes through the tracer."""
     app = make_app()
 
     @app.task(base=BatchTask, name="plain.fine")
@@ -437,17 +437,17 @@ def test_what_somebody_wrapped_is_the_tracer_s(make_app: Callable[..., Celery]):
     def tried(x):
         return x
 
-    seen = {"as it is": is_plain(ready(fine)), "autoretry": is_plain(ready(tried))}
-    seen["track_started"] = is_plain(ready(started))
+    seen = {"as it is": can_trace_fast(ready(fine)), "autoretry": can_trace_fast(ready(tried))}
+    seen["track_started"] = can_trace_fast(ready(started))
     task = ready(fine)
     trace, run = task.__trace__, task.run
     task.__trace__ = wrapped(trace)
-    seen["tracer"] = is_plain(task)
+    seen["tracer"] = can_trace_fast(task)
     task.__trace__, task.run = trace, wrapped(run)
-    seen["run"] = is_plain(task)
+    seen["run"] = can_trace_fast(task)
     del task.run
     app.loader = Loader(app)
-    seen["loader"] = is_plain(task)
+    seen["loader"] = can_trace_fast(task)
 
     assert {name for name, is_so in seen.items() if is_so} == {"as it is", "autoretry"}
 

@@ -1,4 +1,4 @@
-"""How often the garbage collector looks, and at what."""
+"""The thresholds of the garbage collector, and the objects that it scans."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_batch.compat import gc as garbage
+from celery_batch.compat import gc as compat
 
 
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """This process' collector, which is afterwards as it was."""
-    monkeypatch.setattr(garbage, "_before", None)
+    """This process' collector, restored afterwards."""
+    monkeypatch.setattr(compat, "_before", None)
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
     yield
@@ -24,17 +24,17 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collector")
-def test_what_is_there_is_looked_at_no_more():
-    """The collector has put aside what there was."""
-    garbage.keep_what_is_there()
+def test_existing_objects_are_scanned_no_more():
+    """The collector has frozen the existing objects."""
+    compat.freeze_existing()
 
     assert gc.get_freeze_count() > 10_000
 
 
 @pytest.mark.usefixtures("collector")
-def test_a_fork_has_pythons_own_measure_again():
-    """A model may run there, and leave behind what is large."""
-    garbage.collect_seldom()
+def test_fork_has_pythons_thresholds_again():
+    """A model may run there, whose garbage is large."""
+    compat.collect_less_often()
     here = gc.get_threshold()
     pid = os.fork()
     if not pid:
@@ -45,22 +45,22 @@ def test_a_fork_has_pythons_own_measure_again():
 
 
 @pytest.mark.usefixtures("collector")
-def test_a_measure_of_the_users_is_kept():
-    """Whoever has set the collector knows why."""
+def test_thresholds_of_the_user_are_kept():
+    """Thresholds other than Python's defaults are not changed."""
     gc.set_threshold(5_000, 20, 20)
-    garbage.collect_seldom()
+    compat.collect_less_often()
 
     assert (5_000, 20, 20) == gc.get_threshold()
 
 
 @pytest.mark.usefixtures("collector")
-def test_another_programs_collector_is_left_alone():
-    """A worker that runs on a thread, as in tests, is not the program that the collector is of."""
+def test_worker_on_a_thread_changes_nothing():
+    """A worker that runs on a thread, as in tests, leaves the program's collector alone."""
     before = gc.get_freeze_count()
 
     def work() -> None:
-        garbage.keep_what_is_there()
-        garbage.collect_seldom()
+        compat.freeze_existing()
+        compat.collect_less_often()
 
     worker = threading.Thread(target=work)
     worker.start()

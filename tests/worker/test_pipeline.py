@@ -1,4 +1,4 @@
-"""What a pool process says of a batch: once, whatever its hooks and its model do."""
+"""Each batch of a pool process is reported once, whatever hooks and models do."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch, run_lone_batch
 from celery_batch.worker.executor.pipeline import _WorkerThreads
 
-INBOX = 7
+PIPE = 7
 
 
 class Process:
-    """What a pool process of billiard's has that matters here, and its loop."""
+    """What the worker threads use of billiard's worker, and its loop."""
 
     def __init__(self, app: Celery) -> None:
-        self.maxtasks, self.inqW_fd = None, INBOX
+        self.maxtasks, self.inqW_fd = None, PIPE
         self.jobs: SimpleQueue[Any] = SimpleQueue()
         reader, self.writer = Pipe(duplex=False)
         self.inq = SimpleNamespace(_reader=reader)
-        self.words: SimpleQueue[Any] = SimpleQueue()
-        self.outq = SimpleNamespace(put=self.words.put, send_payload=self.words.put)
+        self.messages: SimpleQueue[Any] = SimpleQueue()
+        self.outq = SimpleNamespace(put=self.messages.put, send_payload=self.messages.put)
         self.worker_threads = _WorkerThreads(app, self)
-        self.worker_threads.take_over()
+        self.worker_threads.start()
 
-    def why_clerks_read(self) -> str:
-        """Return "" if they have left it to the main thread, which is still to hear of it."""
-        return "" if self.worker_threads._read.qsize() else "nothing said"
+    def why_threads_read(self) -> str:
+        """Return "" if worker threads have stopped reading."""
+        reading = self.worker_threads._reader._in_threads.is_set()
+        return "worker threads read" if reading else ""
 
     def wait_for_job(self) -> Any:
         """Return the next job; raise what ends the process."""
@@ -97,38 +98,38 @@ class Process:
         except BaseException as error:  # noqa: BLE001 (as billiard)
             result = False, ExceptionInfo()
             leaves = error if isinstance(error, (SystemExit, KeyboardInterrupt)) else None
-        self.outq.put((READY, (job, index, result, INBOX)))
+        self.outq.put((READY, (job, index, result, PIPE)))
         if leaves is not None:
             raise leaves
 
-    def said(self) -> list[tuple[int, bool]]:
-        """Return the jobs that have ended, and whether well, as the pool was told."""
+    def reported(self) -> list[tuple[int, bool]]:
+        """Return the jobs that were reported as done, and whether they succeeded."""
         found = []
-        while not self.words.empty():
-            _, (job, _, (went_well, _), _) = self.words.get()
-            found.append((job, went_well))
+        while not self.messages.empty():
+            _, (job, _, (succeeded, _), _) = self.messages.get()
+            found.append((job, succeeded))
         return found
 
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
-    """An app whose results stay in this process; that of all of its threads."""
+    """An app whose results stay in this process; the default app of all threads."""
     options = {"broker": "memory://", "backend": "cache+memory://", "set_as_current": True}
-    with Celery("clerks", **options) as app:
+    with Celery("pipeline", **options) as app:
         monkeypatch.setattr(_state, "default_app", app)
         yield app
 
 
 @pytest.fixture
 def process(app: Celery) -> Iterator[Process]:
-    """A process whose clerks leave with the test."""
+    """A process whose worker threads end with the test."""
     interval, before = sys.getswitchinterval(), set(threading.enumerate())
     process = Process(app)
     yield process
     process.write(EOFError())
     for thread in set(threading.enumerate()) - before:
         while thread.is_alive():
-            process.worker_threads._turns.hand_over(None)  # whoever reads, it is for them
+            process.worker_threads._reader.switch_to_threads(None)
             thread.join(0.1)
     process.inq._reader.close()
     process.writer.close()
@@ -136,7 +137,7 @@ def process(app: Celery) -> Iterator[Process]:
 
 
 class Leaving(BatchTask):
-    """Has a hook that raises what the test says, in its first item."""
+    """Has a hook that raises an error in its first item."""
 
     abstract = True
     error: type[BaseException] = SystemExit
@@ -145,62 +146,62 @@ class Leaving(BatchTask):
     entered: threading.Event | None = None
 
     def before_start(self, _task_id: str, args: Any, _kwargs: Any) -> None:
-        """Be entered."""
+        """Enter an item."""
         if args == [2] and self.entered is not None:
             self.entered.set()
         if args == [1] and self.where == "before_start":
             raise self.error
 
     def on_success(self, _retval: Any, _task_id: str, args: Any, _kwargs: Any) -> None:
-        """Be settled."""
+        """Finish an item."""
         if args == [1] and self.where == "on_success":
             if self.entered is not None:
                 self.entered.wait(60)
             raise self.error
 
 
-def strike() -> None:
-    """Let a soft limit pass, as the pool does."""
+def send_signal() -> None:
+    """Send the signal of a soft time limit, as the pool does."""
     os.kill(os.getpid(), SIG_SOFT_TIMEOUT)
 
 
-def struck(numbers):
-    """Return what came; a limit passes meanwhile if that is large."""
+def interrupted(numbers):
+    """Return the numbers; a time limit expires meanwhile if they are large."""
     if numbers[0] > 90:
-        strike()
+        send_signal()
     return numbers
 
 
 def same(x):
-    """Return what came."""
+    """Return the argument."""
     return x
 
 
 def declared(app: Celery, function: Any = same, **options: Any) -> Any:
-    """Return a task, ready to be traced."""
-    app.task(name="clerks.same", **{"base": BatchTask, "shared": False, **options})(function)
-    task = app.tasks["clerks.same"]
+    """Return a task with a tracer."""
+    app.task(name="pipeline.same", **{"base": BatchTask, "shared": False, **options})(function)
+    task = app.tasks["pipeline.same"]
     task.__trace__ = build_tracer(task.name, task, app=app)
     return task
 
 
 @pytest.mark.parametrize("where", ["before_start", "on_success"])
 @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-def test_exit_of_a_hook_is_told_and_carried_out(
+def test_exit_of_a_hook_is_reported_and_ends_the_process(
     app: Celery, process: Process, error: type[BaseException], where: str
 ):
-    """The pool hears of it once, as it would from billiard, and the process then ends."""
+    """The pool gets one report, as from billiard, and then the process ends."""
     task = declared(app, base=Leaving, error=error, where=where)
     process.send(task, 1)
     process.run_next()
     with pytest.raises(error):
         process.run_next()
 
-    assert [(1, False)] == process.said()
+    assert [(1, False)] == process.reported()
 
 
 def test_batch_that_lies_ready_is_not_lost_with_an_exit(app: Celery, process: Process):
-    """What the other clerk has read by then is answered before the process ends."""
+    """A batch that another thread has read by then is finished before the process ends."""
     entered = threading.Event()
     task = declared(app, base=Leaving, error=SystemExit, where="on_success", entered=entered)
     for number in (1, 2):
@@ -211,11 +212,11 @@ def test_batch_that_lies_ready_is_not_lost_with_an_exit(app: Celery, process: Pr
         process.run_next()
     process._ensure_messages_consumed(completed=2)
 
-    assert [(1, False), (2, True)] == sorted(process.said())
+    assert [(1, False), (2, True)] == sorted(process.reported())
 
 
-def test_exit_of_a_model_is_told_once(app: Celery, process: Process):
-    """There the main thread tells it, and the clerk does not."""
+def test_exit_of_a_model_is_reported_once(app: Celery, process: Process):
+    """The main thread reports it, and the worker thread does not."""
 
     def leave(_):
         raise SystemExit(3)
@@ -224,11 +225,11 @@ def test_exit_of_a_model_is_told_once(app: Celery, process: Process):
     with pytest.raises(SystemExit):
         process.run_next()
 
-    assert [(1, False)] == process.said()
+    assert [(1, False)] == process.reported()
 
 
-def test_runner_that_cannot_be_made_is_told_once(app: Celery, process: Process):
-    """A setting that turns out to be wrong in the process fails the batch, in one word."""
+def test_runner_that_cannot_be_made_is_reported_once(app: Celery, process: Process):
+    """A setting that is found to be wrong in the process fails the batch once."""
 
     class Misset(BatchTask):
         abstract = True
@@ -240,20 +241,20 @@ def test_runner_that_cannot_be_made_is_told_once(app: Celery, process: Process):
     process.run_next()
     process._ensure_messages_consumed(completed=1)
 
-    assert 1 == len(process.said())
+    assert 1 == len(process.reported())
 
 
-def test_batch_that_goes_well_is_told_once(app: Celery, process: Process):
-    """Its clerk says so when the results are stored."""
+def test_success_is_reported_once(app: Celery, process: Process):
+    """The worker thread reports it when the results are stored."""
     process.send(declared(app), 1)
     process.run_next()
     process._ensure_messages_consumed(completed=1)
 
-    assert [(1, True)] == process.said()
+    assert [(1, True)] == process.reported()
 
 
 def test_urgent_batch_goes_before_the_one_that_lies_ready(app: Celery, process: Process):
-    """The main thread takes the most urgent of what clerks have made ready."""
+    """The main thread takes the most urgent batch that is ready."""
     ran: list[int] = []
     entered = {number: threading.Event() for number in (1, 2, 3)}
 
@@ -279,11 +280,11 @@ def test_urgent_batch_goes_before_the_one_that_lies_ready(app: Celery, process: 
     process._ensure_messages_consumed(completed=3)
 
     assert [1, 3, 2] == ran
-    assert [(1, True), (2, True), (3, True)] == sorted(process.said())
+    assert [(1, True), (2, True), (3, True)] == sorted(process.reported())
 
 
-def test_models_share_the_interpreter_with_clerks(app: Celery, process: Process):
-    """However a batch follows another, others have their turns by the time its model runs."""
+def test_threads_yield_the_interpreter_soon(app: Celery, process: Process):
+    """A model that returns to Python does not wait long for a computing worker thread."""
     found: list[float] = []
 
     def run(numbers: list[int]) -> list[int]:
@@ -301,14 +302,14 @@ def test_models_share_the_interpreter_with_clerks(app: Celery, process: Process)
 
 
 def test_lone_batch_is_the_main_threads(app: Celery, process: Process):
-    """What has company is settled by clerks; what comes alone later, by the main thread."""
-    settlers: list[str] = []
+    """Worker threads finish batches that have others behind them, the main thread a lone one."""
+    threads: list[str] = []
 
     class Noting(BatchTask):
         abstract = True
 
         def on_success(self, *_: Any) -> None:
-            settlers.append(threading.current_thread().name)
+            threads.append(threading.current_thread().name)
 
     task = declared(app, base=Noting)
     for number in (1, 2):
@@ -316,35 +317,35 @@ def test_lone_batch_is_the_main_threads(app: Celery, process: Process):
     for _ in range(2):
         process.run_next()
     process._ensure_messages_consumed(completed=2)
-    wait_until(process.why_clerks_read, [], what="the end of reading", timeout=60)
+    wait_until(process.why_threads_read, [], what="the end of reading", timeout=60)
     process.send(task, 3, run_lone_batch)
     process.run_next()
 
-    assert [True, True, False] == [name.startswith("clerk") for name in settlers]
-    assert [(1, True), (2, True), (3, True)] == sorted(process.said())
+    assert [True, True, False] == [name.startswith("batch-worker") for name in threads]
+    assert [(1, True), (2, True), (3, True)] == sorted(process.reported())
 
 
-def test_late_limit_of_a_lone_batch_is_nobodys(app: Celery, process: Process):
-    """A soft limit that comes when its batch is told ends neither the next one nor the process."""
+def test_late_limit_of_a_lone_batch_is_ignored(app: Celery, process: Process):
+    """A soft limit that comes after its batch ends neither the next one nor the process."""
     before = signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
-    task = declared(app, struck)
+    task = declared(app, interrupted)
     try:
         process.send(task, 2, run_lone_batch, soft_limit=60.0)
         process.run_next()
-        strike()
+        send_signal()
         process.send(task, 91, run_lone_batch, soft_limit=60.0)
         process.run_next()
     finally:
         signal.signal(SIG_SOFT_TIMEOUT, before)
 
-    assert [(2, True), (91, True)] == process.said()
+    assert [(2, True), (91, True)] == process.reported()
     assert "SUCCESS" == app.AsyncResult("id91").state
 
 
-def test_limit_of_a_lone_batch_strikes(app: Celery, process: Process):
-    """Once its time is up, a lone batch's model is broken off."""
+def test_limit_of_a_lone_batch_interrupts_it(app: Celery, process: Process):
+    """Once its time is up, a lone batch's model is interrupted."""
     before = signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
-    task = declared(app, struck)
+    task = declared(app, interrupted)
     try:
         process.send(task, 92, run_lone_batch, soft_limit=1e-6)
         process.run_next()

@@ -1,4 +1,4 @@
-"""The pool is heard out before it forgets what it has not heard."""
+"""The messages of pool processes are read before the pool is flushed."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from celery_batch.compat import pool as pool_words
-from celery_batch.compat.pool import listen_before_flush
+from celery_batch.compat import billiard as compat
+from celery_batch.compat.billiard import read_before_flush
 
 
 class Pool:
-    """A prefork pool with one job, sent to a process that has not been heard yet."""
+    """A prefork pool with one job, sent to a process whose messages are unread."""
 
     def __init__(self) -> None:
-        self.pipe, self.mouth = os.pipe()
+        self.pipe, self.writer = os.pipe()
         self.alive = True
         process = SimpleNamespace(outqR_fd=self.pipe, pid=1, _is_alive=lambda: self.alive)
         self.job = SimpleNamespace(_write_to=process, _accepted=False, _worker_pid=None)
@@ -26,35 +26,35 @@ class Pool:
         self.flushed: list[bool] = []
 
     def flush(self) -> None:
-        """Forget what has not been accepted; note whether the job was."""
+        """Discard unaccepted jobs; note whether the job was accepted."""
         self.flushed.append(self.job._accepted)
 
     def read(self) -> None:
-        """Read one word, as the event loop would."""
+        """Read one message, as the event loop would."""
         self.job._accepted = os.read(self.pipe, 1) == b"y"
 
 
 @pytest.fixture
 def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """A pool that is listened to, for a short while."""
-    monkeypatch.setattr(pool_words, "_TIMEOUT", 0.2)
+    """A pool that is read before it is flushed, with a short timeout."""
+    monkeypatch.setattr(compat, "_TIMEOUT", 0.2)
     pool = Pool()
-    listen_before_flush(pool, pool.hub)
+    read_before_flush(pool, pool.hub)
     yield pool
     os.close(pool.pipe)
-    os.close(pool.mouth)
+    os.close(pool.writer)
 
 
-def test_word_in_the_pipe_is_heard(pool: Pool):
-    """A job whose acceptance lies unread is accepted before the pool forgets the others."""
-    os.write(pool.mouth, b"y")
+def test_message_in_the_pipe_is_read(pool: Pool):
+    """A job whose acceptance lies unread is accepted before the pool is flushed."""
+    os.write(pool.writer, b"y")
     pool.flush()
 
     assert [True] == pool.flushed
 
 
 def test_message_half_read_is_read_on(pool: Pool):
-    """Where the loop has begun to read, its own reader goes on."""
+    """Where the event loop has begun to read a message, its own reader goes on."""
 
     def reader() -> Iterator[None]:
         yield
@@ -64,7 +64,7 @@ def test_message_half_read_is_read_on(pool: Pool):
     half_read = reader()
     next(half_read)
     pool.hub.readers[pool.pipe] = (half_read, ())
-    os.write(pool.mouth, b"y")
+    os.write(pool.writer, b"y")
     pool.flush()
 
     assert [True] == pool.flushed
@@ -72,7 +72,7 @@ def test_message_half_read_is_read_on(pool: Pool):
 
 @pytest.mark.parametrize("alive", [True, False])
 def test_silent_process_is_not_waited_for_long(pool: Pool, alive: bool):  # noqa: FBT001
-    """Whoever says nothing, dead or alive, holds up the flush for a moment at most."""
+    """A process without messages, dead or alive, delays the flush for a moment at most."""
     pool.alive = alive
     pool.flush()
 
@@ -80,11 +80,11 @@ def test_silent_process_is_not_waited_for_long(pool: Pool, alive: bool):  # noqa
 
 
 def test_job_half_written_is_written_on(pool: Pool):
-    """A process that has had half a job will run it, so it gets the rest before it is asked."""
+    """A process with half of a job will run it, so it gets the rest first."""
 
     def write(_: Any, writer: Any) -> None:
         pool._pool._active_writers.discard(writer)
-        os.write(pool.mouth, b"y")
+        os.write(pool.writer, b"y")
 
     writer = object
     pool.job._writer = lambda: writer
@@ -95,20 +95,18 @@ def test_job_half_written_is_written_on(pool: Pool):
     assert [True] == pool.flushed
 
 
-def test_trouble_with_listening_does_not_keep_the_pool_from_its_work(
-    pool: Pool, caplog: pytest.LogCaptureFixture
-):
-    """Whatever a pool of another make lacks is logged, and it is flushed as ever."""
+def test_pool_is_flushed_after_an_error(pool: Pool, caplog: pytest.LogCaptureFixture):
+    """An error with an unknown version of billiard is logged, and the pool is flushed."""
     del pool._pool._cache
     pool.flush()
 
     assert [False] == pool.flushed
-    assert "Could not hear the pool out" in caplog.text
+    assert "Could not read the pool's messages" in caplog.text
 
 
 @pytest.fixture
 def behind(pool: Pool) -> SimpleNamespace:
-    """A job that lies in the pool's process behind another one that runs."""
+    """A job that waits in the pool's process behind a running one."""
     running = SimpleNamespace(_write_to=pool.job._write_to, _accepted=True, _worker_pid=1)
     pool._pool._cache[2] = running
     pool.job.discard = lambda: pool._pool._cache.pop(1)
@@ -117,8 +115,8 @@ def behind(pool: Pool) -> SimpleNamespace:
 
 @pytest.mark.usefixtures("behind")
 def test_job_behind_a_running_one_is_kept(pool: Pool, monkeypatch: pytest.MonkeyPatch):
-    """It will run in any case, so the pool must not forget it; and nobody waits for its word."""
-    monkeypatch.setattr(pool_words, "_TIMEOUT", 60.0)
+    """It will run in any case, so the pool must keep it; and the flush does not wait for it."""
+    monkeypatch.setattr(compat, "_TIMEOUT", 60.0)
     pool.flush()
 
     assert [True] == pool.flushed  # the pool took it for accepted
@@ -127,8 +125,8 @@ def test_job_behind_a_running_one_is_kept(pool: Pool, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("behind")
-def test_job_whose_process_dies_meanwhile_is_forgotten(pool: Pool):
-    """Nobody would ever put it back: the pool was told that it runs."""
+def test_job_is_discarded_if_its_process_dies_meanwhile(pool: Pool):
+    """Otherwise it would be lost: the pool took it for accepted."""
     flush = pool.flush
 
     def die_while_flushing() -> None:

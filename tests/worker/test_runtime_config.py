@@ -1,29 +1,30 @@
-"""An operator's orders: how they read, what they change in the lanes, how replies wait."""
+"""Remote control commands: their words, their effect on task queues, delayed replies."""
 
 from __future__ import annotations
 
 import gc
 import os
 import tempfile
-import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.worker.pidbox import Pidbox
 from kombu.common import QoS
 
 from celery_batch import BatchPolicy, ConfigurationError
 from celery_batch.batching.batch import Reason
+from celery_batch.compat.celery import allow_delayed_replies
 from celery_batch.config import OPTIONS
 from celery_batch.runtime import devices, registry
 from celery_batch.testing import EchoModel, ManualClock
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control import commands, reload
-from celery_batch.worker.control.delayed_replies import DelayedReply
 from celery_batch.worker.control.pause import PauseControl
 from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp
@@ -31,33 +32,33 @@ from celery_batch.worker.executor import loader
 from celery_batch.worker.scheduling import prefetch
 from tests.worker.doubles import Pool, Worker
 
-OPERATOR = "who gives the orders"
+OPERATOR = "operator"
 
 
-class Heard:
-    """Takes orders and keeps them."""
+class Recorder:
+    """Records the commands that it gets."""
 
     def __init__(self) -> None:
-        self.orders: list[tuple[Any, ...]] = []
+        self.calls: list[tuple[Any, ...]] = []
 
     def configure(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
-        """Keep an order for batches."""
-        self.orders.append((name, values))
+        """Record a change of options."""
+        self.calls.append((name, values))
         return {}
 
     def resume(self, names: list[str]) -> dict[str, Any]:
-        """Keep an order to go on."""
-        self.orders.append((names,))
+        """Record a resume."""
+        self.calls.append((names,))
         return {}
 
-    def reload(self, name: str, **how: Any) -> DelayedReply:
-        """Keep an order for weights."""
-        self.orders.append((name, how))
-        return DelayedReply(dict, 0.0)
+    def reload(self, name: str, **how: Any) -> Future[Any]:
+        """Record a reload."""
+        self.calls.append((name, how))
+        return Future()
 
 
 @pytest.mark.parametrize(
-    ("words", "order"),
+    ("words", "call"),
     [
         (["t"], ("t", {})),
         (["t", "max_batch_size=32"], ("t", {"max_batch_size": 32})),
@@ -70,26 +71,26 @@ class Heard:
     ],
     ids=["show", "size", "waits", "no number", "default"],
 )
-def test_words_are_names_and_values(words: list[str], order: tuple[Any, ...]):
-    """What a shell sends means what a program sends by name."""
-    heard = Heard()
-    commands.batch_config(heard, words)
-    commands.batch_config(heard, task=order[0], **order[1])
+def test_words_are_names_and_values(words: list[str], call: tuple[Any, ...]):
+    """A shell's words have the same effect as arguments by name."""
+    recorder = Recorder()
+    commands.batch_config(recorder, words)
+    commands.batch_config(recorder, task=call[0], **call[1])
 
-    assert [order, order] == heard.orders
+    assert [call, call] == recorder.calls
 
 
 def test_words_of_a_reload():
-    """The task comes first; how it is done may be a word or a value."""
-    heard = Heard()
-    commands.batch_reload(heard, ["t", "in_place", "wait=60"])
-    commands.batch_reload(heard, task="t", in_place=True, wait=60)
+    """The task comes first; options may be words or values."""
+    recorder = Recorder()
+    commands.batch_reload(recorder, ["t", "in_place", "wait=60"])
+    commands.batch_reload(recorder, task="t", in_place=True, wait=60)
 
-    assert [("t", {"in_place": True, "wait": 60})] * 2 == heard.orders
+    assert [("t", {"in_place": True, "wait": 60})] * 2 == recorder.calls
 
 
 @pytest.mark.parametrize(
-    ("order", "words"),
+    ("command", "words"),
     [
         (commands.batch_config, ["t", "u"]),
         (commands.batch_pause, ["t", "max_wait=1"]),
@@ -98,21 +99,21 @@ def test_words_of_a_reload():
     ],
     ids=["second name", "value for a pause", "value for a resume", "unknown way"],
 )
-def test_words_that_mean_nothing_are_named(order: Any, words: list[str]):
+def test_words_that_mean_nothing_are_named(command: Any, words: list[str]):
     """The error says which word it was and what could be written."""
     with pytest.raises(ConfigurationError, match="not understood; write: batch_"):
-        order(Heard(), words)
+        command(Recorder(), words)
 
 
 @pytest.fixture
 def runtime_config(worker: Worker) -> RuntimeConfig:
-    """The orders to a worker whose queues are of no interest."""
+    """The runtime settings of a worker."""
     served_tasks: Any = SimpleNamespace(refresh=lambda: None)
     return RuntimeConfig(worker, worker.scheduler, served_tasks)
 
 
 def test_size_holds_from_the_next_batch(runtime_config: RuntimeConfig, worker: Worker, pool: Pool):
-    """What is full by the new size leaves at once, and the job knows the size."""
+    """A batch that is full by the new size leaves at once, and its job has the size."""
     worker.send("trios", "a")
     worker.send("trios", "b")
     runtime_config.configure("trios", {"max_batch_size": 1})
@@ -128,7 +129,7 @@ def test_size_holds_from_the_next_batch(runtime_config: RuntimeConfig, worker: W
 
 
 def test_prefetch_follows_the_sizes(app: Celery):
-    """More, less, and no less than the worker's user has asked for; no limit stays none."""
+    """The prefetch grows and shrinks, but not below the user's; no limit stays none."""
     consumer = SimpleNamespace(
         prefetch_multiplier=9,
         initial_prefetch_count=18,
@@ -149,8 +150,8 @@ def test_prefetch_follows_the_sizes(app: Celery):
     assert (0, 0) == prefetch.hold(consumer, 50)
 
 
-def test_paused_lane_keeps_newcomers_and_lets_second_tries_run(worker: Worker, pool: Pool):
-    """Nobody new leaves; who runs again because its batch broke is part of what runs."""
+def test_paused_task_queue_keeps_new_requests_and_runs_retried_ones(worker: Worker, pool: Pool):
+    """New requests do not leave; those of a failed batch run again."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     worker.send("pairs", "a", "b", "c")
     task_queue.pause(OPERATOR)
@@ -169,7 +170,7 @@ def test_paused_lane_keeps_newcomers_and_lets_second_tries_run(worker: Worker, p
 
 
 def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Worker):
-    """A paused lane reads no more than it would, and forgets what it keeps at the end."""
+    """A paused task queue reads no more than it would, and is empty after the connection."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     before = worker.scheduler.room.left(["pairs"], [0])[0]
     task_queue.pause(OPERATOR)
@@ -183,8 +184,8 @@ def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Wo
     assert not any(call.acknowledged for call in calls)
 
 
-def test_nobody_waits_for_an_end_while_paused(worker: Worker, clock: ManualClock):
-    """Who has expired or was revoked is given up, others stay."""
+def test_paused_requests_can_end(worker: Worker, clock: ManualClock):
+    """Expired and revoked requests are dropped, others stay."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     task_queue.pause(OPERATOR)
     for call, expires, unwanted in zip(
@@ -201,7 +202,7 @@ def test_nobody_waits_for_an_end_while_paused(worker: Worker, clock: ManualClock
 def test_kept_requests_wait_from_their_arrival(
     runtime_config: RuntimeConfig, worker: Worker, pool: Pool, clock: ManualClock
 ):
-    """The age and the wait of who was kept count the pause, also after it has ended."""
+    """The age and the wait of paused requests include the pause, also after it has ended."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     before = worker.scheduler.ages(clock())["pairs"]
     (early,) = worker.send("pairs", "a")
@@ -223,10 +224,10 @@ def test_kept_requests_wait_from_their_arrival(
     assert [came, came + 1.0, came + 1.0] == [each.arrived for each in (early, *late)]
 
 
-def test_who_has_waited_out_a_pause_waits_for_no_company(
+def test_request_does_not_wait_for_others_after_a_pause(
     worker: Worker, pool: Pool, clock: ManualClock
 ):
-    """A batch that was due long ago leaves as soon as it may, though it is not full."""
+    """A batch whose wait is over leaves at once, though it is not full."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     task_queue.pause(OPERATOR)
     worker.send("pairs", "a")
@@ -238,7 +239,7 @@ def test_who_has_waited_out_a_pause_waits_for_no_company(
 
 
 def test_requests_are_handed_back_once(worker: Worker):
-    """What is handed back is rejected for others, and known as what never ran."""
+    """Requests that are given back are rejected, and are known not to have run."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     task_queue.pause(OPERATOR)
     calls = worker.send("pairs", "a", "b")
@@ -249,7 +250,7 @@ def test_requests_are_handed_back_once(worker: Worker):
     assert all(call.acknowledged for call in calls)
 
 
-def test_paused_lane_runs_on_whose_message_is_nobodys(worker: Worker):
+def test_acknowledged_request_runs_while_paused(worker: Worker):
     """A request that was acknowledged before it ran again could not be given back."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["trios"])
     worker.send("trios", "a", "b")[0].acknowledge()
@@ -261,8 +262,8 @@ def test_paused_lane_runs_on_whose_message_is_nobodys(worker: Worker):
     assert 1 == task_queue.report()["waiting"]
 
 
-def test_lane_goes_on_when_all_have_resumed_it(worker: Worker, pool: Pool):
-    """Weights that are loaded in place end no pause of the operator's, and the reverse."""
+def test_task_queue_resumes_when_all_have_resumed_it(worker: Worker, pool: Pool):
+    """A reload in place does not end a pause of the operator, and the reverse."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     task_queue.pause(OPERATOR)
     task_queue.pause("weights")
@@ -278,7 +279,7 @@ def test_lane_goes_on_when_all_have_resumed_it(worker: Worker, pool: Pool):
 
 
 def test_what_cannot_be_given_back_is_tried_again(worker: Worker, monkeypatch: pytest.MonkeyPatch):
-    """A broker that refuses leaves nobody in a worker that has forgotten him."""
+    """Requests that the broker does not take back are kept, and tried again."""
     pause_control = PauseControl(worker, worker.scheduler)
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     task_queue.pause(pause_control)
@@ -293,37 +294,44 @@ def test_what_cannot_be_given_back_is_tried_again(worker: Worker, monkeypatch: p
 
     monkeypatch.setattr(worker.scheduler, "hand_back", refuse)
     with pytest.raises(OSError, match="full"):
-        pause_control._look()
+        pause_control._check()
 
     assert task_queue.kept is not None
     assert [(second, False)] == task_queue.kept.take()
 
 
-def test_late_answer_to_an_order_that_is_over_is_no_answer(folder: Path):
-    """Each step has a number of its own, over all orders of a worker."""
+def test_late_answer_to_an_earlier_step_is_ignored(folder: Path):
+    """Each step of a worker has a number of its own, over all reloads."""
     pool = SimpleNamespace(_pool=SimpleNamespace(_pool=[]))
     numbers = []
     for _ in range(2):
-        crew = reload.PoolLoader(pool, folder)
-        crew.begin("single", "load")
-        numbers.append(crew._order["number"])
-        crew.close()
+        pool_loader = reload._PoolLoader(pool, folder)
+        pool_loader.begin("single", "load")
+        numbers.append(pool_loader._step["number"])
+        pool_loader.close()
 
     assert numbers[0] < numbers[1]
 
 
-def test_later_reply_is_given_once():
-    """Who asked hears it when it is known, and nothing after that."""
-    heard: list[Any] = []
-    later = DelayedReply(lambda: {"ok": "at it"}, 1.0)
-    later.then(heard.append)
-    later.give(later.so_far())
-    later.give({"ok": "done"})
-    known = DelayedReply(dict, 1.0)
-    known.give({"ok": "at once"})
-    known.then(heard.append)
+def test_delayed_reply_is_sent_when_it_is_known():
+    """A future that a command returns is replied with its result; other replies at once."""
+    sent: list[Any] = []
 
-    assert [{"ok": "at it"}, {"ok": "at once"}] == heard
+    class FakeNode:
+        def reply(self, data: Any, ticket: str) -> None:
+            sent.append((ticket, data))
+
+    box = Pidbox.__new__(Pidbox)
+    box.node = node = FakeNode()
+    consumer = SimpleNamespace(steps=[SimpleNamespace(), SimpleNamespace(box=box)])
+    for _ in range(2):  # as on two connections
+        allow_delayed_replies(consumer)
+    reply: Future[Any] = Future()
+    node.reply({"w": reply}, ticket="later")
+    node.reply({"w": "at once"}, ticket="now")
+    reply.set_result({"ok": "done"})
+
+    assert [("now", {"w": "at once"}), ("later", {"w": {"ok": "done"}})] == sent
 
 
 @pytest.fixture
@@ -336,26 +344,26 @@ def folder() -> Iterator[Path]:
 def test_pool_process_that_is_gone_is_not_awaited(
     folder: Path, monkeypatch: pytest.MonkeyPatch, app: Celery
 ):
-    """A step is done when each process has answered, or has been replaced."""
+    """A step is done when each process has answered or was replaced."""
     processes = [SimpleNamespace(pid=pid, exitcode=None) for pid in (os.getpid(), 1)]
     pool = SimpleNamespace(_pool=SimpleNamespace(_pool=processes))
-    monkeypatch.setattr("celery_batch.worker.executor.loader.carry_out", lambda *_: "no weights")
-    crew = reload.PoolLoader(pool, folder)
-    crew.begin("single", "load")
-    first = crew.answers()
-    renewing_listens(app, folder)
-    while crew.at_it > 1:
-        crew.answers()
+    monkeypatch.setattr("celery_batch.worker.executor.loader.run_step", lambda *_: "no weights")
+    pool_loader = reload._PoolLoader(pool, folder)
+    pool_loader.begin("single", "load")
+    first = pool_loader.answers()
+    loader._listen(app, str(folder / "loading"))
+    while pool_loader.pending > 1:
+        pool_loader.answers()
     processes[1].exitcode = 1
-    answers = crew.answers()
-    crew.close()
+    answers = pool_loader.answers()
+    pool_loader.close()
 
     assert first is None
     assert {os.getpid(): "no weights"} == answers
 
 
-def test_old_weights_are_let_go_of(app: Celery, monkeypatch: pytest.MonkeyPatch):
-    """What was put out of the collector's sight at the start is not kept for ever."""
+def test_old_weights_are_freed(app: Celery, monkeypatch: pytest.MonkeyPatch):
+    """Objects that were excluded from collection at the start are not kept for ever."""
     monkeypatch.setattr(registry, "_instances", {})
     monkeypatch.setattr(devices, "discover", lambda: ["cpu"])
 
@@ -367,16 +375,10 @@ def test_old_weights_are_let_go_of(app: Celery, monkeypatch: pytest.MonkeyPatch)
     old = weakref.ref(registry.instance_of(Ring))
     gc.freeze()
     try:
-        errors = [loader.carry_out(app, "ring", step) for step in ("load", "take up")]
+        errors = [loader.run_step(app, "ring", step) for step in ("load", "swap")]
     finally:
         gc.unfreeze()
 
     assert [None, None] == errors
     assert old() is None
     assert isinstance(registry.instance_of(Ring), Ring)
-
-
-def renewing_listens(app: Celery, folder: Path) -> None:
-    """Take orders in this process, as a pool process does."""
-    loader.listen(app, str(folder / "loading"))
-    assert any(thread.name == "batch-orders" for thread in threading.enumerate())

@@ -27,7 +27,7 @@ def test_a_line_for_each_task():
         "batches of a": (
             "1,000, of 12.3 rows on average and up to 64; wait 11.5 ms, of 95 in 100 up to"
             " 250 ms; model 6.12 ms, of 95 in 100 up to 1.5 s;"
-            " now 3 requests waiting, 1 batches on their way"
+            " now 3 requests waiting, 1 batches running"
         ),
         "batches of b": "none yet, of up to 8 rows",
     } == in_words(stats)

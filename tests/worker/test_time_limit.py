@@ -1,4 +1,4 @@
-"""A soft time limit strikes in the model, and nowhere else."""
+"""A soft time limit interrupts the model, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ def in_a_pool_process() -> Iterator[None]:
     signal.signal(SIG_SOFT_TIMEOUT, before)
 
 
-def strike() -> None:
-    """Let the limit pass, as the pool does."""
+def send_signal() -> None:
+    """Send the signal of a soft time limit, as the pool does."""
     os.kill(os.getpid(), SIG_SOFT_TIMEOUT)
 
 
-def test_strikes_in_the_model():
+def test_interrupts_the_model():
     """While the model runs the limit is raised at once."""
     with SoftLimit() as limit, pytest.raises(SoftTimeLimitExceeded), limit.in_model():
-        strike()
+        send_signal()
 
 
 def test_waits_for_the_model():
-    """A limit that passes before the model is raised when the model would start."""
+    """A limit that expires before the model is raised when the model would start."""
     with SoftLimit() as limit:
-        strike()
+        send_signal()
         with pytest.raises(SoftTimeLimitExceeded), limit.in_model():
             pytest.fail("the model must not run any more")
 
 
 def test_comes_too_late_after_the_model():
-    """Once the model has answered, its answers are settled in peace."""
+    """Once the model has returned, the tracers are not interrupted."""
     with SoftLimit() as limit:
         with limit.in_model():
             answered = True
-        strike()
+        send_signal()
 
     assert answered
 
 
-def test_leaves_the_process_as_it_was():
-    """Behind a batch the signal is the pool's again."""
+def test_restores_the_handler():
+    """After a batch the signal is the pool's again."""
     with SoftLimit():
         pass
 
     with pytest.raises(SoftTimeLimitExceeded):
-        strike()
+        send_signal()
 
 
-def test_keeps_out_of_other_processes():
+def test_changes_nothing_in_other_processes():
     """Where the signal is not the pool's, nothing is changed."""
     before = signal.signal(SIG_SOFT_TIMEOUT, signal.SIG_IGN)
     with SoftLimit():
@@ -73,7 +73,7 @@ def test_keeps_out_of_other_processes():
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
-    """The time by which limits are due."""
+    """The clock of the limits."""
     clock = ManualClock()
     monkeypatch.setattr(time_limit.time, "monotonic", clock)
     return clock
@@ -81,39 +81,39 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 def test_signal_for_another_batch_leaves_the_model_alone(clock: ManualClock):
     """A signal before this batch's time is up is for the one before it."""
-    limit = LimitSignals().aim(10.0)
+    limit = LimitSignals().for_batch(10.0)
     with limit.in_model():
         clock.advance(9.0)
-        strike()
+        send_signal()
         answered = True
 
     assert answered
 
 
-def test_signal_when_the_time_is_up_strikes(clock: ManualClock):
+def test_signal_when_the_time_is_up_interrupts(clock: ManualClock):
     """A batch whose own time is up is the one that the signal is for."""
-    limit = LimitSignals().aim(10.0)
+    limit = LimitSignals().for_batch(10.0)
     clock.advance(10.0)
     with limit.in_model(), pytest.raises(SoftTimeLimitExceeded):
-        strike()
+        send_signal()
 
 
-def test_batch_without_a_limit_is_never_struck(clock: ManualClock):
-    """Whatever signals come, they are for others."""
-    limit = LimitSignals().aim(None)
+def test_batch_without_a_limit_is_never_interrupted(clock: ManualClock):
+    """All signals are for other batches."""
+    limit = LimitSignals().for_batch(None)
     with limit.in_model():
         clock.advance(1e9)
-        strike()
+        send_signal()
         answered = True
 
     assert answered
 
 
-def test_ordinary_task_is_struck_as_ever():
+def test_ordinary_task_is_interrupted():
     """While no batch runs the signal is the pool's own."""
     signals = LimitSignals()
-    signals.aim(10.0)
-    signals.leave_alone()
+    signals.for_batch(10.0)
+    signals.for_ordinary_task()
 
     with pytest.raises(SoftTimeLimitExceeded):
-        strike()
+        send_signal()

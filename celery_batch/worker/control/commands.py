@@ -1,77 +1,111 @@
 """
 
-Remote control commands that change a running worker.
+Remote control commands that inspect or change a running worker.
 
-From a shell they are words, ``batch_config workers.infill max_wait=0.02``; programs give
-them names, ``broadcast("batch_config", {"task": "workers.infill", "max_wait": 0.02})``.
+A shell passes words, ``batch_config workers.infill max_wait=0.02``; programs pass arguments by
+name, ``broadcast("batch_config", {"task": "workers.infill", "max_wait": 0.02})``.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import wraps
 from typing import Any
 
-from celery.worker.control import control_command
+from celery.worker.control import Panel, control_command, inspect_command
+from celery.worker.state import revoked
+from kombu.utils.functional import maybe_list
 
 from celery_batch.config import OPTIONS
 from celery_batch.errors import BatchError, ConfigurationError
+from celery_batch.protocol import QUIETLY
 from celery_batch.worker.consumer_context import ConsumerContext
-from celery_batch.worker.control.delayed_replies import DelayedReply, let_wait
 from celery_batch.worker.control.runtime_config import DEFAULT
+from celery_batch.worker.metrics.snapshot import stats_of, task_reports
 
 __all__ = ["register"]
 
 logger = logging.getLogger(__name__)
 
-_Order = Callable[..., dict[str, Any] | DelayedReply]
+_Reply = dict[str, Any] | Future[dict[str, Any]]
+_Command = Callable[..., _Reply]
 
 
 def register() -> None:
-    """Teach the orders to this worker, or to this command line."""
+    """Add the commands to this worker, or to this command line."""
+    if "batch_status" in Panel.data:
+        return
+    inspect_command()(batch_status)
+    inspect_command()(batch_stats)
+    Panel.data["revoke"] = _with_quiet_revoke(Panel.data["revoke"])
     control_command(
         variadic="words",
         signature=(
             "<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
             " [low_priority_share=SHARE]"
         ),
-    )(_answered(batch_config))
+    )(_replies(batch_config))
     control_command(variadic="words", signature="<task> [task2 [... [taskN]]]")(
-        _answered(batch_pause)
+        _replies(batch_pause)
     )
-    control_command(variadic="words", signature="[task1 [... [taskN]]]")(_answered(batch_resume))
-    control_command()(_answered(batch_drain))
+    control_command(variadic="words", signature="[task1 [... [taskN]]]")(_replies(batch_resume))
+    control_command()(_replies(batch_drain))
     control_command(signature="<task> [in_place] [wait=SECONDS]", variadic="words")(
-        _answered(batch_reload)
+        _replies(batch_reload)
     )
 
 
-def _answered(order: _Order) -> _Order:
-    """Answer as Celery's own commands do: with what is so now, or with what was wrong."""
+def _replies(command: _Command) -> _Command:
+    """Reply as Celery's own commands do: with the new state, or with the error."""
 
-    @wraps(order)
-    def answer(state: Any, **arguments: Any) -> dict[str, Any] | DelayedReply:
-        words = [*arguments.get("words", ()), *_pairs(arguments)]
-        logger.info("Order: %s", " ".join([order.__name__, *map(str, words)]))
+    @wraps(command)
+    def reply(state: Any, **arguments: Any) -> _Reply:
+        values = [f"{name}={value}" for name, value in arguments.items() if name != "words"]
+        words = [*arguments.get("words", ()), *values]
+        logger.info("Remote control: %s", " ".join([command.__name__, *map(str, words)]))
         try:
-            found = order(ConsumerContext.of(state.consumer).runtime_config, **arguments)
+            found = command(ConsumerContext.of(state.consumer).runtime_config, **arguments)
         except BatchError as error:
             logger.warning("Refused: %s", error)
             return {"error": str(error)}
-        if not isinstance(found, DelayedReply):
-            return {"ok": found}
-        return found if let_wait(state.consumer) else found.so_far()
+        return found if isinstance(found, Future) else {"ok": found}
 
-    return answer
+    return reply
+
+
+def _with_quiet_revoke(revoke: _Command) -> _Command:
+    """Add to Celery's command an option that spares two round trips for each of many tasks."""
+
+    @wraps(revoke)
+    def quiet_revoke(state: Any, task_id: Any, *args: Any, **options: Any) -> _Reply:
+        if not options.pop(QUIETLY, False):
+            return revoke(state, task_id, *args, **options)
+        task_ids = maybe_list(task_id) or []
+        revoked.update(task_ids)
+        return {"ok": f"{len(task_ids)} tasks flagged as revoked"}
+
+    return quiet_revoke
+
+
+def batch_status(state: Any, **_: Any) -> dict[str, Any]:
+    """Batch tasks served here, whether their models are warm, and how their batches formed."""
+    reports = task_reports(ConsumerContext.of(state.consumer))
+    return {name: report for name, report in reports.items() if report["served"]}
+
+
+def batch_stats(state: Any, **_: Any) -> dict[str, Any]:
+    """Statistics of this worker's batches: sizes, waits, model times, outcomes."""
+    return stats_of(state.consumer)
 
 
 def batch_config(
     runtime_config: Any, words: Sequence[str] = (), task: str = "", **values: Any
 ) -> dict[str, Any]:
-    """Show or change when a task's batches leave; "default" puts back what the task says."""
+    """Show or change when a task's batches leave; "default" restores the task's own options."""
     usage = "batch_config <task> max_batch_size=32 max_wait=0.02"
-    names, named = _understood(words, task)
+    names, named = _parse(words, task)
     name = _only_task(names, {DEFAULT}, usage)
     defaults = dict.fromkeys(OPTIONS, DEFAULT) if DEFAULT in names[1:] else {}
     reply: dict[str, Any] = runtime_config.configure(name, {**defaults, **named, **values})
@@ -79,55 +113,51 @@ def batch_config(
 
 
 def batch_pause(runtime_config: Any, words: Sequence[str] = (), task: str = "") -> dict[str, Any]:
-    """Take no more of these tasks; what waits of them goes back to the broker."""
+    """Stop taking messages of these tasks; waiting requests go back to the broker."""
     names = _only_names(words, task, "batch_pause <task>")
     if not names:
-        raise ConfigurationError("no task is named; batch_drain has the worker take nothing more")
+        raise ConfigurationError("no task is named; batch_drain pauses all tasks")
     reply: dict[str, Any] = runtime_config.pause(names)
     return reply
 
 
 def batch_resume(runtime_config: Any, words: Sequence[str] = (), task: str = "") -> dict[str, Any]:
-    """Take these tasks again; without a name everything, also after batch_drain."""
+    """Take messages of these tasks again; of all without a name, also after batch_drain."""
     names = _only_names(words, task, "batch_resume [task]")
     reply: dict[str, Any] = runtime_config.resume(names)
     return reply
 
 
 def batch_drain(runtime_config: Any) -> dict[str, Any]:
-    """Give back what waits, take nothing more from any queue, and stay up."""
+    """Stop taking any messages, give back waiting requests, and stay up."""
     reply: dict[str, Any] = runtime_config.drain()
     return reply
 
 
 def batch_reload(
     runtime_config: Any, words: Sequence[str] = (), task: str = "", **how: Any
-) -> DelayedReply:
-    """Load a task's model anew without losing a request; in_place where memory holds one only."""
+) -> Future[dict[str, Any]]:
+    """Reload a task's model without losing a request; in_place where memory holds only one."""
     usage = "batch_reload <task> [in_place] [wait=SECONDS]"
-    names, named = _understood(words, task)
+    names, named = _parse(words, task)
     name = _only_task(names, {"in_place"}, usage)
     options = {**dict.fromkeys(names[1:], True), **named, **how}
     for option in options:
         if option not in {"in_place", "wait"}:
             raise _not_understood(option, usage)
-    later: DelayedReply = runtime_config.reload(name, **options)
-    return later
+    reply: Future[dict[str, Any]] = runtime_config.reload(name, **options)
+    return reply
 
 
-def _pairs(arguments: dict[str, Any]) -> list[str]:
-    return [f"{name}={value}" for name, value in arguments.items() if name != "words"]
-
-
-def _understood(words: Sequence[str], task: str) -> tuple[list[str], dict[str, Any]]:
-    """Return the words that are names, the task's first, and those that are values, by name."""
+def _parse(words: Sequence[str], task: str) -> tuple[list[str], dict[str, Any]]:
+    """Return the words that are names, the task's first, and the values by name."""
     names = [*([task] if task else []), *(word for word in words if "=" not in word)]
     pairs = (word.partition("=") for word in words if "=" in word)
     return names, {name: _value(value) for name, _, value in pairs}
 
 
 def _only_names(words: Sequence[str], task: str, usage: str) -> list[str]:
-    names, named = _understood(words, task)
+    names, named = _parse(words, task)
     for name in named:
         raise _not_understood(f"{name}=", usage)
     return names
@@ -147,7 +177,7 @@ def _not_understood(word: str, usage: str) -> ConfigurationError:
 
 
 def _value(text: str) -> Any:
-    """Return what a word stands for: a number, None, or itself."""
+    """Return a number, None, or the text itself."""
     if text.lower() == "none":
         return None
     for kind in (int, float):

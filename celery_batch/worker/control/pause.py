@@ -2,20 +2,22 @@
 
 Pauses tasks, and drains a worker.
 
-Rule 1: what runs, runs on to its end; what waits of a paused task goes back to the broker.
-Rule 2: a queue whose every task is paused is not consumed, so that others have its messages.
-Rule 3: where a queue brings other tasks, too, those that are paused are kept, as many as
-        the worker would hold if they ran; a broker that cannot be asked for so few
-        would fill the worker with them, and the order is refused.
-Rule 4: nothing is given back to a queue that is still consumed: it would come again at once.
+Rule 1: running batches end as usual; waiting requests of a paused task go back to the broker.
+Rule 2: a broker queue all of whose tasks are paused is not consumed, so that other workers
+        get its messages.
+Rule 3: if a broker queue has other tasks, too, the worker keeps messages of paused ones, up
+        to the prefetch that they would have.  A broker without such a limit would fill the
+        worker with them, so the command is refused.
+Rule 4: nothing is given back to a queue that is still consumed: it would return at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+from celery_batch.compat.kombu import returns_here
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.scheduling.routing import queue_of
 from celery_batch.worker.scheduling.scheduler import Scheduler
@@ -23,13 +25,13 @@ from celery_batch.worker.scheduling.task_queue import PausedRequests, TaskQueue
 
 __all__ = ["PauseControl"]
 
-#: Seconds between two looks at what has come to paused tasks by other ways, and has expired.
-_LOOK = 1.0
+#: Seconds between checks for requests of paused tasks that can be given back, or have expired.
+_CHECK_INTERVAL = 1.0
 
 
 class PauseControl:
     """
-    What one worker takes no more.
+    Pauses the tasks of one worker.
 
     Args:
         consumer: Celery's consumer.
@@ -40,131 +42,115 @@ class PauseControl:
         self._consumer = consumer
         self._app = consumer.app
         self._scheduler = scheduler
-        #: The queues that were consumed, and are not for now.
-        self._left: set[str] = set()
+        #: The broker queues that are not consumed for now.
+        self._cancelled: set[str] = set()
         self._timer: Any = None
         self.is_drained = False
 
     def open(self) -> None:
-        """Look after what is paused on a new connection, whose timers are new."""
+        """Go on with a new connection, whose timers are new."""
         self._timer = None
-        self._look_regularly()
+        self._set_timer()
 
-    def pause(self, scheduler: list[TaskQueue]) -> None:
+    def pause(self, task_queues: list[TaskQueue]) -> None:
         """
-        Take no more of some tasks, and give back what waits.
-
-        Args:
-            scheduler: Of these tasks.
+        Stop taking messages of some tasks, and give back waiting requests.
 
         Raises:
             ConfigurationError: Their messages cannot be kept apart from others'.
         """
-        paused = {task_queue.task.name for task_queue in [*scheduler, *self._paused()]}
-        queues = {queue_of(self._app, task_queue.task) for task_queue in scheduler} & set(
-            self._consumed()
-        )
-        shared = {queue: self._others(queue, paused) for queue in sorted(queues)}
+        paused = {task_queue.task.name for task_queue in [*task_queues, *self._paused()]}
+        queues = self._queues_of(task_queues) & set(self._consumed())
+        shared = {
+            queue: [name for name in self._tasks_of(queue) if name not in paused]
+            for queue in sorted(queues)
+        }
         for queue, others in shared.items():
-            if others and not self._can_keep:
-                self._refuse_to_part(queue, others)
-        for task_queue in scheduler:
+            self._require_separation(queue, others)
+        for task_queue in task_queues:
             task_queue.pause(self)
-        self._leave(queue for queue, others in shared.items() if not others)
+        self._cancel(queue for queue, others in shared.items() if not others)
 
     def drain(self) -> None:
-        """Take nothing more, whatever it is, and give back what waits."""
+        """Stop taking any messages, and give back waiting requests."""
         self.is_drained = True
         for task_queue in self._scheduler:
             task_queue.pause(self)
-        self._leave(self._consumed())
+        self._cancel(self._consumed())
 
-    def resume(self, scheduler: list[TaskQueue]) -> None:
+    def resume(self, task_queues: list[TaskQueue]) -> None:
         """
-        Take some tasks' messages again.
-
-        Args:
-            scheduler: Of these tasks.
+        Take messages of some tasks again.
 
         Raises:
-            ConfigurationError: The worker is drained, or a queue would bring what is paused.
+            ConfigurationError: The worker is drained, or a queue has other paused tasks.
         """
         if self.is_drained:
             raise ConfigurationError(
                 "this worker is drained; batch_resume without a task has it take everything again"
             )
-        names = {task_queue.task.name for task_queue in scheduler}
-        still = {task_queue.task.name for task_queue in self._paused()} - names
-        queues = {queue_of(self._app, task_queue.task) for task_queue in scheduler} & self._left
+        still_paused = {each.task.name for each in self._paused() if each not in task_queues}
+        queues = self._queues_of(task_queues) & self._cancelled
         for queue in sorted(queues):
-            others = [name for name in self._tasks_of(queue) if name in still]
-            if others and not self._can_keep:
-                self._refuse_to_part(queue, others)
-        self._take_again(queues, scheduler)
+            self._require_separation(
+                queue, [name for name in self._tasks_of(queue) if name in still_paused]
+            )
+        self._resume(queues, task_queues)
 
     def resume_all(self) -> None:
-        """Take everything again that was taken before the first order to pause or drain."""
+        """Take messages of all tasks again, as before the first pause or drain."""
         self.is_drained = False
-        self._take_again(self._left, self._paused())
+        self._resume(self._cancelled, self._paused())
 
-    def _take_again(self, queues: Iterable[str], scheduler: Iterable[TaskQueue]) -> None:
-        for task_queue in scheduler:
+    def _resume(self, queues: Iterable[str], task_queues: Iterable[TaskQueue]) -> None:
+        for task_queue in task_queues:
             self._scheduler.resume(task_queue, self)
         for queue in sorted(queues):
             self._consumer.add_task_queue(queue)
-            self._left.discard(queue)
-        self._look_regularly()
+            self._cancelled.discard(queue)
+        self._set_timer()
 
-    def _leave(self, queues: Iterable[str]) -> None:
+    def _cancel(self, queues: Iterable[str]) -> None:
         queues = list(queues)
-        self._left.update(queues)
-        self._look_regularly()
-        for queue in queues:  # all of them first: to tell the broker may be what fails
+        self._cancelled.update(queues)
+        self._set_timer()
+        for queue in queues:  # all of them first, as the broker may fail below
             self._app.amqp.queues.deselect(queue)
         for queue in queues:
             self._consumer.cancel_task_queue(queue)
-        self._look()
+        self._check()
 
-    def _look_regularly(self) -> None:
+    def _set_timer(self) -> None:
         is_wanted = any(self._paused())
         if is_wanted and self._timer is None:
-            self._timer = self._consumer.timer.call_repeatedly(_LOOK, self._look)
+            self._timer = self._consumer.timer.call_repeatedly(_CHECK_INTERVAL, self._check)
         elif not is_wanted and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self) -> None:
-        """Give back what has come since, from queues that are left; give up whom nobody wants."""
+    def _check(self) -> None:
+        """Give back the requests that have come since, and drop expired and revoked ones."""
         for task_queue in self._paused():
             if task_queue.kept:
                 task_queue.kept.leave_out()
                 self._give_back(task_queue.kept)
 
     def _give_back(self, kept: PausedRequests) -> None:
-        comes_back = cache(self._comes_back)  # which may be a question to Redis
+        # Cached, as it may ask Redis.
+        returns = cache(partial(returns_here, self._consumer.task_consumer))
 
-        def may_go(request: Any) -> bool:
+        def can_give_back(request: Any) -> bool:
             info = request.message.delivery_info or {}
-            names = ("exchange", "routing_key", "consumer_tag")
-            return not comes_back(*map(info.get, names))
+            return not returns(*map(info.get, ("exchange", "routing_key", "consumer_tag")))
 
-        going = kept.take(may_go)
+        given_back = kept.take(can_give_back)
         try:
-            self._scheduler.hand_back([request for request, _ in going])
-        except Exception:  # whoever is still ours is tried again
-            for request, alone in going:
+            self._scheduler.hand_back([request for request, _ in given_back])
+        except Exception:  # the rest is tried again
+            for request, alone in given_back:
                 if not request.acknowledged:
                     kept.add(request, alone=alone)
             raise
-
-    def _comes_back(self, exchange: Any, routing_key: Any, consumer_tag: Any) -> bool:
-        """Say whether a message that is given back would come straight to us again."""
-        task_consumer = self._consumer.task_consumer
-        channel = task_consumer.channel
-        if hasattr(channel, "_lookup"):  # kombu's own exchanges
-            queues = channel._lookup(exchange, routing_key)  # noqa: SLF001
-            return any(map(task_consumer.consuming_from, queues))
-        return consumer_tag in task_consumer._active_tags.values()  # noqa: SLF001
 
     def _paused(self) -> list[TaskQueue]:
         return [task_queue for task_queue in self._scheduler if task_queue.is_paused_by(self)]
@@ -172,23 +158,19 @@ class PauseControl:
     def _consumed(self) -> list[str]:
         return list(self._app.amqp.queues.consume_from)
 
-    @property
-    def _can_keep(self) -> bool:
-        """Whether messages are read by what each task has room for."""
-        return self._scheduler.running_messages.reads_by_room
-
-    def _others(self, queue: str, paused: set[str]) -> list[str]:
-        return [name for name in self._tasks_of(queue) if name not in paused]
+    def _queues_of(self, task_queues: list[TaskQueue]) -> set[str]:
+        return {queue_of(self._app, task_queue.task) for task_queue in task_queues}
 
     def _tasks_of(self, queue: str) -> Iterator[str]:
-        """Name the tasks that a queue brings; Celery's own, which few apps send, do not count."""
+        """Yield the tasks of a broker queue, without Celery's own, which few apps send."""
         for name, task in sorted(self._app.tasks.items()):
             if not name.startswith("celery.") and queue_of(self._app, task) == queue:
                 yield name
 
-    def _refuse_to_part(self, queue: str, others: list[str]) -> None:
-        raise ConfigurationError(
-            f"queue {queue} brings {', '.join(others)}, too, and this broker would fill the"
-            f" worker with what is paused; name these tasks as well, give the task a queue"
-            f" of its own, or use batch_drain"
-        )
+    def _require_separation(self, queue: str, others: list[str]) -> None:
+        if others and not self._scheduler.running_messages.reads_by_room:
+            raise ConfigurationError(
+                f"queue {queue} also has messages of {', '.join(others)}, and this broker would"
+                f" fill the worker with those of paused tasks; name these tasks as well, give"
+                f" the task a queue of its own, or use batch_drain"
+            )

@@ -1,24 +1,23 @@
 """
+Settings of a running worker that remote control changes.
 
-Settings of a running worker that remote control has changed.
-
-Rule 1: an order is checked whole before anything of it is done.
-Rule 2: it holds over a lost connection, and not over the worker's end.
-Rule 3: what is wrong with it is a `ConfigurationError` that says what would be right.
+A command is validated as a whole before anything changes.  The changes outlast a lost
+connection, but not the worker.  Errors are `ConfigurationError` and say what would be valid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from celery_batch.batching.policy import DEFAULT_LINGER
+from celery_batch.compat.celery import allow_delayed_replies
 from celery_batch.config import OPTIONS, did_you_mean, milliseconds_warnings, policy_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.context import WorkerContext
-from celery_batch.worker.control.delayed_replies import DelayedReply
 from celery_batch.worker.control.pause import PauseControl
-from celery_batch.worker.control.reload import ANSWER_SOON, ModelReload
+from celery_batch.worker.control.reload import REPLY_AFTER, ModelReload
 from celery_batch.worker.control.served_tasks import ServedTasksEntry
 from celery_batch.worker.scheduling.prefetch import hold_enough
 from celery_batch.worker.scheduling.scheduler import Scheduler
@@ -26,18 +25,18 @@ from celery_batch.worker.scheduling.task_queue import TaskQueue
 
 __all__ = ["DEFAULT", "RuntimeConfig"]
 
-#: In place of a value: what the task itself says.
+#: Stands for the value of the task's own option.
 DEFAULT = "default"
 
 
 class RuntimeConfig:
     """
-    The orders that hold for one worker.
+    The commands that have changed one worker.
 
     Args:
         consumer: Celery's consumer.
         scheduler: Its scheduler.
-        served_tasks: What clients are told about its tasks.
+        served_tasks: Publishes the tasks that it serves.
     """
 
     def __init__(self, consumer: Any, scheduler: Scheduler, served_tasks: ServedTasksEntry) -> None:
@@ -46,39 +45,35 @@ class RuntimeConfig:
         self._scheduler = scheduler
         self._served_tasks = served_tasks
         self._pause_control = PauseControl(consumer, scheduler)
-        self._reloading = ModelReload(consumer, scheduler)
+        self._model_reload = ModelReload(consumer, scheduler)
 
     def open(self) -> None:
-        """Have the orders hold on a new connection."""
+        """Go on with a new connection."""
+        allow_delayed_replies(self._consumer)
         self._pause_control.open()
-        self._reloading.open()
+        self._model_reload.open()
 
     def report(self, name: str) -> dict[str, Any]:
-        """
-        Return what has been changed about a task, as plain data.
-
-        Args:
-            name: The task's.
-        """
+        """Return what has been changed about a task, as plain data."""
         task_queue = self._task_queue(name)
         own, now = _numbers(policy_of(task_queue.task)), _numbers(task_queue.policy)
         return {
             "task_says": {option: own[option] for option in own if own[option] != now[option]},
             **self.halted(name),
-            "reload": self._reloading.report(task_queue.task),
+            "reload": self._model_reload.report(task_queue.task),
         }
 
     def is_warm(self, name: str) -> bool:
-        """Return whether a task's model is there to answer."""
-        return self._reloading.is_warm(self._task_queue(name).task)
+        """Return whether a task's model is loaded."""
+        return self._model_reload.is_warm(self._task_queue(name).task)
 
     @property
     def is_drained(self) -> bool:
-        """Whether this worker takes nothing at all, by an order."""
+        """Whether this worker takes no messages at all."""
         return self._pause_control.is_drained
 
     def halted(self, name: str) -> dict[str, bool]:
-        """Return whether a task does not run here for now, by what it was told."""
+        """Return whether a task is paused or drained."""
         return {
             "paused": self._task_queue(name).kept is not None,
             "drained": self.is_drained,
@@ -89,14 +84,14 @@ class RuntimeConfig:
         Change when a task's batches leave, from the next one on.
 
         Args:
-            name: The task's.
-            values: By option; `DEFAULT` for what the task says.  None at all changes nothing.
+            name: The task's name.
+            values: By option; `DEFAULT` for the task's own.  Without values nothing changes.
 
         Returns:
-            What holds now, and what the task says where that is another thing.
+            The present values, and the task's own where they differ.
 
         Raises:
-            ConfigurationError: The task, an option or a value is wrong; nothing has changed.
+            ConfigurationError: The task, an option or a value is invalid; nothing has changed.
         """
         task_queue = self._task_queue(name)
         own = _numbers(policy_of(task_queue.task))
@@ -108,99 +103,67 @@ class RuntimeConfig:
         notes = milliseconds_warnings(name, policy)
         if values:
             task_queue.policy = policy
-            self._hold_enough(notes)
+            self._set_prefetch(notes)
             self._scheduler.pump()
-        notes += _about_linger(policy)
+        notes += _linger_notes(policy)
         now = {**_numbers(policy), "linger": policy.linger_seconds}  # as batch_status has it
-        told = {"task": name, **now, "task_says": self.report(name)["task_says"]}
-        return {**told, "notes": notes} if notes else told
+        reply = {"task": name, **now, "task_says": self.report(name)["task_says"]}
+        return {**reply, "notes": notes} if notes else reply
 
     def pause(self, names: Sequence[str]) -> dict[str, Any]:
         """
-        Take no more of some tasks, and give back what waits of them.
-
-        Args:
-            names: The tasks'.
-
-        Returns:
-            What is so now, by task.
+        Stop taking messages of some tasks, give back waiting requests, and return their states.
 
         Raises:
-            ConfigurationError: A name is wrong, or the broker cannot do it; nothing has changed.
+            ConfigurationError: A name is unknown, or the broker cannot do it; nothing has changed.
         """
         self._pause_control.pause([self._task_queue(name) for name in names])
-        self._served_tasks.refresh()
-        return {name: self._standing(name) for name in names}
+        return self._changed(names)
 
     def resume(self, names: Sequence[str]) -> dict[str, Any]:
         """
-        Take tasks' messages again.
+        Take messages of tasks again, and return their states.
 
         Args:
-            names: The tasks'; none for all that were paused, and after a drain.
-
-        Returns:
-            What is so now, by task.
+            names: The tasks; none for all that were paused, and after a drain.
 
         Raises:
-            ConfigurationError: A name is wrong, or the broker cannot do it; nothing has changed.
+            ConfigurationError: A name is unknown, or the broker cannot do it; nothing has changed.
         """
         if names:
             self._pause_control.resume([self._task_queue(name) for name in names])
         else:
             self._pause_control.resume_all()
-        self._served_tasks.refresh()
-        return {
-            task_queue.task.name: self._standing(task_queue.task.name)
-            for task_queue in self._told_of(names)
-        }
+        return self._changed(names)
 
     def drain(self) -> dict[str, Any]:
-        """Take nothing more, give back what waits, and return what still runs, by task."""
+        """Stop taking messages, give back waiting requests, and return the tasks' states."""
         self._pause_control.drain()
-        self._served_tasks.refresh()
-        return {
-            task_queue.task.name: self._standing(task_queue.task.name)
-            for task_queue in self._told_of(())
-        }
+        return self._changed(())
 
     def reload(
-        self, name: str, *, in_place: bool = False, wait: float = ANSWER_SOON
-    ) -> DelayedReply:
-        """
-        Load the model of a task anew, in each process that has it.
+        self, name: str, *, in_place: bool = False, wait: float = REPLY_AFTER
+    ) -> Future[dict[str, Any]]:
+        """Reload the model of a task in each process; see `ModelReload.reload`."""
+        return self._model_reload.reload(self._task_queue(name), in_place=in_place, wait=wait)
 
-        Args:
-            name: The task's.
-            in_place: Unload the old weights first, while no batch of them runs.
-            wait: Seconds after which the reply comes, even if it is not done.
-
-        Returns:
-            What will be told.
-
-        Raises:
-            ConfigurationError: The task has no model, or one is being loaded.
-        """
-        return self._reloading.reload(self._task_queue(name), in_place=in_place, wait=wait)
-
-    def _told_of(self, names: Sequence[str]) -> list[TaskQueue]:
-        served = [task.name for task in self._tasks]
-        return [
-            task_queue
-            for task_queue in self._scheduler
-            if task_queue.task.name in (names or served)
-        ]
-
-    def _standing(self, name: str) -> dict[str, Any]:
-        report = self._scheduler.report()[name]
-        state = "drained" if self._pause_control.is_drained else "paused"
+    def _changed(self, names: Collection[str]) -> dict[str, Any]:
+        """Publish the change, and return the states of these tasks, or of all served ones."""
+        self._served_tasks.refresh()
+        names = names or [task.name for task in self._tasks]
+        halted = "drained" if self.is_drained else "paused"
+        reports = self._scheduler.report()
         return {
-            "state": state if self._task_queue(name).kept is not None else "open",
-            "waiting": report["waiting"],
-            "running": report["running"],
+            each.task.name: {
+                "state": "open" if each.kept is None else halted,
+                "waiting": reports[each.task.name]["waiting"],
+                "running": reports[each.task.name]["running"],
+            }
+            for each in self._scheduler
+            if each.task.name in names
         }
 
-    def _hold_enough(self, notes: list[str]) -> None:
+    def _set_prefetch(self, notes: list[str]) -> None:
         consumer = self._consumer
         if not self._tasks:
             return
@@ -212,12 +175,10 @@ class RuntimeConfig:
             )
 
     def _task_queue(self, name: str) -> TaskQueue:
-        scheduler: dict[str, TaskQueue] = {
-            task_queue.task.name: task_queue for task_queue in self._scheduler
-        }
-        if name in scheduler:
-            return scheduler[name]
-        known = sorted(scheduler)
+        task_queues: dict[str, TaskQueue] = {each.task.name: each for each in self._scheduler}
+        if name in task_queues:
+            return task_queues[name]
+        known = sorted(task_queues)
         raise ConfigurationError(
             f"{name}: no batch task of this worker, which knows {', '.join(known) or 'none'}"
             f"{did_you_mean(name, known)}"
@@ -228,13 +189,13 @@ def _numbers(policy: Any) -> dict[str, Any]:
     return {option: getattr(policy, option) for option in OPTIONS}
 
 
-def _about_linger(policy: Any) -> list[str]:
-    """Say where `linger` is another number than was set, and why."""
+def _linger_notes(policy: Any) -> list[str]:
+    """Return notes on why the effective `linger` differs from the option."""
     if policy.linger is None:
         usual = f"{DEFAULT_LINGER:g}, or max_wait where that is shorter, and 0 after a batch of one"
         return [f"linger: none is set, so it is {usual}"]
     if policy.linger > policy.max_wait:
-        return [f"linger: {policy.linger:g} is set, but nobody waits longer than max_wait"]
+        return [f"linger: {policy.linger:g} is set, but no request waits longer than max_wait"]
     return []
 
 

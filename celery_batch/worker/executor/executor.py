@@ -1,37 +1,38 @@
 """
-
 Runs a batch in the pool process, and traces each item as its own task.
 
-Each item goes through Celery's own tracer, so its state, result, signals,
-retries and callbacks are Celery's.  The tracers are nested: every item's tracer
-is entered, the model runs once in the innermost place, and the tracers unwind.
-So ``task_prerun`` and STARTED come before the model, ``task_postrun`` after it,
-and each runtime covers the model call.
+Each item goes through Celery's own tracer, so its state, result, signals, retries and
+callbacks are Celery's.  The tracers are nested: every item's tracer is entered, the model
+runs once in the innermost place, and the tracers unwind.  So ``task_prerun`` and STARTED
+come before the model, ``task_postrun`` after it, and each runtime covers the model call.
 
-Each tracer has context variables of its own, as if it ran alone: what tracing and
-error reporting keep there for one item (OpenTelemetry's current span, Sentry's
-scope) would otherwise be taken for the next one's parent.  The model runs in those
-of the last item, so that a task class whose ``__call__`` sets something up finds it.
+Each tracer has context variables of its own, as if it ran alone: otherwise what tracing and
+error reporting keep there for one item (OpenTelemetry's current span, Sentry's scope) would
+become the next one's parent.  The model runs in those of the last item, so that it finds
+what a task class' ``__call__`` sets up.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import copy_context
 from functools import partial
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
-from celery import current_app
+from celery import current_app, states
 from celery.app.task import Context
 from celery.app.trace import trace_task
 from celery.exceptions import Reject
 from kombu.serialization import prepare_accept_content
 
+from celery_batch.compat.celery import result_reprs, shows_results
 from celery_batch.encoding import explain_encode_errors
 from celery_batch.pending_answer import Answer, pending_answer
+from celery_batch.protocol import TRACK_HEADER
 from celery_batch.rows import CallRows
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Outcome
@@ -39,188 +40,195 @@ from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_WORK
 from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp, Refused, Settled, error_info
-from celery_batch.worker.dispatch.payload import Delivery
-from celery_batch.worker.executor.fast_trace import FastTrace, PlainItem, is_plain
-from celery_batch.worker.executor.model_call import ModelCall, facts_of, out_of_use
-from celery_batch.worker.executor.result_repr import is_shown, showing_results
-from celery_batch.worker.executor.started import store_starts
+from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
+from celery_batch.worker.executor.fast_trace import (
+    FastItem,
+    FastTrace,
+    can_trace_fast,
+    ignores_result,
+)
+from celery_batch.worker.executor.model_call import ModelCall, broken_device, facts_of
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
 from celery_batch.worker.redis.result_backend import buffered_results, explain_results
 from celery_batch.worker.redis.result_store import ResultBuffer, passing_errors
 
-__all__ = ["Perform", "run_batch", "run_lone_batch", "settle"]
+__all__ = ["RunModel", "run_batch", "run_lone_batch", "trace_batch"]
 
 logger = logging.getLogger(__name__)
 
-#: Stack frames one item may need: tracer, autoretry, instrumentation and our own.
+#: Stack frames that one item may need: tracer, autoretry, instrumentation and our own.
 _FRAMES_PER_ITEM = 16
 
-#: Has a model called, and returns the seconds it had to wait.
-Perform = Callable[[ModelCall], float]
+#: Has the model called, and returns the seconds for which the call had to wait.
+RunModel = Callable[[ModelCall], float]
 
 
 def run_batch(
     task_name: str,
-    deliveries: list[Delivery],
-    soft_limit: float | None = None,  # noqa: ARG001 (where signals are for one batch, see clerks)
+    payload: BatchPayload,
+    soft_limit: float | None = None,  # noqa: ARG001 (used by worker threads, see LimitSignals)
     limit: SoftLimit | None = None,
 ) -> BatchEnd | ExceptionInfo:
     """
     Run one batch in this process, from beginning to end.
 
     Args:
-        task_name: Of a batch task that this process has registered.
-        deliveries: The batch's requests, oldest first.
-        soft_limit: Seconds; the pool says when they are over.
-        limit: What that does, where somebody knows for which batch it says so.
+        task_name: The batch task.
+        payload: The batch's requests, oldest first.
+        soft_limit: Seconds; the pool sends a signal when they are over.
+        limit: Handles that signal; if None, this function does.
 
     Returns:
-        What became of each request, or the error that kept us from finding out.
+        The outcome of each request, or the error that prevented it.
     """
-    with limit or SoftLimit() as aimed:
+    with limit or SoftLimit() as batch_limit:
 
-        def perform(call: ModelCall) -> float:
-            call(aimed)
+        def run_model(call: ModelCall) -> float:
+            call(batch_limit)
             return 0.0
 
-        return settle(task_name, deliveries, perform)
+        return trace_batch(task_name, payload, run_model)
 
 
 def run_lone_batch(*arguments: Any) -> BatchEnd | ExceptionInfo:
-    """Run a batch behind which nobody waits; as `run_batch`, whose arguments it takes."""
+    """Run a batch that has no other behind it; see `run_batch`."""
     return run_batch(*arguments)
 
 
-def settle(
-    task_name: str, deliveries: list[Delivery], perform: Perform
+def trace_batch(
+    task_name: str, payload: BatchPayload, run_model: RunModel
 ) -> BatchEnd | ExceptionInfo:
     """
-    Take a batch through its tracers.
+    Run a batch within its tracers.
 
     Args:
-        task_name: Of a batch task that this process has registered.
-        deliveries: The batch's requests, oldest first.
-        perform: Has the model called.
+        task_name: The batch task.
+        payload: The batch's requests, oldest first.
+        run_model: Has the model called.
 
     Returns:
-        What became of each request, or the error that kept us from finding out.
+        The outcome of each request, or the error that prevented it.
     """
-    broken = out_of_use()
+    broken = broken_device()
     if broken is not None:
-        return BatchEnd([None] * len(deliveries), broken=broken, follow_up=FollowUp.REFUSED)
+        return BatchEnd([None] * len(payload), broken=broken, follow_up=FollowUp.REFUSED)
     app = current_app._get_current_object()  # noqa: SLF001 (Celery's own way to leave the proxy)
     try:
         registry.prepare()
-        return _Run(app.tasks[task_name], deliveries, perform).settle_all()
+        return _BatchTrace(app.tasks[task_name], payload, run_model).run()
     except Exception:
-        # Two of Celery's pools drop what a job raises, and with it everybody in it.
-        logger.exception("Could not settle a batch of %s", task_name)
+        # Two of Celery's pools drop the errors of jobs, and the requests with them.
+        logger.exception("Could not run a batch of %s", task_name)
         return ExceptionInfo()
 
 
-class _Run:
-    """A batch in the making: who has entered, what the model said."""
+class _BatchTrace:
+    """One batch: the items whose tracers are entered, and the model's outcomes."""
 
-    def __init__(self, task: BatchTask, deliveries: list[Delivery], perform: Perform) -> None:
+    def __init__(self, task: BatchTask, payload: BatchPayload, run_model: RunModel) -> None:
         self._task = task
-        self._deliveries = deliveries
-        self._perform = perform
+        self._payload = payload
+        self._run_model = run_model
         self._accept = prepare_accept_content(task.app.conf.accept_content)
-        self._settled: list[Settled | ExceptionInfo | Refused | None] = [None] * len(deliveries)
-        self._asked: dict[int, CallRows] = {}
+        #: What Celery's worker is told of each request.
+        self._settled: list[Settled | ExceptionInfo | Refused | None] = [None] * len(payload)
+        #: The rows of the items to run, and the model's outcomes, by the items' indexes.
+        self._rows: dict[int, CallRows] = {}
         self._outcomes: dict[int, Outcome] = {}
         self._call: ModelCall | None = None
         self._waited = 0.0
         self._can_store = True
         self._buffer: ResultBuffer | None = None
-        self._shows = is_shown(by_events=getattr(deliveries, "has_watchers", True))
-        #: Who goes through a tracer, and who takes the short way, as it was admitted.
-        self._traced = list(range(len(deliveries)))
-        self._way: FastTrace | None = None
-        self._plain: dict[int, PlainItem] = {}
+        self._shows_results = shows_results(in_events=payload.has_watchers)
+        #: The indexes of the items that need a tracer, and the other items.
+        self._traced = list(range(len(payload)))
+        self._fast_trace: FastTrace | None = None
+        self._fast_items: dict[int, FastItem] = {}
         self._context = copy_context()
         self._span = BatchSpan(task.name)
 
-    def settle_all(self) -> BatchEnd:
-        needed = 1000 + _FRAMES_PER_ITEM * len(self._deliveries)
-        sys.setrecursionlimit(max(sys.getrecursionlimit(), needed))
+    def run(self) -> BatchEnd:
+        count = len(self._payload)
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + _FRAMES_PER_ITEM * count))
         explain_encode_errors(self._task.backend)
         try:
             with (
-                showing_results(self._shows),
+                result_reprs(wanted=self._shows_results),
                 buffered_results(self._task) as self._buffer,
             ):
-                self._admit_plain()
+                self._find_fast_items()
                 self._enter(0)
-                self._settle_plain()
+                self._store_fast_items()
         except passing_errors(self._task.backend) as error:
-            count = len(self._deliveries)
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
             work = self._call.work if self._call else NO_WORK
             return BatchEnd([None] * count, work, follow_up=FollowUp.NOT_STORED)
         except Exception as error:
             logger.exception("Could not store the results of a batch")
-            self._settled = [self._fail(delivery, error) for delivery in self._deliveries]
+            self._settled = [self._fail(delivery, error) for delivery in self._payload]
         return BatchEnd(
             self._settled,
             work=self._call.work if self._call else NO_WORK,
             safe_size=self._task._batch_runner.safe_size.largest,
-            broken=out_of_use(),
+            broken=broken_device(),
             follow_up=self._call.follow_up if self._call else FollowUp.BROKE_OFF,
         )
 
-    def _admit_plain(self) -> None:
-        """Find out who needs no tracer, but for the last, in whose name the model runs."""
-        if self._buffer is None or not is_plain(self._task):
+    def _find_fast_items(self) -> None:
+        """Find the items that need no tracer; the last has one, for the model to run in."""
+        if self._buffer is None or not can_trace_fast(self._task):
             return
-        self._way = FastTrace(self._task, self._buffer, self._accept, shows=self._shows)
-        for index, delivery in enumerate(self._deliveries[:-1]):
-            item = self._way.admit(delivery)
+        self._fast_trace = FastTrace(
+            self._task, self._buffer, self._accept, shows_results=self._shows_results
+        )
+        for index, delivery in enumerate(self._payload[:-1]):
+            item = self._fast_trace.read(delivery)
             if item is not None:
-                self._plain[index] = item
-                self._asked[index] = item.row
-        self._traced = [index for index in self._traced if index not in self._plain]
+                self._fast_items[index] = item
+                self._rows[index] = item.row
+        self._traced = [index for index in self._traced if index not in self._fast_items]
 
     def _enter(self, place: int) -> None:
-        """Enter the tracer of one item, and through it those of all that follow."""
+        """Enter the tracer of one item, and within it those of the items that follow."""
         if place == len(self._traced):
-            if len(self._asked) > len(self._plain) or not self._plain:
-                self._run_model()
+            if len(self._rows) > len(self._fast_items) or not self._fast_items:
+                self._call_model()
                 return
-            # Nobody went on whose tracer was entered: somebody else has to lend his name.
-            lender, _ = self._plain.popitem()
-            del self._asked[lender]
-            self._traced.append(lender)
+            # No traced item runs: the model runs in the tracer of a fast one.
+            index, _ = self._fast_items.popitem()
+            del self._rows[index]
+            self._traced.append(index)
         index = self._traced[place]
-        went_on = [False]
+        has_run = False
 
-        def answer(asked: CallRows) -> Outcome:
-            self._asked[index] = asked
+        def answer(rows: CallRows) -> Outcome:
+            nonlocal has_run
+            has_run = True
+            self._rows[index] = rows
             self._span.join()
-            went_on[0] = True
             self._enter(place + 1)
             return self._outcomes[index]
 
         self._settle(index, answer)
-        if not went_on[0]:  # its tracer never called run: a hook raised, or it ran before
+        if not has_run:  # the tracer did not call run: a hook raised, or the task ran before
             self._enter(place + 1)
 
-    def _settle_plain(self) -> None:
-        """Settle who has gone the short way; who has no value there goes through the tracer."""
-        for index, item in self._plain.items():
+    def _store_fast_items(self) -> None:
+        """Store the successes of the fast items; others go through their tracers."""
+        for index, item in self._fast_items.items():
             outcome = self._outcomes[index]
             settled = None
-            if self._way is not None and outcome.error is None and not outcome.again:
-                settled = self._way.settle(item, outcome.value, self._waited)
+            if self._fast_trace is not None and outcome.error is None and not outcome.again:
+                settled = self._fast_trace.store(item, outcome.value, self._waited)
             if settled is not None:
                 self._settled[index] = settled
             else:
-                self._settle(index, partial(_say, outcome))
+                self._settle(index, partial(_return, outcome))
 
     def _settle(self, index: int, answer: Answer) -> None:
-        settled = self._trace(self._deliveries[index], answer)
+        settled = self._trace(self._payload[index], answer)
         outcome = self._outcomes.get(index)
         self._settled[index] = None if outcome is not None and outcome.again else settled
 
@@ -228,7 +236,7 @@ class _Run:
         task = self._task
         try:
             args, kwargs, embed = delivery.decode(self._accept)
-        except Exception as error:  # noqa: BLE001 (a body that cannot be read, memory that ran out)
+        except Exception as error:  # noqa: BLE001 (a malformed body, or no memory)
             return self._fail(delivery, error) if delivery.is_checked else Refused(reason_of(error))
         try:
             request = {**delivery.request, "args": args, "kwargs": kwargs, "is_eager": False}
@@ -240,66 +248,80 @@ class _Run:
         except Reject:
             # Raised by hooks around the tracer; the worker rejects this message alone.
             return 1, ExceptionInfo(), 0.0
-        except Exception as error:  # noqa: BLE001 (Celery's own, memory that ran out)
+        except Exception as error:  # noqa: BLE001 (an error of Celery, or no memory)
             return self._fail(delivery, error)
         if runtime is not None:
             runtime = max(runtime - self._waited, 0.0)
         return (1, retval, runtime) if info else (0, shown, runtime)
 
     def _fail(self, delivery: Delivery, error: Exception) -> Settled | ExceptionInfo:
-        """Settle what no tracer has told the caller of, or leave that to the worker."""
+        """Store a failure that no tracer has stored; the worker stores it if that fails."""
         einfo, backend = error_info(error), self._task.backend
         if not self._can_store:
             return einfo
         try:
             backend.mark_as_failure(delivery.task_id, error, request=Context(delivery.request))
-        except Exception as failure:  # noqa: BLE001 (its own, and not its neighbours')
+        except Exception as failure:  # noqa: BLE001 (the other items go on)
             self._can_store = not isinstance(failure, passing_errors(backend))
             logger.warning("Could not store that %s has failed: %s", delivery.task_id, failure)
             return einfo
         return 1, einfo, 0.0
 
-    def _run_model(self) -> None:
-        if self._plain:
-            self._asked = dict(sorted(self._asked.items()))  # as they came
-        asked = list(self._asked.values())
-        if not asked:
+    def _call_model(self) -> None:
+        if self._fast_items:
+            self._rows = dict(sorted(self._rows.items()))  # in the order of the requests
+        if not self._rows:
             return
-        called = [self._deliveries[index] for index in self._asked]
+        rows = list(self._rows.values())
+        deliveries = [self._payload[index] for index in self._rows]
         try:
-            store_starts(self._task, called, self._accept)
+            _store_starts(self._task, deliveries, self._accept)
             if self._buffer is not None:
                 self._buffer.announce()  # STARTED is no news once the model has answered
-            expires = [delivery.request.get("expires") for delivery in called]
-            expiries = Expiries(self._task.app, expires)
-            self._call = ModelCall(self._task, asked, self._span, expiries)
-            self._call.most = getattr(self._deliveries, "most", None)
-            self._describe(called)
-            self._waited = self._perform(self._call)
-            outcomes = self._call.outcomes()
-            self._explain(self._call, asked, called)
-        except Exception as error:  # noqa: BLE001 (every item has to hear of it, not the innermost alone)
-            outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(asked)
-        self._outcomes = dict(zip(self._asked, outcomes, strict=True))
+            expires = [delivery.request.get("expires") for delivery in deliveries]
+            self._call = call = ModelCall(
+                self._task, rows, self._span, Expiries(self._task.app, expires), self._payload.most
+            )
+            if self._span.is_on:
+                self._describe(deliveries)
+            self._waited = self._run_model(call)
+            outcomes = call.outcomes()
+            explain_results(self._task, _facts(call, rows, deliveries))
+        except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)
+            outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(rows)
+        self._outcomes = dict(zip(self._rows, outcomes, strict=True))
 
-    def _describe(self, called: Sequence[Delivery]) -> None:
-        if not self._span.is_on:
-            return
-        self._span.describe(
-            getattr(self._deliveries, "reason", ""),
-            str(called[0].request.get("hostname") or ""),
-            [each.arrived for each in called if each.arrived is not None],
-        )
-
-    def _explain(
-        self, call: ModelCall, asked: Sequence[CallRows], called: Sequence[Delivery]
-    ) -> None:
-        ran = [place for place in range(len(asked)) if place not in call.left_out]
-        facts = facts_of(
-            call.timings, [asked[place] for place in ran], [called[place] for place in ran]
-        )
-        explain_results(self._task, facts)
+    def _describe(self, deliveries: Sequence[Delivery]) -> None:
+        hostname = str(deliveries[0].request.get("hostname") or "")
+        arrived = [each.arrived for each in deliveries if each.arrived is not None]
+        self._span.describe(self._payload.reason, hostname, arrived)
 
 
-def _say(outcome: Outcome, _asked: CallRows) -> Outcome:
+def _return(outcome: Outcome, _rows: CallRows) -> Outcome:
     return outcome
+
+
+def _facts(
+    call: ModelCall, rows: Sequence[CallRows], deliveries: Sequence[Delivery]
+) -> dict[str, Any]:
+    ran = [index for index in range(len(rows)) if index not in call.expired]
+    return facts_of(
+        call.timings, [rows[index] for index in ran], [deliveries[index] for index in ran]
+    )
+
+
+def _store_starts(task: Any, deliveries: Iterable[Delivery], accept: Any) -> None:
+    """Store STARTED of the items that ask for it, as their tracers do with ``track_started``."""
+    if task.track_started:
+        return
+    for delivery in deliveries:
+        request = delivery.request
+        if not request.get(TRACK_HEADER) or ignores_result(task, request):
+            continue
+        try:
+            args, kwargs, _ = delivery.decode(accept)
+            context = Context(request, args=args, kwargs=kwargs, called_directly=False)
+            meta = {"pid": os.getpid(), "hostname": context.hostname}
+            task.backend.store_result(delivery.task_id, meta, states.STARTED, request=context)
+        except Exception as error:  # noqa: BLE001 (the result matters more than the start)
+            logger.warning("Could not store that %s has started: %s", delivery.task_id, error)

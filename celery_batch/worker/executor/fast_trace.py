@@ -1,12 +1,11 @@
 """
-
 The fast path of items that need nothing of Celery's tracer but a stored result.
 
-Rule 1: an item is plain if nobody can tell whether it went through the tracer: no
-        callbacks, chain or chord, no hooks that somebody wrote, no receivers of signals.
-Rule 2: only successes are plain.  Errors, retries and whatever else is no value, and
-        values that cannot be encoded, go through the tracer with what came of them.
-Rule 3: what is stored, logged and reported of a plain item is what the tracer would.
+Rule 1: an item takes it if that makes no observable difference: no callbacks, chain or
+        chord, no hooks of the user, no receivers of signals.
+Rule 2: only successes take it.  Errors, retries and values that cannot be encoded go
+        through the tracer.
+Rule 3: it stores, logs and reports what the tracer would.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery import signals, states
-from celery._state import _task_stack
-from celery.app import autoretry, trace
+from celery.app import trace
 from celery.app.task import Context
 from celery.loaders.base import BaseLoader
 from celery.utils.saferepr import saferepr
@@ -27,6 +25,7 @@ from kombu.serialization import registry
 from kombu.utils import json
 from kombu.utils.encoding import safe_repr
 
+from celery_batch.compat.celery import current_task, original_run
 from celery_batch.decoding import decode_json
 from celery_batch.protocol import REPLY_HEADER, ROWS
 from celery_batch.task import BatchTask
@@ -34,16 +33,16 @@ from celery_batch.worker.dispatch.outcome import Settled
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.redis.result_store import ResultBuffer, named_channel
 
-__all__ = ["FastTrace", "PlainItem"]
+__all__ = ["FastItem", "FastTrace", "can_trace_fast", "ignores_result"]
 
 _RECEIVERS = (signals.task_prerun, signals.task_postrun, signals.task_success)
 
 _HOOKS = ("before_start", "on_success", "after_return")
 
-#: Where Celery's own `__call__` comes from; workers replace it by another of Celery's.
+#: The modules of Celery's own `__call__`; workers replace the task's by the tracer's.
 _CALLS = ("celery.app.task", "celery.app.trace")
 
-#: What Celery sends beside the arguments.
+#: What Celery embeds beside the arguments.
 _EMBEDDED = {"callbacks", "errbacks", "chain", "chord"}
 
 _JSON = "application/json"
@@ -52,15 +51,15 @@ _encode_json = json.JSONEncoder().encode
 
 
 @dataclass(slots=True)
-class PlainItem:
+class FastItem:
     """
-    An item that goes the short way.
+    An item that takes the fast path.
 
     Args:
         request: Celery's request fields.
-        args: Its arguments as they were sent.
-        kwargs: Those given by name.
-        row: Its values of all the parameters.
+        args: The positional arguments as they were sent.
+        kwargs: The keyword arguments.
+        row: The values of all parameters.
     """
 
     request: dict[str, Any]
@@ -69,14 +68,16 @@ class PlainItem:
     row: tuple[Any, ...]
 
 
-def is_plain(task: Any) -> bool:
-    """
-    Say whether a task's successes leave nothing to the tracer but their results.
+def ignores_result(task: Any, request: dict[str, Any]) -> bool:
+    """Return whether a request's result is not stored."""
+    ignored = request.get("ignore_result")
+    return bool(task.ignore_result if ignored is None else ignored)
 
-    Args:
-        task: A batch task.
-    """
-    if any(signal.receivers for signal in _RECEIVERS) or not _is_celery_s(task):
+
+def can_trace_fast(task: Any) -> bool:
+    """Return whether the tracer would do nothing with a task's successes but store them."""
+    run = getattr(original_run(task), "__func__", None)
+    if any(signal.receivers for signal in _RECEIVERS) or run is not BatchTask._run_item:  # noqa: SLF001
         return False
     loader = type(task.app.loader)
     return (
@@ -89,62 +90,44 @@ def is_plain(task: Any) -> bool:
     )
 
 
-def _is_celery_s(task: Any) -> bool:
-    """Say whether tracer and `run` are what they were made, and wrapped by nobody."""
-    tracer = getattr(task, "__trace__", None)  # None until the first has gone through it
-    if getattr(tracer, "__globals__", None) is not vars(trace):
-        return False
-    run = task.run
-    if getattr(run, "__globals__", None) is vars(autoretry):
-        run = task._orig_run  # noqa: SLF001 (what is retried is an error, and no plain item)
-    return getattr(run, "__func__", None) is BatchTask._run_item  # noqa: SLF001
-
-
 class FastTrace:
     """
-    Takes the plain items of one batch from their messages to their results.
+    Reads the requests of one batch that take the fast path, and stores their results.
 
     Args:
-        task: Of whom `is_plain` is true.
-        buffer: Where the results are kept.
+        task: A task for which `can_trace_fast` is true.
+        buffer: The buffer of the results.
         accept: Content types that may be decoded.
-        shows: Whether the text of each result is shown to somebody.
+        shows_results: Whether the repr of each result is logged or sent in an event.
     """
 
-    def __init__(self, task: Any, buffer: ResultBuffer, accept: Any, *, shows: bool = True) -> None:
+    def __init__(
+        self, task: Any, buffer: ResultBuffer, accept: Any, *, shows_results: bool = True
+    ) -> None:
         self._task = task
         self._buffer = buffer
         app = task.app
-        late = app.conf.task_acks_late or task.acks_late
-        self._finds_former = late and app.conf.worker_deduplicate_successful_tasks
+        acks_late = app.conf.task_acks_late or task.acks_late
+        self._deduplicates = acks_late and app.conf.worker_deduplicate_successful_tasks
         self._extends = app.conf.find_value_for_key("extended", "result")
-        known = registry._decoders.get(_JSON) is json.loads  # noqa: SLF001
-        self._reads_json = known and _JSON in accept
+        is_kombus = registry._decoders.get(_JSON) is json.loads  # noqa: SLF001
+        self._reads_json = is_kombus and _JSON in accept
         self._accept = accept
         kinds = [parameter.kind for parameter in task._batch_signature.parameters.values()]
         simple = all(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds)
         self._width = len(kinds) if simple else -1
         self._encode = self._encoder()
-        self._shows = shows
+        self._shows_results = shows_results
         self._logs = trace.logger.isEnabledFor(logging.INFO)
         self._began = time.monotonic()
         self._date_done: str | None = None
 
-    def admit(self, delivery: Delivery) -> PlainItem | None:
-        """
-        Read an item's message.
-
-        Args:
-            delivery: The item's.
-
-        Returns:
-            The item, or None if it is to go through its tracer, for whatever reason:
-            the tracer finds that out, too.
-        """
+    def read(self, delivery: Delivery) -> FastItem | None:
+        """Decode a request; None if it needs the tracer, which then handles the reason."""
         request = delivery.request
         try:
-            args, kwargs, embed = self._read(delivery)
-            if not self._is_plain(request, embed) or not isinstance(kwargs, dict):
+            args, kwargs, embed = self._decode(delivery)
+            if self._needs_tracer(request, embed) or not isinstance(kwargs, dict):
                 return None
             if len(args) == self._width and not kwargs:
                 row = tuple(args)
@@ -152,42 +135,39 @@ class FastTrace:
                 bound = self._task._batch_signature.bind(*args, **kwargs)
                 bound.apply_defaults()
                 row = tuple(bound.arguments.values())
-        except Exception:  # noqa: BLE001 (the tracer meets with it as well)
+        except Exception:  # noqa: BLE001 (the tracer raises it as well)
             return None
-        return PlainItem(request, args, kwargs, row)
+        return FastItem(request, args, kwargs, row)
 
-    def settle(self, item: PlainItem, value: Any, waited: float) -> Settled | None:
+    def store(self, item: FastItem, value: Any, waited: float) -> Settled | None:
         """
-        Store, log and report an item's success.
+        Store and log an item's success.
 
         Args:
-            item: As it was admitted.
-            value: What the model returned for it.
+            item: The item.
+            value: The model's output for it.
             waited: Seconds of its run that it had to wait.
 
         Returns:
-            What Celery's tracer would return; None if it has to tell of an error.
+            What Celery's tracer would return; None if the item needs the tracer.
         """
-        task, request = self._task, item.request
-        ignored = request.get("ignore_result")
-        if not (task.ignore_result if ignored is None else ignored):
+        task = self._task
+        if not ignores_result(task, item.request):
             try:
-                self._store(item, value)
-            except Exception:  # noqa: BLE001 (the tracer meets with it as well)
+                self._keep(item, value)
+            except Exception:  # noqa: BLE001 (the tracer raises it as well)
                 return None
-        shown = saferepr(value, task.resultrepr_maxsize) if self._shows else None
+        shown = saferepr(value, task.resultrepr_maxsize) if self._shows_results else None
         runtime = time.monotonic() - self._began - waited
         if self._logs:
             self._log(item, shown, runtime)
         return 0, shown, runtime
 
-    def _log(self, item: PlainItem, shown: str | None, runtime: float) -> None:
+    def _log(self, item: FastItem, shown: str | None, runtime: float) -> None:
         task, request = self._task, item.request
-        # A formatter or a filter may ask which task it is about.
-        about = Context(request, args=item.args, kwargs=item.kwargs, called_directly=False)
-        _task_stack.push(task)
-        task.request_stack.push(about)
-        try:
+        # A formatter or a filter may use the current task.
+        celery_request = Context(request, args=item.args, kwargs=item.kwargs, called_directly=False)
+        with current_task(task, celery_request):
             context = {
                 "id": request["id"],
                 "name": request.get("shadow") or task.name,
@@ -197,19 +177,16 @@ class FastTrace:
                 "kwargs": request.get("kwargsrepr") or safe_repr(item.kwargs),
             }
             trace.info(trace.LOG_SUCCESS, context)
-        finally:
-            task.request_stack.pop()
-            _task_stack.pop()
 
-    def _read(self, delivery: Delivery) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    def _decode(self, delivery: Delivery) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         if self._reads_json and delivery.content_type == _JSON:
             body = delivery.body
             return delivery.checked(decode_json(body.decode() if isinstance(body, bytes) else body))
         return delivery.decode(self._accept)
 
-    def _is_plain(self, request: dict[str, Any], embed: dict[str, Any]) -> bool:
+    def _needs_tracer(self, request: dict[str, Any], embed: dict[str, Any]) -> bool:
         info = request.get("delivery_info") or {}
-        return not (
+        return bool(
             embed.get("callbacks")
             or embed.get("chain")
             or embed.get("chord")
@@ -219,13 +196,13 @@ class FastTrace:
             or request.get("stamps")
             or request.get("headers")
             or request.get(ROWS) is not None
-            or (self._finds_former and info.get("redelivered"))
+            or (self._deduplicates and info.get("redelivered"))
             or not embed.keys() <= _EMBEDDED
         )
 
-    def _store(self, item: PlainItem, value: Any) -> None:
+    def _keep(self, item: FastItem, value: Any) -> None:
         request, backend = item.request, self._task.backend
-        if self._date_done is None:  # one for all: they are stored together
+        if self._date_done is None:  # one for all, which are stored together
             self._date_done = self._task.app.now().isoformat()
         meta = {
             "status": states.SUCCESS,
@@ -243,7 +220,7 @@ class FastTrace:
         meta["task_id"] = request["id"]
         self._buffer.keep_meta(meta, named_channel(request.get(REPLY_HEADER)), self._encode)
 
-    def _extended(self, item: PlainItem) -> dict[str, Any]:
+    def _extended(self, item: FastItem) -> dict[str, Any]:
         request = item.request
         return {
             "name": request.get("task"),
@@ -257,5 +234,5 @@ class FastTrace:
     def _encoder(self) -> Callable[[Any], Any]:
         backend = self._task.backend
         if backend.encoder is json.dumps and not backend.compression:
-            return _encode_json  # the same, made once
+            return _encode_json  # the same encoder, created once
         return backend.encode  # type: ignore[no-any-return]

@@ -1,12 +1,11 @@
-"""Loads models in the pool process, at its start and again at runtime.
+"""
+Loads models in the pool process, at its start and again at runtime.
 
-Orders come to each pool process as datagrams, to a thread of their own: the main
-thread runs batches meanwhile, and no job of the pool and no time limit is involved.
-
-A pool process that has not said so gets no work, so no task ever waits for a
-model that cannot be loaded, and no time limit of a task runs while one loads.
-The outcome goes to the parent as one datagram; a socket in a private folder
-works the same for forked and spawned processes.
+At its start each pool process reports by a datagram how loading went.  It gets no job before,
+so no task waits for a model that cannot be loaded, and no time limit runs while one loads.
+Later each pool process receives reload steps as datagrams on a thread of its own: the main
+thread runs batches meanwhile, and no pool job and no time limit is involved.  Sockets in a
+private folder work the same for forked and spawned processes.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from celery import current_app, signals
 from celery.utils.dispatch import Signal
 from celery.utils.log import current_process_index
 
-from celery_batch.compat.gc import keep_what_is_there, unfreeze_all
+from celery_batch.compat.gc import collect_all, freeze_existing
 from celery_batch.config import Settings
 from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.runtime import devices, registry
@@ -40,39 +39,39 @@ __all__ = [
     "DISCARD",
     "IN_PLACE",
     "LOAD",
-    "TAKE_UP",
+    "SWAP",
     "Plan",
     "address_of",
-    "carry_out",
-    "listen",
     "load_failed",
     "load_in_pool_process",
     "load_models",
+    "run_step",
 ]
 
 
 logger = logging.getLogger(__name__)
 
 
-#: The steps of an order: load beside, then answer with that or let go of it; or unload first.
-LOAD, TAKE_UP, DISCARD, IN_PLACE = "load", "take up", "discard", "in place"
+#: The steps of a reload: load beside the old weights, then swap them or discard the new ones;
+#: or unload the old weights first.
+LOAD, SWAP, DISCARD, IN_PLACE = "load", "swap", "discard", "in place"
 
 
 #: Characters; the end of a longer error is cut off.
 _LONGEST_ERROR = 4000
 
 
-def carry_out(app: Any, task_name: str, step: str) -> str | None:
+def run_step(app: Any, task_name: str, step: str) -> str | None:
     """
-    Do one step of an order in this process.
+    Do one step of a reload in this process.
 
     Args:
         app: The Celery app.
-        task_name: Of a task with a model.
-        step: One of this module's.
+        task_name: A task with a model.
+        step: One of this module's constants.
 
     Returns:
-        What went wrong; None if nothing did.
+        The error; None if there was none.
     """
     model = app.tasks[task_name].model
     try:
@@ -80,7 +79,7 @@ def carry_out(app: Any, task_name: str, step: str) -> str | None:
             registry.load_again(model)
         elif step == DISCARD:
             registry.discard(model)
-        elif step == TAKE_UP:
+        elif step == SWAP:
             registry.swap_in(model)
             _forget(app, model)
         else:
@@ -88,15 +87,15 @@ def carry_out(app: Any, task_name: str, step: str) -> str | None:
             _forget(app, model)
             registry.instance_of(model)
     except Exception as error:  # noqa: BLE001 (whatever a model raises)
-        return _told(error, step)[:_LONGEST_ERROR]
+        return _describe(error, step)[:_LONGEST_ERROR]
     return None
 
 
-def _told(error: Exception, step: str) -> str:
+def _describe(error: Exception, step: str) -> str:
     text = str(error) if isinstance(error, BatchError) else f"{type(error).__name__}: {error}"
     if step == LOAD and is_out_of_memory(error.__cause__ or error):
         text += "; batch_reload TASK in_place unloads the old weights first"
-    error.__traceback__ = None  # whose frames hold what was loaded
+    error.__traceback__ = None  # its frames hold what was loaded
     if error.__cause__ is not None:
         error.__cause__.__traceback__ = None
     give_memory_back()
@@ -104,57 +103,49 @@ def _told(error: Exception, step: str) -> str:
 
 
 def _forget(app: Any, model: Any) -> None:
-    """Let go of the old weights, and of what was learnt about them."""
-    unfreeze_all()
+    """Free the old weights, and reset what was measured with them."""
+    collect_all()
     give_memory_back()
     for task in list(app.tasks.values()):
         if getattr(task, "model", None) is model:
             task._batch_runner.forget()
 
 
-def address_of(pid: int, beside: str | Path) -> str:
+def address_of(pid: int, sibling: str | Path) -> str:
     """
-    Return where a pool process listens.
+    Return the address of a pool process' socket.
 
     Args:
         pid: The process.
-        beside: Another socket of this worker.
+        sibling: The address of another socket of this worker.
     """
-    return str(Path(beside).with_name(str(pid)))
+    return str(Path(sibling).with_name(str(pid)))
 
 
-def listen(app: Any, beside: str) -> None:
-    """
-    Take orders in this pool process from now on.
-
-    Args:
-        app: The Celery app.
-        beside: Another socket of this worker.
-    """
-    address = address_of(os.getpid(), beside)
+def _listen(app: Any, sibling: str) -> None:
+    """Receive reload steps in this pool process from now on."""
+    address = address_of(os.getpid(), sibling)
     with suppress(OSError):
-        Path(address).unlink()  # of a process that is gone
+        Path(address).unlink()  # of an earlier process with this id
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     channel.bind(address)
-    threading.Thread(target=_obey, args=(app, channel), name="batch-orders", daemon=True).start()
+    threading.Thread(
+        target=_run_steps, args=(app, channel), name="batch-reload", daemon=True
+    ).start()
 
 
-def _obey(app: Any, channel: socket.socket) -> None:
+def _run_steps(app: Any, channel: socket.socket) -> None:
     while True:
-        order = json.loads(channel.recv(1 << 16))
-        error = carry_out(app, order["task"], order["step"])
-        answer = {"pid": os.getpid(), "number": order["number"], "error": error}
-        try:
-            channel.sendto(json.dumps(answer).encode(), order["answer_to"])
-        except OSError:
-            logger.exception("Could not tell the worker how it went: %s", error or "well")
+        step = json.loads(channel.recv(1 << 16))
+        error = run_step(app, step["task"], step["step"])
+        _send(channel, step["reply_to"], error, number=step["number"])
 
 
-#: Sent in the worker's main process, with the `error` as a text, before it ends for that.
+#: Sent in the worker's main process, with the error's text, before it ends for that reason.
 load_failed = Signal(name="batch_load_failed", providing_args={"error"})
 
 
-#: How the plan reaches pool processes, also those that replace a dead one later.
+#: The environment variable with the plan, also for pool processes that replace others.
 _PLAN = "CELERY_BATCH_LOADING"
 
 
@@ -162,20 +153,20 @@ _PLAN = "CELERY_BATCH_LOADING"
 _EX_CONFIG = 78
 
 
-#: A datagram must fit into the socket's buffer; the end of a traceback tells most.
+#: Characters.  A datagram must fit into the socket's buffer; the start of a traceback is cut.
 _LONGEST_REPORT = 16_000
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """
-    What every pool process has to load.
+    What each pool process has to load.
 
     Args:
-        tasks: Names of the batch tasks whose models this worker serves.
+        tasks: The names of the batch tasks that this worker serves.
         processes: How many pool processes share the machine.
-        socket: Where to report to.
-        parent: The worker's process id; its children's children are not ours.
+        socket: The address for reports.
+        parent: The worker's process id: grandchildren load nothing.
     """
 
     tasks: list[str]
@@ -184,17 +175,17 @@ class Plan:
     parent: int
 
     def publish(self) -> None:
-        """Leave the plan where pool processes find it."""
+        """Put the plan into the environment of pool processes."""
         os.environ[_PLAN] = json.dumps(asdict(self))
 
     @staticmethod
     def withdraw() -> None:
-        """Take the plan away again."""
+        """Remove it again."""
         os.environ.pop(_PLAN, None)
 
     @classmethod
     def read(cls) -> Plan | None:
-        """Return the plan this process was started with, if it has to load anything."""
+        """Return the plan of this process, if it is a pool process that has one."""
         text = os.environ.get(_PLAN)
         plan = cls(**json.loads(text)) if text else None
         return plan if plan and plan.parent == os.getppid() else None
@@ -206,19 +197,19 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
 
     Args:
         app: The Celery app.
-        tasks: Names of batch tasks; those without a model load nothing.
-        index: Which of the pool's processes this is, from 0.
-        processes: How many there are.
+        tasks: The names of batch tasks; those without a model load nothing.
+        index: The number of this pool process, from 0.
+        processes: How many pool processes there are.
 
     Returns:
         The device.
 
     Raises:
         LoadFailed: A model could not be loaded or warmed up.
-        ConfigurationError: The device cannot be had.
+        ConfigurationError: The device is not available.
     """
     if processes > 1:
-        # As many math threads as cores in every process would only fight.
+        # As many math threads as cores in each process would compete.
         os.environ.setdefault("OMP_NUM_THREADS", str(max(devices.usable_cores() // processes, 1)))
     device = devices.pin(index, Settings.of(app).devices)
     registry.set_device(device)
@@ -230,7 +221,7 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
 
 
 def load_in_pool_process() -> None:
-    """Load what the worker's plan says, report, and end this process if it failed."""
+    """Load the models of the worker's plan, report, and end this process if that failed."""
     plan = Plan.read()
     if plan is None:
         return
@@ -241,27 +232,31 @@ def load_in_pool_process() -> None:
             load()
         else:
             registry.prepare_later(load)
-    except Exception as error:  # noqa: BLE001 (whatever it was, the parent must hear of it)
+    except Exception as error:  # noqa: BLE001 (the worker has to get it)
         is_plain = isinstance(error, ConfigurationError)
-        _report(plan, error=str(error) if is_plain else traceback.format_exc())
-        # At once: an exit by exception would be caught and logged on the way, and
-        # a process that lives on would be given tasks.
+        _report(plan, str(error) if is_plain else traceback.format_exc()[-_LONGEST_REPORT:])
+        # At once: an exception would be caught and logged on the way, and a process that
+        # lives on would be given tasks.
         os._exit(_EX_CONFIG)
     signals.worker_process_shutdown.connect(_unload, weak=False)
     if is_wanted(current_app, plan.processes):
-        start_threads(current_app._get_current_object())  # noqa: SLF001 (proxies look up where they are)
-    keep_what_is_there()
-    listen(current_app._get_current_object(), plan.socket)  # noqa: SLF001
-    _report(plan, error=None)
+        start_threads(current_app._get_current_object())  # noqa: SLF001 (a proxy is per thread)
+    freeze_existing()
+    _listen(current_app._get_current_object(), plan.socket)  # noqa: SLF001
+    _report(plan, None)
 
 
-def _report(plan: Plan, *, error: str | None) -> None:
-    message = json.dumps({"pid": os.getpid(), "error": error and error[-_LONGEST_REPORT:]})
+def _report(plan: Plan, error: str | None) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        try:
-            channel.sendto(message.encode(), plan.socket)
-        except OSError:
-            logger.exception("Could not tell the worker how loading went: %s", error or "well")
+        _send(channel, plan.socket, error)
+
+
+def _send(channel: socket.socket, address: str, error: str | None, **fields: Any) -> None:
+    message = json.dumps({"pid": os.getpid(), "error": error, **fields})
+    try:
+        channel.sendto(message.encode(), address)
+    except OSError:
+        logger.exception("Could not report to the worker: %s", error or "success")
 
 
 def _unload(**_: Any) -> None:

@@ -1,50 +1,36 @@
-"""One batch on two threads: one prepares and finishes it, one runs the model."""
+"""A batch on two threads: one prepares and finishes it, the main thread runs the model."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from celery._state import _task_stack
-
-from celery_batch.worker.executor import interpreter
+from celery_batch.compat.celery import current_task
 from celery_batch.worker.executor.model_call import ModelCall
 from celery_batch.worker.executor.time_limit import SoftLimit
 
 __all__ = ["OverlappedBatch"]
 
 
-#: Seconds that a batch's tracers have to hear of what ends the process, in its model.  The
-#: second of clerks is for other batches, and comes after this if the process is to terminate.
+#: Seconds that the tracers of a batch get to finish when its model ends the process.  The
+#: second that the worker threads get is for other batches, and follows if the process is
+#: told to terminate.
 _LAST_MOMENT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Offer:
-    """A model call, with what is current on the thread that offers it."""
+class _Ready:
+    """A model call that is ready, with the context of the thread that prepared it."""
 
     call: ModelCall
     context: Context
     request: Any
     since: float
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """Have the batch's task and its last item's request be the current ones here too."""
-        task = self.call.task
-        _task_stack.push(task)
-        task.request_stack.push(self.request)
-        try:
-            yield
-        finally:
-            task.request_stack.pop()
-            _task_stack.pop()
 
 
 class OverlappedBatch:
@@ -58,100 +44,93 @@ class OverlappedBatch:
 
     def __init__(self, job: tuple[Any, Any], arguments: tuple[Any, ...]) -> None:
         self.job = job
-        self.task_name, self.deliveries, self.soft_limit = arguments
+        self.task_name, self.payload, self.soft_limit = arguments
         #: Smaller goes first.
-        self.urgency: int = self.deliveries.urgency
-        #: What its soft limit does; set when it is taken up.
+        self.urgency: int = self.payload.urgency
+        #: Set when the batch is accepted.
         self.limit = SoftLimit()
-        #: Whether the main thread tells the pool how this ended: with an error of its own.
+        #: Whether the model ended the process: then the main thread reports the batch's end.
         self.has_raised = False
-        self._taken = threading.Event()
-        self._settled = threading.Event()
-        self._offers: SimpleQueue[_Offer | None] = SimpleQueue()
-        #: The seconds for which each call of a model had to wait, or what ended it.
+        self._accepted = threading.Event()
+        self._finished = threading.Event()
+        self._ready: SimpleQueue[_Ready | None] = SimpleQueue()
+        #: The seconds for which the model call has waited, or the error that ended it.
         self._ends: SimpleQueue[float | BaseException] = SimpleQueue()
-        self._kept: float | None = None
+        self._unreleased: float | None = None
+
+    # These methods run on the main thread.
 
     def run(self, last: OverlappedBatch | None) -> OverlappedBatch:
         """
-        Run the model as soon as the batch is ready for it; on the main thread.
+        Run the model as soon as the batch is ready for it.
 
         Args:
-            last: The turn before, whose clerk need not hear of its answer before the
-                device has work again: the clerk would want the interpreter to itself.
+            last: The batch before.  Its worker thread is released after this one was found
+                ready: it would compete for the interpreter while the device is idle.
 
         Raises:
             BaseException: Whatever ends a process, from the model.
         """
-        self._taken.set()
+        self._accepted.set()
         try:
-            offer = self._next_offer(last)
+            ready = self._await_ready(last)
             if last is not None:
-                interpreter.keep()
-                last.tell()
-            if offer is not None:
-                waited = time.monotonic() - offer.since
-                with offer.current():
-                    offer.context.run(offer.call, self.limit)
-                self._kept = waited
+                last.release()
+            if ready is not None:
+                waited = time.monotonic() - ready.since
+                with current_task(ready.call.task, ready.request):
+                    ready.context.run(ready.call, self.limit)
+                self._unreleased = waited
         except BaseException as error:
             self.has_raised = True
             self._ends.put(error)
-            self._settled.wait(_LAST_MOMENT)
+            self._finished.wait(_LAST_MOMENT)
             raise
-        finally:
-            interpreter.share()
         return self
 
-    def tell(self) -> None:
-        """Tell the clerk that the model has answered, if it has not heard."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            self._ends.put(kept)
+    def release(self) -> None:
+        """Have the worker thread go on after the model call, if it has not done so."""
+        waited, self._unreleased = self._unreleased, None
+        if waited is not None:
+            self._ends.put(waited)
 
-    def _next_offer(self, last: OverlappedBatch | None) -> _Offer | None:
+    def _await_ready(self, last: OverlappedBatch | None) -> _Ready | None:
         with suppress(Empty):
-            return self._offers.get_nowait()
+            return self._ready.get_nowait()
         if last is not None:
-            last.tell()
-        return self._offers.get()
+            last.release()
+        return self._ready.get()
 
-    def perform(self, call: ModelCall) -> float:
+    @property
+    def is_finished(self) -> bool:
+        """Whether the worker thread is done with the batch."""
+        return self._finished.is_set()
+
+    def await_finish(self, timeout: float | None = None) -> bool:
+        """Wait until the batch is finished, if it was accepted; return whether that is so."""
+        return not self._accepted.is_set() or self._finished.wait(timeout)
+
+    # These methods run on the worker thread.
+
+    def run_model(self, call: ModelCall) -> float:
         """
-        Have the main thread call the model, and return when it has; see `Perform`.
+        Have the main thread call the model, and return when it has; see `RunModel`.
 
         Raises:
             BaseException: What ended the call there.
         """
         request = call.task.request_stack.top
-        self._offers.put(_Offer(call, copy_context(), request, time.monotonic()))
+        self._ready.put(_Ready(call, copy_context(), request, time.monotonic()))
         end = self._ends.get()
         if isinstance(end, BaseException):
             raise end
         return end
 
     def await_start(self) -> None:
-        """Return when the main thread has taken the batch up."""
-        self._taken.wait()
+        """Return when the main thread has accepted the batch."""
+        self._accepted.wait()
 
-    def close(self) -> None:
-        """Say that the batch's books are closed."""
-        self._offers.put(None)
-        self._settled.set()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the batch's books are closed."""
-        return self._settled.is_set()
-
-    def await_end(self, timeout: float | None = None) -> bool:
-        """
-        Return when the batch's books are closed.
-
-        Args:
-            timeout: Seconds; None to wait as long as it takes.
-
-        Returns:
-            Whether they are, or nobody was told that they had been opened.
-        """
-        return not self._taken.is_set() or self._settled.wait(timeout)
+    def finish(self) -> None:
+        """Mark the batch as finished; there is no more model call."""
+        self._ready.put(None)
+        self._finished.set()

@@ -1,14 +1,12 @@
 """
-
 Soft time limits that interrupt the model and nothing else.
 
-The pool raises `SoftTimeLimitExceeded` wherever its process happens to be, by a
-signal.  Between the tracers of a batch that would tear the bookkeeping of items
-that have nothing to do with each other.
+The pool raises `SoftTimeLimitExceeded` by a signal, wherever its process happens to be.
+Between the tracers of a batch that would break the bookkeeping of unrelated items.
 
-The signal does not say for which batch it is meant.  Where one batch is settled
-while the next one's model runs, it may be for either; but it never comes before the
-time of its batch is up, so it is for the one that runs if that one's is.
+The signal does not name its batch.  While one batch is finished and the next one's model
+runs, it may be for either; but it never comes before the time of its batch is up, so it is
+for the running batch if that one's time is up.
 """
 
 from __future__ import annotations
@@ -28,17 +26,21 @@ __all__ = ["LimitSignals", "SoftLimit"]
 
 
 class SoftLimit:
-    """Holds a soft time limit back while a batch is settled; elsewhere than in a pool, nothing."""
+    """
+    The soft time limit of one batch.
+
+    As a context it handles the pool's signal, in pool processes without worker threads.
+    """
 
     def __init__(self) -> None:
         self._in_model = False
-        self._struck = False
+        self._has_expired = False
         self._before: Any = None
 
     def __enter__(self) -> Self:
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(SIG_SOFT_TIMEOUT) is soft_timeout_sighandler:
-            self._before = signal.signal(SIG_SOFT_TIMEOUT, self._strike)
+            self._before = signal.signal(SIG_SOFT_TIMEOUT, self._on_signal)
         return self
 
     def __exit__(
@@ -50,62 +52,61 @@ class SoftLimit:
     @contextmanager
     def in_model(self) -> Iterator[None]:
         """
-        Say that the model runs in this block.
+        Let the limit interrupt this block.
 
         Raises:
-            SoftTimeLimitExceeded: The limit has passed, here or on the way here.
+            SoftTimeLimitExceeded: The limit has expired, here or before.
         """
         self._in_model = True
         try:
-            if self._struck:
+            if self._has_expired:
                 raise SoftTimeLimitExceeded
             yield
         finally:
             self._in_model = False
 
-    def strike(self) -> None:
+    def expire(self) -> None:
         """
-        Take note that the limit has passed.
+        Record that the limit has expired.
 
         Raises:
             SoftTimeLimitExceeded: The model runs.
         """
-        self._struck = True
+        self._has_expired = True
         if self._in_model:
             raise SoftTimeLimitExceeded
 
-    def _strike(self, _number: int, _frame: FrameType | None) -> None:
-        self.strike()
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        self.expire()
 
 
 class LimitSignals:
-    """Tells for which batch a soft limit's signal is meant; on the main thread."""
+    """Assigns the pool's signals to batches, in pool processes with worker threads."""
 
     def __init__(self) -> None:
         self._limit = SoftLimit()
-        self._due = float("inf")
-        #: Whether signals are for batches now.
-        self._ours = False
+        self._expires = float("inf")
+        self._handles_signals = False
 
-    def aim(self, seconds: float | None) -> SoftLimit:
+    def for_batch(self, seconds: float | None) -> SoftLimit:
         """
-        Let signals be for the batch that is taken up now; called before the pool hears of it.
+        Handle signals for the batch that runs next, and return its limit.
 
         Args:
-            seconds: Its soft limit.
+            seconds: Its soft limit; counts from before the pool counts.
         """
-        self._due = float("inf") if seconds is None else time.monotonic() + seconds
+        self._expires = float("inf") if seconds is None else time.monotonic() + seconds
         self._limit = SoftLimit()
-        if not self._ours:
-            self._ours = True
-            signal.signal(SIG_SOFT_TIMEOUT, self._strike)
+        if not self._handles_signals:
+            self._handles_signals = True
+            signal.signal(SIG_SOFT_TIMEOUT, self._on_signal)
         return self._limit
 
-    def leave_alone(self) -> None:
-        """Let signals be what they are in any pool: an ordinary task is taken up now."""
-        self._ours = False
+    def for_ordinary_task(self) -> None:
+        """Have billiard handle signals, for the ordinary task that runs next."""
+        self._handles_signals = False
         signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
 
-    def _strike(self, _number: int, _frame: FrameType | None) -> None:
-        if time.monotonic() >= self._due:
-            self._limit.strike()
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        if time.monotonic() >= self._expires:
+            self._limit.expire()

@@ -14,6 +14,7 @@ from typing import Any
 
 from celery.worker import state
 
+from celery_batch.compat.billiard import pool_processes
 from celery_batch.errors import LoadFailed
 from celery_batch.worker.executor.loader import Plan, load_failed
 from celery_batch.worker.scheduling.concurrency_warning import ConcurrencyWarning
@@ -22,29 +23,29 @@ __all__ = ["WarmUp"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds between looks at whether a process died or the worker was told to stop.
-_LOOK = 0.2
+#: Seconds between checks whether a process died or the worker is to stop.
+_POLL_INTERVAL = 0.2
 
-#: Characters; a socket's whole path has 104 bytes on macOS, 108 on Linux.
+#: Characters; a socket's path has at most 104 bytes on macOS, 108 on Linux.
 _LONGEST_FOLDER = 80
 
 
 def _short_folder() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.gettempdir()
     if len(folder) > _LONGEST_FOLDER:
-        folder = "/tmp"  # noqa: S108 (what is made in it is private)
+        folder = "/tmp"  # noqa: S108 (the folder in it is private)
     return tempfile.TemporaryDirectory(prefix="cb-", dir=folder)
 
 
 class WarmUp:
     """
-    Hears from every pool process how loading its models went.
+    Receives the reports of pool processes about loading their models.
 
     Args:
-        tasks: Names of the batch tasks to serve.
+        tasks: The names of the batch tasks to serve.
         processes: How many pool processes there will be.
-        timeout: Seconds the loading may take.
-        concurrency_warning: Says how much memory all processes will take, when the first is warm.
+        timeout: Seconds that loading may take.
+        concurrency_warning: Warns of the memory of all processes, when the first is warm.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class WarmUp:
         address = str(Path(self._folder.name) / "loading")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(address)
-        self._socket.settimeout(_LOOK)
+        self._socket.settimeout(_POLL_INTERVAL)
         self._timeout = timeout
         self._concurrency_warning = concurrency_warning
         self._warm: set[int] = set()
@@ -67,7 +68,7 @@ class WarmUp:
 
     @property
     def folder(self) -> Path:
-        """Where the sockets of this worker and its pool processes are."""
+        """The folder of the sockets of this worker and its pool processes."""
         return Path(self._folder.name)
 
     def wait(self, pool: Any) -> None:
@@ -81,7 +82,7 @@ class WarmUp:
             LoadFailed: A process could not load, died while loading, or took too long.
         """
         deadline = time.monotonic() + self._timeout
-        processes = list(pool._pool._pool)  # noqa: SLF001 (billiard has no public list)
+        processes = pool_processes(pool)
         while not {process.pid for process in processes} <= self._warm:
             state.maybe_shutdown()
             self._receive()
@@ -93,17 +94,17 @@ class WarmUp:
                 )
 
     def watch(self, hub: Any) -> None:
-        """Go on listening on the event loop, for processes that replace others."""
+        """Receive reports on the event loop, of processes that replace others."""
         self._socket.settimeout(0)
         hub.add_reader(self._socket.fileno(), self._on_report)
 
     def add(self, task: str) -> None:
-        """Have processes that are started from now on load one more task's model."""
+        """Have processes that start from now on load one more task's model."""
         self._plan = replace(self._plan, tasks=[*self._plan.tasks, task])
         self._plan.publish()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Receive no more reports."""
         Plan.withdraw()
         self._socket.close()
         self._folder.cleanup()
@@ -132,7 +133,7 @@ class WarmUp:
     def _require_alive(self, processes: list[Any]) -> None:
         for process in processes:
             if process.pid not in self._warm and process.exitcode is not None:
-                self._receive()  # its last words may still lie in the socket
+                self._receive()  # its report may still be unread
                 raise LoadFailed(
                     f"pool process {process.pid} ended with status {process.exitcode}"
                     f" while loading its models"

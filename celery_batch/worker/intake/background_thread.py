@@ -7,7 +7,7 @@ from collections.abc import Callable
 from queue import Full, Queue
 from threading import Thread
 
-from celery_batch.fork_guard import held_off
+from celery_batch.fork_guard import forks_delayed
 
 __all__ = ["BackgroundThread"]
 
@@ -44,7 +44,7 @@ class BackgroundThread:
 
         def both() -> None:
             try:
-                with held_off():  # it may connect while a process is replaced
+                with forks_delayed():  # it may connect while a process is replaced
                     tell()
             except Exception:
                 logger.exception("Could not do what was put off (%s)", self._name)

@@ -1,9 +1,9 @@
-"""Serves a worker's metrics to Prometheus.
+"""
+Serves a worker's metrics to Prometheus.
 
-Rule 1: it is the main process that serves, which hears of every batch on whatever pool;
-        so there is one endpoint for each worker, and nothing is shared by files.
-Rule 2: nothing is done but when somebody looks, and then on a thread of its own.
-Rule 3: a worker whose port is taken serves all the same, and tries again.
+The main process serves them, as it knows of each batch on any pool: there is one endpoint
+for each worker, and no files are shared.  All work is done on the thread of a scrape.  A
+worker whose port is taken runs all the same, and tries again.
 """
 
 from __future__ import annotations
@@ -28,22 +28,23 @@ from celery.platforms import EX_FAILURE
 from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_reader
 from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
-from celery_batch.fork_guard import held_off
+from celery_batch.fork_guard import forks_delayed
 from celery_batch.telemetry.meter import Meter
 from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.context import WorkerContext
+from celery_batch.worker.metrics.snapshot import task_reports
 from celery_batch.worker.scheduling.routing import queue_of, served_tasks
 
 __all__ = [
     "VARIABLE",
     "BatchMetrics",
-    "Depths",
     "MetricsAddress",
+    "QueueDepths",
     "address_of",
 ]
 
 
-#: Says it for one worker, where several have the same settings.
+#: Overrides the setting for one worker.
 VARIABLE = "CELERY_BATCH_METRICS"
 
 
@@ -56,11 +57,11 @@ _FORM = re.compile(r"(?:(?P<host>.*):)?(?P<first>\d{1,5})(?:-(?P<last>\d{1,5}))?
 @dataclass(frozen=True, slots=True)
 class MetricsAddress:
     """
-    A host, and the ports of which the first free one is taken.
+    A host, and the ports of which the first free one is used.
 
     Args:
         host: A name or an address of this machine; empty for all of them.
-        ports: Lowest first; 0 stands for whichever is free.
+        ports: Lowest first; 0 stands for any free port.
     """
 
     host: str
@@ -73,14 +74,14 @@ class MetricsAddress:
 
 def address_of(app: Any, environ: Mapping[str, str] = os.environ) -> MetricsAddress | None:
     """
-    Return where a worker is to serve its numbers; None for nowhere.
+    Return the address at which a worker serves its metrics; None if it does not.
 
     Args:
-        app: The Celery app, whose setting ``batch_metrics`` it is.
-        environ: ``CELERY_BATCH_METRICS`` says it for this worker alone.
+        app: The Celery app, with the setting ``batch_metrics``.
+        environ: May override the setting with ``CELERY_BATCH_METRICS``.
 
     Raises:
-        ConfigurationError: It is no address.
+        ConfigurationError: The address is invalid.
     """
     name = VARIABLE
     given: Any = environ.get(VARIABLE)
@@ -104,17 +105,17 @@ def address_of(app: Any, environ: Mapping[str, str] = os.environ) -> MetricsAddr
 logger = logging.getLogger(__name__)
 
 
-#: Seconds for which a look is good, and for which a broker that did not answer is left alone.
+#: Seconds for which an answer is used, and until a broker that did not answer is asked again.
 _FRESH, _PAUSE = 1.0, 5.0
 
 
-#: Seconds that whoever asks waits for an answer.
+#: Seconds for which a scrape waits for an answer.
 _TIMEOUT = 2.0
 
 
-class Depths:
+class QueueDepths:
     """
-    Looks at queues when asked, on a connection and a thread of its own.
+    Reads the depths of broker queues, on a connection and a thread of its own.
 
     Args:
         app: The Celery app.
@@ -124,14 +125,14 @@ class Depths:
     def __init__(self, app: Any, queues: Iterable[str]) -> None:
         self._app = app
         self._queues = sorted(set(queues))
-        self._look: DepthReader | None = None
+        self._reader: DepthReader | None = None
         self._found: dict[str, int] = {}
         self._good_until = -math.inf
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def look(self) -> dict[str, int]:
-        """Return how many messages wait in each queue; nothing if the broker does not say."""
+    def read(self) -> dict[str, int]:
+        """Return how many messages wait in each queue; nothing without an answer."""
         with self._lock:
             if self._thread is None and time.monotonic() >= self._good_until:
                 self._thread = threading.Thread(target=self._ask, name="batch-depths", daemon=True)
@@ -145,43 +146,43 @@ class Depths:
         try:
             self._found, pause = self._count(), _FRESH
         except Exception as error:  # noqa: BLE001 (whatever the broker's library raises)
-            logger.debug("The broker does not say how many messages wait: %s", error)
+            logger.debug("Could not read how many messages wait: %s", error)
             self._found, pause = {}, _PAUSE
             self.close()
         with self._lock:
             self._good_until, self._thread = time.monotonic() + pause, None
 
     def _count(self) -> dict[str, int]:
-        if self._look is None:
+        if self._reader is None:
             if not can_read_depth(self._app):
                 self._queues = []
                 return {}
-            with held_off():
-                self._look = open_depth_reader(self._app)
-        return {queue: self._look.count(queue) for queue in self._queues}
+            with forks_delayed():
+                self._reader = open_depth_reader(self._app)
+        return {queue: self._reader.count(queue) for queue in self._queues}
 
     def close(self) -> None:
-        """Let go of the connection."""
-        look, self._look = self._look, None
-        if look is not None:
-            look.close()
+        """Close the connection."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
 
 #: Seconds after which a taken port is tried again.
-_AGAIN = 5.0
+_RETRY_AFTER = 5.0
 
 
 _ALL = {"", "0.0.0.0", "::"}  # noqa: S104 (the names of all addresses)
 
 
-_EVERYWHERE = "0.0.0.0"  # noqa: S104 (whoever names a port and no host wants that)
+_EVERYWHERE = "0.0.0.0"  # noqa: S104 (what a port without a host means)
 
 
 class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
     """
-    Serves what this worker has counted, from before its models are loaded to its end.
+    Serves the metrics of this worker, from before its models are loaded to its end.
 
-    A worker to which no batch task is routed begins with the first that comes all the same.
+    A worker to which no batch task is routed begins with the first batch task that it gets.
     """
 
     requires = ("celery.worker.components:Pool",)
@@ -195,22 +196,22 @@ class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def serve(self, queues: list[str]) -> None:
         """
-        Begin to serve, if that is wanted and has not been done.
+        Start to serve, if the settings ask for that and it has not been done.
 
         Args:
-            queues: Whose depths to tell.
+            queues: The broker queues whose depths to include.
 
         Raises:
             ConfigurationError: The address is wrong, or a library is missing.
         """
         address = address_of(self._worker.app)
         if address is not None and self._exporter is None:
-            depths = Depths(self._worker.app, queues)
+            depths = QueueDepths(self._worker.app, queues)
             self._exporter = _Exporter(self._worker, address, depths)
             self._exporter.open()
 
     def start(self, worker: Any) -> None:
-        """Begin to serve; pool processes that are there by now know nothing of it."""
+        """Start to serve; the pool processes were forked before, and do not hold the port."""
         routed = served_tasks(worker.app)
         if not routed:
             return
@@ -221,7 +222,7 @@ class BatchMetrics(bootsteps.StartStopStep):  # type: ignore[misc]
             raise WorkerShutdown(EX_FAILURE) from None
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 (Celery's signature)
-        """Serve no more."""
+        """Stop serving."""
         self._context.metrics_url = None
         if self._exporter is not None:
             self._exporter.close()
@@ -236,10 +237,10 @@ class _Exporter:
     Args:
         worker: Celery's worker.
         address: Where to serve.
-        depths: Of its queues.
+        depths: Reads the depths of its broker queues.
     """
 
-    def __init__(self, worker: Any, address: MetricsAddress, depths: Depths) -> None:
+    def __init__(self, worker: Any, address: MetricsAddress, depths: QueueDepths) -> None:
         try:
             self._prometheus: Any = import_module("prometheus_client")
         except ImportError:
@@ -247,9 +248,9 @@ class _Exporter:
                 f"metrics on {address}: prometheus_client is not installed;"
                 ' pip install "celery-batch[metrics]"'
             ) from None
-        # Now and not when somebody scrapes: a process that is forked while a thread imports
-        # something could never import it.
-        self._families: Any = import_module("celery_batch.telemetry.prometheus")
+        # Now and not with a scrape: a process that is forked while a thread imports a module
+        # could never import it.
+        self._families = import_module("celery_batch.telemetry.prometheus").families
         self._worker = worker
         self._address = address
         self._depths = depths
@@ -262,21 +263,21 @@ class _Exporter:
         self._registry.register(self)
 
     def describe(self) -> list[Any]:
-        """Say nothing beforehand, so that a registry need not collect to know our names."""
+        """Return nothing, so that the registry need not collect to know our names."""
         return []
 
     def open(self) -> None:
         """Serve now, or as soon as a port is free."""
         if not self._serve():
             logger.error(
-                "Nobody can scrape this worker yet: %s is taken; to have several workers on this"
-                " machine name a range of ports, or give each its own CELERY_BATCH_METRICS",
+                "The metrics of this worker cannot be scraped yet: %s is taken; to run several"
+                " workers on this machine set a range of ports, or CELERY_BATCH_METRICS for each",
                 self._address,
             )
             threading.Thread(target=self._try_again, name="batch-metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._closed.set()
         if self._server is not None:
             self._server.shutdown()
@@ -284,10 +285,18 @@ class _Exporter:
         self._depths.close()
 
     def collect(self) -> Iterator[Any]:
-        """Write down all numbers; called on the thread of whoever scrapes."""
-        counted = ConsumerContext.of(self._worker.consumer).scheduler.watch.ask(Meter.copy)
-        state = _around(self._worker)
-        yield from self._families.families(counted, **state, depths=self._depths.look())
+        """Yield all metrics; called on the thread of a scrape."""
+        context = ConsumerContext.of(self._worker.consumer)
+        scheduler = context.scheduler
+        yield from self._families(
+            scheduler.watch.ask(Meter.copy),
+            tasks=task_reports(context),
+            idle=scheduler.idle(time.monotonic()),
+            processes=scheduler.processes,
+            refused=context.validator.refused,
+            depths=self._depths.read(),
+            labels={"worker": self._worker.hostname, "version": version("celery-batch")},
+        )
         if self._gpus is not None:
             yield from self._gpus.families()
 
@@ -300,7 +309,7 @@ class _Exporter:
             except OSError as error:
                 logger.debug("Port %d of %s: %s", port, self._address.host, error)
                 continue
-            # A process that is forked from now on is not to keep the port when we are gone.
+            # A process that is forked from now on must not keep the port open after our end.
             os.register_at_fork(after_in_child=self._server.socket.close)
             host = self._address.host
             host = socket.gethostname() if host in _ALL else host
@@ -311,25 +320,6 @@ class _Exporter:
         return False
 
     def _try_again(self) -> None:
-        while not self._closed.wait(_AGAIN):
+        while not self._closed.wait(_RETRY_AFTER):
             if self._serve():
                 return
-
-
-def _around(worker: Any) -> dict[str, Any]:
-    context = ConsumerContext.of(worker.consumer)
-    scheduler = context.scheduler
-    now = time.monotonic()
-    ages, reports = scheduler.ages(now), scheduler.report()
-    names = {task.name for task in context.worker.tasks}
-    halted = context.runtime_config.halted
-    return {
-        "tasks": {
-            name: {**reports.get(name, {}), **halted(name), "oldest_age": ages.get(name, 0.0)}
-            for name in sorted(names | set(reports))
-        },
-        "idle": scheduler.idle(now),
-        "processes": scheduler.processes,
-        "refused": context.validator.refused,
-        "labels": {"worker": worker.hostname, "version": version("celery-batch")},
-    }

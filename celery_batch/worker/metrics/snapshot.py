@@ -1,4 +1,4 @@
-"""A worker's metrics as plain data, and as text for Flower."""
+"""A worker's statistics as plain data, and as text for Flower."""
 
 from __future__ import annotations
 
@@ -16,27 +16,48 @@ from celery_batch.worker.consumer_context import ConsumerContext
 __all__ = [
     "in_words",
     "stats_of",
+    "task_reports",
 ]
+
+
+def task_reports(context: ConsumerContext) -> dict[str, dict[str, Any]]:
+    """
+    Return the state of each batch task that a worker serves or has served, by name.
+
+    Args:
+        context: The worker's consumer.
+    """
+    scheduler, config = context.scheduler, context.runtime_config
+    served = {task.name for task in context.worker.tasks}
+    ages, reports = scheduler.ages(time.monotonic()), scheduler.report()
+    return {
+        name: {
+            "served": name in served,
+            "routed": name in context.worker.routed,
+            "warm": config.is_warm(name),
+            **reports.get(name, {}),
+            **config.report(name),
+            "oldest_age": round(ages.get(name, 0.0), 6),
+        }
+        for name in sorted({*served, *reports})
+    }
 
 
 def stats_of(consumer: Any) -> dict[str, Any]:
     """
-    Return a worker's numbers and, by name, those of each of its batch tasks.
+    Return a worker's statistics, and under "tasks" those of each batch task.
 
     Args:
         consumer: Celery's consumer.
 
     Returns:
-        All times are in seconds; what nobody can know yet is None.
+        All times are in seconds; None is a number that is not known yet.
     """
     context = ConsumerContext.of(consumer)
-    scheduler = context.scheduler
-    now = time.monotonic()
+    scheduler, now = context.scheduler, time.monotonic()
     seconds, idle = scheduler.watch.ask(lambda meter: now - meter.since), scheduler.idle(now)
-    processes = scheduler.processes
-    reports, ages = scheduler.report(), scheduler.ages(now)
-    served = {task.name for task in context.worker.tasks}
-    summaries = {name: _summary(scheduler, name) for name in sorted({*served, *reports})}
+    reports, processes = task_reports(context), scheduler.processes
+    summaries = scheduler.watch.ask(lambda meter: {name: meter.summary(name) for name in reports})
     return {
         "seconds": round(seconds, 3),
         "processes": processes,
@@ -45,34 +66,20 @@ def stats_of(consumer: Any) -> dict[str, Any]:
         "devices": _devices(consumer, processes),
         "device_idle_seconds": round(idle, 3),
         "device_idle_share": round(min(idle / (seconds * processes), 1.0), 4) if seconds else None,
-        "tasks": {
-            name: {
-                "served": name in served,
-                "routed": name in context.worker.routed,
-                **reports.get(name, {}),
-                **context.runtime_config.report(name),
-                "oldest_age": round(ages.get(name, 0.0), 6),
-                **summary,
-            }
-            for name, summary in summaries.items()
-        },
+        "tasks": {name: {**report, **summaries[name]} for name, report in reports.items()},
     }
 
 
 def _devices(consumer: Any, processes: int) -> list[str]:
-    """Return where the models live, as `devices.pin` gives places to processes."""
+    """Return the devices of the models, as `devices.pin` assigns them to processes."""
     names = Settings.of(consumer.app).devices or discover()
     count = processes if isinstance(consumer.pool, PreforkPool) else 1
     return list(dict.fromkeys(names[index % len(names)] for index in range(count)))
 
 
-def _summary(scheduler: Any, name: str) -> dict[str, Any]:
-    return dict(scheduler.watch.ask(lambda meter: meter.summary(name)))
-
-
 def in_words(stats: Mapping[str, Any]) -> dict[str, str]:
     """
-    Return lines for people, under names for people.
+    Return the statistics as text, under readable names.
 
     Args:
         stats: A worker's answer to ``batch_stats``.
@@ -92,7 +99,7 @@ def _task(task: Mapping[str, Any]) -> str:
     if not batches:
         return f"none yet, of up to {largest} rows"
     average = task["rows"] / batches
-    now = f"now {task['waiting']:,} requests waiting, {task['running']:,} batches on their way"
+    now = f"now {task['waiting']:,} requests waiting, {task['running']:,} batches running"
     return (
         f"{batches:,}, of {average:.1f} rows on average and up to {largest};"
         f" wait {_spread(task['wait'])}; model {_spread(task['model'])}; {now}"

@@ -15,7 +15,7 @@ from redis import ConnectionPool
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_batch.fork_guard import held_off
+from celery_batch.fork_guard import forks_delayed
 
 __all__ = ["Keys", "awake_seconds", "describe_self", "is_dead", "machine", "own_pool"]
 
@@ -183,5 +183,5 @@ class _HoldsForksOff:
     """A connection that may be made on a thread, beside which no pool process is forked then."""
 
     def _connect(self) -> Any:
-        with held_off():
+        with forks_delayed():
             return super()._connect()  # type: ignore[misc]

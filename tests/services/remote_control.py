@@ -1,4 +1,4 @@
-"""Workers that are given orders, and the orders."""
+"""Workers that get remote control commands, and the commands."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from kombu import pools
 from celery_batch.processes.managed_process import wait_until
 from tests.services.shop import Shop, Worker
 
-__all__ = ["LONG", "Helm"]
+__all__ = ["LONG", "RemoteControl"]
 
 #: Seconds in which anything happens even on a busy machine.
 LONG = 60.0
 
 
-class Helm:
+class RemoteControl:
     """
-    A shop whose workers are given orders.
+    A shop whose workers get remote control commands.
 
     Args:
-        shop: The tests' app of steering.
+        shop: The tests' app `controlled`.
         weights: The file that its model is loaded from.
     """
 
@@ -34,12 +34,12 @@ class Helm:
         """Start a worker of all queues and return when it takes tasks."""
         options = options or ("-c", "1")
         return self.shop.worker(
-            "-Q", self.shop.QUEUES, *options, STEERED_WEIGHTS=str(self.weights), **env
+            "-Q", self.shop.QUEUES, *options, CONTROLLED_WEIGHTS=str(self.weights), **env
         )
 
     @contextmanager
     def at_work(self, weights: str, *options: str) -> Iterator[Worker]:
-        """Have a worker with some weights, until the end of the context."""
+        """Run a worker with some weights in this block."""
         self.weights.write_text(weights)
         worker = self.worker(*options)
         try:
@@ -49,19 +49,19 @@ class Helm:
 
     @property
     def folder(self) -> Path:
-        """Where the weights are."""
+        """The folder of the weights."""
         return self.weights.parent
 
-    def order(self, worker: Worker, command: str, **arguments: Any) -> dict[str, Any]:
-        """Give a worker an order and return its reply."""
+    def send(self, worker: Worker, command: str, **arguments: Any) -> dict[str, Any]:
+        """Send a worker a command and return its reply."""
         (reply,) = self.shop.app.control.broadcast(
             command, arguments, reply=True, destination=[worker.name], timeout=LONG, limit=1
         )
         return reply[worker.name]
 
-    def done(self, worker: Worker, command: str, **arguments: Any) -> Any:
-        """Give an order that is carried out, and return what is so now."""
-        reply = self.order(worker, command, **arguments)
+    def run(self, worker: Worker, command: str, **arguments: Any) -> Any:
+        """Send a command that succeeds, and return the new state."""
+        reply = self.send(worker, command, **arguments)
 
         assert ["ok"] == list(reply), reply
         return reply["ok"]
@@ -76,12 +76,12 @@ class Helm:
             return int(found.message_count)
 
     def open(self, *gates: str) -> None:
-        """Let the batches run on, or through, that wait at these gates."""
+        """Let the batches go on that wait at these gates."""
         with self.shop.memory() as client:
             client.mset({f"shop:open:{gate}": "yes" for gate in gates})
 
     def reconnect(self) -> None:
-        """Have this process use new connections, as somebody has cut all there were."""
+        """Have this process use new connections, as all were cut."""
         app = self.shop.app
         app.pool.force_close_all()
         app._pool = app.amqp._producer_pool = None  # as Celery does after a fork

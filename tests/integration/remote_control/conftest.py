@@ -1,4 +1,4 @@
-"""A worker for each broker, shared by the tests of one file, and orders to it."""
+"""A worker for each broker, shared by the tests of one file, and its remote control."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from celery import _state
 from kombu import pools
 
 from celery_batch.processes.redis_server import RedisServer
-from tests.services.helm import Helm
+from tests.services.remote_control import RemoteControl
 from tests.services.shop import Worker, enter_shop, environment_of, surroundings
 
-MODULE = "tests.services.steered"
+MODULE = "tests.services.controlled"
 
 
 @pytest.fixture(scope="module", params=["redis", "rabbitmq"])
-def helm(
+def control(
     request: pytest.FixtureRequest, redis_server: RedisServer, tmp_path_factory: Any
-) -> Iterator[Helm]:
+) -> Iterator[RemoteControl]:
     """A shop on each of the brokers in turn; its workers end with the file's tests."""
-    assert redis_server.child.exit_code is None  # there is one to be had
-    folder = tmp_path_factory.mktemp("helm")
+    assert redis_server.child.exit_code is None  # Redis is installed
+    folder = tmp_path_factory.mktemp("control")
     with RedisServer() as own, pytest.MonkeyPatch.context() as patch:
         patch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
         broker = own.url
@@ -32,13 +32,13 @@ def helm(
         with surroundings(environment):
             shop = enter_shop(environment, folder, MODULE)
             try:
-                yield Helm(shop, folder / "weights")
+                yield RemoteControl(shop, folder / "weights")
             finally:
                 shop.close()
     pools.reset()
 
 
 @pytest.fixture(scope="module")
-def worker(helm: Helm) -> Worker:
+def worker(control: RemoteControl) -> Worker:
     """A worker of all queues, shared by the tests of one file."""
-    return helm.worker()
+    return control.worker()

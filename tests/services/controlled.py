@@ -1,7 +1,7 @@
 """
-The Celery app of the tests of steering: tasks on queues of their own, and two that share one.
+The Celery app of the tests of remote control: tasks on queues of their own, and two that share one.
 
-What a model answers tells which weights it had, and how many rows it was called with.
+The outputs name the weights of the model, or the number of rows of the call.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from tests.services.memory import memory, recall, remember
 
 __all__ = ["app", "memory", "recall", "remember"]
 
-app = Celery("steered")
+app = Celery("controlled")
 app.conf.update(
     result_expires=600,
     task_default_queue="ordinary",
     task_routes={
-        "steered.sizes": "sizes",
-        "steered.weighed": "weighed",
-        "steered.gated": "gated",
-        "steered.left": "both",
-        "steered.right": "both",
+        "controlled.sizes": "sizes",
+        "controlled.weighed": "weighed",
+        "controlled.gated": "gated",
+        "controlled.left": "both",
+        "controlled.right": "both",
     },
     broker_connection_retry_on_startup=True,
     **json.loads(os.environ.get("SHOP_CONF", "{}")),
@@ -38,15 +38,15 @@ app.conf.update(
 QUEUES = "ordinary,sizes,weighed,gated,both"
 
 
-@app.task(base=BatchTask, name="steered.sizes", max_batch_size=8, max_wait=1.0, linger=0.2)
+@app.task(base=BatchTask, name="controlled.sizes", max_batch_size=8, max_wait=1.0, linger=0.2)
 def sizes(x):
-    """Say with how many rows the function was called."""
+    """Return the number of rows of the call."""
     return [len(x)] * len(x)
 
 
-@app.task(base=BatchTask, name="steered.gated", max_batch_size=4, max_wait=0.2, linger=0.02)
+@app.task(base=BatchTask, name="controlled.gated", max_batch_size=4, max_wait=0.2, linger=0.02)
 def gated(name):
-    """Say that the batch runs, and wait until the test opens the gate of its first item."""
+    """Record the batch, and wait until the test opens the gate of its first item."""
     remember("gated", items=name)
     deadline = time.monotonic() + 60
     with memory() as client:
@@ -55,19 +55,19 @@ def gated(name):
     return name
 
 
-@app.task(base=BatchTask, name="steered.left", max_batch_size=4, linger=0.02)
+@app.task(base=BatchTask, name="controlled.left", max_batch_size=4, linger=0.02)
 def left(x):
-    """Share a queue with the one on the right."""
+    """Share a queue with `right`."""
     return x
 
 
-@app.task(base=BatchTask, name="steered.right", max_batch_size=4, linger=0.02)
+@app.task(base=BatchTask, name="controlled.right", max_batch_size=4, linger=0.02)
 def right(x):
-    """Share a queue with the one on the left."""
+    """Share a queue with `left`."""
     return x
 
 
-@app.task(name="steered.plain")
+@app.task(name="controlled.plain")
 def plain(x):
     """Add one, as any Celery task would."""
     return x + 1
@@ -84,8 +84,8 @@ class Weighed(Model):
     """Answers with the weights that it was loaded with."""
 
     def load(self, _device):
-        """Read the weights; "bad" ones cannot be loaded, and "exit" ends whoever loads them."""
-        path = Path(os.environ.get("STEERED_WEIGHTS", "/nonexistent"))
+        """Read the weights; "bad" ones cannot be loaded, and "exit" raises SystemExit."""
+        path = Path(os.environ.get("CONTROLLED_WEIGHTS", "/nonexistent"))
         self.weights = path.read_text() if path.exists() else "none"
         remember("load", weights=self.weights)
         if self.weights.startswith("bad"):
@@ -101,9 +101,11 @@ class Weighed(Model):
         return [[x, self.weights] for x in batch]
 
     def unload(self):
-        """Say goodbye, and answer nobody from here."""
+        """Record the unload; later outputs would show it."""
         remember("unload", weights=self.weights)
         self.weights = "unloaded"
 
 
-weighed = Weighed.as_task(app, name="steered.weighed", max_batch_size=8, linger=0.0, max_wait=0.0)
+weighed = Weighed.as_task(
+    app, name="controlled.weighed", max_batch_size=8, linger=0.0, max_wait=0.0
+)

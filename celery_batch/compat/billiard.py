@@ -1,0 +1,155 @@
+"""
+Uses of billiard's private parts.
+
+`read_before_flush` reads what pool processes have sent before billiard's pool discards it.
+Whenever the consumer stops or loses its connection, the pool throws away each job that no
+process is known to have accepted.  A job may have been accepted all the same, with its
+process' message still unread in a pipe: its batch would run, and be given back and run
+again elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import isgenerator
+from typing import Any
+
+import billiard
+
+__all__ = ["WorkerLoop", "current_worker", "pool_processes", "read_before_flush"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds.  An idle process reports within a millisecond that it has accepted a job.
+_TIMEOUT = 1.0
+
+#: What `WorkerLoop` and the worker threads need of billiard's worker.
+_WORKER = ("wait_for_job", "inq", "outq", "inqW_fd", "_ensure_messages_consumed")
+
+
+def pool_processes(pool: Any) -> list[Any]:
+    """Return the processes of Celery's started prefork pool."""
+    return list(pool._pool._pool)  # noqa: SLF001 (billiard has no public list)
+
+
+def current_worker() -> Any:
+    """Return billiard's worker in this pool process; None if its loop cannot be replaced."""
+    worker: Any = getattr(billiard.current_process(), "_target", None)
+    missing = [name for name in _WORKER if not hasattr(worker, name)]
+    if missing:
+        logger.warning("This billiard has no %s: batches run one after another", missing)
+        return None
+    return worker if worker.synq is None and worker.maxtasks != 1 else None
+
+
+@dataclass(frozen=True)
+class WorkerLoop:
+    """
+    The functions that the loop of billiard's worker calls.
+
+    Args:
+        wait_for_job: Returns the next job; None if it was interrupted.
+        put: Sends a message to the pool.
+        ensure_messages_consumed: Waits until the pool has read all messages of this process.
+    """
+
+    wait_for_job: Callable[[], Any]
+    put: Callable[[Any], Any]
+    ensure_messages_consumed: Callable[..., Any]
+
+    @classmethod
+    def of(cls, worker: Any) -> WorkerLoop:
+        """Return those of a worker."""
+        return cls(worker.wait_for_job, worker.outq.put, worker._ensure_messages_consumed)  # noqa: SLF001
+
+    def install(self, worker: Any) -> None:
+        """Have a worker's loop call these."""
+        worker.wait_for_job = self.wait_for_job
+        worker.outq.put = self.put
+        worker._ensure_messages_consumed = self.ensure_messages_consumed  # noqa: SLF001
+
+
+def read_before_flush(pool: Any, hub: Any) -> None:
+    """
+    Have a pool read the messages of its processes before each flush.
+
+    Args:
+        pool: Celery's started prefork pool.
+        hub: The event loop that reads its pipes.
+    """
+    flush, billiard_pool = pool.flush, pool._pool  # noqa: SLF001
+
+    def flush_after_reading() -> None:
+        try:
+            _read_all(billiard_pool, hub)
+            queued = _queued_behind_running(billiard_pool)
+        except Exception:
+            logger.exception("Could not read the pool's messages; some batches may run twice")
+            queued = []
+        for job in queued:
+            job._accepted = True  # noqa: SLF001
+        try:
+            flush()
+        finally:
+            _restore(queued)
+
+    pool.flush = flush_after_reading
+
+
+def _read_all(pool: Any, hub: Any) -> None:
+    _finish_writing(pool)
+    deadline = time.monotonic() + _TIMEOUT
+    while (left := deadline - time.monotonic()) > 0 and (pipes := _silent_pipes(pool)):
+        for pipe in select.select(pipes, [], [], left)[0]:
+            _read(hub, pipe)
+
+
+def _finish_writing(pool: Any) -> None:
+    """Write the rest of partly written jobs; their processes will run them in any case."""
+    for job in list(pool._cache.values()):  # noqa: SLF001
+        find_writer = getattr(job, "_writer", None)
+        writer = find_writer() if find_writer and not job._accepted else None  # noqa: SLF001
+        if job._write_to is not None and writer in pool._active_writers:  # noqa: SLF001
+            pool._flush_writer(job._write_to, writer)  # noqa: SLF001
+
+
+def _unaccepted(pool: Any) -> list[Any]:
+    """Return the jobs that were sent to living processes and are not accepted."""
+    jobs = list(pool._cache.values())  # noqa: SLF001
+    sent = [job for job in jobs if job._write_to and not job._accepted]  # noqa: SLF001
+    return [job for job in sent if job._write_to._is_alive()]  # noqa: SLF001
+
+
+def _silent_pipes(pool: Any) -> list[int]:
+    """Return the pipes of the processes that were sent a job and have not answered."""
+    queued = _queued_behind_running(pool)
+    return list({job._write_to.outqR_fd for job in _unaccepted(pool) if job not in queued})  # noqa: SLF001
+
+
+def _queued_behind_running(pool: Any) -> list[Any]:
+    """Return the jobs that wait in a process behind a running one: they will run in any case."""
+    jobs = list(pool._cache.values())  # noqa: SLF001
+    busy = {job._worker_pid for job in jobs if job._accepted}  # noqa: SLF001
+    return [job for job in _unaccepted(pool) if job._write_to.pid in busy]  # noqa: SLF001
+
+
+def _restore(queued: list[Any]) -> None:
+    """Mark jobs as not accepted again, unless a process has accepted them meanwhile."""
+    for job in queued:
+        if job._worker_pid is None:  # noqa: SLF001
+            job._accepted = False  # noqa: SLF001
+            if not job._write_to._is_alive():  # noqa: SLF001
+                job.discard()
+
+
+def _read(hub: Any, pipe: int) -> None:
+    """Read one message, or a part of it, as the event loop would."""
+    callback, arguments = hub.readers.get(pipe, (None, ()))
+    if isgenerator(callback):
+        next(callback, None)
+    elif callback is not None:
+        callback(*arguments)

@@ -1,0 +1,264 @@
+"""
+Uses of Celery's private parts.
+
+`defer_signals` defers the signals of a cold shutdown until the worker's main thread only
+waits.  Celery cancels what runs and waits for its pool inside the signal handler, on top of
+the main thread's stack.  If the main thread holds a lock that the end of a batch needs, or
+has read half of a pool process' answer, the worker never ends; nor does a pool process
+whose answers are not counted.  A signal is deferred for a second at most.  After the first
+cold shutdown's signal all signals are Celery's alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any
+
+from celery._state import pop_current_task, push_current_task
+from celery.app import autoretry, trace
+from celery.utils.saferepr import saferepr
+from celery.worker.pidbox import Pidbox
+
+__all__ = [
+    "allow_delayed_replies",
+    "close_django_connections",
+    "current_task",
+    "defer_signals",
+    "is_waiting",
+    "original_run",
+    "reconnect_soon",
+    "result_reprs",
+    "shows_results",
+]
+
+
+@contextmanager
+def current_task(task: Any, request: Any) -> Iterator[None]:
+    """Make a task and its request the current ones of this thread, as Celery's tracer does."""
+    push_current_task(task)
+    task.request_stack.push(request)
+    try:
+        yield
+    finally:
+        task.request_stack.pop()
+        pop_current_task()
+
+
+def original_run(task: Any) -> Any:
+    """Return a task's `run` beneath autoretry; None if its tracer is not Celery's own."""
+    tracer = getattr(task, "__trace__", None)  # None until the first request was traced
+    if getattr(tracer, "__globals__", None) is not vars(trace):
+        return None
+    is_retried = getattr(task.run, "__globals__", None) is vars(autoretry)
+    return task._orig_run if is_retried else task.run  # noqa: SLF001
+
+
+def close_django_connections(app: Any) -> None:
+    """Close the connections that Django has opened on this thread, as Celery does after a task."""
+    for fixup in getattr(app, "_fixups", ()):  # Celery keeps them nowhere else
+        django = getattr(fixup, "_worker_fixup", None)
+        if django is not None:
+            django.close_database()
+            django.close_cache()
+
+
+logger = logging.getLogger(__name__)
+
+
+class _ResultReprs(threading.local):
+    """Whether Celery's tracers make the repr of results on this thread."""
+
+    wanted = True
+
+
+_result_reprs = _ResultReprs()
+
+
+def shows_results(*, in_events: bool) -> bool:
+    """
+    Return whether log lines or events show the repr of results.
+
+    Args:
+        in_events: The worker sends task events.
+    """
+    return in_events or trace.logger.isEnabledFor(logging.INFO)
+
+
+@contextmanager
+def result_reprs(*, wanted: bool) -> Iterator[None]:
+    """
+    Have Celery's tracers of this thread skip the repr of results where it is not shown.
+
+    They make it of every result otherwise, which takes 0.1 ms for a few hundred numbers.
+    """
+    before, _result_reprs.wanted = _result_reprs.wanted, wanted
+    try:
+        yield
+    finally:
+        _result_reprs.wanted = before
+
+
+def _saferepr(value: Any, *args: Any, **options: Any) -> str | None:
+    return saferepr(value, *args, **options) if _result_reprs.wanted else None
+
+
+if getattr(trace, "saferepr", None) is saferepr:  # else every result gets its repr
+    trace.saferepr = _saferepr
+
+
+def allow_delayed_replies(consumer: Any) -> None:
+    """
+    Let remote control commands return futures, whose results are the replies.
+
+    Args:
+        consumer: Celery's consumer, all of whose steps are there.
+    """
+    for step in consumer.steps:
+        box = getattr(step, "box", None)
+        if isinstance(box, Pidbox) and "reply" not in vars(box.node):
+            box.node.reply = partial(_reply, box.node.reply)
+
+
+def _reply(send: Callable[..., Any], data: dict[str, Any], **options: Any) -> None:
+    ((hostname, reply),) = data.items()
+    if isinstance(reply, Future):
+        reply.add_done_callback(lambda done: _send_later(send, {hostname: done.result()}, options))
+    else:
+        send(data, **options)
+
+
+def _send_later(send: Callable[..., Any], data: dict[str, Any], options: dict[str, Any]) -> None:
+    try:
+        send(data, **options)
+    except Exception as error:  # noqa: BLE001 (the client and the broker may be gone)
+        logger.warning("Could not reply %s: %s", data, error)
+
+
+#: Seconds between two attempts to connect: at first, and at most.  Kombu's own pauses grow
+#: by 2 s each time, up to 30, while callers wait.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 2.0
+
+#: So many of our attempts take as long as one of kombu's, once its pauses have grown.
+_ATTEMPTS_FOR_ONE = 15
+
+
+def reconnect_soon(consumer: Any) -> None:
+    """
+    Have a Celery consumer try to connect every two seconds at least.
+
+    It gives up after the same time as without this.
+    """
+    connect = consumer.ensure_connected
+
+    def ensure_connected(connection: Any) -> Any:
+        connection.ensure_connection = partial(_connect_often, connection.ensure_connection)
+        return connect(connection)
+
+    consumer.ensure_connected = ensure_connected
+
+
+def _connect_often(
+    ensure: Callable[..., Any], errback: Any, max_retries: int | None = None, **options: Any
+) -> Any:
+    return ensure(
+        errback,
+        max_retries and max_retries * _ATTEMPTS_FOR_ONE,
+        interval_start=_FIRST_PAUSE,
+        interval_step=_FIRST_PAUSE,
+        interval_max=_LONGEST_PAUSE,
+        **options,
+    )
+
+
+#: Seconds until a deferred signal is sent again.
+_RETRY_AFTER = 0.005
+
+#: Seconds for which a signal is deferred at most.
+_TIMEOUT = 1.0
+
+#: Modules that wait, and the functions that call them: between these nothing is half done.
+_WAITS = frozenset({"kombu.utils.eventio", "billiard.popen_fork", "billiard.process"})
+_LOOPS = frozenset(
+    {
+        ("kombu.asynchronous.hub", "create_loop"),
+        ("celery.concurrency.asynpool", "_flush_outqueue"),  # it sleeps between two reads
+        ("billiard.pool", "join"),
+    }
+)
+
+_NUMBERS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
+#: Celery's names for its handlers.
+_WARM, _COLD = "worker_Warm", "worker_Cold"
+
+
+def is_waiting(frame: FrameType | None) -> bool:
+    """
+    Return whether a thread only waits, for events or for its pool's end.
+
+    Args:
+        frame: The thread's innermost frame.
+    """
+    while frame is not None:
+        module = frame.f_globals.get("__name__")
+        if (module, frame.f_code.co_name) in _LOOPS:
+            return True
+        if module not in _WAITS:
+            return False
+        frame = frame.f_back
+    return False
+
+
+def defer_signals() -> None:
+    """Wrap Celery's signal handlers of this worker, if it runs on the main thread."""
+    if threading.current_thread() is threading.main_thread():
+        _DeferredSignals().wrap_handlers()
+
+
+class _DeferredSignals:
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._deferred: SimpleQueue[int] = SimpleQueue()  # safe in a signal handler
+        self._since: dict[int, float] = {}
+        self._is_ending = False
+        threading.Thread(target=self._send_again, name="batch-signals", daemon=True).start()
+
+    def wrap_handlers(self) -> None:
+        """Wrap those handlers that are Celery's, and not wrapped yet."""
+        for number in _NUMBERS:
+            handler = signal.getsignal(number)
+            if callable(handler) and getattr(handler, "__name__", "") in (_WARM, _COLD):
+                signal.signal(number, partial(self._on_signal, handler))
+
+    def _on_signal(self, handler: Callable[..., Any], number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a pool process that has not got its own handlers yet
+            handler(number, frame)
+            return
+        is_cold = getattr(handler, "__name__", "") == _COLD
+        if is_cold and not self._is_ending and not self._may_handle(number, frame):
+            self._deferred.put(number)
+            return
+        self._is_ending = self._is_ending or is_cold
+        handler(number, frame)
+        if not self._is_ending:  # it may have set a handler for the cold shutdown
+            self.wrap_handlers()
+
+    def _may_handle(self, number: int, frame: FrameType | None) -> bool:
+        now = time.monotonic()
+        return is_waiting(frame) or now - self._since.setdefault(number, now) > _TIMEOUT
+
+    def _send_again(self) -> None:
+        while True:
+            number = self._deferred.get()
+            time.sleep(_RETRY_AFTER)
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
