@@ -51,7 +51,7 @@ class BaseStreamer(ABC):
         batch_size: Most items in one call of the model.
         max_latency: Most seconds an item waits for company while a worker is idle.
         worker_timeout: Most seconds to wait for an answer.
-        max_queue: Most items that may wait in line; None for any number.
+        max_queue: Most items that may wait; None for any number.
     """
 
     def __init__(
@@ -95,17 +95,14 @@ class BaseStreamer(ABC):
         """
         items = list(batch)
         request_queue = self._request_queue or self._begin()
-        rows = len(items)
+        lock, rows = request_queue.answer_lock, len(items)
         if 0 < rows <= self._size:
-            answer = Answer(items, request_queue.answer_lock)
+            answer = Answer(items, lock)
             request_queue.add((answer,), rows)
             return answer
-        starts = range(0, rows, self._size)
-        parts = [
-            Answer(items[each : each + self._size], request_queue.answer_lock) for each in starts
-        ]
+        parts = [Answer(items[i : i + self._size], lock) for i in range(0, rows, self._size)]
         request_queue.add(parts, rows)
-        return CombinedAnswer(parts, request_queue.answer_lock)
+        return CombinedAnswer(parts, lock)
 
     def predict(self, batch: Iterable[Any]) -> list[Any]:
         """
@@ -123,7 +120,7 @@ class BaseStreamer(ABC):
         try:
             return answer.result()
         except BaseException:
-            answer.cancel()  # nobody else can ask for it
+            answer.cancel()  # no other caller has it
             raise
 
     async def apredict(self, batch: Iterable[Any]) -> list[Any]:
@@ -143,21 +140,24 @@ class BaseStreamer(ABC):
             return await answer
 
     def destroy_workers(self) -> None:
-        """End the workers, after what they are running; what waits in line fails."""
-        with self._validator():
+        """End the workers, after what they are running; requests that wait fail."""
+        with self._get_lock():
             self._is_closed = True
-        self._end(GRACE)
+        if self._request_queue is not None:
+            self._request_queue.close(StreamerClosed(_CLOSED))
+        if self._pool is not None:
+            self._pool.stop(GRACE)
 
-    def _validator(self) -> threading.Lock:
-        """Return the lock for beginning and ending, made at its first use in this process."""
+    def _get_lock(self) -> threading.Lock:
+        """Return the lock for starting and stopping, made at its first use in this process."""
         # A web server may fork first and have gevent patch afterwards, and a lock of before
-        # would stop all greenlets.  Who gets here second finds what the first has made.
-        made: threading.Lock = self.__dict__.setdefault("_gate_made", threading.Lock())
-        return made
+        # would stop all greenlets.  A second thread finds what the first has made.
+        lock: threading.Lock = self.__dict__.setdefault("_lock", threading.Lock())
+        return lock
 
     def _begin(self) -> RequestQueue:
-        """Return this process's intake, its workers hired."""
-        with self._validator():
+        """Return this process's request queue, its workers started."""
+        with self._get_lock():
             if self._request_queue is None:
                 if self._is_closed:
                     raise StreamerClosed(_CLOSED)
@@ -166,19 +166,12 @@ class BaseStreamer(ABC):
                 )
                 self._pool = self._start_workers(request_queue)
                 self._request_queue = request_queue
-                weakref.finalize(self, _let_go, request_queue, self._pool).atexit = False
+                weakref.finalize(self, _drain, request_queue, self._pool).atexit = False
             return self._request_queue
 
-    def _end(self, grace: float) -> None:
-        request_queue, pool = self._request_queue, self._pool
-        if request_queue is not None:
-            request_queue.close(StreamerClosed(_CLOSED))
-        if pool is not None:
-            pool.stop(grace)
-
-    def _forget(self) -> None:
-        """In a forked copy of this process: the workers are not ours, and some locks are stuck."""
-        self.__dict__.pop("_gate_made", None)
+    def _begin_anew(self) -> None:
+        """In a forked copy of this process: forget the parent's workers, and a lock it may hold."""
+        self.__dict__.pop("_lock", None)
         if self._request_queue is not None:
             self._request_queue.abandon(BatchError(_FORKED))
         self._request_queue = self._pool = None
@@ -186,40 +179,39 @@ class BaseStreamer(ABC):
 
 _streamers: weakref.WeakSet[BaseStreamer] = weakref.WeakSet()
 
-#: Of streamers that nobody holds any more, while somebody may wait for their last answers.
-_leaving: list[tuple[RequestQueue, WorkerPool]] = []
+#: Of streamers that were garbage collected, while requests wait for their last answers.
+_draining: list[tuple[RequestQueue, WorkerPool]] = []
 
 
-def _let_go(request_queue: RequestQueue, pool: WorkerPool) -> None:
-    """Answer those who wait still; called by the garbage collector, in the midst of anything."""
+def _drain(request_queue: RequestQueue, pool: WorkerPool) -> None:
+    """Answer the requests that wait; called by the garbage collector, in the midst of anything."""
     if not request_queue.is_open:
         return
-    _leaving.append((request_queue, pool))
+    _draining.append((request_queue, pool))
     with contextlib.suppress(RuntimeError):  # the interpreter is ending
-        _thread.start_new_thread(
-            _see_off, (request_queue, pool)
-        )  # which takes no lock, as a Thread does
+        # Takes no lock, as a Thread does.
+        _thread.start_new_thread(_close_when_drained, (request_queue, pool))
 
 
-def _see_off(request_queue: RequestQueue, pool: WorkerPool) -> None:
+def _close_when_drained(request_queue: RequestQueue, pool: WorkerPool) -> None:
     request_queue.drain(StreamerClosed(_CLOSED))
     while not request_queue.wait_until_closed(None):
         pass
-    _leaving.remove((request_queue, pool))
+    _draining.remove((request_queue, pool))
 
 
 def _after_fork() -> None:
     for streamer in list(_streamers):
-        streamer._forget()  # noqa: SLF001 (same module)
-    for request_queue, _ in _leaving:
+        streamer._begin_anew()  # noqa: SLF001 (same module)
+    for request_queue, _ in _draining:
         request_queue.abandon(BatchError(_FORKED))
-    _leaving.clear()
+    _draining.clear()
 
 
 def _at_exit() -> None:
     for streamer in list(_streamers):
         streamer.destroy_workers()
-    for request_queue, pool in _leaving:
+    for request_queue, pool in _draining:
         request_queue.close(StreamerClosed(_CLOSED))
         pool.stop(GRACE)
 
