@@ -9,7 +9,7 @@ __all__ = ["GpuWorkerManager"]
 
 
 class GpuWorkerManager:
-    """Runs a subclass's `gpu_worker` in processes that are kept running."""
+    """Runs a subclass's `gpu_worker` in processes that are replaced when they die."""
 
     @staticmethod
     def gpu_worker(index: int, gpu_num: int) -> None:
@@ -18,7 +18,7 @@ class GpuWorkerManager:
 
         Args:
             index: Which of the workers this is, from 0.
-            gpu_num: Over how many GPUs they are to be spread.
+            gpu_num: Over how many GPUs the workers are to be spread.
         """
         raise NotImplementedError("a subclass must define gpu_worker(index, gpu_num)")
 
@@ -30,10 +30,10 @@ class GpuWorkerManager:
 
         Args:
             worker_num: How many workers.
-            gpu_num: Handed to each of them.
+            gpu_num: Passed to each of them.
 
         Raises:
-            ConfigurationError: There are to be no workers, or the call is not guarded by
+            ConfigurationError: ``worker_num`` is below 1, or the call is not guarded by
                 ``if __name__ == "__main__"``.
             LoadFailed: A process could not begin.
         """

@@ -1,10 +1,9 @@
 """Adapts functions, classes and instances to models.
 
 Streamers take what service-streamer took, a function or a `ManagedModel` class, and
-our own `Model` besides; `as_model` makes one thing of all three.  What it returns
-holds nothing but references until it is loaded, so it can be pickled for a spawned
-process, which is pinned to its device before it unpickles, and so before it imports
-the model's libraries.
+our own `Model` besides; `as_model` makes an `Adapter` of each.  It holds only
+references until it is loaded, so it can be pickled for a spawned process, which is pinned
+to its device before it unpickles, and so before it imports the model's libraries.
 """
 
 from __future__ import annotations
@@ -89,15 +88,12 @@ def as_model(
     Make a model that is not loaded yet out of what the user gave.
 
     Args:
-        given: A predict function, a `ManagedModel` class or a `Model` class; an instance
-            of either is taken, too.
-        args: For ``init_model``, or for the `Model` class; a function has no use for them.
+        given: A predict function, or a `ManagedModel` or `Model` class or instance.
+        args: For ``init_model``, or for the `Model` class; not used for a function.
         kwargs: Likewise.
 
     Returns:
-        Its ``load(device)`` comes first, then ``predict(batch)`` as often as need be, then
-        ``unload()``; ``str()`` of it is the name of what was given.  It can be pickled where
-        what was given can.
+        The adapter, which can be pickled if ``given`` can, and whose ``str()`` names it.
 
     Raises:
         ConfigurationError: It is none of these.
@@ -125,14 +121,14 @@ def _require_one_parameter(model: type[Model]) -> None:
 
 def warm(model: Model, device: str) -> None:
     """
-    Load a model and warm it up, in a thread or process that nobody sees end.
+    Load a model and warm it up; whatever it raises becomes `LoadFailed`, `SystemExit` too.
 
     Args:
         model: As `as_model` returned it.
-        device: Where to live.
+        device: Where to load it.
 
     Raises:
-        LoadFailed: It could not be loaded; or left, as programs do that miss something.
+        LoadFailed: It could not be loaded.
     """
     name = str(model)
     try:
@@ -202,7 +198,7 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
             GPUs that it calls so; else they count what it shows, from 0.
 
     Raises:
-        ConfigurationError: There are none.
+        ConfigurationError: The choice is empty.
     """
     if cuda_devices is None:
         return None

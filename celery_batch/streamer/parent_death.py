@@ -17,8 +17,8 @@ __all__ = ["end_with_manager", "end_with_parent"]
 #: Linux' prctl option "signal me when my parent ends".
 _PR_SET_PDEATHSIG = 1
 
-#: Seconds between two looks at our manager, where no system call tells of its end.
-_LOOK: float | None = 1.0
+#: Seconds between two looks at the manager, where no system call reports its end.
+_POLL = 1.0
 
 
 def end_with_parent(parent: int) -> None:
@@ -33,16 +33,16 @@ def end_with_parent(parent: int) -> None:
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before we could ask
+    if os.getppid() != parent:  # it ended before the call above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_with_manager() -> None:
     """
-    Have this process, which `multiprocessing` started, killed when its starter ends.
+    Have this process, which `multiprocessing` started, killed when its parent ends.
 
-    By two ways: a thread that any system has, and a signal that needs no thread, for a
-    model that keeps Python's lock to itself.
+    In two ways: by a thread, which works on any system, and by a signal, which works
+    while a model holds the interpreter's lock.
     """
     manager = multiprocessing.parent_process()
     if manager is None:
@@ -57,7 +57,8 @@ def end_with_manager() -> None:
 def _end_after(manager: Any) -> None:
     # A forked copy of the manager holds its end of the pipe open, so look at itself, too.
     parent = os.getppid()
-    ends, pause = [manager.sentinel], _LOOK
+    ends: list[Any] = [manager.sentinel]
+    pause: float | None = _POLL
     with contextlib.suppress(AttributeError, OSError):
         ends.append(os.pidfd_open(manager.pid))
         pause = None
@@ -71,6 +72,6 @@ def _lives(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it has become somebody else
+    except PermissionError:  # it is another user's by now
         pass
     return True

@@ -35,7 +35,7 @@ class Streamer(BaseStreamer):
             `ManagedModel` or `Model` class; it has to be importable.
         batch_size: Most items in one call of it.
         max_latency: Most seconds an item waits for company while a worker is idle;
-            where nobody comes for 2 ms, it does not wait that long.
+            after 2 ms without another item it leaves at once.
         worker_num: How many processes.
         cuda_devices: The GPUs to spread them over, process i on GPU i mod n; unless
             given, each sees all there are.
@@ -45,11 +45,11 @@ class Streamer(BaseStreamer):
             ``worker_timeout`` seconds.
         mp_start_method: How processes are started: spawn, forkserver or fork.
         worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
-        max_queue: Most items that may wait in line, or the next request is `QueueFull`.
+        max_queue: Most items that may wait; further requests fail with `QueueFull`.
 
     Raises:
-        ConfigurationError: One of these is not what it has to be.
-        LoadFailed: It was waited for, and a model could not be loaded.
+        ConfigurationError: An argument is wrong.
+        LoadFailed: With ``wait_for_worker_ready``, a model could not be loaded.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Streamer(BaseStreamer):
         model = as_model(predict_function_or_model, model_init_args, model_init_kwargs)
         self._given = _sendable(model, predict_function_or_model, mp_start_method)
         if worker_main.is_arriving():
-            # One of our own processes imports the module that made it; nobody will ask here.
+            # A worker process imports the module that made the streamer, and does not use it.
             if sys._getframe(1).f_globals.get("__name__") == "__mp_main__":  # noqa: SLF001
                 os._exit(worker_main.UNGUARDED)
             return
@@ -121,7 +121,7 @@ class Streamer(BaseStreamer):
 
 
 def _sendable(model: Model, given: Any, method: str) -> Model | bytes:
-    """Return what a process of its own can be given."""
+    """Return what can be sent to a worker process."""
     if method == "fork":
         return model
     main = sys.modules["__main__"]

@@ -1,13 +1,13 @@
 """The client of service-streamer on Redis, without workers of its own.
 
-Items are ordinary Celery tasks with one argument, so a client that knows nothing of
-us may send them too: ``app.send_task("streamer.predict", (item,), queue="streamer")``,
-or with the prefix ``bert``: ``"streamer.bert.predict"`` to the queue ``"streamer.bert"``.
+Items are ordinary Celery tasks with one argument, so any Celery client may send them too:
+``app.send_task("streamer.predict", (item,), queue="streamer")``, or with the prefix ``bert``:
+``"streamer.bert.predict"`` to the queue ``"streamer.bert"``.
 
 A request of n items is n tasks that are written at once, and no chunk.  So an item that
-fails keeps its own error, one that kills its process takes no others along, a long
-request is spread over all workers and stands in nobody's way, and a worker sees the same
-messages from us and from any Celery client.
+fails keeps its own error, one that kills its process fails no others, a long request is
+spread over all workers and shares batches with others, and a worker gets the same messages
+from this client and from any Celery client.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ class RequestFuture(Future):  # type: ignore[type-arg]
     """
     Done when all items of a request are answered.
 
-    One that nobody holds, and that has no callbacks, leaves nothing behind; so does one
-    that is cancelled, while its items go their way.
+    One that is garbage collected, which needs that it has no callbacks, leaves nothing behind;
+    nor does one that is cancelled, while its items are still run.
 
     Args:
         results: A `BatchResult` for each item, in order.
-        patience: Seconds to wait where nobody says how long; None for ever.
+        timeout: Seconds to wait unless a call says otherwise; None for ever.
     """
 
-    def __init__(self, results: list[Any], patience: float | None) -> None:
+    def __init__(self, results: list[Any], timeout: float | None) -> None:
         super().__init__()
-        self._patience = patience
+        self._timeout = timeout
         self._results = results
         self._process = os.getpid()
-        self._received = itertools.count(1)
+        self._count = itertools.count(1)
         self._watched: list[Any] = []
         super().add_done_callback(notify_cancelled)
 
@@ -95,7 +95,7 @@ class RequestFuture(Future):  # type: ignore[type-arg]
             Exception: What the first item that failed has failed with.
         """
         self._follow_fork()
-        outputs: list[Any] = super().result(self._patience if timeout is None else timeout)
+        outputs: list[Any] = super().result(self._timeout if timeout is None else timeout)
         return outputs
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -110,61 +110,61 @@ class RequestFuture(Future):  # type: ignore[type-arg]
             CancelledError: The future was cancelled.
         """
         self._follow_fork()
-        return super().exception(self._patience if timeout is None else timeout)
+        return super().exception(self._timeout if timeout is None else timeout)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """
         Have a function called with this future when it is done; until then it is kept alive.
 
         Args:
-            fn: Called in a thread that others wait for, so briefly.
+            fn: Called in the listener's thread, which it must not block.
         """
         self._follow_fork()
-        _kept.add(self)
+        _with_callbacks.add(self)
         super().add_done_callback(fn)
         if self.done():
-            _kept.discard(self)
+            _with_callbacks.discard(self)
 
     def cancel(self) -> bool:
-        """Give up waiting and return whether that was in time; the items go their way."""
+        """Give up waiting and return whether that was in time; the items are still run."""
         is_cancelled = super().cancel()
         if is_cancelled:
-            self._let_go()
+            self._stop_waiting()
         return is_cancelled
 
     def _listen(self) -> None:
         me = weakref.ref(self)
 
-        def heard() -> None:
+        def received() -> None:
             future = me()
             if future is not None:
-                future._count()  # noqa: SLF001 (our own)
+                future._receive()  # noqa: SLF001 (our own)
 
         for result in self._results:
             pending = result.pending_result
-            if pending.registry.add_callback(pending, heard):
-                self._watched.append((pending, heard))
+            if pending.registry.add_callback(pending, received):
+                self._watched.append((pending, received))
             else:
-                self._count()
+                self._receive()
 
     def _follow_fork(self) -> None:
-        """Listen in this process, where it is a fork of the one that has asked."""
+        """Listen in this process, if it is a fork of the one that sent the request."""
         if self._process != os.getpid():
             self._process = os.getpid()
-            self._condition = threading.Condition()  # somebody may have held the old one
-            self._received = itertools.count(1)
+            self._condition = threading.Condition()  # another thread may have held the old one
+            self._count = itertools.count(1)
             self._watched = []
             if not self.done():
                 self.watch()
 
-    def _count(self) -> None:
-        if next(self._received) == len(self._results):
+    def _receive(self) -> None:
+        if next(self._count) == len(self._results):
             self._watched.clear()
             if not (small_values(self._results) and self._settle()):
                 self._poll()
 
     def _poll(self) -> None:
-        """Ask for the items where they are stored, as long as somebody holds this future."""
+        """Poll the result backend for the items, until this future is garbage collected."""
         me = weakref.ref(self)
 
         def poll() -> bool:
@@ -178,7 +178,7 @@ class RequestFuture(Future):  # type: ignore[type-arg]
     def _settle(self) -> bool:
         is_done = settle(self, self._outputs)
         if is_done:
-            _kept.discard(self)
+            _with_callbacks.discard(self)
         return is_done
 
     def _outputs(self) -> tuple[list[Any]] | None:
@@ -188,25 +188,25 @@ class RequestFuture(Future):  # type: ignore[type-arg]
                 return None
         return ([result.maybe_throw() for result in self._results],)
 
-    def _let_go(self) -> None:
-        _kept.discard(self)
-        for pending, heard in self._watched:
-            pending.registry.remove_callback_later(pending, heard)
+    def _stop_waiting(self) -> None:
+        _with_callbacks.discard(self)
+        for pending, received in self._watched:
+            pending.registry.remove_callback_later(pending, received)
         self._watched.clear()
 
     def __del__(self) -> None:
-        self._let_go()
+        self._stop_waiting()
 
 
-#: Those whose callbacks somebody waits for.
-_kept: set[RequestFuture] = set()
+#: Those with callbacks, which keep them alive.
+_with_callbacks: set[RequestFuture] = set()
 
 
-#: What service-streamer's programs leave out.
+#: The Redis of programs that name none.
 DEFAULT = "localhost:6379"
 
 
-#: Says what the default means on this machine, for programs that name no Redis.
+#: The environment variable with the Redis that is used in place of the default.
 VARIABLE = "CELERY_BATCH_REDIS_BROKER"
 
 
@@ -233,7 +233,7 @@ def connection_settings(redis_broker: str) -> dict[str, Any]:
     url, options = _url_of(redis_broker)
     return {
         "broker_url": url,
-        # These two win over CELERY_BROKER_URL, which is about the application's own tasks.
+        # These two win over CELERY_BROKER_URL, which is for the application's own tasks.
         "broker_read_url": url,
         "broker_write_url": url,
         "result_backend": url,
@@ -275,8 +275,8 @@ def _from_place(given: str) -> str:
     return f"redis://{found[1]}:{found[2] or 6379}/0"
 
 
-#: Seconds after which a stored answer goes; clients are told of it when it is there.
-ANSWERS_KEPT = 3600
+#: Seconds after which a stored result expires.
+_RESULT_EXPIRES = 3600
 
 
 _QUEUE = "streamer"
@@ -320,11 +320,11 @@ def app_for(redis_broker: str, **settings: Any) -> Celery:
     app = Celery(_QUEUE, broker=url, set_as_current=False)
     app.conf.update(
         place,
-        # Whoever else can write to this Redis must not be able to run code in us.
+        # With pickle, any client of this Redis could run code in this process.
         accept_content=["json"],
         task_serializer="json",
         result_serializer="json",
-        result_expires=ANSWERS_KEPT,
+        result_expires=_RESULT_EXPIRES,
         broker_connection_retry_on_startup=True,
         **settings,
     )
@@ -333,22 +333,22 @@ def app_for(redis_broker: str, **settings: Any) -> Celery:
     return app
 
 
-#: One app, and so one connection that hears of answers, for each Redis.
+#: One app, and so one connection for all replies, for each Redis.
 _apps: dict[str, Celery] = {}
 
 
-_guard = threading.Lock()
+_apps_lock = threading.Lock()
 
 
-#: The apps whose Redis has answered.
-_reached: weakref.WeakSet[Celery] = weakref.WeakSet()
+#: The apps whose Redis was connected to.
+_connected: weakref.WeakSet[Celery] = weakref.WeakSet()
 
 
 #: Seconds in which a Redis has to take a connection.
 _CONNECT = 1.0
 
 
-#: How long to try a Redis that was never there, and one that may just be restarted.
+#: Retries for a Redis that never answered, and for one that may just be restarting.
 _ONCE_MORE = {"max_retries": 1, "interval_start": 0.5}
 
 
@@ -389,36 +389,36 @@ class RedisStreamer:
         self.worker_timeout = worker_timeout
         #: The queue that our workers consume.
         self.queue = queue_of(prefix)
-        with _guard:
+        with _apps_lock:
             #: The Celery app: its ``control.inspect()`` asks the workers.
             self.app = _app(redis_broker)
             #: The Celery task that an item becomes.
             self.task = self.app.tasks.get(task_of(prefix)) or _register(self.app, prefix)
 
     @contextmanager
-    def _away_is_told(self) -> Iterator[None]:
-        """Say which Redis is away, in an error of one kind."""
+    def _connection_errors_named(self) -> Iterator[None]:
+        """Raise connection errors as one kind, with the URL of the Redis."""
         try:
             yield
-        except RuntimeError as error:  # Celery says then that it must be restarted itself
+        except RuntimeError as error:  # what Celery raises when retries of the backend fail
             if not isinstance(error.__cause__, self.app.backend.connection_errors):
                 raise
-            raise OperationalError(self._away(error.__cause__)) from error
+            raise self._unreachable(error.__cause__) from error
         except OperationalError as error:
             if type(error) is not OperationalError:
                 raise  # some were sent, and the error has their results
-            raise OperationalError(self._away(error)) from error
+            raise self._unreachable(error) from error
 
-    def _away(self, error: BaseException) -> str:
+    def _unreachable(self, error: BaseException) -> OperationalError:
         url = maybe_sanitize_url(self.app.conf.broker_url)
-        return f"Redis at {url} cannot be reached: {error}"
+        return OperationalError(f"Redis at {url} cannot be reached: {error}")
 
-    def _reach(self) -> None:
-        """Try the Redis once, before all who would try it in turn, each with patience."""
-        if self.app not in _reached:
-            with self._away_is_told(), self.app.connection_for_write() as connection:
+    def _connect(self) -> None:
+        """Connect to the Redis at first, with fewer retries than later."""
+        if self.app not in _connected:
+            with self._connection_errors_named(), self.app.connection_for_write() as connection:
                 connection.ensure_connection(**_ONCE_MORE)
-            _reached.add(self.app)
+            _connected.add(self.app)
 
     def __repr__(self) -> str:
         return f"<RedisStreamer of {self.queue}>"
@@ -428,17 +428,17 @@ class RedisStreamer:
         Send a request and return a future of its outputs.
 
         Args:
-            batch: The items: what JSON can say, and bytes.
+            batch: The items: JSON values, and bytes.
 
         Raises:
-            QueueFull: There is no room in line for all of them.
+            QueueFull: ``max_queue`` items would wait, or more.
             OperationalError: Redis could not be reached, or refused a message.
-            EncodeError: An item is nothing that JSON can say.
+            EncodeError: An item cannot be encoded as JSON.
         """
         items = list(batch)
-        self._reach()
-        with self._away_is_told():
-            self._require_room(len(items))
+        self._connect()
+        with self._connection_errors_named():
+            self._require_capacity(len(items))
             if len(items) == 1:
                 results = [self.task.apply_async((items[0],), None, queue=self.queue)]
             else:
@@ -453,10 +453,10 @@ class RedisStreamer:
         Send a request and return its outputs, one for each item, in order.
 
         Args:
-            batch: The items: what JSON can say, and bytes.
+            batch: The items: JSON values, and bytes.
 
         Raises:
-            QueueFull: There is no room in line for all of them.
+            QueueFull: ``max_queue`` items would wait, or more.
             TimeoutError: They were not all there after ``worker_timeout`` seconds.
             Exception: What the first item that failed has failed with.
         """
@@ -467,17 +467,17 @@ class RedisStreamer:
             if future.done():
                 raise  # the model's own
             future.cancel()
-            raise self._too_late() from error
+            raise self._timeout_error() from error
 
     async def apredict(self, batch: Iterable[Any]) -> list[Any]:
         """
-        Send a request from a coroutine and return its outputs; the loop goes on meanwhile.
+        Send a request and return its outputs, without blocking the event loop.
 
         Args:
-            batch: The items: what JSON can say, and bytes.
+            batch: The items: JSON values, and bytes.
 
         Raises:
-            QueueFull: There is no room in line for all of them.
+            QueueFull: ``max_queue`` items would wait, or more.
             TimeoutError: They were not all there after ``worker_timeout`` seconds.
             Exception: What the first item that failed has failed with.
         """
@@ -489,15 +489,15 @@ class RedisStreamer:
         except TimeoutError as error:
             if not limit.expired():
                 raise  # the model's own
-            raise self._too_late() from error
+            raise self._timeout_error() from error
 
     async def _send(self, items: list[Any]) -> list[Any]:
-        if self.max_queue is not None or self.app not in _reached:
-            await asyncio.to_thread(self._reach)
-            with self._away_is_told():
-                await asyncio.to_thread(self._require_room, len(items))
+        if self.max_queue is not None or self.app not in _connected:
+            await asyncio.to_thread(self._connect)
+            with self._connection_errors_named():
+                await asyncio.to_thread(self._require_capacity, len(items))
         calls = (self.task.aapply_async((item,), queue=self.queue) for item in items)
-        with self._away_is_told():
+        with self._connection_errors_named():
             return await asyncio.gather(*calls)
 
     def destroy_workers(self) -> None:
@@ -510,7 +510,7 @@ class RedisStreamer:
         msg = "a RedisStreamer owns no workers; stop the program that runs them"
         raise NotImplementedError(msg)
 
-    def _require_room(self, items: int) -> None:
+    def _require_capacity(self, items: int) -> None:
         if self.max_queue is None:
             return
         with (
@@ -524,7 +524,7 @@ class RedisStreamer:
                 f" {self.max_queue}"
             )
 
-    def _too_late(self) -> TimeoutError:
+    def _timeout_error(self) -> TimeoutError:
         return TimeoutError(
             f"no answer from the workers of queue {self.queue!r} within {self.worker_timeout:g} s:"
             f" is one running, and is it fast enough? (worker_timeout)"
@@ -536,12 +536,12 @@ def _app(redis_broker: str) -> Celery:
     place = str(settings)
     found = _apps.get(place)
     if found is None:
-        # Nobody waits in Celery's way here, where each thread would need a backend of its own;
+        # Results are not waited for by Celery's code, which needs a backend for each thread;
         # to make one for each thread of a web server costs more than a request.
         found = _apps[place] = app_for(
             redis_broker,
             result_backend_thread_safe=True,
-            # Twenty tries otherwise, in 25 seconds, before a caller hears that Redis is away.
+            # By default twenty tries, in 25 seconds, before a caller gets an error.
             result_backend_transport_options={
                 **settings["result_backend_transport_options"],
                 "retry_policy": {"max_retries": 1},
@@ -564,9 +564,9 @@ def _register(app: Celery, prefix: str) -> Any:
     return app.task(base=ClientMethods, name=task_of(prefix))(predict)
 
 
-def _begin_anew() -> None:
-    global _guard  # noqa: PLW0603 (another thread may have held it when we were forked)
-    _guard = threading.Lock()
+def _after_fork() -> None:
+    global _apps_lock  # noqa: PLW0603 (another thread may have held it when we were forked)
+    _apps_lock = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_after_fork)

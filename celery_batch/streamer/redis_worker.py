@@ -49,8 +49,8 @@ __all__ = [
 ]
 
 
-#: They say two lines for each item, which is too much for a service.
-_TALKATIVE = ("celery.app.trace", "celery.worker.strategy")
+#: They log two lines for each item, which is too much for a service.
+_ITEM_LOGGERS = ("celery.app.trace", "celery.worker.strategy")
 
 
 def serve(app: Celery, queue: str, *, pool: str) -> NoReturn:
@@ -71,7 +71,7 @@ def serve(app: Celery, queue: str, *, pool: str) -> NoReturn:
         pool_cls=pool,
         concurrency=1,
         queues=[queue],
-        loglevel=_quieten(),
+        loglevel=_log_level(),
         quiet=True,
         without_mingle=True,
         without_gossip=True,
@@ -83,7 +83,7 @@ def serve(app: Celery, queue: str, *, pool: str) -> NoReturn:
 
 
 class _Worker(Worker):  # type: ignore[misc]
-    """Celery's, but for SIGHUP: it would run the program anew that has started us."""
+    """Celery's, but for SIGHUP, at which Celery's would run the program anew."""
 
     def install_platform_tweaks(self, worker: Any) -> None:
         super().install_platform_tweaks(worker)
@@ -91,12 +91,12 @@ class _Worker(Worker):  # type: ignore[misc]
             signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))
 
 
-def _quieten() -> int:
+def _log_level() -> int:
     """Return the level to log at: the program's own, or INFO without a line for each item."""
     root = logging.getLogger()
     if root.handlers:
         return root.getEffectiveLevel()
-    for name in _TALKATIVE:
+    for name in _ITEM_LOGGERS:
         logger = logging.getLogger(name)
         if logger.level == logging.NOTSET:
             logger.setLevel(logging.WARNING)
@@ -127,7 +127,7 @@ def _end_children_with_parent() -> None:
 
 
 def _end_with_parent(worker: int) -> None:
-    if os.getppid() == worker:  # what a model forks is its own affair
+    if os.getppid() == worker:  # not in what a model forks
         end_with_parent(worker)
 
 
@@ -212,7 +212,7 @@ class RedisWorker:
         self._given = model_class, model_init_args, model_init_kwargs
         self._broker = redis_broker
         self._options = {"max_batch_size": batch_size, "max_wait": max_latency, **options}
-        # What is wrong should be so here, and not in a process that is started later.
+        # Errors should be raised here, and not in a process that is started later.
         model_class_of(*self._given)
         BatchPolicy(max_batch_size=batch_size, max_wait=max_latency)
         connection_settings(redis_broker)
@@ -225,7 +225,7 @@ class RedisWorker:
             gpu_id: The GPU to live on; None for the first that can be seen.
 
         Raises:
-            SystemExit: The worker was told to end, or could not start.
+            SystemExit: The worker has ended, or could not start.
             ConfigurationError: There is no such GPU, or an option is wrong.
         """
         lives_here = not isinstance(self._given[0], type)
@@ -233,7 +233,7 @@ class RedisWorker:
         if lives_here:
             if names:
                 devices.pin(0, names)
-            names = ["cpu"]  # a function knows best where its model lives
+            names = ["cpu"]  # the function chooses where its model lives
         app = app_for(
             self._broker,
             task_default_queue=self.queue,
@@ -252,7 +252,7 @@ class StreamWorker(RedisWorker):
     The worker of service-streamer's oldest tutorial.
 
     Args:
-        predict_function: As for `RedisWorker`, and so are the others.
+        predict_function: As for `RedisWorker`, like all arguments.
         batch_size: Most items in one call.
         max_latency: Most seconds an item waits for company while the model is idle.
         more: ``redis_broker``, ``prefix`` and the others of `RedisWorker`.
@@ -272,7 +272,7 @@ class StreamWorker(RedisWorker):
         Run the worker until a signal ends this process.
 
         Raises:
-            SystemExit: The worker was told to end, or could not start.
+            SystemExit: The worker has ended, or could not start.
         """
         self.run_forever()
 
@@ -294,7 +294,7 @@ def run_redis_workers_forever(
     Run worker processes until this one ends; those that die are replaced.
 
     Args:
-        model_class: As for `RedisWorker`, like all that are not said here.
+        model_class: As for `RedisWorker`, like all arguments without a description of their own.
         batch_size: Most items in one call of a model.
         max_latency: Most seconds an item waits for company while a model is idle.
         worker_num: How many workers, each with a model of its own.

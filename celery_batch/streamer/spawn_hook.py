@@ -1,9 +1,9 @@
 """
 A call that a spawned process makes before it imports the main module.
 
-`multiprocessing` has no place for one.  But it sends the process's name ahead of all else, and
-pickled: so the name is a text that is unpickled by a call.  The environment of a process is set
-so in the process itself, and this one's, which all its threads share, stays what it is.
+`multiprocessing` has no hook for one.  But it sends the process's name before all else, and
+pickled: so the name is a string that is unpickled by a call.  In this way the environment of a
+process is set in the process itself; this process' own, which all its threads share, stays.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class HookedName(str):
         # The name comes before our sys.path does, so the process may not find this package yet.
         # What is unpickled until it can is of the standard library alone.
         path = _Call(getattr, _Call(import_module, "sys"), "path")
-        lent = _Call(methodcaller("append", _FOLDER), path)
-        return itemgetter(1), ((lent, _Call(_unpickled, str(self), self.call)),)
+        append = _Call(methodcaller("append", _FOLDER), path)
+        return itemgetter(1), ((append, _Call(_unpickled, str(self), self.call)),)
 
 
 class _Call:
@@ -59,7 +59,7 @@ class _Call:
 
 
 def _unpickled(name: str, call: Callable[[], object]) -> str:
-    sys.path.pop()  # what was lent
+    sys.path.pop()  # what was appended for this import
     call()
     return name
 

@@ -27,12 +27,12 @@ class ThreadedStreamer(BaseStreamer):
             `Model` or `ManagedModel` class.
         batch_size: Most items in one call of it.
         max_latency: Most seconds an item waits for company while the thread is idle;
-            where nobody comes for 2 ms, it does not wait that long.
+            after 2 ms without another item it leaves at once.
         worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
-        max_queue: Most items that may wait in line, or the next request is `QueueFull`.
+        max_queue: Most items that may wait; further requests fail with `QueueFull`.
 
     Raises:
-        ConfigurationError: One of these is not what it has to be.
+        ConfigurationError: An argument is wrong.
     """
 
     def __init__(
