@@ -140,7 +140,7 @@ class BulkPath:
 
         seconds = Settings.of(consumer.app).lease
         lease = self._lease = Lease(channel, consumer.hostname, seconds, in_doubt)
-        lease.on_futile_stop = self._scheduler.end_running
+        lease.on_futile_stop = self._scheduler.kill_running
         lease.before_refusal = self._leave_retries
         lease.open()
         return lease

@@ -1,4 +1,4 @@
-"""A worker's lanes on a pool that runs a batch when a test says so."""
+"""A scheduler on a pool that runs a batch when a test says so."""
 
 from __future__ import annotations
 
@@ -44,14 +44,16 @@ def same(x):
 @pytest.fixture
 def start(
     app: Celery,
-    clock: ManualClock,  # noqa: ARG001 (lanes tell the time by it)
+    clock: ManualClock,  # noqa: ARG001 (task queues read it)
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., Worker]]:
     """Start a worker on a pool; state that Celery keeps per process is put back afterwards."""
 
     def started(pool: Any, hub: Hub | None = None) -> Worker:
         worker = Worker(app, pool, hub)
-        monkeypatch.setattr("celery_batch.worker.scheduling.scheduler.timer_for", worker.alarm_for)
+        monkeypatch.setattr(
+            "celery_batch.worker.scheduling.scheduler.BatchTimer", worker.make_timer
+        )
         worker.start()
         return worker
 

@@ -1,4 +1,4 @@
-"""Stand-ins for what surrounds the lanes of a worker: requests, a pool, a consumer."""
+"""Doubles of what a scheduler uses: requests, a pool, a consumer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from celery_batch.worker.scheduling.scheduler import Scheduler
 
 
 class Call:
-    """One of Celery's requests, which remembers what it is told."""
+    """One of Celery's requests, which records what happens to it."""
 
-    def __init__(self, task_id: str, heard: list[tuple[Any, ...]]) -> None:
+    def __init__(self, task_id: str, events: list[tuple[Any, ...]]) -> None:
         self.id = task_id
         self.name = "shop.task"
         self.request_dict = {"id": task_id, "args": (1,), "kwargs": {}}
@@ -36,10 +36,10 @@ class Call:
         self.is_done = self.has_succeeded = self.is_redelivered = self.acknowledged = False
         self.is_disowned = self.was_rejected = self.has_expired = False
         self.key = (task_id, 0)
-        self.unwanted = False
-        self.heard = heard
+        self.is_revoked = False
+        self.events = events
         self._context = None
-        self._on_ack = self._on_reject = lambda: self.heard.append((self.id, "acknowledged"))
+        self._on_ack = self._on_reject = lambda: self.events.append((self.id, "acknowledged"))
         #: Whether the result backend can be reached.
         self.storable = True
         self.task = SimpleNamespace(
@@ -50,52 +50,52 @@ class Call:
         state.task_reserved(self)
 
     def revoked(self) -> bool:
-        """Whether nobody wants it any more."""
-        return self.unwanted
+        """Whether it is revoked."""
+        return self.is_revoked
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
-        """A pool process has taken it."""
-        self.heard.append((self.id, "accepted", pid, time_accepted))
+        """A pool process has accepted it."""
+        self.events.append((self.id, "accepted", pid, time_accepted))
 
     @contextmanager
     def acknowledging_last(self) -> Iterator[None]:
-        """As it comes: this double's handlers acknowledge last by themselves."""
+        """Nothing to do: the handlers of this double acknowledge last."""
         yield
 
     def acknowledge(self) -> None:
-        """Its message is done with."""
+        """Acknowledge its message."""
         self.acknowledged = True
         self._on_ack()
 
     def disown(self) -> None:
-        """The connection of its message is gone."""
+        """Its connection is lost."""
         self.is_disowned = True
         self._on_ack = lambda: None
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (Celery's signature)
         """Its message goes back."""
         self.acknowledged = True
-        self.heard.append((self.id, "rejected", requeue))
+        self.events.append((self.id, "rejected", requeue))
 
     def _mark_as_failure(self, task_id: str, error: Exception, **_: Any) -> None:
         if not self.storable:
             raise ConnectionError("the backend is gone")
-        self.heard.append((task_id, "marked failed", str(error)))
+        self.events.append((task_id, "marked failed", str(error)))
 
     def on_success(self, settled: Any) -> None:
         """It has run; a late acknowledgement follows."""
         if settled == "explode":
             raise RuntimeError("the handler broke")
-        self.heard.append((self.id, "settled", settled))
+        self.events.append((self.id, "settled", settled))
         self.acknowledge()
 
     def on_failure(self, einfo: Any) -> None:
         """It has failed."""
-        self.heard.append((self.id, "failed", einfo))
+        self.events.append((self.id, "failed", einfo))
 
     def on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 (Celery's signature)
         """It took too long."""
-        self.heard.append((self.id, "timeout", soft, timeout))
+        self.events.append((self.id, "timeout", soft, timeout))
 
 
 class Pool:
@@ -129,7 +129,7 @@ class Pool:
         sent.callback(BatchEnd([(0, None, 0.0)] * len(sent.ids)))
 
     def finish_all(self) -> None:
-        """Run what it was given and whatever it is given thereupon, first come first served."""
+        """Run the batches it was given, and those that it is given meanwhile."""
         for index, _ in enumerate(self.sent):  # which grows meanwhile
             self.finish(index)
 
@@ -140,15 +140,15 @@ class Pool:
 
 
 class Worker:
-    """A consumer with a pool, a manual clock and an alarm that only notes what it is set to."""
+    """A consumer with a pool, and a timer that only records what it is set to."""
 
     def __init__(self, app: Celery, pool: Any, hub: Hub | None = None) -> None:
         self.app, self.pool, self.hub = app, pool, hub
         self.controller = SimpleNamespace(prefetch_multiplier=4)
         self.connection = SimpleNamespace(transport=SimpleNamespace(driver_type="memory"))
-        self.heard: list[tuple[Any, ...]] = []
-        self.alarms: list[float | None] = []
-        self.ring: Callable[[float], None] = lambda _: None
+        self.events: list[tuple[Any, ...]] = []
+        self.timeouts: list[float | None] = []
+        self.fire_timer: Callable[[float], None] = lambda _: None
         self.released = 0
 
     def on_task_request(self, job: BatchJob) -> None:
@@ -158,33 +158,33 @@ class Worker:
         except TaskRevokedError:
             self.released += 1
 
-    def alarm_for(self, _: Hub | None, ring: Callable[[float], None]) -> Any:
-        """Make the alarm that notes."""
-        self.ring = ring
-        return SimpleNamespace(set=self.alarms.append, cancel=lambda: self.alarms.append(None))
+    def make_timer(self, _: Hub | None, callback: Callable[[float], None]) -> Any:
+        """Make the timer."""
+        self.fire_timer = callback
+        return SimpleNamespace(set=self.timeouts.append, cancel=lambda: self.timeouts.append(None))
 
     def _refuse(self, request: Call, reason: str) -> None:
-        self.heard.append((request.id, "refused", reason))
+        self.events.append((request.id, "refused", reason))
 
     def start(self) -> Scheduler:
-        """Open lanes on this consumer."""
+        """Open a scheduler on this consumer."""
         self.scheduler = Scheduler(self, self._refuse)
         self.scheduler.open()
         return self.scheduler
 
     def send(self, task: str, *ids: str) -> list[Call]:
-        """Put requests for a task in its lane, one by one."""
+        """Add requests for a task, one by one."""
         task_queue = self.scheduler.task_queue(self.app.tasks[task])
-        calls = [Call(task_id, self.heard) for task_id in ids]
+        calls = [Call(task_id, self.events) for task_id in ids]
         for call in calls:
             self.scheduler.add(task_queue, call)
         return calls
 
-    def told(self, word: str) -> list[str]:
-        """Return who has heard a word, in order."""
-        return [task_id for task_id, what, *_ in self.heard if what == word]
+    def ids(self, event: str) -> list[str]:
+        """Return the ids of the requests that had an event, in order."""
+        return [task_id for task_id, what, *_ in self.events if what == event]
 
     @property
     def in_flight(self) -> int:
-        """How many batches hold a place."""
+        """How many batches have a slot."""
         return self.scheduler._slots.in_flight

@@ -16,13 +16,13 @@ from amqp.transport import TCPTransport
 from celery_batch.worker.amqp.reader import read_together
 
 
-class Lanes:
+class Scheduler:
     """Counts how often it is asked whether batches may leave."""
 
     pumps = 0
 
     @contextmanager
-    def gathering(self) -> Iterator[None]:
+    def adding_many(self) -> Iterator[None]:
         """As of the worker's lanes."""
         yield
         self.pumps += 1
@@ -46,7 +46,7 @@ def line() -> Iterator[Any]:
         on_inbound_frame=lambda frame: heard.append(frame) or frame[0] == 3,
         drain_events=wait,
     )
-    scheduler = Lanes()
+    scheduler = Scheduler()
     read_together(connection, scheduler)  # type: ignore[arg-type]
     with here, there:
         yield SimpleNamespace(

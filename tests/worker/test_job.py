@@ -47,7 +47,7 @@ def test_every_request_hears_its_own_news(worker: Worker, pool: Pool):
         ("a", "acknowledged"),
         ("b", "settled", (0, "B", 0.1)),
         ("b", "acknowledged"),
-    ] == worker.heard
+    ] == worker.events
     assert 0 == worker.in_flight
 
 
@@ -58,9 +58,9 @@ def test_trouble_with_one_request_does_not_keep_news_from_others(
     worker.send("trios", "a", "b", "c")
     pool.sent[0].callback(BatchEnd([(0, "A", 0.1), "explode", (0, "C", 0.1)]))
 
-    assert ["a", "c"] == worker.told("settled")
-    assert ["b"] == worker.told("marked failed")
-    assert ["a", "b", "c"] == worker.told("acknowledged")
+    assert ["a", "c"] == worker.ids("settled")
+    assert ["b"] == worker.ids("marked failed")
+    assert ["a", "b", "c"] == worker.ids("acknowledged")
     assert ["Could not settle shop.task[b]"] == caplog.messages
     assert 0 == worker.in_flight
 
@@ -68,7 +68,7 @@ def test_trouble_with_one_request_does_not_keep_news_from_others(
 def test_revoked_requests_do_not_reach_the_pool(worker: Worker, pool: Pool):
     """Who was revoked while waiting stays behind; the rest of the batch runs."""
     a, b = worker.send("trios", "a", "b")
-    b.unwanted = True
+    b.is_revoked = True
     worker.send("trios", "c")
 
     assert [["a", "c"]] == pool.batches
@@ -79,9 +79,9 @@ def test_revoked_requests_do_not_reach_the_pool(worker: Worker, pool: Pool):
 def test_batch_of_revoked_requests_gives_its_place_back(worker: Worker, pool: Pool):
     """When nobody is left to run, the process set aside and the place are free again."""
     (a,) = worker.send("pairs", "a")
-    a.unwanted = True
-    revoke_on_arrival = Call("b", worker.heard)
-    revoke_on_arrival.unwanted = True
+    a.is_revoked = True
+    revoke_on_arrival = Call("b", worker.events)
+    revoke_on_arrival.is_revoked = True
     worker.scheduler.add(worker.scheduler.task_queue(worker.app.tasks["pairs"]), revoke_on_arrival)
 
     assert [] == pool.batches
@@ -98,7 +98,7 @@ def test_closing_pool_leaves_messages_with_the_broker(worker: Worker, pool: Pool
     worker.send("pairs", "a", "b")
 
     assert 0 == worker.in_flight
-    assert [] == worker.heard
+    assert [] == worker.events
 
 
 def test_pool_of_threads_that_is_closing_leaves_messages_too(
@@ -115,7 +115,7 @@ def test_pool_of_threads_that_is_closing_leaves_messages_too(
     worker.send("pairs", "a", "b")
 
     assert 0 == worker.in_flight
-    assert [] == worker.heard
+    assert [] == worker.events
 
 
 def test_solo_pool_runs_within_the_call(start: Callable[..., Worker]):
@@ -129,7 +129,7 @@ def test_solo_pool_runs_within_the_call(start: Callable[..., Worker]):
     worker = start(Solo())
     worker.send("pairs", "a", "b", "c", "d")
 
-    assert ["a", "b", "c", "d"] == worker.told("settled")
+    assert ["a", "b", "c", "d"] == worker.ids("settled")
     assert 0 == worker.in_flight
 
 
@@ -151,18 +151,3 @@ def test_no_time_limit_is_no_limit(worker: Worker, pool: Pool):
     worker.send("single", "a")
 
     assert (None, None) == (pool.sent[0].soft_timeout, pool.sent[0].timeout)
-
-
-def test_job_says_how_it_stands(worker: Worker, pool: Pool):
-    """A log line shows a job's task, size and state."""
-    worker.send("pairs", "a", "b")
-    (job,) = worker.scheduler._jobs
-    states = [repr(job)]
-    pool.sent[0].accept_callback(1, 0.0)
-    states.append(repr(job))
-    pool.finish(0)
-    states.append(repr(job))
-
-    assert [
-        f"<BatchJob {job.id}: pairs x 2, {word}>" for word in ("ready", "running", "ended")
-    ] == (states)

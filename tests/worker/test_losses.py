@@ -11,7 +11,7 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from celery_batch.errors import PoisonItem
-from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp, error_info
+from celery_batch.worker.dispatch.outcome import BatchEnd, Unanswered, error_info
 from celery_batch.worker.intake.dead_letters import DeadLetters
 from tests.worker.doubles import Call, Pool, Worker
 
@@ -27,7 +27,7 @@ def lose(pool: Pool, index: int = -1, einfo: Any = LOST) -> None:
 def error_of(worker: Worker, task_id: str) -> Any:
     """Return the error that a request was told."""
     (einfo,) = [
-        facts[0] for who, what, *facts in worker.heard if (who, what) == (task_id, "failed")
+        facts[0] for who, what, *facts in worker.events if (who, what) == (task_id, "failed")
     ]
     return getattr(einfo.exception, "exc", einfo.exception)
 
@@ -40,8 +40,8 @@ def test_items_of_a_lost_process_run_again_alone(worker: Worker, pool: Pool):
         pool.finish(index)
 
     assert [["a", "b", "c"], ["a"], ["b"], ["c"]] == pool.batches
-    assert ["a", "b", "c"] == worker.told("settled")
-    assert [] == worker.told("failed")
+    assert ["a", "b", "c"] == worker.ids("settled")
+    assert [] == worker.ids("failed")
     assert 0 == worker.in_flight
 
 
@@ -54,7 +54,7 @@ def test_item_that_kills_its_process_alone_is_poison(worker: Worker, pool: Pool)
 
     assert [["a", "b"], ["a"], ["b"]] == pool.batches
     assert isinstance(error_of(worker, "a"), PoisonItem)
-    assert ["b"] == worker.told("settled")
+    assert ["b"] == worker.ids("settled")
 
 
 class Kept(Call):
@@ -78,12 +78,12 @@ def test_poison_that_comes_again_before_its_copy_is_kept_is_not_run(
     """Its caller has been told; run once more, it would take another process down."""
     monkeypatch.setattr(DeadLetters, "keep", lambda *_: None)  # which takes its time
     task_queue = worker.scheduler.task_queue(worker.app.tasks["single"])
-    worker.scheduler.add(task_queue, Kept("a", worker.heard))
+    worker.scheduler.add(task_queue, Kept("a", worker.events))
     lose(pool)
     lose(pool)
     worker.scheduler.close(restarting=True)
     worker.scheduler.open()
-    again = Kept("a", worker.heard)
+    again = Kept("a", worker.events)
     again.is_redelivered = True
     worker.scheduler.add(task_queue, again)
 
@@ -94,7 +94,7 @@ def test_poison_that_comes_again_before_its_copy_is_kept_is_not_run(
 
 def test_losses_elsewhere_count(worker: Worker, pool: Pool):
     """A request that was lost on another host goes alone, and one loss more convicts it."""
-    call = Call("a", worker.heard)
+    call = Call("a", worker.events)
     call.losses = 1
     worker.scheduler.add(worker.scheduler.task_queue(worker.app.tasks["pairs"]), call)
     worker.send("pairs", "b", "c")
@@ -110,7 +110,7 @@ def test_loss_in_company_never_convicts(worker: Worker, pool: Pool):
     calls[0].losses = 9
     lose(pool)
 
-    assert [] == worker.told("failed")
+    assert [] == worker.ids("failed")
     assert ["a"] == pool.batches[1]
 
 
@@ -121,7 +121,7 @@ def test_early_acknowledged_items_are_not_run_twice(start: Callable[..., Worker]
     worker.send("pairs", "a", "b")
     lose(pool)
 
-    assert ["a", "b"] == worker.told("failed")
+    assert ["a", "b"] == worker.ids("failed")
     assert 1 == len(pool.batches)
 
 
@@ -131,7 +131,7 @@ def test_stored_success_is_not_run_again(worker: Worker, pool: Pool):
     calls[0].has_succeeded = True
     lose(pool)
 
-    assert ["a"] == worker.told("failed")  # where Celery finds the success and announces it
+    assert ["a"] == worker.ids("failed")  # where Celery finds the success and announces it
     assert [["a", "b"], ["b"]] == pool.batches
 
 
@@ -142,7 +142,7 @@ def test_revoked_item_of_a_lost_process_stays_revoked(worker: Worker, pool: Pool
     lose(pool)
 
     assert [["a", "b"], ["b"]] == pool.batches
-    assert [] == worker.told("failed")
+    assert [] == worker.ids("failed")
 
 
 def test_items_over_the_time_limit_have_seconds_left(worker: Worker, pool: Pool):
@@ -161,7 +161,7 @@ def test_second_time_over_the_limit_is_the_end(worker: Worker, pool: Pool):
     lose(pool, 1, einfo=error_info(TimeLimitExceeded(3.2)))
 
     assert TimeLimitExceeded(9.0).args == error_of(worker, "a").args
-    assert ("a", "timeout", False, 9.0) in worker.heard
+    assert ("a", "timeout", False, 9.0) in worker.events
 
 
 def test_whose_turn_does_not_come_in_time_is_given_up(
@@ -172,7 +172,7 @@ def test_whose_turn_does_not_come_in_time_is_given_up(
     lose(pool, einfo=error_info(TimeLimitExceeded(9.0)))
     later = time.monotonic() + 14.0
     monkeypatch.setattr("celery_batch.worker.scheduling.task_queue.time.monotonic", lambda: later)
-    worker.scheduler.pump()
+    worker.scheduler.dispatch()
 
     assert [["a", "b", "c"], ["a"], ["b"]] == pool.batches  # one runs, one lies ready
     assert TimeLimitExceeded(9.0).args == error_of(worker, "c").args
@@ -183,21 +183,23 @@ def test_batch_that_broke_off_is_run_again_in_part(worker: Worker, pool: Pool):
     worker.send("trios", "a", "b", "c")
     pool.sent[0].callback(BatchEnd([(0, "A", 0.1), None, None]))
 
-    assert ["a"] == worker.told("settled")
+    assert ["a"] == worker.ids("settled")
     assert [["a", "b", "c"], ["b"], ["c"]] == pool.batches
 
 
-@pytest.mark.parametrize("follow_up", FollowUp)
-def test_who_expired_before_the_model_is_revoked(worker: Worker, pool: Pool, follow_up: FollowUp):
+@pytest.mark.parametrize("unanswered", Unanswered)
+def test_who_expired_before_the_model_is_revoked(
+    worker: Worker, pool: Pool, unanswered: Unanswered
+):
     """Who has no answer, and no time left, is told so and does not run again."""
     calls = worker.send("trios", "a", "b", "c")
     revoked: list[str] = []
     for call in calls[1:]:
         call.has_expired = True
         call.revoked = lambda name=call.id: revoked.append(name) is None
-    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), None, None], follow_up=follow_up))
+    pool.sent[0].callback(BatchEnd([(0, "A", 0.1), None, None], unanswered=unanswered))
 
-    assert ["a"] == worker.told("settled")
+    assert ["a"] == worker.ids("settled")
     assert ["b", "c"] == revoked
     assert [["a", "b", "c"]] == pool.batches
 
@@ -205,7 +207,7 @@ def test_who_expired_before_the_model_is_revoked(worker: Worker, pool: Pool, fol
 def test_batch_that_never_began_is_no_suspect(worker: Worker, pool: Pool):
     """A process that refused a batch leaves its requests as they were, together."""
     worker.send("pairs", "a", "b")
-    pool.sent[0].callback(BatchEnd([None, None], follow_up=FollowUp.REFUSED))
+    pool.sent[0].callback(BatchEnd([None, None], unanswered=Unanswered.NOT_STARTED))
 
     assert [["a", "b"], ["a", "b"]] == pool.batches
 
@@ -218,7 +220,7 @@ def test_result_that_cannot_be_stored_is_computed_again(worker: Worker, pool: Po
     pool.sent[0].callback(BatchEnd(["explode", (0, "B", 0.1)]))
     worker.send("pairs", "c")
 
-    assert ["b"] == worker.told("settled")
+    assert ["b"] == worker.ids("settled")
     assert [["a", "b"], ["a", "c"]] == pool.batches
 
 
@@ -226,7 +228,7 @@ def redeliver(worker: Worker, *ids: str) -> None:
     """Bring messages again after a lost connection."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     for task_id in ids:
-        call = Call(task_id, worker.heard)
+        call = Call(task_id, worker.events)
         call.is_redelivered = True
         worker.scheduler.add(task_queue, call)
 
@@ -241,7 +243,7 @@ def test_what_runs_on_is_not_run_twice(worker: Worker, pool: Pool):
     pool.finish(0)
 
     assert [["a", "b"]] == pool.batches
-    assert ["a", "b"] == worker.told("acknowledged")
+    assert ["a", "b"] == worker.ids("acknowledged")
 
 
 def test_what_was_answered_meanwhile_is_only_acknowledged(worker: Worker, pool: Pool):
@@ -254,7 +256,7 @@ def test_what_was_answered_meanwhile_is_only_acknowledged(worker: Worker, pool: 
     redeliver(worker, "a", "b")
 
     assert [["a", "b"]] == pool.batches
-    assert ["a", "b"] == worker.told("acknowledged")
+    assert ["a", "b"] == worker.ids("acknowledged")
 
 
 @pytest.mark.parametrize(
@@ -285,7 +287,7 @@ def test_worker_with_pool_processes_suspects_later(
     worker.connection.transport.driver_type = "amqp"
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     for task_id in "ab":
-        call = Call(task_id, worker.heard)
+        call = Call(task_id, worker.events)
         call.is_redelivered, call.deliveries = True, deliveries
         worker.scheduler.add(task_queue, call)
 
@@ -310,7 +312,7 @@ def test_urgent_requests_overtake(worker: Worker, pool: Pool, transport: str, fi
     worker.send("trios", "x", "y", "z", "x2", "y2", "z2")  # one runs, one lies ready
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     for task_id, priority in {"a": 0, "b": 5, "c": 3, "d": 9}.items():
-        call = Call(task_id, worker.heard)
+        call = Call(task_id, worker.events)
         call.delivery_info = {"priority": priority}
         worker.scheduler.add(task_queue, call)
     pool.finish(0)
@@ -325,7 +327,7 @@ def test_lately_answered_message_is_only_acknowledged(worker: Worker, pool: Pool
     redeliver(worker, "a", "b")
 
     assert [["a", "b"]] == pool.batches
-    assert ["a", "b", "a", "b"] == worker.told("acknowledged")
+    assert ["a", "b", "a", "b"] == worker.ids("acknowledged")
 
 
 def test_rejected_message_that_comes_again_runs_again(worker: Worker, pool: Pool):
@@ -360,7 +362,7 @@ def test_answer_that_nobody_finds_is_computed_again(worker: Worker, pool: Pool):
     pool.finish(0)
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     for task_id in "ab":
-        call = Call(task_id, worker.heard)
+        call = Call(task_id, worker.events)
         call.is_redelivered, call.has_result = True, False
         worker.scheduler.add(task_queue, call)
 
@@ -390,7 +392,7 @@ def test_batch_that_cannot_be_submitted_fails(worker: Worker, pool: Pool):
     pool.apply_async = refuse
     worker.send("pairs", "a", "b")
 
-    assert ["a", "b"] == worker.told("failed")
+    assert ["a", "b"] == worker.ids("failed")
     assert (0, 1) == (worker.in_flight, worker.released)
 
 
@@ -413,19 +415,19 @@ def test_early_acknowledged_requests_end_with_the_worker(worker: Worker):
     calls[4].acknowledged = True
     worker.scheduler.close(restarting=False)
 
-    assert ["e"] == worker.told("failed")
+    assert ["e"] == worker.ids("failed")
 
 
-@pytest.mark.parametrize("follow_up", [FollowUp.NOT_STORED, FollowUp.BROKE_OFF])
+@pytest.mark.parametrize("unanswered", [Unanswered.NOT_STORED, Unanswered.INTERRUPTED])
 def test_early_acknowledged_requests_never_run_twice(
-    worker: Worker, pool: Pool, follow_up: FollowUp
+    worker: Worker, pool: Pool, unanswered: Unanswered
 ):
     """Whatever kept them from their answer, they fail with it."""
     for call in worker.send("pairs", "a", "b"):
         call.task.acks_late = False
-    pool.sent[0].callback(BatchEnd([None, None], follow_up=follow_up))
+    pool.sent[0].callback(BatchEnd([None, None], unanswered=unanswered))
 
-    assert ["a", "b"] == worker.told("failed")
+    assert ["a", "b"] == worker.ids("failed")
     assert 1 == len(pool.batches)
 
 
@@ -449,4 +451,4 @@ def test_pool_that_is_not_flushed_keeps_what_it_was_given(start: Callable[..., W
     pool.finish(0)
 
     assert [["a", "b"]] == pool.batches
-    assert ["a", "b"] == worker.told("acknowledged")
+    assert ["a", "b"] == worker.ids("acknowledged")

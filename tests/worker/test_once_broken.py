@@ -17,7 +17,7 @@ from celery_batch.config import Settings
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.runner import Runner
 from celery_batch.testing import EchoModel, ManualClock
-from celery_batch.worker.scheduling.timer import ThreadTimer
+from celery_batch.worker.scheduling.timer import BatchTimer
 from tests.worker.doubles import Pool, Worker
 
 
@@ -47,10 +47,10 @@ def test_busy_task_does_not_starve_another_task_s_last_requests(
     assert ["x"] in pool.batches
 
 
-def test_thread_alarm_tells_how_late_it_was():
-    """The alarm without a loop never says that it was early."""
+def test_timer_without_a_loop_tells_how_late_it_was():
+    """It is never early."""
     bell = SimpleQueue()
-    timer = ThreadTimer(bell.put)
+    timer = BatchTimer(None, bell.put)
     timer.set(0.05)
 
     assert 0 <= bell.get(timeout=5) < 1

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Retry
 
 from celery_batch.telemetry.report import Work
 from celery_batch.testing import ManualClock
-from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp, error_info
+from celery_batch.worker.dispatch.outcome import BatchEnd, Unanswered, error_info
 from celery_batch.worker.metrics.recorder import logger
 from tests.worker.doubles import Pool, Worker
 
@@ -30,7 +30,7 @@ def taken(worker: Worker, pool: Pool, *ids: str) -> Callable[..., None]:
 
 def summary(worker: Worker) -> dict[str, Any]:
     """Return what the task's batches came to."""
-    return worker.scheduler.watch.ask(lambda meter: meter.summary("trios"))
+    return worker.scheduler.recorder.ask(lambda meter: meter.summary("trios"))
 
 
 def test_answers_are_told_apart(worker: Worker, pool: Pool):
@@ -51,17 +51,19 @@ def test_ignored_item_is_neither_a_success_nor_a_failure(worker: Worker, pool: P
 
 
 @pytest.mark.parametrize(
-    ("follow_up", "end"),
+    ("unanswered", "end"),
     [
-        (FollowUp.BROKE_OFF, "broke_off"),
-        (FollowUp.NOT_STORED, "not_stored"),
-        (FollowUp.REFUSED, "refused"),
+        (Unanswered.INTERRUPTED, "broke_off"),
+        (Unanswered.NOT_STORED, "not_stored"),
+        (Unanswered.NOT_STARTED, "refused"),
     ],
 )
-def test_run_that_led_nowhere_is_counted(worker: Worker, pool: Pool, follow_up: FollowUp, end: str):
+def test_run_that_led_nowhere_is_counted(
+    worker: Worker, pool: Pool, unanswered: Unanswered, end: str
+):
     """Those who run again have not ended; why they do is told."""
     tell = taken(worker, pool, "a", "b", "c")
-    tell(BatchEnd([(0, "A", 0.1), None, None], follow_up=follow_up))
+    tell(BatchEnd([(0, "A", 0.1), None, None], unanswered=unanswered))
     found = summary(worker)
 
     assert {"succeeded": 1, "again": 2} == found["outcomes"]
@@ -150,5 +152,5 @@ def test_error_in_the_books_is_nobodys(
     tell = taken(worker, pool, "a", "b", "c")
     tell(BatchEnd([(0, None, 0.1)] * 3))
 
-    assert ["a", "b", "c"] == worker.told("settled")
+    assert ["a", "b", "c"] == worker.ids("settled")
     assert "Could not take note of a batch" in caplog.text

@@ -27,7 +27,7 @@ from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control import commands, reload
 from celery_batch.worker.control.pause import PauseControl
 from celery_batch.worker.control.runtime_config import RuntimeConfig
-from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp
+from celery_batch.worker.dispatch.outcome import BatchEnd, Unanswered
 from celery_batch.worker.executor import loader
 from celery_batch.worker.scheduling import prefetch
 from tests.worker.doubles import Pool, Worker
@@ -156,7 +156,7 @@ def test_paused_task_queue_keeps_new_requests_and_runs_retried_ones(worker: Work
     worker.send("pairs", "a", "b", "c")
     task_queue.pause(OPERATOR)
     worker.send("pairs", "d", "e")
-    pool.sent[0].callback(BatchEnd([None, (0, None, 0.0)], follow_up=FollowUp.BROKE_OFF))
+    pool.sent[0].callback(BatchEnd([None, (0, None, 0.0)], unanswered=Unanswered.INTERRUPTED))
 
     assert [["a", "b"], ["a"]] == pool.batches
     assert 1 == task_queue.reasons[Reason.ALONE]
@@ -172,15 +172,15 @@ def test_paused_task_queue_keeps_new_requests_and_runs_retried_ones(worker: Work
 def test_kept_requests_count_for_room_and_go_back_with_the_connection(worker: Worker):
     """A paused task queue reads no more than it would, and is empty after the connection."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
-    before = worker.scheduler.room.left(["pairs"], [0])[0]
+    before = worker.scheduler.fetch_limits.left(["pairs"], [0])[0]
     task_queue.pause(OPERATOR)
     calls = worker.send("pairs", "a", "b", "c")
-    after = worker.scheduler.room.left(["pairs"], [0])[0]
+    after = worker.scheduler.fetch_limits.left(["pairs"], [0])[0]
     worker.scheduler.close(restarting=True)
 
     assert 3 == before - after
-    assert not task_queue.kept
-    assert task_queue.kept is not None
+    assert [] == task_queue.take_set_aside()
+    assert task_queue.is_paused
     assert not any(call.acknowledged for call in calls)
 
 
@@ -191,12 +191,12 @@ def test_paused_requests_can_end(worker: Worker, clock: ManualClock):
     for call, expires, unwanted in zip(
         worker.send("pairs", "a", "b", "c"), [True, True, None], [True, False, True], strict=True
     ):
-        call.expires, call.unwanted = expires, unwanted  # type: ignore[attr-defined]
+        call.expires, call.is_revoked = expires, unwanted  # type: ignore[attr-defined]
     clock.advance(1.0)
 
-    assert task_queue.kept is not None
-    assert 1 == task_queue.kept.leave_out()
-    assert ["b", "c"] == [request.id for request, _ in task_queue.kept.take()]
+    assert task_queue.is_paused
+    assert 1 == task_queue.drop_revoked()
+    assert ["b", "c"] == [request.id for request, _ in task_queue.take_set_aside()]
 
 
 def test_kept_requests_wait_from_their_arrival(
@@ -243,9 +243,9 @@ def test_requests_are_handed_back_once(worker: Worker):
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     task_queue.pause(OPERATOR)
     calls = worker.send("pairs", "a", "b")
-    worker.scheduler.hand_back([request for request, _ in task_queue.resume(OPERATOR)])
+    worker.scheduler.give_back([request for request, _ in task_queue.resume(OPERATOR)])
 
-    assert ["a", "b"] == worker.told("rejected")
+    assert ["a", "b"] == worker.ids("rejected")
     assert 2 == len(worker.scheduler._redelivery)
     assert all(call.acknowledged for call in calls)
 
@@ -255,10 +255,10 @@ def test_acknowledged_request_runs_while_paused(worker: Worker):
     task_queue = worker.scheduler.task_queue(worker.app.tasks["trios"])
     worker.send("trios", "a", "b")[0].acknowledge()
     task_queue.pause(OPERATOR)
-    worker.scheduler.pump()
+    worker.scheduler.dispatch()
 
-    assert task_queue.kept is not None
-    assert ["b"] == [request.id for request, _ in task_queue.kept.take()]
+    assert task_queue.is_paused
+    assert ["b"] == [request.id for request, _ in task_queue.take_set_aside()]
     assert 1 == task_queue.report()["waiting"]
 
 
@@ -292,12 +292,12 @@ def test_what_cannot_be_given_back_is_tried_again(worker: Worker, monkeypatch: p
         requests[0].reject(requeue=True)
         raise OSError("full")
 
-    monkeypatch.setattr(worker.scheduler, "hand_back", refuse)
+    monkeypatch.setattr(worker.scheduler, "give_back", refuse)
     with pytest.raises(OSError, match="full"):
         pause_control._check()
 
-    assert task_queue.kept is not None
-    assert [(second, False)] == task_queue.kept.take()
+    assert task_queue.is_paused
+    assert [(second, False)] == task_queue.take_set_aside()
 
 
 def test_late_answer_to_an_earlier_step_is_ignored(folder: Path):

@@ -39,7 +39,7 @@ def test_all_that_may_leave_leaves_at_once(start: Callable[..., Worker]):
     worker.scheduler.close(restarting=True)
     worker.send("pairs", *"abcdefghij")
     worker.scheduler.open()
-    worker.scheduler.pump()
+    worker.scheduler.dispatch()
 
     assert 4 == len(pool.batches)
 
@@ -50,7 +50,7 @@ def test_a_batch_that_can_grow_waits_for_the_running_one(
     """Behind a running batch only full ones are made ready; with the slot free the rest leaves."""
     worker.send("pairs", "a", "b", "c")
     clock.advance(60.0)
-    worker.scheduler.pump()
+    worker.scheduler.dispatch()
 
     assert [["a", "b"]] == pool.batches
 
@@ -67,7 +67,7 @@ def test_who_came_meanwhile_waits_for_those_who_were_answered(
     patience = task_queue.policy.linger_seconds
     worker.send("trios", "a", "b")
     clock.advance(patience)
-    worker.scheduler.pump()
+    worker.scheduler.dispatch()
     worker.send("trios", "c")
     clock.advance(2 * patience)
     pool.finish(0)
@@ -76,7 +76,7 @@ def test_who_came_meanwhile_waits_for_those_who_were_answered(
 
     worker.send("trios", "d")
     clock.advance(patience)
-    worker.scheduler.pump()
+    worker.scheduler.dispatch()
 
     assert [["a", "b"], ["c", "d"]] == pool.batches
 
@@ -113,12 +113,12 @@ def test_alarm_is_set_for_whoever_may_leave_first(worker: Worker, clock: ManualC
     worker.send("pairs", "a")
     clock.advance(1.5)
     worker.send("trios", "b")
-    soonest = worker.alarms[-1]
+    soonest = worker.timeouts[-1]
 
     assert 0.5 == soonest
 
     clock.advance(soonest)
-    worker.ring(0.0)
+    worker.fire_timer(0.0)
 
     assert [["a"]] == pool.batches
 
@@ -127,13 +127,13 @@ def test_late_alarm_gives_newcomers_another_linger(worker: Worker, pool: Pool, c
     """A loop that was busy past its linger reads what came meanwhile before it sends."""
     worker.send("trios", "a")
     clock.advance(5.0)
-    worker.ring(3.0)
+    worker.fire_timer(3.0)
 
     assert [] == pool.batches
-    assert 2.0 == worker.alarms[-1]
+    assert 2.0 == worker.timeouts[-1]
 
     clock.advance(5.0)  # but never beyond max_wait
-    worker.ring(3.0)
+    worker.fire_timer(3.0)
 
     assert [["a"]] == pool.batches
 
@@ -149,8 +149,8 @@ def test_restart_gives_back_what_no_process_has_accepted(worker: Worker, pool: P
 
     pool.sent[0].callback(BatchEnd([(0, "A", 0.1), (0, "B", 0.1)]))
 
-    assert ["a", "b"] == worker.told("settled")
-    assert [] == worker.told("acknowledged")
+    assert ["a", "b"] == worker.ids("settled")
+    assert [] == worker.ids("acknowledged")
     assert 0 == worker.in_flight
 
 
@@ -164,7 +164,7 @@ def test_restarted_lanes_carry_on(worker: Worker, pool: Pool):
     assert [["a", "b"], ["c", "d"]] == pool.batches
 
     worker.scheduler.open()
-    worker.scheduler.pump()
+    worker.scheduler.dispatch()
 
     assert ["f", "g"] == pool.batches[-1]
     assert 2 == worker.in_flight
@@ -176,11 +176,11 @@ def test_shutdown_lets_the_pool_finish_what_it_has(worker: Worker, pool: Pool):
     worker.scheduler.close(restarting=False)
 
     assert set("abcd") == reserved() & set("abcde")
-    assert None is worker.alarms[-1]
+    assert None is worker.timeouts[-1]
 
     pool.finish_all()
 
-    assert list("abcd") == worker.told("acknowledged")
+    assert list("abcd") == worker.ids("acknowledged")
     assert [["a", "b"], ["c", "d"]] == pool.batches
     assert 0 == worker.in_flight
 
@@ -204,7 +204,7 @@ def settled_after_each_pass(worker: Worker, passes: int) -> list[int]:
     counts = []
     for _ in range(passes):
         next(worker.hub.loop)
-        counts.append(len(worker.told("settled")))
+        counts.append(len(worker.ids("settled")))
     return counts
 
 
@@ -221,7 +221,7 @@ def test_next_batch_leaves_before_the_last_one_is_settled(
     next(hub.loop)
 
     assert 3 == len(pool.sent)
-    assert [] == worker.told("settled")
+    assert [] == worker.ids("settled")
     assert [16, 32, 40, 40] == settled_after_each_pass(worker, 4)
 
 
@@ -236,8 +236,8 @@ def test_closing_settles_what_the_loop_had_put_off(
     pool.finish(0)
     worker.scheduler.close(restarting=restarting)
 
-    assert ["a", "b"] == worker.told("settled")
-    assert acknowledged == len(worker.told("acknowledged"))
+    assert ["a", "b"] == worker.ids("settled")
+    assert acknowledged == len(worker.ids("acknowledged"))
 
 
 def test_report_is_plain_data(worker: Worker, pool: Pool):
@@ -258,7 +258,7 @@ def test_batches_end_while_another_is_sent(
     """A pool of threads tells of an end at any time; the next batch leaves all the same."""
 
     def end(job: BatchJob) -> bool:
-        worker.scheduler._leave(job)
+        worker.scheduler._job_left(job)
         return False
 
     worker.send("pairs", "a", "b")

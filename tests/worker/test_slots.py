@@ -14,7 +14,7 @@ def answers(slots: Slots, upto: int) -> list[tuple[bool, bool]]:
     """Return (free, room ahead) for each number of batches in flight, from none."""
     seen = []
     for slots.in_flight in range(upto + 1):
-        seen.append((slots.free, slots.room_ahead))
+        seen.append((slots.is_free, slots.has_room_ahead))
     return seen
 
 
@@ -36,11 +36,11 @@ def test_slots_follow_the_pool_as_it_grows_and_shrinks():
     slots = Slots(pool)
     slots.in_flight = 3
 
-    assert (1, False, False) == (slots.processes, slots.free, slots.room_ahead)
+    assert (1, False, False) == (slots.processes, slots.is_free, slots.has_room_ahead)
 
     pool.num_processes = 4
 
-    assert (4, True, True) == (slots.processes, slots.free, slots.room_ahead)
+    assert (4, True, True) == (slots.processes, slots.is_free, slots.has_room_ahead)
 
 
 @pytest.mark.parametrize("unknown", [None, 0])

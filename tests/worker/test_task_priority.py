@@ -8,12 +8,13 @@ import pytest
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.worker.scheduling.priority import TaskPriority
+from celery_batch.worker.scheduling.task_queue import LEAST_URGENT
 
 
 class Waiting:
     """A lane, as far as its turn depends on it."""
 
-    def __init__(self, urgency: int | None, oldest: float, share: float = 0.25) -> None:
+    def __init__(self, urgency: int, oldest: float, share: float = 0.25) -> None:
         self.urgency, self.oldest = urgency, oldest
         self.policy = BatchPolicy(low_priority_share=share)
 
@@ -25,22 +26,27 @@ class Sent:
         self.urgency, self.accepted, self.guaranteed = urgency, accepted, guaranteed
 
 
-def turns(priority: TaskPriority, scheduler: list[Any], count: int) -> list[int]:
+def turns(priority: TaskPriority, task_queues: list[Any], count: int) -> list[int]:
     """Have so many batches leave, each of whose turn it is; return their lanes' places."""
     places = []
     for _ in range(count):
-        task_queue = priority.order(scheduler)[0]
-        priority.note(task_queue, Sent(task_queue.urgency), scheduler)
-        places.append(scheduler.index(task_queue))
+        task_queue = priority.order(task_queues)[0]
+        priority.batch_left(task_queue, Sent(task_queue.urgency), task_queues)
+        places.append(task_queues.index(task_queue))
     return places
 
 
 def test_most_urgent_lane_comes_first_and_then_who_waits_longest():
     """Who has nobody in line comes last."""
-    scheduler = [Waiting(None, float("inf")), Waiting(9, 1.0), Waiting(0, 3.0), Waiting(0, 2.0)]
-    order = TaskPriority().order(scheduler)
+    task_queues = [
+        Waiting(LEAST_URGENT, float("inf")),
+        Waiting(9, 1.0),
+        Waiting(0, 3.0),
+        Waiting(0, 2.0),
+    ]
+    order = TaskPriority().order(task_queues)
 
-    assert [3, 2, 1, 0] == [scheduler.index(task_queue) for task_queue in order]
+    assert [3, 2, 1, 0] == [task_queues.index(task_queue) for task_queue in order]
 
 
 def test_lane_that_is_passed_by_comes_once_in_so_many():
@@ -51,10 +57,10 @@ def test_lane_that_is_passed_by_comes_once_in_so_many():
 
 def test_batch_that_a_lane_is_owed_is_overtaken_by_nobody():
     """It counts as urgent as the most urgent who stood back for it."""
-    priority, scheduler = TaskPriority(), [Waiting(0, 2.0), Waiting(9, 1.0)]
-    turns(priority, scheduler, 3)
+    priority, task_queues = TaskPriority(), [Waiting(0, 2.0), Waiting(9, 1.0)]
+    turns(priority, task_queues, 3)
     job: Any = Sent(9)
-    priority.note(scheduler[1], job, scheduler)
+    priority.batch_left(task_queues[1], job, task_queues)
 
     assert 0 == job.urgency
 
@@ -83,6 +89,6 @@ def test_nobody_goes_before_an_equal_or_two_that_lie_ready():
     priority, ready = TaskPriority(), Sent(3)
 
     assert not priority.overtaken_by(Waiting(3, 1.0), [ready])
-    assert not priority.overtaken_by(Waiting(None, 1.0), [ready])
+    assert not priority.overtaken_by(Waiting(LEAST_URGENT, 1.0), [ready])
     assert not priority.overtaken_by(Waiting(0, 1.0), [ready, Sent(0)])
     assert priority.overtaken_by(Waiting(0, 1.0), [ready, Sent(3, accepted=True)])

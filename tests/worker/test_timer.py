@@ -1,4 +1,4 @@
-"""Being called back in time, with an event loop or without one."""
+"""The timer calls back in time, with an event loop or without one."""
 
 from __future__ import annotations
 
@@ -13,135 +13,135 @@ from queue import SimpleQueue
 import pytest
 from kombu.asynchronous import Hub
 
-from celery_batch.worker.scheduling.timer import HubTimer, ThreadTimer, Timer, timer_for
+from celery_batch.worker.scheduling.timer import BatchTimer
 
 #: Long enough that a test has ended before.
 NEVER = 3600.0
 
 
 @dataclass(frozen=True)
-class Ring:
-    """A call back: how late the alarm says it is, and when it came, both in seconds."""
+class Call:
+    """A callback: how late the timer says it is, and when it came, both in seconds."""
 
     late: float
     at: float
 
 
-class Clockwork:
-    """An alarm, the bell it rings, and whatever drives it."""
+class Setup:
+    """A timer, the calls that it made, and the event loop that drives it, if one does."""
 
     def __init__(self, hub: Hub | None) -> None:
         self.hub = hub
-        self.bell: SimpleQueue[Ring] = SimpleQueue()
-        self.alarm: Timer = timer_for(hub, self.ring)
+        self.calls: SimpleQueue[Call] = SimpleQueue()
+        self.timer = BatchTimer(hub, self.call)
 
-    def ring(self, late: float) -> None:
+    def call(self, late: float) -> None:
         """Be called back."""
-        self.bell.put(Ring(late, time.monotonic()))
+        self.calls.put(Call(late, time.monotonic()))
 
-    def next_ring(self) -> Ring:
-        """Return the next ring; fail if there is none."""
+    def next_call(self) -> Call:
+        """Return the next call; fail if there is none."""
         end = time.monotonic() + 10
-        while self.hub is not None and self.bell.empty() and time.monotonic() < end:
+        while self.hub is not None and self.calls.empty() and time.monotonic() < end:
             next(self.hub.loop)
-        return self.bell.get(timeout=max(end - time.monotonic(), 0.001))
+        return self.calls.get(timeout=max(end - time.monotonic(), 0.001))
 
     def is_at_rest(self) -> bool:
-        """Whether nothing is left of earlier calls: the next ring is the one asked for now."""
+        """Whether no earlier call is ahead: the next one is the one set now."""
         started = time.monotonic()
-        self.alarm.set(0.1)
-        return self.next_ring().at - started >= 0.1 and self.bell.empty()
+        self.timer.set(0.1)
+        return self.next_call().at - started >= 0.1 and self.calls.empty()
 
 
 @pytest.fixture(params=["event loop", "no event loop"])
-def clockwork(request: pytest.FixtureRequest, hub: Hub) -> Iterator[Clockwork]:
-    """Both kinds of alarm, one after the other."""
-    clockwork = Clockwork(hub if request.param == "event loop" else None)
-    yield clockwork
-    clockwork.alarm.cancel()
+def setup(request: pytest.FixtureRequest, hub: Hub) -> Iterator[Setup]:
+    """A timer with an event loop, and one without."""
+    setup = Setup(hub if request.param == "event loop" else None)
+    yield setup
+    setup.timer.cancel()
 
 
-def test_alarm_rings_once_not_early(clockwork: Clockwork):
-    """It calls back when the time has passed, and then is still."""
+def test_timer_calls_once_not_early(setup: Setup):
+    """It calls back when the time has passed, and only once."""
     started = time.monotonic()
-    clockwork.alarm.set(0.05)
-    ring = clockwork.next_ring()
+    setup.timer.set(0.05)
+    call = setup.next_call()
 
-    assert ring.at - started >= 0.05
-    assert clockwork.is_at_rest()
+    assert call.at - started >= 0.05
+    assert setup.is_at_rest()
 
 
-def test_alarm_can_be_set_again_after_it_rang(clockwork: Clockwork):
-    """Each ring is followed by the next that is asked for."""
+def test_timer_can_be_set_again_after_a_call(setup: Setup):
+    """Each call can be followed by another."""
     for _ in range(3):
-        clockwork.alarm.set(0.001)
-        clockwork.next_ring()
+        setup.timer.set(0.001)
+        setup.next_call()
 
-    assert clockwork.is_at_rest()
+    assert setup.is_at_rest()
 
 
-def test_earlier_call_wins(clockwork: Clockwork):
-    """Set to an earlier time, it does not wait for the later one, and rings once."""
+def test_earlier_call_wins(setup: Setup):
+    """Set to an earlier time, it does not wait for the later one, and calls once."""
     for seconds in (NEVER, 0.05, 0.01):
-        clockwork.alarm.set(seconds)
-    clockwork.next_ring()
+        setup.timer.set(seconds)
+    setup.next_call()
 
-    assert clockwork.is_at_rest()
-
-
-def test_later_call_does_not_put_off_an_earlier_one(clockwork: Clockwork):
-    """Set to a later time, it rings when it was to ring before; once."""
-    clockwork.alarm.set(0.01)
-    clockwork.alarm.set(NEVER)
-    clockwork.next_ring()
-
-    assert clockwork.is_at_rest()
+    assert setup.is_at_rest()
 
 
-def test_cancelled_alarm_does_not_ring(clockwork: Clockwork):
-    """What was called off is not heard, and the alarm can be set anew."""
-    clockwork.alarm.set(0.01)
-    clockwork.alarm.cancel()
-    clockwork.alarm.cancel()
+def test_later_call_does_not_put_off_an_earlier_one(setup: Setup):
+    """Set to a later time, it calls at the earlier one, and once."""
+    setup.timer.set(0.01)
+    setup.timer.set(NEVER)
+    setup.next_call()
 
-    assert clockwork.is_at_rest()
+    assert setup.is_at_rest()
 
 
-def test_alarm_may_be_set_while_it_rings(clockwork: Clockwork):
-    """Whoever is woken may ask to be woken again."""
-    rings = count(1)
+def test_cancelled_timer_does_not_call(setup: Setup):
+    """A cancelled call never comes, and the timer can be set again."""
+    setup.timer.set(0.01)
+    setup.timer.cancel()
+    setup.timer.cancel()
 
-    def ring(late: float) -> None:
-        if next(rings) < 3:
-            alarm.set(0.001)
+    assert setup.is_at_rest()
+
+
+def test_timer_may_be_set_by_its_callback(setup: Setup):
+    """The callback may ask for another call."""
+    calls = count(1)
+
+    def call(late: float) -> None:
+        if next(calls) < 3:
+            timer.set(0.001)
         else:
-            clockwork.ring(late)
+            setup.call(late)
 
-    alarm = timer_for(clockwork.hub, ring)
-    alarm.set(0.001)
-    clockwork.next_ring()
+    timer = BatchTimer(setup.hub, call)
+    timer.set(0.001)
+    setup.next_call()
 
-    assert 4 == next(rings)
+    assert 4 == next(calls)
 
 
 def test_late_loop_is_told_how_late_it_was(hub: Hub):
-    """An event loop that was busy elsewhere rings late, and says by how much."""
-    clockwork = Clockwork(hub)
-    clockwork.alarm.set(0.01)
+    """An event loop that was busy elsewhere calls late, and the timer says by how much."""
+    setup = Setup(hub)
+    setup.timer.set(0.01)
     time.sleep(0.2)  # the loop is busy: this is the fact under test
 
-    assert 0.15 < clockwork.next_ring().late < 30
+    assert 0.15 < setup.next_call().late < 30
 
 
 def test_threads_set_and_cancel_at_will():
-    """The alarm without a loop may be used from any thread, and always rings in the end."""
-    clockwork = Clockwork(None)
-    alarm = clockwork.alarm
+    """The timer without a loop may be used from any thread, and always calls in the end."""
+    setup = Setup(None)
+    timer = setup.timer
 
     def fiddle() -> None:
         for _ in range(200):
-            alarm.set(NEVER)
-            alarm.cancel()
+            timer.set(NEVER)
+            timer.cancel()
 
     threads = [threading.Thread(target=fiddle) for _ in range(4)]
     for thread in threads:
@@ -149,21 +149,22 @@ def test_threads_set_and_cancel_at_will():
     for thread in threads:
         thread.join(10)
 
-    assert clockwork.is_at_rest()
+    assert setup.is_at_rest()
 
 
-def test_alarm_of_its_own_thread_costs_no_thread_before_it_is_set(
+def test_timer_without_a_loop_has_no_thread_before_it_is_set(
     started_threads: Callable[[], set[str]],
 ):
-    """A worker that never waits has no thread for it; one that does has one."""
-    alarm = ThreadTimer(lambda _: None)
+    """A worker that never waits has no thread for it."""
+    timer = BatchTimer(None, lambda _: None)
 
     assert set() == started_threads()
 
-    alarm.set(NEVER)
-    alarm.set(1.0)
+    timer.set(1.0)
 
-    assert {"batch-alarm"} == started_threads()
+    assert {"batch-timer"} == started_threads()
+
+    timer.cancel()
 
 
 @pytest.fixture
@@ -173,15 +174,22 @@ def started_threads() -> Callable[[], set[str]]:
     return lambda: {thread.name for thread in set(threading.enumerate()) - before}
 
 
-def test_worker_without_an_event_loop_gets_a_thread(hub: Hub):
-    """The kind of alarm follows from the worker."""
-    assert isinstance(timer_for(None, print), ThreadTimer)
-    assert isinstance(timer_for(hub, print), HubTimer)
+def test_callback_that_fails_is_logged(caplog: pytest.LogCaptureFixture):
+    """Without an event loop its error is logged, and the timer can be set again."""
+    setup = Setup(None)
+    failing = BatchTimer(None, lambda late: setup.call(late) or 1 / 0)  # type: ignore[func-returns-value]
+    for _ in range(2):
+        failing.set(0.001)
+        setup.next_call()
+    while len(caplog.records) < 2:
+        time.sleep(0.01)
+
+    assert ["Could not send off batches that are due"] * 2 == caplog.messages
 
 
 def test_what_is_put_off_to_the_next_pass_does_not_wait_for_events(hub: Hub):
     """Where nothing else happens, each step of a chain of passes follows the last at once."""
-    timer_for(hub, print)
+    BatchTimer(hub, print)
     steps: list[float] = []
 
     def step() -> None:
@@ -204,7 +212,7 @@ def test_what_is_put_off_to_the_next_pass_does_not_wait_for_events(hub: Hub):
 def test_many_timers_at_once_do_not_put_the_loop_to_sleep():
     """Ten timers that are due leave the loop awake for the next, as rate limits want it."""
     hub = Hub()
-    timer_for(hub, lambda _: None)
+    BatchTimer(hub, lambda _: None)
     rung: list[int] = []
     for number in range(25):
         hub.timer.call_after(0, rung.append, (number,))

@@ -42,7 +42,7 @@ class Worker:
 
     def _call_later(self, _seconds: float, look: Callable[[], None]) -> SimpleNamespace:
         self.later.append(look)
-        return SimpleNamespace(cancel=lambda: self.later.remove(look))
+        return SimpleNamespace(cancel=lambda: look in self.later and self.later.remove(look))
 
     def on_task_request(self, job: Any) -> None:
         """Hand a job over as Celery's worker does."""
@@ -89,7 +89,7 @@ def test_second_job_follows_when_the_first_is_accepted():
     assert ["a"] == worker.sent
 
     first.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
 
     assert ["a", "b"] == worker.sent
     assert set() == worker.pool._pool._busy_workers
@@ -100,12 +100,12 @@ def test_one_job_at_most_lies_ahead():
     worker = Worker()
     ahead, (first, second, _) = start(worker, "a", "b", "c")
     first.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
 
     assert ["a", "b"] == worker.sent
 
     second.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
 
     assert ["a", "b", "c"] == worker.sent
 
@@ -115,7 +115,7 @@ def test_more_urgent_job_lies_ahead_too():
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b", urgency=9)
     first.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
     equal, urgent, more = (
         Job(name, worker, urgency=urgency) for name, urgency in [("c", 9), ("d", 0), ("e", -1)]
     )
@@ -129,12 +129,12 @@ def test_more_urgent_job_lies_ahead_too():
     assert ["a", "b", "d"] == worker.sent
 
     urgent.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
 
     assert ["a", "b", "d", "e"] == worker.sent
 
     more.accepted = second.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
 
     assert ["a", "b", "d", "e", "c"] == worker.sent
 
@@ -144,7 +144,7 @@ def test_more_urgent_job_waits_only_until_the_one_before_is_written():
     worker = Worker()
     ahead, (first, _) = start(worker, "a", "b", urgency=9)
     first.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
     unwritten = worker.pool._pool.outbound_buffer
     unwritten.append("b")
     for name, urgency in [("c", 0), ("d", 1)]:
@@ -169,14 +169,14 @@ def test_connection_that_ends_takes_no_look_with_it():
     worker = Worker()
     ahead, (first, _) = start(worker, "a", "b", urgency=9)
     first.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
     worker.pool._pool.outbound_buffer.append("b")
     ahead.submit(Job("c", worker))
     ahead.close()
 
     assert [] == worker.later
 
-    ahead.go_on()
+    ahead.submit_held()
 
     assert 1 == len(worker.later)
 
@@ -186,7 +186,7 @@ def test_who_cannot_lie_ahead_overtakes_nobody():
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b", urgency=9)
     first.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
 
     assert ahead.can_overtake(second.task)
     assert not ahead.can_overtake(Job("early", worker, acks_late=False).task)
@@ -201,15 +201,15 @@ def test_job_ahead_takes_nobodys_slot():
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b")
     first.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
     worker.semaphore.acquire(worker.sent.append, "ordinary")
     worker.semaphore.release()
-    ahead.left(first)
+    ahead.job_left(first)
 
     assert ["a", "b"] == worker.sent
 
     worker.semaphore.release()
-    ahead.left(second)
+    ahead.job_left(second)
 
     assert ["a", "b", "ordinary"] == worker.sent
 
@@ -219,9 +219,9 @@ def test_lost_jobs_leave_no_debt():
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b")
     first.accepted = True
-    ahead.go_on()
-    ahead.left(first)
-    ahead.left(second)
+    ahead.submit_held()
+    ahead.job_left(first)
+    ahead.job_left(second)
     worker.semaphore.release()
 
     assert 1 == worker.semaphore.value
@@ -235,7 +235,7 @@ def test_who_waits_for_the_process_goes_first():
     worker.semaphore.acquire(worker.sent.append, "ordinary")
     ahead.submit(Job("b", worker))
     worker.semaphore.release()
-    ahead.left(first)
+    ahead.job_left(first)
     worker.semaphore.release()
 
     assert ["a", "ordinary", "b"] == worker.sent
@@ -246,10 +246,10 @@ def test_process_is_busy_while_a_batch_runs_though_another_has_ended():
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b")
     first.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
     second.accepted = True
     worker.pool._pool._busy_workers.discard(INBOX)
-    ahead.left(first)
+    ahead.job_left(first)
 
     assert {INBOX} == worker.pool._pool._busy_workers
 
@@ -264,13 +264,13 @@ def test_others_stand_in_line(conf: dict[str, Any], options: dict[str, Any]):
     worker = Worker(**conf)
     ahead, (first, second) = start(worker, "a", "b", **options)
     first.accepted = True
-    ahead.go_on()
+    ahead.submit_held()
 
     assert ["a"] == worker.sent
 
     worker.semaphore.release()
-    ahead.left(first)
-    ahead.left(second)
+    ahead.job_left(first)
+    ahead.job_left(second)
 
     assert ["a", "b"] == worker.sent
 
@@ -288,7 +288,7 @@ def test_suspect_has_the_process_to_itself():
     assert ["a"] == worker.sent
 
     worker.semaphore.release()
-    ahead.left(first)
+    ahead.job_left(first)
     suspect.accepted = True
     ahead.accepted(suspect)
 
@@ -319,6 +319,6 @@ def test_neighbours_know_each_other_until_one_has_an_answer():
     assert ({second}, {first}) == (first.neighbours, second.neighbours)
 
     first.answer = "fine"
-    ahead.left(first)
+    ahead.job_left(first)
 
     assert set() == second.neighbours

@@ -80,7 +80,7 @@ class _Frames:
             return
         self._is_reading = True
         try:
-            with self._scheduler.gathering():
+            with self._scheduler.adding_many():
                 is_dry = self._handle_some()
         finally:
             self._is_reading = False

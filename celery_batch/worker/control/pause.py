@@ -21,7 +21,7 @@ from celery_batch.compat.kombu import returns_here
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.scheduling.routing import queue_of
 from celery_batch.worker.scheduling.scheduler import Scheduler
-from celery_batch.worker.scheduling.task_queue import PausedRequests, TaskQueue
+from celery_batch.worker.scheduling.task_queue import TaskQueue
 
 __all__ = ["PauseControl"]
 
@@ -131,11 +131,10 @@ class PauseControl:
     def _check(self) -> None:
         """Give back the requests that have come since, and drop expired and revoked ones."""
         for task_queue in self._paused():
-            if task_queue.kept:
-                task_queue.kept.leave_out()
-                self._give_back(task_queue.kept)
+            task_queue.drop_revoked()
+            self._give_back(task_queue)
 
-    def _give_back(self, kept: PausedRequests) -> None:
+    def _give_back(self, task_queue: TaskQueue) -> None:
         # Cached, as it may ask Redis.
         returns = cache(partial(returns_here, self._consumer.task_consumer))
 
@@ -143,13 +142,15 @@ class PauseControl:
             info = request.message.delivery_info or {}
             return not returns(*map(info.get, ("exchange", "routing_key", "consumer_tag")))
 
-        given_back = kept.take(can_give_back)
+        given_back = task_queue.take_set_aside(can_give_back)
+        if not given_back:
+            return
         try:
-            self._scheduler.hand_back([request for request, _ in given_back])
+            self._scheduler.give_back([request for request, _ in given_back])
         except Exception:  # the rest is tried again
             for request, alone in given_back:
                 if not request.acknowledged:
-                    kept.add(request, alone=alone)
+                    task_queue.set_aside(request, alone=alone)
             raise
 
     def _paused(self) -> list[TaskQueue]:

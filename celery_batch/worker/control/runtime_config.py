@@ -75,7 +75,7 @@ class RuntimeConfig:
     def halted(self, name: str) -> dict[str, bool]:
         """Return whether a task is paused or drained."""
         return {
-            "paused": self._task_queue(name).kept is not None,
+            "paused": self._task_queue(name).is_paused,
             "drained": self.is_drained,
         }
 
@@ -104,7 +104,7 @@ class RuntimeConfig:
         if values:
             task_queue.policy = policy
             self._set_prefetch(notes)
-            self._scheduler.pump()
+            self._scheduler.dispatch()
         notes += _linger_notes(policy)
         now = {**_numbers(policy), "linger": policy.linger_seconds}  # as batch_status has it
         reply = {"task": name, **now, "task_says": self.report(name)["task_says"]}
@@ -155,7 +155,7 @@ class RuntimeConfig:
         reports = self._scheduler.report()
         return {
             each.task.name: {
-                "state": "open" if each.kept is None else halted,
+                "state": halted if each.is_paused else "open",
                 "waiting": reports[each.task.name]["waiting"],
                 "running": reports[each.task.name]["running"],
             }

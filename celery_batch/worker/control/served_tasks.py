@@ -111,7 +111,7 @@ class ServedTasksEntry:
         """Return the keys of what this worker takes: any of its tasks, on any of its queues."""
         consumer = self._consumer
         queues = list(consumer.app.amqp.queues.consume_from)
-        tasks = [task_queue.task.name for task_queue in self._scheduler if task_queue.kept is None]
+        tasks = [task_queue.task.name for task_queue in self._scheduler if not task_queue.is_paused]
         return {served_key(queue, task) for queue, task in product(queues, tasks)}
 
     def _enter(self, keys: set[str]) -> None:

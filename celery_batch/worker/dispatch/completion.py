@@ -8,27 +8,27 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery_batch.worker.dispatch.notification import Notification, succeed
-from celery_batch.worker.dispatch.outcome import Ending
+from celery_batch.worker.dispatch.outcome import FollowUp
 from celery_batch.worker.scheduling.redelivery import RedeliveryCache
 
 __all__ = ["Completion"]
 
 logger = logging.getLogger(__name__)
 
-#: Requests told in one pass of the event loop, in which no message is read and no batch
-#: is sent off; what is routine costs a twentieth of what is not.
-_NEWS_PER_PASS, _DONE_PER_PASS = 16, 256
+#: Requests completed in one pass of the event loop, in which no message is read and no batch
+#: is submitted; a routine success costs a twentieth of the others.
+_NOTIFICATIONS_PER_PASS, _SUCCESSES_PER_PASS = 16, 256
 
 _SUCCESS = (0, None, 0.0)
 
 
 class Completion:
     """
-    Tells requests what became of them.
+    Notifies requests of their ends, at once or a few in each pass of the event loop.
 
     Args:
         hub: Celery's event loop; None where there is none.
-        redelivery: Remembers who has heard how it ended.
+        redelivery: Records which requests have ended.
         run_again: Called with a request whose end could not be stored.
     """
 
@@ -38,60 +38,54 @@ class Completion:
         self._hub = hub
         self._redelivery = redelivery
         self._run_again = run_again
-        self._put_off: deque[Notification] = deque()
-        self._put_off_done: deque[Any] = deque()
+        self._notifications: deque[Notification] = deque()
+        self._succeeded: deque[Any] = deque()
 
-    def tell(self, news: Iterable[Notification]) -> None:
-        """Tell each request its news now; an error of one is not its neighbours'."""
-        for each in news:
+    def notify(self, notifications: Iterable[Notification]) -> None:
+        """Deliver notifications now; an error of one does not affect the others."""
+        for each in notifications:
             request = each.request
             if not each.deliver():
                 self._run_again(request)
-            elif request.acknowledged:  # one that Celery has stopped is to come again, and run
-                self._redelivery.ended(request)
+            elif request.acknowledged:  # else Celery has stopped it, and it comes again and runs
+                self._redelivery.add_ended([request])
 
-    def tell_at_once(self, ending: Ending) -> None:
-        """Tell every request of a batch how it ended."""
-        self._succeed(ending.done)
-        self.tell(ending.news)
+    def complete(self, follow_up: FollowUp) -> None:
+        """Notify all requests of a batch now."""
+        self._succeed(follow_up.succeeded)
+        self.notify(follow_up.notifications)
 
-    def tell_after(self, first: Callable[[], object], ending: Ending) -> None:
-        """
-        Have the event loop do what cannot wait, and tell the requests a few at a time.
-
-        Args:
-            first: Called before any of them is told.
-            ending: What they are to hear.
-        """
-        self._put_off.extend(ending.news)
-        self._put_off_done.extend(ending.done)
+    def complete_after(self, first: Callable[[], object], follow_up: FollowUp) -> None:
+        """Have the event loop call `first`, then notify the requests of a batch a few at a time."""
+        self._notifications.extend(follow_up.notifications)
+        self._succeeded.extend(follow_up.succeeded)
         self._hub.call_soon(self._begin, first)
 
-    def tell_rest(self, *, restarting: bool) -> None:
+    def flush(self, *, restarting: bool) -> None:
         """
-        Tell all that was put off.
+        Notify all requests that are left.
 
         Args:
-            restarting: The connection is gone, and nothing can be acknowledged on it.
+            restarting: The connection is lost, so that none can be acknowledged.
         """
         if restarting:
-            for request in [*self._put_off_done, *(news.request for news in self._put_off)]:
+            for request in [*self._succeeded, *(each.request for each in self._notifications)]:
                 request.disown()
-        while self._put_off or self._put_off_done:
-            self._tell_a_few()
+        while self._notifications or self._succeeded:
+            self._notify_some()
 
     def _begin(self, first: Callable[[], object]) -> None:
         first()
-        self._hub.call_soon(self._tell_some)
+        self._hub.call_soon(self._next_pass)
 
-    def _tell_some(self) -> None:
-        self._tell_a_few()
-        if self._put_off or self._put_off_done:
-            self._hub.call_soon(self._tell_some)
+    def _next_pass(self) -> None:
+        self._notify_some()
+        if self._notifications or self._succeeded:
+            self._hub.call_soon(self._next_pass)
 
-    def _tell_a_few(self) -> None:
-        self._succeed(_taken(self._put_off_done, _DONE_PER_PASS))
-        self.tell(_taken(self._put_off, _NEWS_PER_PASS))
+    def _notify_some(self) -> None:
+        self._succeed(_popped(self._succeeded, _SUCCESSES_PER_PASS))
+        self.notify(_popped(self._notifications, _NOTIFICATIONS_PER_PASS))
 
     def _succeed(self, requests: list[Any]) -> None:
         wanted = [request for request in requests if not request.is_done]  # revoked as it ran
@@ -99,10 +93,12 @@ class Completion:
             succeed(wanted)
         except Exception:
             logger.exception("Could not settle %d requests at once: one by one", len(wanted))
-            self.tell(Notification(request, request.on_success, (_SUCCESS,)) for request in wanted)
+            self.notify(
+                Notification(request, request.on_success, (_SUCCESS,)) for request in wanted
+            )
         else:
-            self._redelivery.all_answered(requests)
+            self._redelivery.add_ended(requests)
 
 
-def _taken(line: deque[Any], most: int) -> list[Any]:
-    return [line.popleft() for _ in range(min(most, len(line)))]
+def _popped(items: deque[Any], most: int) -> list[Any]:
+    return [items.popleft() for _ in range(min(most, len(items)))]

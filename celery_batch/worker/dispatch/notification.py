@@ -1,7 +1,7 @@
 """Calls the handlers of Celery's requests, for one request or for many.
 
-Celery's handlers of a start and of a success count, forget, acknowledge, and send
-events.  Where no event is wanted the rest is the same few steps for each request.
+Celery's handlers of a start and of a success update its counters, forget the request, acknowledge
+it and send events.  Where no event is wanted, the rest is the same few steps for each request.
 """
 
 from __future__ import annotations
@@ -18,49 +18,42 @@ from kombu.exceptions import EncodeError
 
 from celery_batch.worker.intake.request import BatchRequest
 
-__all__ = [
-    "Notification",
-    "accept",
-    "is_routine",
-    "succeed",
-]
-
+__all__ = ["Notification", "accept", "is_routine", "succeed"]
 
 logger = logging.getLogger(__name__)
 
-
-#: What is wrong with what is to be stored, and will be the next time.
+#: Errors of a value that cannot be stored, now or later.
 _LASTING_ERRORS = (EncodeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class Notification:
     """
-    What one of Celery's requests has to hear.
+    A call of one handler of Celery's request.
 
     Args:
         request: Celery's request.
-        tell: The handler of the request to call.
-        facts: Its arguments.
+        handler: The handler.
+        arguments: Its arguments.
     """
 
     request: Any
-    tell: Callable[..., Any]
-    facts: tuple[Any, ...]
+    handler: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
     def deliver(self) -> bool:
         """
-        Call the handler; whatever it raises, the others hear theirs.
+        Call the handler, and log what it raises.
 
         Returns:
-            Whether the request has ended.  If its result cannot be stored now, it has
-            not, and is to run again: nobody may wait for ever.
+            Whether the request has ended.  If its result cannot be stored now, it
+            has not, and must run again, so that its caller gets an answer.
         """
         if self.request.is_done:  # revoked while it ran: its end has been announced
             return True
         try:
             with self.request.acknowledging_last():
-                self.tell(*self.facts)
+                self.handler(*self.arguments)
         except Exception as error:
             logger.exception("Could not settle %s[%s]", self.request.name, self.request.id)
             return self.request.acknowledged or self._fail(error)
@@ -69,13 +62,12 @@ class Notification:
     def _fail(self, error: Exception) -> bool:
         request = self.request
         try:
-            if request.has_succeeded:  # and heard of it; only what came after went wrong
-                request.acknowledge()
-                return True
-            try:
-                request.task.backend.mark_as_failure(request.id, error, request=request._context)  # noqa: SLF001
-            except _LASTING_ERRORS:
-                logger.exception("No end of %s[%s] can be stored", request.name, request.id)
+            if not request.has_succeeded:  # else only what follows a success has failed
+                try:
+                    context = request._context  # noqa: SLF001
+                    request.task.backend.mark_as_failure(request.id, error, request=context)
+                except _LASTING_ERRORS:
+                    logger.exception("No end of %s[%s] can be stored", request.name, request.id)
             request.acknowledge()
         except Exception as failure:  # noqa: BLE001 (what cannot be stored is computed again)
             logger.warning("%s[%s] runs again: %s", request.name, request.id, failure)
@@ -84,21 +76,21 @@ class Notification:
 
 
 def is_routine(request: Any) -> bool:
-    """Say whether nobody hears of a request's start and success but Celery's own books."""
+    """Return whether a request's start and success only change Celery's own records."""
     return isinstance(request, BatchRequest) and request.is_routine
 
 
 def accept(requests: Sequence[Any], pid: int, began: float) -> list[Any]:
     """
-    Tell requests that a pool process has taken them, where that is routine.
+    Mark the routine requests of a batch as accepted by a pool process.
 
     Args:
-        requests: Of one batch.
+        requests: The requests of the batch.
         pid: The process.
-        began: When it took them, on the monotonic clock.
+        began: When it accepted them, on the monotonic clock.
 
     Returns:
-        Who is still to be told, by Celery's own handler.
+        The other requests, which need Celery's own handler.
     """
     if celery_request._does_debug:  # noqa: SLF001 (it logs a line for each)
         return list(requests)
@@ -112,12 +104,12 @@ def accept(requests: Sequence[Any], pid: int, began: float) -> list[Any]:
     state.all_total_count[0] += len(routine)
     if len(routine) == len(requests):
         return []
-    told = set(routine)
-    return [request for request in requests if request not in told]
+    accepted = set(routine)
+    return [request for request in requests if request not in accepted]
 
 
 def succeed(requests: Sequence[Any]) -> None:
-    """Tell routine requests that their results are stored: they are forgotten and acknowledged."""
+    """Forget and acknowledge routine requests whose results are stored."""
     # Celery's list of successes is read by tracers of this process, and only with this setting.
     listed = bool(requests) and requests[0].app.conf.worker_deduplicate_successful_tasks
     for request in requests:

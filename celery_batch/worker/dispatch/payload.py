@@ -32,8 +32,8 @@ class Delivery:
         body: The message's body; already decoded if `content_type` is None.
         content_type: Of the body.
         content_encoding: Of the body.
-        arrived: When it came to this worker, on the monotonic clock; None if nobody knows.
-        is_checked: Whether the body has been decoded before, and is what it has to be.
+        arrived: When it came to this worker, on the monotonic clock; None if unknown.
+        is_checked: Whether the body has been decoded before, and is well-formed.
     """
 
     task_id: str
@@ -49,7 +49,7 @@ class Delivery:
         Return arguments, keyword arguments and what Celery embeds beside them.
 
         Raises:
-            Exception: Whatever kombu says of a body that cannot be decoded.
+            Exception: Kombu cannot decode the body.
             Malformed: It is something else.
         """
         payload = self.body
@@ -70,7 +70,7 @@ class Delivery:
         return args, kwargs, embed or {}
 
 
-#: What can be shared, being neither changed by anybody nor equal to a thing of another type.
+#: Types whose values can be shared: immutable, and never equal to a value of another type.
 _PLAIN = (str, bytes, type(None))
 
 
@@ -80,10 +80,10 @@ class BatchPayload(list[Delivery]):
 
     Args:
         deliveries: The job's, oldest first.
-        most: Most rows in one call of the model; None for what the task says.
-        urgency: Of the most urgent; smaller goes first.
+        most: Most rows in one call of the model; None for the task's own option.
+        urgency: Of the most urgent; a smaller number goes first.
         reason: Why they left as a batch.
-        has_watchers: Whether events tell what their results are.
+        has_watchers: Whether events with their results are sent.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ def _pack(values: Sequence[Any]) -> tuple[str, Any]:
 
 
 def _are_alike(values: Sequence[Any]) -> bool:
-    """Say whether all are objects with the same names in the same order."""
+    """Return whether all are dicts with the same keys in the same order."""
     names = list(values[0])
     return all(type(value) is dict and list(value) == names for value in values)
 

@@ -1,4 +1,4 @@
-"""Tells the broker which messages run, for the case that the worker dies."""
+"""Records which messages run, for the case that the worker dies."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class RunningMessages:
     #: Whether acknowledgements are collected, so that none has to wait for the event loop.
     collects = False
 
-    #: Whether messages are read by what each task has room for.
+    #: Whether messages are fetched by what each task can use.
     reads_by_room = False
 
     def started(self, task_requests: Sequence[Any]) -> None:
-        """Take note that a pool process runs these requests of Celery's."""
+        """Record that a pool process runs these requests of Celery's."""
 
     def give_back(self, task_requests: Sequence[Any]) -> None:
-        """Have the broker deliver the messages of these requests of Celery's again, to anybody."""
+        """Return the messages of these requests of Celery's to the broker."""
         for request in task_requests:
             request.reject(requeue=True)
 
     def drop_lost(self) -> None:
-        """Let go of requests that have gone to another worker; called before batches leave."""
+        """Drop requests that other workers have taken; called before batches leave."""

@@ -1,46 +1,43 @@
 """Sends the next batch to the pool process before the running one ends.
 
 Celery writes a job to a process when that is idle; the device would wait for it.
-With one process there is no other that a batch could be better kept for, so the
+With one process there is no other that the batch could run in sooner, so the
 next one is written behind the one that runs.
 
-Rule 1: one batch at most lies behind one that runs, and one that is more urgent; and
-        nothing but batches does.  The process takes the more urgent one first.
-Rule 2: who was there first goes first: a batch is kept for the place behind only
+Rule 1: at most one batch is written behind the running one, and one more that is more urgent;
+        nothing but batches is.  The process takes the more urgent one first.
+Rule 2: first come, first served: a batch is held for the place behind the running one only
         while no other task waits for the process.
 Rule 3: a suspect has the process to itself.
-Rule 4: what was acknowledged before it ran is never written ahead: should the
-        connection break, it would run here and elsewhere.
+Rule 4: a batch that was acknowledged before it ran is never written ahead: if the
+        connection were lost, it would run here and elsewhere.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
+from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
-from billiard.pool import READY
 from celery import Task
-from celery.concurrency.asynpool import AsynPool
 from celery.exceptions import TaskRevokedError
 
+from celery_batch.compat.pool_pipe import PoolPipe
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.job import BatchJob
 
-__all__ = [
-    "WriteAhead",
-    "is_wanted",
-    "may_overlap",
-]
+__all__ = ["WriteAhead", "may_overlap", "worker_may_overlap"]
 
 
-def is_wanted(app: Any, processes: int) -> bool:
+def worker_may_overlap(app: Any, processes: int) -> bool:
     """
-    Say whether a worker's batches may overlap at all.
+    Return whether the batches of a worker may overlap at all.
 
     Args:
         app: The Celery app.
         processes: Most pool processes that this worker will have.  With several, a
-            batch that is ready is for whichever process is idle first.
+            batch that is ready is for the process that is idle first.
     """
     conf = app.conf
     shared = conf.get("result_backend_thread_safe")  # one buffer of results, for two threads
@@ -49,7 +46,7 @@ def is_wanted(app: Any, processes: int) -> bool:
 
 def may_overlap(task: Any) -> bool:
     """
-    Say whether a task's model may run on another thread than its items' tracers.
+    Return whether a task's model may run on another thread than its items' tracers.
 
     What a ``__call__`` of its own sets up may be there for its own thread only, and so
     may the use of a backend of its own, given to the decorator or put there later.
@@ -63,8 +60,10 @@ def may_overlap(task: Any) -> bool:
 
 
 #: Seconds until the event loop, which writes to the pool as soon as it has nothing else to
-#: do, is taken to have done so.
+#: do, has probably done so.
 _WRITTEN_SOON = 0.001
+
+_urgency = attrgetter("urgency")
 
 
 class WriteAhead:
@@ -77,100 +76,82 @@ class WriteAhead:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        self._held: deque[BatchJob] = deque()
-        self._handed_over: set[BatchJob] = set()
+        #: Jobs that wait for the place behind the running one, the most urgent first.
+        self._held: list[BatchJob] = []
+        self._submitted: set[BatchJob] = set()
+        #: Submitted jobs that occupy no slot of Celery's pool.
         self._without_slot: set[BatchJob] = set()
-        self._is_on: bool | None = None
-        #: Of the event loop's timer.
-        self._look: Any = None
+        #: The event loop's timer.
+        self._retry: Any = None
 
     def submit(self, job: BatchJob) -> None:
         """Hand a job to the pool now, or as soon as it can be written behind the running one."""
         if (
-            self._is_possible
-            and self._has_one_process
-            and self._handed_over
+            self._pipe_to_one
+            and self._submitted
             and not job.is_suspect
             and self._can_wait(job.task)
         ):
-            self._hold(job)
-            self.go_on()
+            insort(self._held, job, key=_urgency)
+            self.submit_held()
         else:
-            self._hand_over(job)
+            self._submit(job)
 
     def can_overtake(self, task: Any) -> bool:
-        """Say whether a batch of this task would run before a less urgent one that is ready."""
-        return bool(
-            self._is_on
-            and self._has_one_process
+        """Return whether a batch of this task would run before a less urgent one that is ready."""
+        return (
+            self._pipe_to_one is not None
             and self._can_wait(task)
-            and not any(job.is_suspect for job in self._handed_over)
+            and not any(job.is_suspect for job in self._submitted)
         )
 
-    def go_on(self) -> None:
-        """Hand over what is held, if its time has come."""
+    def submit_held(self) -> None:
+        """Submit the jobs that are held, as far as there are places behind the running one."""
+        self.close()
         self._mark_busy()
         while self._held:
-            if not self._handed_over or not self._has_one_process:
-                self._hand_over(self._held.popleft())
-            elif not self._may_lie_behind(self._held[0]):
+            pipe = self._pipe_to_one
+            if not self._submitted or pipe is None:
+                self._submit(self._held.pop(0))
+            elif not self._has_place_behind(self._held[0]):
                 return
-            elif self._has_written_all:
-                self._write_behind(self._held.popleft())
+            elif pipe.is_written:
+                self._submit_behind(self._held.pop(0), pipe)
             else:
-                self._look_again()
+                # The pool does not report when the job before has been written.  If this one
+                # waited until that one is accepted, it could not overtake it any more.
+                self._retry = self._consumer.hub.call_later(_WRITTEN_SOON, self.submit_held)
                 return
-
-    def _look_again(self) -> None:
-        """
-        Go on when the job before has been written, of which the pool says nothing.
-
-        Whoever may go before a batch that is ready would else be held until that one is
-        taken up, and sit it out.
-        """
-        if self._look is None:
-            self._look = self._consumer.hub.call_later(_WRITTEN_SOON, self._go_on_again)
-
-    def _go_on_again(self) -> None:
-        self._look = None
-        self.go_on()
 
     def close(self) -> None:
-        """Look no more until something is held again: a connection may take its timers along."""
-        look, self._look = self._look, None
-        if look is not None:
-            look.cancel()
+        """Cancel the timer, which may be lost with a connection."""
+        retry, self._retry = self._retry, None
+        if retry is not None:
+            retry.cancel()
 
-    def _hold(self, job: BatchJob) -> None:
-        """Put a job behind those that are no less urgent."""
-        held, self._held = self._held, deque()
-        self._held.extend(each for each in held if each.urgency <= job.urgency)
-        self._held.append(job)
-        self._held.extend(each for each in held if each.urgency > job.urgency)
-
-    def _may_lie_behind(self, job: BatchJob) -> bool:
-        """Say whether it may be written now, behind what runs and before what it overtakes."""
-        if any(each.is_suspect for each in self._handed_over):
+    def _has_place_behind(self, job: BatchJob) -> bool:
+        """Return whether a job may be written behind what runs, before what it overtakes."""
+        if any(each.is_suspect for each in self._submitted):
             return False
-        ready = [each for each in self._handed_over if not each.accepted]
-        runs = len(ready) < len(self._handed_over)
+        ready = [each for each in self._submitted if not each.accepted]
+        runs = len(ready) < len(self._submitted)
         return not ready or (runs and len(ready) == 1 and job.urgency < ready[0].urgency)
 
     def accepted(self, job: BatchJob) -> None:
-        """Take note that a process has taken a job."""
-        if self._is_on and self._has_one_process:
-            for other in self._handed_over - {job}:
+        """Note that a process has accepted a job."""
+        if self._pipe_to_one:
+            for other in self._submitted - {job}:
                 if other.accepted:
                     other.neighbours.add(job)
                     job.neighbours.add(other)
-        self.go_on()
+        self.submit_held()
 
-    def left(self, job: BatchJob) -> None:
+    def job_left(self, job: BatchJob) -> None:
         """Forget a job that has ended, or will not run."""
-        self._handed_over.discard(job)
+        self._submitted.discard(job)
         self._without_slot.discard(job)
-        if job.answer is not None:  # else its process died, under its neighbours too
-            for other in self._handed_over:
+        if job.answer is not None:  # else its process died, and its neighbours with it
+            for other in self._submitted:
                 other.neighbours.discard(job)
         job.neighbours.clear()
         if job in self._held:
@@ -178,101 +159,54 @@ class WriteAhead:
         self._mark_busy()
 
     def _mark_busy(self) -> None:
-        """Tell Celery that the process is busy; it takes it for idle when it has ended any job."""
-        runs = any(job.accepted for job in self._handed_over)
-        if self._is_on and runs and self._has_one_process and self._has_written_all:
-            self._pool._busy_workers.add(self._pending)  # noqa: SLF001
-
-    @property
-    def _pool(self) -> Any:
-        """Billiard's pool, once it runs."""
-        return getattr(self._consumer.pool, "_pool", None)
-
-    @property
-    def _pending(self) -> int:
-        """What the one process is written to by."""
-        return int(self._pool._pool[0].inqW_fd)  # noqa: SLF001
-
-    @property
-    def _semaphore(self) -> Any:
-        return self._consumer.controller.semaphore
+        """Mark the process as busy; the pool takes it for idle once it has ended any job."""
+        pipe = self._pipe_to_one
+        if pipe and pipe.is_written and any(job.accepted for job in self._submitted):
+            pipe.mark_busy()
 
     def _can_wait(self, task: Any) -> bool:
-        somebody_waits = bool(self._semaphore._waiting)  # noqa: SLF001 (no public look at it)
-        return not somebody_waits and task.acks_late and may_overlap(task)
+        is_contested = bool(self._consumer.controller.semaphore._waiting)  # noqa: SLF001
+        return not is_contested and task.acks_late and may_overlap(task)
 
     @property
-    def _has_one_process(self) -> bool:
-        """Whether there is one process and no more are wanted; pools can be told to grow."""
-        pool = self._pool
-        return bool(pool._processes == len(pool._pool) == 1)  # noqa: SLF001
+    def _pipe_to_one(self) -> PoolPipe | None:
+        """The pipe, as long as the pool has one process only."""
+        pipe = self._pipe
+        return pipe if pipe is not None and pipe.is_only_one else None
 
-    @property
-    def _has_written_all(self) -> bool:
-        return not self._pool.outbound_buffer
-
-    @property
-    def _is_possible(self) -> bool:
-        if self._is_on is None:
-            self._is_on = self._is_of_use()
-            if self._is_on:
-                self._count_every_end()
-                release = self._semaphore.release
-                self._semaphore.release = lambda: self._release(release)
-        return self._is_on
-
-    def _is_of_use(self) -> bool:
-        controller: Any = getattr(self._consumer, "controller", None)
-        pool = self._pool
-        return (
-            isinstance(pool, AsynPool)
-            and hasattr(pool, "_busy_workers")
-            and not pool.synack
-            and pool._maxtasksperchild != 1  # noqa: SLF001
+    @cached_property
+    def _pipe(self) -> PoolPipe | None:
+        """The pipe to the pool's process; None where batches cannot overlap."""
+        pool, controller = self._consumer.pool, self._consumer.controller
+        if not (
+            PoolPipe.is_supported(pool)
             and hasattr(getattr(controller, "semaphore", None), "_waiting")
-            and is_wanted(self._consumer.app, controller.max_concurrency or controller.concurrency)
-        )
+            and worker_may_overlap(
+                self._consumer.app, controller.max_concurrency or controller.concurrency
+            )
+        ):
+            return None
+        release = controller.semaphore.release
+        controller.semaphore.release = lambda: self._release(release)
+        return PoolPipe(pool)
 
-    def _hand_over(self, job: BatchJob) -> None:
-        if self._is_on:
-            self._handed_over.add(job)
+    def _submit(self, job: BatchJob) -> None:
+        if self._pipe is not None:
+            self._submitted.add(job)
         self._consumer.on_task_request(job)
 
-    def _write_behind(self, job: BatchJob) -> None:
-        self._handed_over.add(job)
+    def _submit_behind(self, job: BatchJob, pipe: PoolPipe) -> None:
+        self._submitted.add(job)
         self._without_slot.add(job)
         try:
             job.execute_using_pool(self._consumer.pool)
         except TaskRevokedError:
-            return  # nothing is left of it, and it has said so
-        self._pool._busy_workers.discard(self._pending)  # noqa: SLF001
+            return  # no request is left of it, and its end has been reported
+        pipe.mark_idle()
 
     def _release(self, release: Any) -> None:
-        """Free a slot of the pool, unless a job runs without one: then it has this one."""
+        """Free a slot of the pool, unless a job runs without one, which then gets this one."""
         if self._without_slot:
             self._without_slot.pop()
         else:
             release()
-
-    def _count_every_end(self) -> None:
-        """
-        Have billiard count each job that ends.
-
-        A process that is to end waits until all its words were heard, by the count
-        of its jobs; and billiard takes a process to do one job after another.
-        """
-        pool = self._pool
-        handlers = pool._result_handler.state_handlers  # noqa: SLF001
-        count_and_tell = handlers[READY]
-
-        def on_ready(job: Any, i: Any, obj: Any, fd: Any) -> None:
-            result = pool._cache.get(job)  # noqa: SLF001
-            pid = getattr(result, "_worker_pid", None)
-            counter = pool._on_ready_counters.get(pid)  # noqa: SLF001
-            before = counter.value if counter is not None else 0
-            count_and_tell(job, i, obj, fd)
-            if counter is not None and counter.value == before:
-                with counter.get_lock():
-                    counter.value += 1
-
-        handlers[READY] = on_ready

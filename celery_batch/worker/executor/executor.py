@@ -39,7 +39,7 @@ from celery_batch.runtime.runner import Outcome
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_WORK
-from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp, Refused, Settled, error_info
+from celery_batch.worker.dispatch.outcome import BatchEnd, Refused, Settled, Unanswered, error_info
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.fast_trace import (
     FastItem,
@@ -113,7 +113,7 @@ def trace_batch(
     """
     broken = broken_device()
     if broken is not None:
-        return BatchEnd([None] * len(payload), broken=broken, follow_up=FollowUp.REFUSED)
+        return BatchEnd([None] * len(payload), broken=broken, unanswered=Unanswered.NOT_STARTED)
     app = current_app._get_current_object()  # noqa: SLF001 (Celery's own way to leave the proxy)
     try:
         registry.prepare()
@@ -164,7 +164,7 @@ class _BatchTrace:
         except passing_errors(self._task.backend) as error:
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
             work = self._call.work if self._call else NO_WORK
-            return BatchEnd([None] * count, work, follow_up=FollowUp.NOT_STORED)
+            return BatchEnd([None] * count, work, unanswered=Unanswered.NOT_STORED)
         except Exception as error:
             logger.exception("Could not store the results of a batch")
             self._settled = [self._fail(delivery, error) for delivery in self._payload]
@@ -173,7 +173,7 @@ class _BatchTrace:
             work=self._call.work if self._call else NO_WORK,
             safe_size=self._task._batch_runner.safe_size.largest,
             broken=broken_device(),
-            follow_up=self._call.follow_up if self._call else FollowUp.BROKE_OFF,
+            unanswered=self._call.unanswered if self._call else Unanswered.INTERRUPTED,
         )
 
     def _find_fast_items(self) -> None:

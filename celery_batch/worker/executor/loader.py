@@ -32,7 +32,7 @@ from celery_batch.config import Settings
 from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.failures import give_memory_back, is_out_of_memory
-from celery_batch.worker.dispatch.write_ahead import is_wanted
+from celery_batch.worker.dispatch.write_ahead import worker_may_overlap
 from celery_batch.worker.executor.pipeline import start_threads
 
 __all__ = [
@@ -239,7 +239,7 @@ def load_in_pool_process() -> None:
         # lives on would be given tasks.
         os._exit(_EX_CONFIG)
     signals.worker_process_shutdown.connect(_unload, weak=False)
-    if is_wanted(current_app, plan.processes):
+    if worker_may_overlap(current_app, plan.processes):
         start_threads(current_app._get_current_object())  # noqa: SLF001 (a proxy is per thread)
     freeze_existing()
     _listen(current_app._get_current_object(), plan.socket)  # noqa: SLF001

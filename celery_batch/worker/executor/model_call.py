@@ -16,7 +16,7 @@ from celery_batch.runtime.runner import Outcome, Timing
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import Work
-from celery_batch.worker.dispatch.outcome import FollowUp
+from celery_batch.worker.dispatch.outcome import Unanswered
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
@@ -76,7 +76,7 @@ class ModelCall:
         #: The growth of the runner's counts: calls, isolated items, out of memory.
         self._counted: tuple[int, ...] = ()
         #: Why requests have no outcome, where they have none.
-        self.follow_up = FollowUp.BROKE_OFF
+        self.unanswered = Unanswered.INTERRUPTED
 
     @property
     def work(self) -> Work:
@@ -91,7 +91,7 @@ class ModelCall:
             limit: The soft time limit of this batch.
         """
         if _broken is not None:  # since this batch was prepared
-            self.follow_up, self._common_outcome = FollowUp.REFUSED, Outcome(again=True)
+            self.unanswered, self._common_outcome = Unanswered.NOT_STARTED, Outcome(again=True)
             return
         self.expired = self._expiries.passed()  # while it waited behind another batch
         if self.expired:

@@ -289,7 +289,7 @@ class _Exporter:
         context = ConsumerContext.of(self._worker.consumer)
         scheduler = context.scheduler
         yield from self._families(
-            scheduler.watch.ask(Meter.copy),
+            scheduler.recorder.ask(Meter.copy),
             tasks=task_reports(context),
             idle=scheduler.idle(time.monotonic()),
             processes=scheduler.processes,

@@ -24,7 +24,7 @@ from celery_batch.task import BatchTask
 from celery_batch.telemetry.meter import Meter
 from celery_batch.telemetry.report import NO_WORK, BatchReport, End, Outcome
 from celery_batch.worker.dispatch.job import BatchJob
-from celery_batch.worker.dispatch.outcome import BatchEnd, Ending, FollowUp, Refused, Settled
+from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp, Refused, Settled, Unanswered
 
 __all__ = [
     "BatchRecorder",
@@ -37,10 +37,10 @@ __all__ = [
 _is_done = attrgetter("is_done")
 
 
-_FATES = {
-    FollowUp.NOT_STORED: End.NOT_STORED,
-    FollowUp.REFUSED: End.REFUSED,
-    FollowUp.BROKE_OFF: End.BROKE_OFF,
+_ENDS = {
+    Unanswered.NOT_STORED: End.NOT_STORED,
+    Unanswered.NOT_STARTED: End.REFUSED,
+    Unanswered.INTERRUPTED: End.BROKE_OFF,
 }
 
 
@@ -48,38 +48,38 @@ def end_of(job: BatchJob) -> End:
     """Return how a batch ended as a whole."""
     answer = job.answer
     if answer is not None:
-        return _FATES[answer.follow_up] if None in answer.settled else End.ANSWERED
+        return _ENDS[answer.unanswered] if None in answer.settled else End.ANSWERED
     error = _unwrapped(job.error)
     if isinstance(error, TimeLimitExceeded):
         return End.TIME_LIMIT
     return End.LOST if isinstance(error, (WorkerLostError, SystemExit)) else End.ERROR
 
 
-def outcomes_of(job: BatchJob, ending: Ending) -> Counter[Outcome]:
+def outcomes_of(job: BatchJob, follow_up: FollowUp) -> Counter[Outcome]:
     """
     Return what became of how many requests, but for those whose end Celery announces.
 
     Args:
         job: The batch.
-        ending: What follows for its requests.
+        follow_up: What follows for its requests.
     """
     count = len(job.requests)
-    if len(ending.done) == count and not any(map(_is_done, ending.done)):
+    if len(follow_up.succeeded) == count and not any(map(_is_done, follow_up.succeeded)):
         return Counter({Outcome.SUCCEEDED: count})
-    outcomes = Counter(outcome_of_each(job, ending))
+    outcomes = Counter(outcome_of_each(job, follow_up))
     del outcomes[Outcome.EXPIRED], outcomes[Outcome.REVOKED]
     return outcomes
 
 
-def outcome_of_each(job: BatchJob, ending: Ending) -> list[Outcome]:
+def outcome_of_each(job: BatchJob, follow_up: FollowUp) -> list[Outcome]:
     """
     Return what became of each request of a batch.
 
     Args:
         job: The batch.
-        ending: What follows for its requests.
+        follow_up: What follows for its requests.
     """
-    again = {id(request) for request in (*ending.alone, *ending.again)}
+    again = {id(request) for request in (*follow_up.run_alone, *follow_up.run_again)}
     return [
         Outcome.AGAIN if id(request) in again else _outcome(request, job.answer, number)
         for number, request in enumerate(job.requests)
@@ -149,24 +149,24 @@ class BatchRecorder:
         with self._lock:
             return question(self._meter)
 
-    def ended(self, job: BatchJob, ending: Ending) -> None:
+    def ended(self, job: BatchJob, follow_up: FollowUp) -> None:
         """
         Take note of a batch that is over.
 
         Args:
             job: The batch.
-            ending: What follows for its requests.
+            follow_up: What follows for its requests.
         """
         if job.accepted:
             try:
-                self._add(job, ending)
+                self._add(job, follow_up)
             except Exception:
                 # Said once: what is wrong with one batch is so with all that follow.
                 level = logging.DEBUG if self._has_failed else logging.ERROR
                 self._has_failed = True
                 _own_logger.log(level, "Could not take note of a batch", exc_info=True)
 
-    def gave_up(self, request: Any) -> None:
+    def failed_waiting(self, request: Any) -> None:
         """Take note of a request that failed in its lane, out of time."""
         with self._lock:
             self._meter.add_outcome(request.name, Outcome.FAILED)
@@ -179,19 +179,19 @@ class BatchRecorder:
                     sender.name, Outcome.EXPIRED if expired else Outcome.REVOKED
                 )
 
-    def _add(self, job: BatchJob, ending: Ending) -> None:
-        report = _report(job, ending)
+    def _add(self, job: BatchJob, follow_up: FollowUp) -> None:
+        report = _report(job, follow_up)
         with self._lock:
             self._meter.add(report)
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", report, extra={"batch": report.facts()})
             if logger.isEnabledFor(logging.DEBUG):
-                _log_each(job, ending, report)
+                _log_each(job, follow_up, report)
 
 
-def _log_each(job: BatchJob, ending: Ending, report: BatchReport) -> None:
+def _log_each(job: BatchJob, follow_up: FollowUp, report: BatchReport) -> None:
     waits = report.waits or [0.0] * len(job.requests)
-    outcomes = outcome_of_each(job, ending)
+    outcomes = outcome_of_each(job, follow_up)
     for request, outcome, wait in zip(job.requests, outcomes, waits, strict=True):
         facts = {
             "task": report.task,
@@ -205,21 +205,21 @@ def _log_each(job: BatchJob, ending: Ending, report: BatchReport) -> None:
         logger.debug(text, facts, extra={"item": facts})
 
 
-def _report(job: BatchJob, ending: Ending) -> BatchReport:
+def _report(job: BatchJob, follow_up: FollowUp) -> BatchReport:
     work = job.answer.work if job.answer is not None else NO_WORK
     began = work.began
     return BatchReport(
         task=job.task.name,
         requests=len(job.requests),
         rows=job.rows,
-        most=job.room,
+        most=job.max_rows,
         reason=job.reason,
         end=end_of(job),
-        outcomes=outcomes_of(job, ending),
+        outcomes=outcomes_of(job, follow_up),
         # One that has come again in the place of its former self has not waited here.
         waits=[began - (each.arrived or began) for each in job.requests] if began else [],
         work=work,
-        poison=len(ending.poison),
+        poison=len(follow_up.poison),
         pid=job.pid,
         taken=None if job.began is None else (job.began, time.monotonic()),
     )

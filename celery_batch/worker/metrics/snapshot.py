@@ -55,9 +55,11 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     """
     context = ConsumerContext.of(consumer)
     scheduler, now = context.scheduler, time.monotonic()
-    seconds, idle = scheduler.watch.ask(lambda meter: now - meter.since), scheduler.idle(now)
+    seconds, idle = scheduler.recorder.ask(lambda meter: now - meter.since), scheduler.idle(now)
     reports, processes = task_reports(context), scheduler.processes
-    summaries = scheduler.watch.ask(lambda meter: {name: meter.summary(name) for name in reports})
+    summaries = scheduler.recorder.ask(
+        lambda meter: {name: meter.summary(name) for name in reports}
+    )
     return {
         "seconds": round(seconds, 3),
         "processes": processes,

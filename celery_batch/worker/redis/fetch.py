@@ -53,7 +53,7 @@ class Lists:
 
     def __init__(self, channel: Any, scheduler: Scheduler) -> None:
         self._channel = channel
-        self._room = scheduler.room
+        self._limits = scheduler.fetch_limits
         self._names: dict[tuple[str, int], str] = {}
         #: The tasks whose messages have been seen in each queue.
         self.seen: defaultdict[str, set[str]] = defaultdict(set)
@@ -108,15 +108,15 @@ class Lists:
             credit: What is left of the prefetch.
         """
         tasks, rooms = self.seen.get(queue), []
-        for step, left in zip(steps, self._room.left(tasks, steps), strict=True):
-            behind = self._room.behind(tasks, step) if tasks and left > credit else 0
+        for step, left in zip(steps, self._limits.left(tasks, steps), strict=True):
+            behind = self._limits.behind(tasks, step) if tasks and left > credit else 0
             rooms.append(min(left, credit + behind))
         return rooms
 
     def _guaranteed(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
         """Return how many messages of each list are to be read before more urgent ones."""
         tasks = self.seen.get(queue)
-        guaranteed = self._room.guaranteed(tasks, steps)
+        guaranteed = self._limits.guaranteed(tasks, steps)
         return guaranteed if tasks else [min(most, credit) for most in guaranteed]
 
     def _name(self, queue: str, step: int) -> str:
@@ -206,7 +206,7 @@ class BulkFetch:
     def _ask(self, timeout: float | None = None) -> None:
         """Take the place of sending BRPOP: called in each pass in which we may consume."""
         if self._is_single:
-            if self._scheduler.has_room():
+            if self._scheduler.fetch_limits.has_capacity():
                 self._start_one(timeout)
             return
         if self._is_asked:
@@ -260,7 +260,7 @@ class BulkFetch:
                 self._wakeup.arm(self._asked)
             raise Empty
         self._channel._queue_cycle.rotate(found[0][0])  # noqa: SLF001
-        with self._scheduler.gathering():
+        with self._scheduler.adding_many():
             self._deliver(found)
         return True
 

@@ -159,6 +159,6 @@ def read_what_is_useful(consumer: Any, scheduler: Scheduler) -> None:
     within_prefetch = qos.can_consume
 
     def can_consume() -> bool:
-        return bool(within_prefetch() and scheduler.has_room())
+        return bool(within_prefetch() and scheduler.fetch_limits.has_capacity())
 
     qos.can_consume = can_consume

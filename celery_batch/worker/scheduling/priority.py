@@ -2,13 +2,13 @@
 
 Chooses the task whose batch runs next.
 
-Rule 1: the lane with the most urgent request comes first; among equals the one whose
+Rule 1: the task with the most urgent request comes first; among equals the one whose
         oldest request has waited longest.
-Rule 2: a batch that is more urgent than the one that lies ready goes before it.
-Rule 3: whoever is overtaken has a share all the same, `low_priority_share` of its task: after so
-        many batches of others a lane comes first, and a batch that lies ready stays next.
-        What its requests were owed in line counts, too; and while it is overtaken, it
-        alone is owed.
+Rule 2: a batch that is more urgent than the one that is ready goes before it.
+Rule 3: overtaken tasks and batches have a share all the same, `low_priority_share` of their
+        task: after so many batches of others a task comes first, and a ready batch is
+        overtaken no more.  The share that its requests had earned while they waited counts, too;
+        and while a ready batch is overtaken, only that batch earns the share of its task.
 """
 
 from __future__ import annotations
@@ -17,82 +17,67 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from celery_batch.worker.dispatch.job import BatchJob
-from celery_batch.worker.scheduling.task_queue import TaskQueue
+from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
 
 __all__ = ["TaskPriority"]
 
-#: A whole batch, but for what adding up its parts may cost in float arithmetic.
+#: A whole batch, less what adding up its parts may lose in float arithmetic.
 _WHOLE = 1 - 1e-6
-
-#: That of a lane in which nobody waits.
-_NOBODY = 1 << 31
 
 
 class TaskPriority:
-    """What lanes and batches are owed by those who overtook them, as parts of a batch."""
+    """The shares that overtaken tasks and batches have earned, as parts of a batch."""
 
     def __init__(self) -> None:
-        self._scheduler: defaultdict[TaskQueue, float] = defaultdict(float)
+        self._tasks: defaultdict[TaskQueue, float] = defaultdict(float)
         self._jobs: dict[BatchJob, float] = {}
 
-    def order(self, scheduler: Iterable[TaskQueue]) -> list[TaskQueue]:
-        """Return lanes in the order in which they are to be asked for a batch."""
+    def order(self, task_queues: Iterable[TaskQueue]) -> list[TaskQueue]:
+        """Return task queues in the order in which they are asked for a batch."""
         return sorted(
-            scheduler,
-            key=lambda task_queue: (
-                not self._is_guaranteed(task_queue),
-                _urgency(task_queue),
-                task_queue.oldest,
-            ),
+            task_queues,
+            key=lambda each: (not self._is_guaranteed(each), each.urgency, each.oldest),
         )
 
     def overtaken_by(self, task_queue: TaskQueue, jobs: Iterable[BatchJob]) -> BatchJob | None:
         """
-        Return the batch that lies ready, if a lane's next one would go before it.
+        Return the batch that is ready, if the next batch of a task would go before it.
 
         Args:
-            task_queue: Whose batch.
-            jobs: All that are on their way.
+            task_queue: The queue of the task.
+            jobs: All jobs that have not ended.
         """
         ready = [job for job in jobs if not job.accepted]
-        if len(ready) != 1 or _urgency(task_queue) >= ready[0].urgency:
+        if len(ready) != 1 or task_queue.urgency >= ready[0].urgency:
             return None
         return ready[0] if self._jobs.get(ready[0], ready[0].guaranteed) < _WHOLE else None
 
-    def note(self, task_queue: TaskQueue, job: BatchJob, others: Collection[TaskQueue]) -> None:
+    def batch_left(
+        self, task_queue: TaskQueue, job: BatchJob, task_queues: Collection[TaskQueue]
+    ) -> None:
         """
-        Take note of a lane's batch before it is sent.
+        Update the shares for a batch that leaves.
 
         Args:
-            task_queue: Whose batch.
-            job: The batch; if it is owed to its lane, nobody who waits overtakes it again.
-            others: All lanes.
+            task_queue: The queue that it leaves.
+            job: The batch; if it leaves as its task's share, no waiting request overtakes it.
+            task_queues: All task queues.
         """
         if self._is_guaranteed(task_queue):
-            job.urgency = min(job.urgency, *map(_urgency, others))
-        self._scheduler.pop(task_queue, None)
-        for other in others:
-            if other is not task_queue and job.urgency < _urgency(other) < _NOBODY:
-                self._scheduler[other] += other.policy.low_priority_share
+            job.urgency = min(job.urgency, *(each.urgency for each in task_queues))
+        self._tasks.pop(task_queue, None)
+        for other in task_queues:
+            if other is not task_queue and job.urgency < other.urgency < LEAST_URGENT:
+                self._tasks[other] += other.policy.low_priority_share
 
     def _is_guaranteed(self, task_queue: TaskQueue) -> bool:
-        """Say whether a lane's next batch is one of so many that it has a right to."""
-        return self._scheduler[task_queue] + task_queue.policy.low_priority_share > _WHOLE
+        """Return whether the share of a task has grown to a whole batch."""
+        return self._tasks[task_queue] + task_queue.policy.low_priority_share > _WHOLE
 
     def overtake(self, job: BatchJob, share: float) -> None:
-        """
-        Take note that a batch which lies ready is overtaken.
-
-        Args:
-            job: The batch.
-            share: Its task's.
-        """
+        """Add the share of its task to what an overtaken batch has earned."""
         self._jobs[job] = self._jobs.get(job, share + job.guaranteed) + share
 
     def forget(self, job: BatchJob) -> None:
-        """Forget a batch that is over."""
+        """Forget a batch that has ended."""
         self._jobs.pop(job, None)
-
-
-def _urgency(task_queue: TaskQueue) -> int:
-    return _NOBODY if task_queue.urgency is None else task_queue.urgency

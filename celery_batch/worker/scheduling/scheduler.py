@@ -1,13 +1,11 @@
-"""Schedules batches of all tasks of a worker: free slots, prefetched messages, follow-ups."""
+"""Schedules batches of all tasks of a worker: takes requests in, hands jobs to the pool."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from math import ceil
 from typing import Any
 
 from celery.worker import state
@@ -17,126 +15,24 @@ from celery_batch.batching.batch import Batch
 from celery_batch.worker.dispatch.completion import Completion
 from celery_batch.worker.dispatch.job import BatchJob
 from celery_batch.worker.dispatch.notification import Notification
-from celery_batch.worker.dispatch.outcome import Ending, give_up, not_run
+from celery_batch.worker.dispatch.outcome import FollowUp, deadline_passed, not_run
 from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.dispatch.write_ahead import WriteAhead
 from celery_batch.worker.intake.dead_letters import DeadLetters
 from celery_batch.worker.metrics.recorder import BatchRecorder
+from celery_batch.worker.scheduling.fetch_limits import FetchLimits
 from celery_batch.worker.scheduling.priority import TaskPriority
-from celery_batch.worker.scheduling.redelivery import RedeliveryCache, RequestReceiver
+from celery_batch.worker.scheduling.redelivery import Known, RedeliveryCache, is_suspect
 from celery_batch.worker.scheduling.slots import Slots
 from celery_batch.worker.scheduling.task_queue import TaskQueue
-from celery_batch.worker.scheduling.timer import timer_for
+from celery_batch.worker.scheduling.timer import BatchTimer
 
-__all__ = [
-    "LEAST_URGENT",
-    "PrefetchRoom",
-    "Scheduler",
-]
-
-
-#: Room for messages that no lane waits for: what the prefetch allows.
-_NO_LIMIT = 1 << 20
-
-
-#: An urgency that overtakes nobody.
-LEAST_URGENT = 1 << 31
-
-
-class PrefetchRoom:
-    """
-    What the lanes of one consumer could still put to use.
-
-    Args:
-        scheduler: By the names of their tasks; there will be more.
-        jobs: What is on its way.
-        slots: Of the worker.
-    """
-
-    def __init__(
-        self, scheduler: Mapping[str, TaskQueue], jobs: AbstractSet[BatchJob], slots: Slots
-    ) -> None:
-        self._scheduler = scheduler
-        self._jobs = jobs
-        self._slots = slots
-
-    def left(self, tasks: Collection[str] | None, urgencies: Sequence[int]) -> list[int]:
-        """
-        Return how many more requests of each urgency could soon be put to use.
-
-        That is to be run, made ready or gathered.  Nobody knows whose message comes next, so
-        the fullest lane counts: what it cannot use is left in the broker for other workers.
-
-        Args:
-            tasks: Whose messages may come; None if anybody's may, who has room at all.
-            urgencies: Of the messages; what they would overtake leaves them their room.
-        """
-        scheduler = [
-            task_queue
-            for name, task_queue in list(self._scheduler.items())
-            if tasks is None or name in tasks
-        ]
-        most_urgent = min(urgencies)
-        if any(task_queue.behind(most_urgent) for task_queue in scheduler):
-            return [self._left(scheduler, tasks, urgency) for urgency in urgencies]
-        # They would overtake nobody.
-        return [self._left(scheduler, tasks, most_urgent)] * len(urgencies)
-
-    def _left(
-        self, scheduler: Collection[TaskQueue], tasks: Collection[str] | None, urgency: int
-    ) -> int:
-        batches, jobs = self._slots.capacity + self._slots.processes, list(self._jobs)
-        rooms = [
-            task_queue.room(batches, [job for job in jobs if job.task is task_queue.task], urgency)
-            for task_queue in scheduler
-        ]
-        if tasks is None:
-            rooms = [room for room in rooms if room > 0]
-        return max(min(rooms, default=_NO_LIMIT), 0)
-
-    def guaranteed(self, tasks: Collection[str] | None, urgencies: Sequence[int]) -> list[int]:
-        """
-        Return how many rows of each urgency ought to be read before more urgent messages.
-
-        While more urgent ones are here, enough are to lie in line for their share of the
-        next two batches, so that they can have it.
-
-        Args:
-            tasks: Whose messages may come; None if anybody's may.
-            urgencies: Of the messages.
-        """
-        scheduler = [
-            task_queue
-            for name, task_queue in list(self._scheduler.items())
-            if tasks is None or name in tasks
-        ]
-        waiting = [
-            (task_queue, first)
-            for task_queue in scheduler
-            if (first := task_queue.urgency) is not None
-        ]
-        here = [first for _, first in waiting] + [job.urgency for job in list(self._jobs)]
-        most_urgent = min(here, default=LEAST_URGENT)
-        if most_urgent >= max(urgencies):
-            return [0] * len(urgencies)
-        policies = [task_queue.policy for task_queue in scheduler]
-        share = ceil(2 * max(each.low_priority_share * each.max_batch_size for each in policies))
-        return [
-            max(share - sum(task_queue.rows_of(urgency) for task_queue, _ in waiting), 0)
-            if most_urgent < urgency
-            else 0
-            for urgency in urgencies
-        ]
-
-    def behind(self, tasks: Collection[str], urgency: int) -> int:
-        """Return how many wait in line whom newcomers for these tasks would overtake."""
-        scheduler = list(self._scheduler.items())
-        return sum(task_queue.behind(urgency) for name, task_queue in scheduler if name in tasks)
+__all__ = ["Scheduler"]
 
 
 class Scheduler:
     """
-    The lanes of one consumer, which share its pool's slots.
+    The task queues of one consumer, which share the slots of its pool.
 
     Args:
         consumer: Celery's consumer.
@@ -144,307 +40,316 @@ class Scheduler:
     """
 
     def __init__(self, consumer: Any, refuse: Callable[[Any, str], None]) -> None:
+        self._consumer = consumer
         self._refuse = refuse
         #: Replaced for each connection to a broker that can record them.
         self.running_messages = RunningMessages()
-        self._hub = consumer.hub
+        #: Records what became of each batch.
+        self.recorder = BatchRecorder()
         self._slots = Slots(consumer.pool)
         self._write_ahead = WriteAhead(consumer)
         self._priority = TaskPriority()
-        self._scheduler: dict[str, TaskQueue] = {}
+        self._task_queues: dict[str, TaskQueue] = {}
         self._jobs: set[BatchJob] = set()
-        #: For newcomers.
-        self.room = PrefetchRoom(self._scheduler, self._jobs, self._slots)
+        #: How many more messages are of use.
+        self.fetch_limits = FetchLimits(self._task_queues, self._jobs, self._slots)
         self._redelivery = RedeliveryCache()
-        self._prepared_messages = DeadLetters(consumer)
-        #: Whose messages are acknowledged when their copies have been kept.
+        self._dead_letters = DeadLetters(consumer)
+        #: Requests whose messages are acknowledged once their dead letters are written.
         self._poison: set[Any] = set()
-        self._completion = Completion(consumer.hub, self._redelivery, self._run_untold)
-        self._receiver = RequestReceiver(consumer, self._redelivery, self._mark_running)
-        self._timer = timer_for(consumer.hub, self._ring)
-        #: Told what each batch was.
-        self.watch = BatchRecorder()
-        self._open = False
-        self._is_gathering = False
+        self._completion = Completion(consumer.hub, self._redelivery, self._retry_notification)
+        self._timer = BatchTimer(consumer.hub, self._on_timer)
+        self._is_open = False
+        self._is_adding_many = False
 
     def task_queue(self, task: Any) -> TaskQueue:
-        """Return the lane of a batch task, made on first use."""
-        if task.name not in self._scheduler:
-            self._scheduler[task.name] = TaskQueue(task, self._slots)
-        return self._scheduler[task.name]
+        """Return the queue of a batch task, made on first use."""
+        if task.name not in self._task_queues:
+            self._task_queues[task.name] = TaskQueue(task, self._slots)
+        return self._task_queues[task.name]
 
     def __iter__(self) -> Iterator[TaskQueue]:
-        return iter(list(self._scheduler.values()))
+        return iter(list(self._task_queues.values()))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._scheduler
+        return name in self._task_queues
 
     @property
     def is_open(self) -> bool:
         """Whether the event loop runs and batches may leave."""
-        return self._open
-
-    def has_room(self) -> bool:
-        """Say whether there is room for anybody's message, whosever it is."""
-        return any(self.room.left(self._scheduler, [LEAST_URGENT]))
+        return self._is_open
 
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
-        self._open = True
-        self.watch.begin(self._slots.pids)
+        self._is_open = True
+        self.recorder.begin(self._slots.pids)
 
     def close(self, *, restarting: bool) -> None:
         """
-        Let nothing more leave, and give back what has not left.
+        Let no more batches leave, and return their requests to the broker.
 
         Args:
-            restarting: The connection is gone and another will come; else the
+            restarting: The connection is lost and another will follow; else the
                 worker is shutting down and its running batches finish.
         """
-        self._open = False
+        self._is_open = False
         self._timer.cancel()
         self._write_ahead.close()
         if restarting:
             for request in self._poison:
                 request.disown()
-        self._completion.tell_rest(restarting=restarting)
-        if restarting:
-            for request in list(self._poison):  # which may come again before its copy is kept
-                self._redelivery.ended(request)
+        self._completion.flush(restarting=restarting)
+        if restarting:  # their messages may come again before the dead letters are written
+            self._redelivery.add_ended(list(self._poison))
         else:
-            self._prepared_messages.close()
-        for task_queue in self._scheduler.values():
-            self._give_back(task_queue.forget())
+            self._dead_letters.close()
+        for task_queue in self._task_queues.values():
+            self._requests_not_run(task_queue.clear())
         for job in list(self._jobs):
-            # On a restart the pool has thrown away what no process had accepted,
-            # without a word, if it is one that does; at shutdown it still runs what
-            # it was given.
+            # On a restart the prefork pool silently discards what no process has accepted;
+            # at shutdown it still runs what it was given.
             is_flushed = restarting and self._slots.are_flushed and not job.accepted
-            if not job.submitted or (is_flushed and not job.is_known):
+            if not job.submitted or (is_flushed and not job.is_in_pool):
                 job.forget()
-                self._give_back(job.requests)
-                self._leave(job)
+                self._requests_not_run(job.requests)
+                self._job_left(job)
             elif restarting:
                 job.disown()
-                self._redelivery.still_run(job)
+                self._redelivery.add_running(job)
 
-    def resume(self, task_queue: TaskQueue, by: object) -> None:
-        """Let batches of a lane leave again that somebody has paused, if nobody else has, too."""
-        for request, alone in task_queue.resume(by):
-            self._receiver.line_up(task_queue, request, alone=alone)
-        self.pump()
+    def add(self, task_queue: TaskQueue, request: Any) -> None:
+        """Add Celery's request to its task queue, unless it runs already or has been answered."""
+        known = self._redelivery.pop(request)
+        if known is Known.ANSWERED and request.has_result:
+            task_ready(request)
+            request.acknowledge()
+            return
+        if isinstance(known, BatchJob) and known.adopt(request):
+            if known.accepted:
+                self.running_messages.started([request])
+            return
+        alone = known is None and is_suspect(request, self._consumer)
+        if task_queue.is_paused:
+            task_queue.set_aside(request, alone=alone)
+            return
+        self._enqueue(task_queue, request, alone=alone)
+        if not self._is_adding_many:
+            self.dispatch()
 
-    def end_running(self) -> None:
-        """End the processes of batches that cannot be acknowledged any more, as others run them."""
-        jobs = [job for job in list(self._jobs) if job.accepted and job.task.acks_late]
-        self._slots.kill({job.pid for job in jobs if job.pid is not None})
+    @contextmanager
+    def adding_many(self) -> Iterator[None]:
+        """Dispatch once, after all requests of this context have been added."""
+        self._is_adding_many = True
+        try:
+            yield
+        finally:
+            self._is_adding_many = False
+        self.dispatch()
 
-    def hand_back(self, requests: list[Any]) -> None:
-        """Give requests in no line back to the broker, over a connection that lives."""
-        self._redelivery.never_ran(requests)
+    def _enqueue(self, task_queue: TaskQueue, request: Any, *, alone: bool = False) -> None:
+        """Add a request, also to a paused queue; alone if it may kill its process, or must."""
+        alone = alone or request.losses > 0 or request.deadline is not None
+        task_queue.add(request, urgency=self._urgency(request), alone=alone)
+
+    def _urgency(self, request: Any) -> int:
+        """Return the urgency that a request's priority means: 9 goes first on AMQP, 0 on Redis."""
+        priority = (request.delivery_info or {}).get("priority")
+        if not priority or not isinstance(priority, int):
+            return 0
+        sign = {"amqp": -1, "redis": 1}.get(self._consumer.connection.transport.driver_type, 0)
+        return sign * priority
+
+    def resume(self, task_queue: TaskQueue, owner: object) -> None:
+        """Resume a task for the owner that paused it, unless another owner has paused it, too."""
+        for request, alone in task_queue.resume(owner):
+            self._enqueue(task_queue, request, alone=alone)
+        self.dispatch()
+
+    def give_back(self, requests: list[Any]) -> None:
+        """Return requests that are in no queue to the broker, over the present connection."""
+        self._redelivery.add_not_run(requests)
         self.running_messages.give_back(requests)
         for request in requests:
             task_ready(request)
 
     def drop(self, tags: set[str]) -> None:
-        """Drop whatever no pool process has and that has one of these tags: others run it."""
-        for task_queue in self._scheduler.values():
+        """Drop the requests with these delivery tags that no pool process has: others run them."""
+        for task_queue in self._task_queues.values():
             task_queue.drop(tags)
         for job in list(self._jobs):
             job.drop(tags)
 
-    def add(self, task_queue: TaskQueue, task_request: Any) -> None:
-        """Put Celery's request in its lane, and send off what may leave."""
-        if self._receiver.admit(task_queue, task_request) and not self._is_gathering:
-            self.pump()
+    def kill_running(self) -> None:
+        """Kill the processes of batches that can no longer be acknowledged, as others run them."""
+        jobs = [job for job in list(self._jobs) if job.accepted and job.task.acks_late]
+        self._slots.kill({job.pid for job in jobs if job.pid is not None})
 
-    @contextmanager
-    def gathering(self) -> Iterator[None]:
-        """Let several come in before it is asked once what may leave."""
-        self._is_gathering = True
-        try:
-            yield
-        finally:
-            self._is_gathering = False
-        self.pump()
-
-    def pump(self) -> None:
-        """Send off every batch that may leave now; arm the alarm for the next that may."""
+    def dispatch(self) -> None:
+        """Submit every batch that may leave now; set the timer for the next one."""
         self.running_messages.drop_lost()
-        while self._open and not state.should_terminate:
-            self._give_up_late_ones()
-            soonest = [task_queue.next_deadline for task_queue in self._scheduler.values()]
-            scheduler = self._priority.order(self._scheduler.values())
-            contested = any(task_queue.is_full for task_queue in scheduler)
-            for task_queue in scheduler:
+        while self._is_open and not state.should_terminate:
+            self._fail_past_deadline()
+            delays = [task_queue.next_deadline for task_queue in self._task_queues.values()]
+            task_queues = self._priority.order(self._task_queues.values())
+            contested = any(task_queue.is_full for task_queue in task_queues)
+            for task_queue in task_queues:
                 decision = task_queue.take(
                     contested=contested, overtaken=self._overtaken_by(task_queue)
                 )
                 if isinstance(decision, Batch):
                     self._submit(task_queue, decision)
                     break
-                soonest.append(decision.seconds)
+                delays.append(decision.seconds)
             else:
-                seconds = min((each for each in soonest if each is not None), default=None)
+                seconds = min((each for each in delays if each is not None), default=None)
                 if seconds is not None:
                     self._timer.set(seconds)
                 return
 
     def _overtaken_by(self, task_queue: TaskQueue) -> BatchJob | None:
-        may = not self._slots.room_ahead and self._write_ahead.can_overtake(task_queue.task)
-        return self._priority.overtaken_by(task_queue, list(self._jobs)) if may else None
+        if self._slots.has_room_ahead or not self._write_ahead.can_overtake(task_queue.task):
+            return None
+        return self._priority.overtaken_by(task_queue, list(self._jobs))
 
-    def report(self) -> dict[str, Any]:
-        """Return each lane's report by the task's name, with its batches that have not ended."""
-        running = Counter(job.task.name for job in list(self._jobs))
-        scheduler = sorted(self._scheduler.items())
-        with self._slots.lock:  # whoever looks may be another thread
-            return {
-                name: {**task_queue.report(), "running": running[name]}
-                for name, task_queue in scheduler
-            }
+    def _submit(self, task_queue: TaskQueue, batch: Batch[Any]) -> None:
+        job = BatchJob(task_queue.task, batch, self, task_queue.policy.max_batch_size)
+        job.is_only = not self._jobs and all(each.is_empty for each in self)
+        self._priority.batch_left(task_queue, job, self._task_queues.values())
+        for other in list(self._jobs):  # jobs of a thread pool may end at any time
+            if not other.accepted and job.urgency < other.urgency:
+                share = self.task_queue(other.task).policy.low_priority_share
+                self._priority.overtake(other, share)
+        self._jobs.add(job)
+        self._write_ahead.submit(job)
+
+    def _fail_past_deadline(self) -> None:
+        for task_queue in self._task_queues.values():
+            for request in task_queue.expire():
+                self.recorder.failed_waiting(request)
+                self._completion.notify(deadline_passed(request))
+
+    def _on_timer(self, late: float) -> None:
+        for task_queue in self._task_queues.values():
+            if late > task_queue.policy.linger_seconds:
+                task_queue.restart_linger()
+        self.dispatch()
+
+    def before_submit(self) -> None:
+        """Drop what other workers have taken from a batch that waited for its process."""
+        self.running_messages.drop_lost()
+
+    def on_start(self, job: BatchJob) -> None:
+        """A pool process has accepted a job."""
+        self.running_messages.started(job.requests)
+        self._write_ahead.accepted(job)
+
+    def on_end(self, job: BatchJob, follow_up: FollowUp) -> None:
+        """A job has ended: free its slot, and complete its requests."""
+        self._job_left(job)
+        self._write_ahead.submit_held()
+        self.recorder.ended(job, follow_up)
+        if job.accepted:
+            self._after_run(job, follow_up)
+        self.task_queue(job.task).batch_ended(job)
+        follow_up.notifications += self._run_again(job.task, follow_up)
+        if self._slots.run_inline or self._consumer.hub is None or not self._is_open:
+            self._completion.complete(follow_up)
+            if not self._slots.run_inline:  # else it was `dispatch` that ran the batch
+                self.dispatch()
+            return
+        # A batch that is ready now, or messages that can be read now, must not wait for the
+        # bookkeeping of this one.
+        self._completion.complete_after(self.dispatch, follow_up)
+
+    def _after_run(self, job: BatchJob, follow_up: FollowUp) -> None:
+        self.task_queue(job.task).count_answer(job.answer)
+        for request, reason in follow_up.refused:
+            if not request.is_done:  # revoked while it ran: its end has been announced
+                self._refuse(request, reason)
+        for request, error in follow_up.poison:
+            self._poison.add(request)
+            request.before_end = partial(self._write_dead_letter, request, error)
+        if job.answer is not None and job.answer.broken:
+            self._slots.replace_process(job.pid, job.answer.broken)
+
+    def _write_dead_letter(
+        self, request: Any, error: Exception, acknowledge: Callable[[], object]
+    ) -> None:
+        """Write a copy of a poisonous request before it is acknowledged."""
+
+        def then() -> None:
+            self._poison.discard(request)
+            acknowledge()
+            self._redelivery.add_ended([request])
+
+        self._dead_letters.keep(request, error, then)
+
+    def _run_again(self, task: Any, follow_up: FollowUp) -> list[Notification]:
+        """Queue requests again; return the notifications of those that cannot run again."""
+        task_queue, notifications = self.task_queue(task), []
+        again = [(request, True) for request in follow_up.run_alone]
+        again += [(request, False) for request in follow_up.run_again]
+        for request, alone in again:
+            if self._is_open and not request.is_disowned:
+                self._enqueue(task_queue, request, alone=alone)
+            elif request.acknowledged:
+                notifications += not_run(request)
+            else:  # its message is the broker's again, or will be
+                task_ready(request)
+                self._redelivery.add_not_run([request])
+        return notifications
+
+    def _requests_not_run(self, requests: Iterable[Any]) -> None:
+        """Leave requests to the broker; fail those whose messages it has no longer."""
+        acknowledged = [request for request in requests if request.acknowledged]
+        self._redelivery.add_not_run(each for each in requests if not each.acknowledged)
+        for request in acknowledged:
+            self._completion.notify(not_run(request))
+
+    def _retry_notification(self, request: Any) -> None:
+        """Run a request again whose end could not be stored: its caller must get an answer."""
+        if self._is_open and not request.is_disowned:
+            task_reserved(request)
+            request.deadline = None  # only its end is missing, and storing that takes time
+            self._enqueue(self.task_queue(request.task), request)
+
+    def _job_left(self, job: BatchJob) -> None:
+        with self._slots.lock:
+            if job in self._jobs:
+                self._jobs.remove(job)
+                self._slots.in_flight -= 1
+        self._write_ahead.job_left(job)
+        self._priority.forget(job)
 
     @property
     def processes(self) -> int:
-        """How many processes have models: those of the pool, or this one for all its threads."""
+        """How many processes have models: those of the pool, or only the main process."""
         return self._slots.model_processes
 
-    def ages(self, now: float) -> dict[str, float]:
-        """Return by task how many seconds the request has waited here that waits longest."""
-        scheduler = list(self._scheduler.items())
-        with self._slots.lock:  # likewise
+    def report(self) -> dict[str, Any]:
+        """Return the report of each task queue, with its running batches, by the task's name."""
+        running = Counter(job.task.name for job in list(self._jobs))
+        task_queues = sorted(self._task_queues.items())
+        with self._slots.lock:  # the caller may be another thread
             return {
-                name: max(now - task_queue.waiting_since, 0.0) for name, task_queue in scheduler
+                name: {**task_queue.report(), "running": running[name]}
+                for name, task_queue in task_queues
             }
 
-    def idle(self, now: float) -> float:
-        """
-        Return for how many seconds processes had no batch in their models, together.
+    def ages(self, now: float) -> dict[str, float]:
+        """Return by task for how many seconds its oldest request has waited here."""
+        task_queues = list(self._task_queues.items())
+        with self._slots.lock:  # the caller may be another thread
+            return {name: max(now - each.oldest_held, 0.0) for name, each in task_queues}
 
-        Args:
-            now: On the monotonic clock.
-        """
+    def idle(self, now: float) -> float:
+        """Return for how many seconds processes had no batch in their models, together."""
         busy, alive = self.busy(), self._slots.pids
-        return self.watch.ask(lambda meter: meter.idle(now, busy, alive))
+        return self.recorder.ask(lambda meter: meter.idle(now, busy, alive))
 
     def busy(self) -> dict[int, float]:
         """Return which processes have a batch now, and since when."""
         jobs = list(self._jobs)
         known = [(job.began, job.pid) for job in jobs if job.began is not None and job.pid]
-        # Of several on threads of one process, the first has had it busy for longest.
+        # Of several on threads of one process, the first has kept it busy for longest.
         return {pid: began for began, pid in sorted(known, reverse=True)}
-
-    def before_submit(self) -> None:
-        """Have a batch that waited for its process leave out what others have taken."""
-        self.running_messages.drop_lost()
-
-    def on_start(self, job: BatchJob) -> None:
-        """A pool process has taken a batch."""
-        self._mark_running(job.requests)
-        self._write_ahead.accepted(job)
-
-    def _mark_running(self, requests: list[Any]) -> None:
-        self.running_messages.started(requests)
-
-    def on_end(self, job: BatchJob, ending: Ending) -> None:
-        """A batch has ended: its slot is free, and its requests have something to hear."""
-        self._leave(job)
-        self._write_ahead.go_on()
-        self.watch.ended(job, ending)
-        if job.accepted:
-            self._learn(job, ending)
-        self.task_queue(job.task).ended(job)
-        ending.news += self._run_again(job.task, ending)
-        if self._slots.run_inline or self._hub is None or not self._open:
-            self._completion.tell_at_once(ending)
-            if not self._slots.run_inline:  # else it was pump that ran the batch, and goes on
-                self.pump()
-            return
-        # Bookkeeping comes last: a batch that is ready now, or can be read now,
-        # must not wait for the one that is done.
-        self._completion.tell_after(self.pump, ending)
-
-    def _learn(self, job: BatchJob, ending: Ending) -> None:
-        self.task_queue(job.task).learn(job.answer)
-        for request, reason in ending.refused:
-            if not request.is_done:  # revoked while it ran: its end has been announced
-                self._refuse(request, reason)
-        for request, error in ending.poison:
-            self._poison.add(request)
-            request.before_end = partial(self._keep_dead_letter, request, error)
-        if job.answer is not None and job.answer.broken:
-            self._slots.recycle(job.pid, job.answer.broken)
-
-    def _keep_dead_letter(
-        self, request: Any, error: Exception, acknowledge: Callable[[], object]
-    ) -> None:
-        """Keep a copy of a poisonous request, whose end has been told, before it is let go of."""
-
-        def let_go() -> None:
-            self._poison.discard(request)
-            acknowledge()
-            self._redelivery.ended(request)
-
-        self._prepared_messages.keep(request, error, let_go)
-
-    def _run_again(self, task: Any, ending: Ending) -> list[Notification]:
-        """Put requests back in line; return what is left to tell those that cannot run again."""
-        task_queue, news = self.task_queue(task), []
-        again = [(request, True) for request in ending.alone]
-        again += [(request, False) for request in ending.again]
-        for request, alone in again:
-            if self._open and not request.is_disowned:
-                self._receiver.line_up(task_queue, request, alone=alone)
-            elif request.acknowledged:
-                news += not_run(request).news
-            else:  # its message is the broker's again, or will be
-                task_ready(request)
-                self._redelivery.never_ran([request])
-        return news
-
-    def _give_back(self, requests: list[Any]) -> None:
-        """Leave who has not run to the broker, if it still has their messages."""
-        self._redelivery.never_ran(each for each in requests if not each.acknowledged)
-        for request in requests:
-            if request.acknowledged:
-                self._completion.tell(not_run(request).news)
-
-    def _submit(self, task_queue: TaskQueue, batch: Batch[Any]) -> None:
-        job = BatchJob(task_queue.task, batch, self)
-        job.most = job.room = task_queue.policy.max_batch_size
-        job.is_lone = not self._jobs and all(
-            task_queue.is_empty for task_queue in self._scheduler.values()
-        )
-        self._priority.note(task_queue, job, self._scheduler.values())
-        for each in list(self._jobs):  # pools of threads tell of an end at any time
-            if not each.accepted and job.urgency < each.urgency:
-                self._priority.overtake(each, self.task_queue(each.task).policy.low_priority_share)
-        self._jobs.add(job)
-        self._write_ahead.submit(job)
-
-    def _give_up_late_ones(self) -> None:
-        for task_queue in self._scheduler.values():
-            for request in task_queue.expire():
-                self.watch.gave_up(request)
-                self._completion.tell(give_up(request).news)
-
-    def _run_untold(self, request: Any) -> None:
-        """Run again whose end could not be stored: nobody may wait for ever."""
-        if self._open and not request.is_disowned:
-            task_reserved(request)
-            request.deadline = None  # what is left is to tell it, and that takes its time
-            self._receiver.line_up(self.task_queue(request.task), request)
-
-    def _leave(self, job: BatchJob) -> None:
-        with self._slots.lock:
-            if job in self._jobs:
-                self._jobs.remove(job)
-                self._slots.in_flight -= 1
-        self._write_ahead.left(job)
-        self._priority.forget(job)
-
-    def _ring(self, late: float) -> None:
-        for task_queue in self._scheduler.values():
-            if late > task_queue.policy.linger_seconds:
-                task_queue.restart_linger()
-        self.pump()

@@ -1,4 +1,4 @@
-"""The places for batches in the processes of one worker."""
+"""The slots for batches in the processes of one worker."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ logger = logging.getLogger(__name__)
 
 class Slots:
     """
-    The model slots of one worker: one per pool process, and one batch ready behind each.
+    Two slots for each pool process: one for the running batch, one for the batch that is ready.
 
-    While a batch runs, the next one waits formed, so that the device need not
-    wait for it to be gathered.
+    The device then need not wait until the next batch is formed.
 
     Args:
         pool: Celery's pool.
@@ -35,13 +34,14 @@ class Slots:
         #: Whether a batch runs inside the very call that submits it.
         self.run_inline = isinstance(pool, SoloPool)
         self._depth = 1 if self.run_inline else 2
+        self._is_prefork = isinstance(pool, PreforkPool)
         self.in_flight = 0
         #: Guards `in_flight` and every decision that rests on it.
-        self.lock = threading.RLock()  # a signal's handler may hear of an end
+        self.lock = threading.RLock()  # a signal handler may run `on_end` on top of us
 
     @property
     def are_flushed(self) -> bool:
-        """Whether a lost connection empties the pool of what no process has accepted."""
+        """Whether a lost connection empties the pool of the jobs that no process has accepted."""
         flush = getattr(self._pool, "flush", None)  # the prefork pool has one once it runs
         return bool(flush) and getattr(flush, "__func__", None) is not BasePool.flush
 
@@ -52,58 +52,52 @@ class Slots:
 
     @property
     def model_processes(self) -> int:
-        """How many processes have models: on other pools than prefork it is this one alone."""
-        return self.processes if isinstance(self._pool, PreforkPool) else 1
+        """How many processes have models: on other pools than prefork only the main process."""
+        return self.processes if self._is_prefork else 1
 
     @property
     def pids(self) -> set[int]:
-        """Of those processes; one that is just being replaced may be missing."""
-        if not isinstance(self._pool, PreforkPool):
+        """The process ids of these; one that is being replaced may be missing."""
+        if not self._is_prefork:
             return {os.getpid()}
         started = getattr(self._pool, "_pool", None)  # billiard's, which has no public list
         return {each.pid for each in list(getattr(started, "_pool", None) or ())}
 
     @property
-    def free(self) -> bool:
+    def is_free(self) -> bool:
         """Whether a batch submitted now would run at once."""
         return self.in_flight < self.processes
 
     @property
     def capacity(self) -> int:
-        """How many batches may be on their way: running, and ready behind those."""
+        """How many batches may have left: running, and ready behind those."""
         return self.processes * self._depth
 
     @property
-    def room_ahead(self) -> bool:
+    def has_room_ahead(self) -> bool:
         """Whether one more batch may be made ready behind the running ones."""
         return self.in_flight < self.capacity
 
-    def recycle(self, pid: int | None, why: str) -> None:
+    def replace_process(self, pid: int | None, why: str) -> None:
         """
-        End a process that is of no more use; the pool puts another in its place.
+        End a process that cannot use its device any more; the pool starts another one.
 
-        A worker that runs models in its own process stops, for its supervisor to
+        A worker that runs models in its main process stops, for its supervisor to
         restart it; what it holds goes back to the broker.
-
-        Args:
-            pid: The process.
-            why: What is wrong with it.
         """
         if pid == os.getpid():
-            logger.critical("This worker can use its device no more and stops: %s", why)
+            logger.critical("This worker cannot use its device any more and stops: %s", why)
             state.should_stop = os.EX_SOFTWARE
         elif pid is not None:
-            logger.error("Process %d can use its device no more and is replaced: %s", pid, why)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)  # its exit handlers would want the device
+            logger.error("Process %d cannot use its device any more and is replaced: %s", pid, why)
+            _kill(pid)  # its exit handlers would want the device
 
     def kill(self, pids: set[int]) -> None:
-        """
-        End processes of the pool at once.
-
-        Args:
-            pids: Which; this worker's own main process is left alone.
-        """
+        """Kill processes of the pool; the main process is left alone."""
         for pid in (pids & self.pids) - {os.getpid()}:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

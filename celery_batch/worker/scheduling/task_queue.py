@@ -22,71 +22,24 @@ from celery_batch.worker.dispatch.job import BatchJob
 from celery_batch.worker.dispatch.outcome import BatchEnd
 from celery_batch.worker.scheduling.slots import Slots
 
-__all__ = [
-    "PausedRequests",
-    "TaskQueue",
-]
+__all__ = ["LEAST_URGENT", "TaskQueue"]
 
+#: The urgency of a queue without requests: every request goes before it.
+LEAST_URGENT = 1 << 31
 
-class PausedRequests:
-    """
-    The requests of one paused task, in the order in which they came.
-
-    What runs, or runs again because its batch broke, is not among them.
-    """
-
-    def __init__(self) -> None:
-        self._requests: list[tuple[Any, bool]] = []
-
-    def __len__(self) -> int:
-        return len(self._requests)
-
-    @property
-    def rows(self) -> int:
-        """How many rows they have."""
-        return sum(request.rows for request, _ in self._requests)
-
-    @property
-    def oldest(self) -> float:
-        """When the request arrived that is kept longest; never, if there is none."""
-        return min((request.arrived for request, _ in self._requests), default=float("inf"))
-
-    def add(self, task_request: Any, *, alone: bool = False) -> None:
-        """
-        Keep one of Celery's requests; it waits from its arrival on, as it would in line.
-
-        Args:
-            task_request: Its message is not acknowledged.
-            alone: It is to run without company, once it runs.
-        """
-        if task_request.arrived is None:
-            task_request.arrived = time.monotonic()
-        self._requests.append((task_request, alone))
-
-    def take(self, is_wanted: Callable[[Any], bool] = lambda _: True) -> list[tuple[Any, bool]]:
-        """Remove and return those of whom something holds, each with whether it runs alone."""
-        kept, self._requests = self._requests, []
-        taken: list[tuple[Any, bool]] = []
-        for request, alone in kept:
-            (taken if is_wanted(request) else self._requests).append((request, alone))
-        return taken
-
-    def leave_out(self) -> int:
-        """Announce the end of those whom nobody wants any more; return how many they were."""
-        return len(self.take(_is_unwanted))
-
-
-def _is_unwanted(request: Any) -> bool:
-    return bool((request.expires or request.id in revoked) and request.revoked())
+_NEVER = float("inf")
 
 
 class TaskQueue:
     """
     The requests of one batch task that wait for a slot in this worker.
 
+    While the task is paused, new requests are set aside.  Requests that must run again, because
+    their batch broke, still run.
+
     Args:
         task: The batch task.
-        slots: Of the worker, shared with its other lanes.
+        slots: The slots of the worker, which all its task queues share.
     """
 
     def __init__(self, task: Any, slots: Slots) -> None:
@@ -100,16 +53,16 @@ class TaskQueue:
         self.sizes: dict[int, list[int]] = {}
         self.safe_size: int | None = None
         self.losses = 0
-        #: Where newcomers go while the task is paused.
-        self.kept: PausedRequests | None = None
         self._paused_by: set[object] = set()
+        #: Requests that arrived while the task was paused, each with whether it must run alone.
+        self._set_aside: list[tuple[Any, bool]] = []
         self._slots = slots
         self._batcher: Batcher[Any] = Batcher(policy_of(task))
         self._lock = slots.lock
 
     @property
     def policy(self) -> BatchPolicy:
-        """When its batches leave; an operator may change that at any time."""
+        """When its batches leave; remote control may change that at any time."""
         return self._batcher.policy
 
     @policy.setter
@@ -119,29 +72,34 @@ class TaskQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody waits here."""
+        """Whether no request waits for a slot."""
         return not self._batcher
 
     @property
-    def oldest(self) -> float:
-        """When the request that waits longest arrived; never, if nobody waits."""
-        oldest = self._batcher.oldest
-        return float("inf") if oldest is None else oldest
+    def is_full(self) -> bool:
+        """Whether a batch waits that cannot grow any more."""
+        return self._batcher.is_full
 
     @property
-    def waiting_since(self) -> float:
-        """When the one arrived who waits longest, kept or in line; never, if nobody waits."""
-        return min(self.oldest, self.kept.oldest) if self.kept else self.oldest
+    def urgency(self) -> int:
+        """The urgency of the next batch; a smaller number goes first."""
+        urgency = self._batcher.urgency
+        return LEAST_URGENT if urgency is None else urgency
+
+    @property
+    def oldest(self) -> float:
+        """When the oldest waiting request arrived; infinite if there is none."""
+        oldest = self._batcher.oldest
+        return _NEVER if oldest is None else oldest
+
+    @property
+    def oldest_held(self) -> float:
+        """When the oldest request arrived, those that the pause set aside included."""
+        set_aside: list[float] = [request.arrived for request, _ in self._set_aside]
+        return min([self.oldest, *set_aside])
 
     def add(self, task_request: Any, *, urgency: int = 0, alone: bool = False) -> None:
-        """
-        Put Celery's request in line.
-
-        Args:
-            task_request: Of this lane's task.
-            urgency: Smaller goes first.
-            alone: It is to run without company.
-        """
+        """Add Celery's request to those that wait for a slot."""
         if task_request.arrived is None:
             task_request.arrived = time.monotonic()
         request = Request(
@@ -156,177 +114,182 @@ class TaskQueue:
             self._batcher.add(request)
 
     def expire(self) -> list[Any]:
-        """Remove and return Celery's requests that could not be run again in the time they had."""
+        """Remove and return the requests whose deadline passed before they could run again."""
         with self._lock:
             return [request.item for request in self._batcher.expire(time.monotonic())]
 
     @property
     def next_deadline(self) -> float | None:
-        """Seconds until somebody will have to be given up; None if nobody will."""
+        """Seconds until the next deadline of a request that must run again; None without one."""
         with self._lock:
             deadline = self._batcher.next_deadline
         return None if deadline is None else max(deadline - time.monotonic(), 0.0)
 
     def restart_linger(self) -> None:
-        """Take note that the loop was busy: newcomers may be waiting unread."""
+        """Restart the linger time: the event loop was busy, so new requests may wait unread."""
         with self._lock:
             self._batcher.restart_linger(time.monotonic())
 
-    def ended(self, job: BatchJob) -> None:
-        """Take note that a batch has ended, and so whom it pays to wait for."""
+    def batch_ended(self, job: BatchJob) -> None:
+        """Restart the linger time after a batch of several, whose clients may call again."""
         if len(job) > 1:
             with self._lock:
                 self._batcher.batch_ended(time.monotonic(), job.rows, job.urgency)
 
-    def room(self, batches: int, jobs: Sequence[BatchJob], urgency: int) -> int:
+    def capacity_left(self, batches: int, jobs: Sequence[BatchJob], urgency: int) -> int:
         """
-        Return how many more requests could be put to use.
+        Return how many more requests of one urgency this task can use.
 
-        A chunk counts as many rows; but as many requests as there are places for
+        Rows are counted, since a chunk has many.  But as many requests as there are places for
         batches are of use, whatever their size.
 
         Args:
-            batches: How many can run, be ready or be gathered.
-            jobs: Those of this lane that are on their way.
-            urgency: Of the newcomers; whom they would overtake leaves them their room.
+            batches: How many batches can run, be ready or be formed.
+            jobs: The jobs of this task that have not ended.
+            urgency: Requests that these would overtake are not counted against them.
         """
         with self._lock:
             requests, rows = self._batcher.before(urgency)
-        if self.kept is not None:
-            requests, rows = requests + len(self.kept), rows + self.kept.rows
-        requests += sum(map(len, jobs))
-        rows += sum(job.rows for job in jobs)
-        each = rows / requests if requests else self.rows / max(self.requests, 1)
-        left = (batches * self.policy.max_batch_size - rows) / max(each, 1)
+        requests += len(self._set_aside) + sum(map(len, jobs))
+        rows += sum(request.rows for request, _ in self._set_aside) + sum(job.rows for job in jobs)
+        rows_each = rows / requests if requests else self.rows / max(self.requests, 1)
+        left = (batches * self.policy.max_batch_size - rows) / max(rows_each, 1)
         return max(int(left), batches - requests, 0)
 
     def rows_of(self, urgency: int) -> int:
-        """Return how many rows those have who wait here and are just so urgent."""
+        """Return how many rows of exactly this urgency wait."""
         with self._lock:
             return self._batcher.rows_of(urgency)
 
     def behind(self, urgency: int) -> int:
-        """Return how many wait here whom a newcomer of this urgency would overtake."""
+        """Return how many waiting requests a new one of this urgency would overtake."""
         with self._lock:
             return len(self._batcher) - self._batcher.before(urgency)[0]
 
-    @property
-    def is_full(self) -> bool:
-        """Whether a batch that cannot grow any more waits here."""
-        return self._batcher.is_full
-
-    @property
-    def urgency(self) -> int | None:
-        """How urgent the next batch will be; None if nobody waits."""
-        return self._batcher.urgency
-
     def take(self, *, contested: bool, overtaken: BatchJob | None = None) -> Batch[Any] | Wait:
         """
-        Return a batch, with a slot set aside for it, or how long to wait.
+        Return a batch, with a slot reserved for it, or how long to wait.
 
         Args:
-            contested: Some lane has a full batch.  A place behind a running batch
-                is then as good as a free slot: if this lane waited for company,
-                the place would go to the others, every time.
-            overtaken: Where nothing more may be made ready, one more may all the same,
-                since it goes before this one.
+            contested: Some task has a full batch.  A place behind a running batch is then as
+                good as a free slot: if this task lingered, the others would always get it.
+            overtaken: The batch that is ready and that this task's next batch may overtake, even
+                if there is no place for another ready batch.
         """
         with self._lock:
-            is_extra = overtaken is not None and not self._slots.room_ahead
-            if not self._slots.room_ahead and not is_extra:
+            is_extra = overtaken is not None and not self._slots.has_room_ahead
+            if not self._slots.has_room_ahead and not is_extra:
                 return Wait(None)
-            ahead = not self._slots.free and not contested and not is_extra
+            ahead = not self._slots.is_free and not contested and not is_extra
             earns_share = not (is_extra and overtaken and overtaken.task is self.task)
             decision = self._batcher.next(time.monotonic(), ahead=ahead, earns_share=earns_share)
             if not isinstance(decision, Batch):
                 return decision if isinstance(decision, Wait) else Wait(None)
             self._slots.in_flight += 1
-            self.reasons[decision.reason] += 1
-            rows = decision.rows
-            self.requests += len(decision)
-            self.rows += rows
-            size = self.sizes.setdefault(1 << max(rows - 1, 0).bit_length(), [0, 0])
-            size[0] += 1
-            size[1] += rows
+            self._count(decision)
             return decision
 
-    def forget(self) -> list[Any]:
-        """Drop and return everybody in line: their messages go back to the broker."""
-        with self._lock:
-            left = [request.item for request in self._batcher.clear()]
-            left += [request for request, _ in self.kept.take()] if self.kept else []
-        for task_request in left:
-            task_ready(task_request)
-        return left
+    def _count(self, batch: Batch[Any]) -> None:
+        rows = batch.rows
+        self.reasons[batch.reason] += 1
+        self.requests += len(batch)
+        self.rows += rows
+        size = self.sizes.setdefault(1 << max(rows - 1, 0).bit_length(), [0, 0])
+        size[0] += 1
+        size[1] += rows
 
-    def pause(self, by: object) -> None:
-        """
-        Let no batch leave but of those who run again, since their batch broke.
-
-        Args:
-            by: Who pauses it; it goes on when each of them has had it resumed.
-        """
-        with self._lock:
-            self._paused_by.add(by)
-            self.kept = self.kept or PausedRequests()
-            for request in self._batcher.clear():
-                if request.alone or request.item.acknowledged:  # no broker has its message
-                    self._batcher.add(request)
-                else:
-                    self.kept.add(request.item)
-
-    def is_paused_by(self, who: object) -> bool:
-        """Return whether somebody has paused it, and not had it resumed."""
-        return who in self._paused_by
-
-    def resume(self, by: object) -> list[tuple[Any, bool]]:
-        """
-        Let batches leave, unless somebody else has paused it, too.
-
-        Args:
-            by: Who paused it.
-
-        Returns:
-            Whom the pause has kept, each with whether it runs alone.
-        """
-        with self._lock:
-            self._paused_by.discard(by)
-            if self._paused_by:
-                return []
-            kept, self.kept = self.kept, None
-            return kept.take() if kept else []
-
-    def learn(self, answer: BatchEnd | None) -> None:
-        """Take note of what a batch has cost, and of what was learnt from it."""
+    def count_answer(self, answer: BatchEnd | None) -> None:
+        """Count what a batch has cost; None if its process died."""
         if answer is None:
             self.losses += 1
         else:
             self.calls += answer.work.calls
             self.safe_size = answer.safe_size
 
+    def clear(self) -> list[Any]:
+        """Remove and return all requests, whose messages go back to the broker."""
+        with self._lock:
+            removed = [request.item for request in self._batcher.clear()]
+            removed += [request for request, _ in self.take_set_aside()]
+        for task_request in removed:
+            task_ready(task_request)
+        return removed
+
     def drop(self, tags: set[str]) -> None:
-        """Drop those in line whose messages have gone to another worker."""
+        """Drop the requests whose messages have gone to another worker, by delivery tag."""
+
+        def is_lost(task_request: Any) -> bool:
+            return task_request.message.delivery_tag in tags
+
         with self._lock:
             waiting = self._batcher.clear()
             for request in waiting:
-                if request.item.message.delivery_tag not in tags:
+                if not is_lost(request.item):
                     self._batcher.add(request)
-            gone = [each.item for each in waiting if each.item.message.delivery_tag in tags]
-            if self.kept:
-                kept = self.kept.take(lambda each: each.message.delivery_tag in tags)
-                gone += [request for request, _ in kept]
-        for task_request in gone:
+            lost = [request.item for request in waiting if is_lost(request.item)]
+            lost += [request for request, _ in self.take_set_aside(is_lost)]
+        for task_request in lost:
             task_ready(task_request)
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether new requests are set aside."""
+        return bool(self._paused_by)
+
+    def is_paused_by(self, owner: object) -> bool:
+        """Return whether this owner has paused the task and not resumed it."""
+        return owner in self._paused_by
+
+    def pause(self, owner: object) -> None:
+        """Pause the task until each owner that paused it has resumed it."""
+        with self._lock:
+            self._paused_by.add(owner)
+            for request in self._batcher.clear():
+                if request.alone or request.item.acknowledged:  # no broker has its message
+                    self._batcher.add(request)
+                else:
+                    self.set_aside(request.item)
+
+    def resume(self, owner: object) -> list[tuple[Any, bool]]:
+        """
+        Resume the task, unless another owner has paused it, too.
+
+        Returns:
+            The requests that were set aside, each with whether it must run alone.
+        """
+        with self._lock:
+            self._paused_by.discard(owner)
+            return [] if self._paused_by else self.take_set_aside()
+
+    def set_aside(self, task_request: Any, *, alone: bool = False) -> None:
+        """Set Celery's request aside until the task is resumed or its message is given back."""
+        if task_request.arrived is None:
+            task_request.arrived = time.monotonic()
+        self._set_aside.append((task_request, alone))
+
+    def take_set_aside(
+        self, is_wanted: Callable[[Any], bool] = lambda _: True
+    ) -> list[tuple[Any, bool]]:
+        """Remove and return requests that were set aside, each with whether it must run alone."""
+        all_of_them, self._set_aside = self._set_aside, []
+        taken: list[tuple[Any, bool]] = []
+        for request, alone in all_of_them:
+            (taken if is_wanted(request) else self._set_aside).append((request, alone))
+        return taken
+
+    def drop_revoked(self) -> int:
+        """Announce which requests that were set aside are revoked or expired; return how many."""
+        return len(self.take_set_aside(_is_revoked))
+
     def report(self) -> dict[str, Any]:
-        """Return what an operator wants to know, as plain data."""
+        """Return the policy and the counts as plain data."""
         return {
             "max_batch_size": self.policy.max_batch_size,
             "max_wait": self.policy.max_wait,
             "linger": self.policy.linger_seconds,
             "low_priority_share": self.policy.low_priority_share,
-            "waiting": len(self._batcher) + len(self.kept or ()),
-            "batches": sum(self.reasons.values()),
+            "waiting": len(self._batcher) + len(self._set_aside),
+            "batches": self.reasons.total(),
             "requests": self.requests,
             "rows": self.rows,
             "reasons": dict(self.reasons),
@@ -335,3 +298,7 @@ class TaskQueue:
             "safe_size": self.safe_size,
             "worker_losses": self.losses,
         }
+
+
+def _is_revoked(request: Any) -> bool:
+    return bool((request.expires or request.id in revoked) and request.revoked())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from celery_batch.worker.scheduling.scheduler import LEAST_URGENT
+from celery_batch.worker.scheduling.task_queue import LEAST_URGENT
 from tests.worker.doubles import Call, Pool, Worker
 
 
 def room(worker: Worker, tasks: set[str] | None) -> int:
     """Return the room for messages that overtake nobody."""
-    return worker.scheduler.room.left(tasks, [LEAST_URGENT])[0]
+    return worker.scheduler.fetch_limits.left(tasks, [LEAST_URGENT])[0]
 
 
 def test_a_lane_has_room_for_three_batches(worker: Worker, pool: Pool):
@@ -36,7 +36,7 @@ def test_the_fullest_lane_counts(worker: Worker):
 
     assert 8 == room(worker, {"trios"})
     assert 0 == room(worker, {"pairs", "trios"})
-    assert not worker.scheduler.has_room()
+    assert not worker.scheduler.fetch_limits.has_capacity()
 
 
 def test_a_queue_of_which_nothing_is_known_is_read(worker: Worker):
@@ -60,17 +60,19 @@ def test_who_would_be_overtaken_leaves_room(worker: Worker):
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     worker.send("pairs", *"abcd")  # on their way: nobody overtakes them
     for task_id in "efgh":
-        task_queue.add(Call(task_id, worker.heard), urgency=6)
+        task_queue.add(Call(task_id, worker.events), urgency=6)
 
-    assert [4, 4, 0, 0] == [worker.scheduler.room.behind({"pairs"}, step) for step in (0, 3, 6, 9)]
-    assert [2, 2, 0, 0] == worker.scheduler.room.left({"pairs"}, (0, 3, 6, 9))
+    assert [4, 4, 0, 0] == [
+        worker.scheduler.fetch_limits.behind({"pairs"}, step) for step in (0, 3, 6, 9)
+    ]
+    assert [2, 2, 0, 0] == worker.scheduler.fetch_limits.left({"pairs"}, (0, 3, 6, 9))
 
 
 def test_who_overtakes_nobody_finds_the_same_room(worker: Worker):
     """Where all who wait are of the first urgency, there is one room for messages of any."""
     worker.send("pairs", *"abcde")
 
-    assert [1, 1, 1, 1] == worker.scheduler.room.left({"pairs"}, (0, 3, 6, 9))
+    assert [1, 1, 1, 1] == worker.scheduler.fetch_limits.left({"pairs"}, (0, 3, 6, 9))
 
 
 def test_some_who_are_overtaken_are_read_all_the_same(worker: Worker):
@@ -78,16 +80,16 @@ def test_some_who_are_overtaken_are_read_all_the_same(worker: Worker):
     task_queue = worker.scheduler.task_queue(worker.app.tasks["crowds"])
     steps = (0, 3, 6, 9)
 
-    assert [0, 0, 0, 0] == worker.scheduler.room.guaranteed({"crowds"}, steps)
+    assert [0, 0, 0, 0] == worker.scheduler.fetch_limits.guaranteed({"crowds"}, steps)
 
-    task_queue.add(Call("urgent", worker.heard), urgency=3)
+    task_queue.add(Call("urgent", worker.events), urgency=3)
     for task_id in "abc":
-        task_queue.add(Call(task_id, worker.heard), urgency=9)
+        task_queue.add(Call(task_id, worker.events), urgency=9)
 
-    assert [0, 0, 8, 5] == worker.scheduler.room.guaranteed({"crowds"}, steps)
-    assert [0, 0, 8, 5] == worker.scheduler.room.guaranteed(None, steps)
-    assert [0, 0, 0, 0] == worker.scheduler.room.guaranteed({"pairs"}, steps)
+    assert [0, 0, 8, 5] == worker.scheduler.fetch_limits.guaranteed({"crowds"}, steps)
+    assert [0, 0, 8, 5] == worker.scheduler.fetch_limits.guaranteed(None, steps)
+    assert [0, 0, 0, 0] == worker.scheduler.fetch_limits.guaranteed({"pairs"}, steps)
 
     task_queue.policy = replace(task_queue.policy, low_priority_share=0.0)
 
-    assert [0] == worker.scheduler.room.guaranteed({"crowds"}, [9])
+    assert [0] == worker.scheduler.fetch_limits.guaranteed({"crowds"}, [9])
