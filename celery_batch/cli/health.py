@@ -1,8 +1,8 @@
 """
-``python -m celery_batch.cli.health``: how the worker of this machine is, for probes.
+``python -m celery_batch.cli.health``: the health of this machine's worker, for probes.
 
-A probe is asked many times a minute, and importing Celery takes a second or two of a
-processor: so this is no command of Celery's, and reads what the worker writes.
+A probe runs many times a minute, and importing Celery takes a second or two of a
+processor: so this is no command of Celery's, and reads a file that the worker writes.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from celery_batch.worker.metrics.health import VARIABLE, Sign
 __all__ = ["main"]
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """
-    Print how the worker is.
+    Print the worker's health.
 
     Args:
-        words: The command line's, by default those of this process.
+        argv: The arguments, by default those of this process.
 
     Returns:
-        0 if it is as asked, else 1.
+        0 if it is healthy, else 1.
     """
-    asked = _parser().parse_args(words)
-    if asked.file is None:
+    options = _parser().parse_args(argv)
+    if options.file is None:
         print(f"name the worker's file, or set {VARIABLE}")  # noqa: T201 (a command's output)
         return 1
-    sign = Sign.read(asked.file)
+    sign = Sign.read(options.file)
     if sign is None:
-        reason = f"no worker has written {asked.file}"
+        reason = f"no worker has written {options.file}"
     else:
         now = time.monotonic()
-        reason = sign.why_not_alive(now) or ("" if asked.live else sign.why_not_ready(now))
-    print(reason or ("alive" if asked.live else "ready"))  # noqa: T201 (a command's output)
+        reason = sign.why_not_alive(now) or ("" if options.live else sign.why_not_ready(now))
+    print(reason or ("alive" if options.live else "ready"))  # noqa: T201 (a command's output)
     return 1 if reason else 0
 
 

@@ -25,8 +25,8 @@ from celery_batch.worker.control import commands
 
 __all__ = ["batch"]
 
-# Celery's command line asks every extension in before it looks at the command,
-# so `celery inspect batch_status` knows what it may ask.
+# Celery's command line imports every extension before it looks at the command,
+# so `celery inspect batch_status` knows the command.
 commands.register()
 
 
@@ -45,7 +45,7 @@ batch.add_command(status)
 batch.add_command(top)
 batch.add_command(tune)
 
-for command in (worker, beat, top):  # the others that bind tasks say it by themselves
+for command in (worker, beat, top):  # other commands that bind tasks handle these errors
     errors_in_one_line(command)
 
 
@@ -84,7 +84,7 @@ def redis(directory: Path | None, port: int | None) -> None:
 
 
 def _explain(server: RedisServer) -> None:
-    """Print the URL alone on standard output, for scripts, and how to use it beside it."""
+    """Print the URL on standard output, for scripts, and how to use it on standard error."""
     click.echo(server.url)
     click.echo(
         f"""

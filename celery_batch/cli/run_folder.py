@@ -1,10 +1,9 @@
-"""Where a served handle has its sockets and logs: private, one for each port of this machine."""
+"""The private folders with the sockets and logs of served handles, one for each port."""
 
 from __future__ import annotations
 
 import fcntl
 import os
-import shlex
 import shutil
 import stat
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from celery_batch.errors import ConfigurationError
+from celery_batch.processes.redis_server import SOCKET_PATH_LIMIT, why_not_private
 
 __all__ = ["CONFIG_FILE", "clear", "is_live", "live_folders", "lock", "usual_folder"]
 
@@ -22,9 +22,6 @@ CONFIG_FILE = "serve.json"
 
 #: The file that is locked by the command that serves from a folder.
 _LOCK = "lock"
-
-#: Longest path of a unix socket in bytes (macOS; Linux has 108).
-_SOCKET_PATH_LIMIT = 104
 
 
 def usual_folder(port: int) -> Path:
@@ -38,7 +35,7 @@ def usual_folder(port: int) -> Path:
 
 
 def live_folders() -> Iterator[Path]:
-    """Name the usual folders of this user from which something is served."""
+    """Return the usual folders of this user from which something is served."""
     home = _home()
     if home.is_dir() and not _why_not_private(home):
         yield from sorted(folder for folder in home.iterdir() if is_live(folder))
@@ -65,7 +62,7 @@ def lock(folder: Path) -> IO[str]:
 
 def clear(folder: Path) -> None:
     """
-    Make a folder, private and empty; what a killed `serve` has left there is removed.
+    Make a private, empty folder; files that a killed `serve` has left there are removed.
 
     Args:
         folder: Absolute.
@@ -73,7 +70,7 @@ def clear(folder: Path) -> None:
     Raises:
         ConfigurationError: It is in use, is not ours, or its path is too long.
     """
-    if len(os.fsencode(folder / "redis" / "redis.sock")) >= _SOCKET_PATH_LIMIT:
+    if len(os.fsencode(folder / "redis" / "redis.sock")) >= SOCKET_PATH_LIMIT:
         raise ConfigurationError(
             f"{folder}: too long for a socket in it; name a folder with a shorter path by --dir"
         )
@@ -84,7 +81,7 @@ def clear(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not (folder / CONFIG_FILE).exists():
         raise ConfigurationError(f"{folder}: holds other things; name an empty folder by --dir")
     _make_private(folder)
-    for each in folder.iterdir():  # not before it is known to be ours
+    for each in folder.iterdir():  # only now is it known to be ours
         if each.is_dir() and not each.is_symlink():
             shutil.rmtree(each)
         else:
@@ -99,18 +96,13 @@ def _make_private(folder: Path) -> None:
 
 
 def _why_not_private(folder: Path) -> str:
-    """Say why others could reach what is in a folder, or have made it; empty if none could."""
-    # Others know the usual folder's name, and can make it a link; a link that is named is ours.
+    """Return why other users could reach what is in a folder, or have made it; else nothing."""
+    # Others know the usual folder's name, and can make it a link; a link that is given is ours.
     is_usual = _home() in (folder, folder.parent)
     status = folder.lstat() if is_usual else folder.stat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-        return "belongs to somebody else, or is a link; name another folder by --dir"
-    if status.st_mode & 0o077:
-        return (
-            "others have rights here, and could reach what listens in it;"
-            f" make it yours alone first: chmod 700 {shlex.quote(str(folder))}"
-        )
-    return ""
+        return "belongs to another user, or is a link; name another folder by --dir"
+    return why_not_private(folder)
 
 
 def _home() -> Path:

@@ -34,7 +34,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     "--config",
     "path",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A YAML file with Handle, GPUs, ProcessPerGPU, ...  The options below win over it.",
+    help="A YAML file with Handle, GPUs, ProcessPerGPU, ...  The options below override it.",
 )
 @click.option("--host", help="Where the web server listens.  By default on 127.0.0.1.")
 @click.option("-p", "--port", type=click.IntRange(1, 65535), help="Its port.  By default 9876.")
@@ -66,7 +66,7 @@ def serve(
     """
     Serve a handle over HTTP: its workers, a web server, and a Redis unless one is named.
 
-    It says when it is ready, and keeps every process alive until Ctrl-C or SIGTERM.
+    It prints when it is ready, and restarts every process that ends until Ctrl-C or SIGTERM.
     """
     if (handle is None) == (path is None):
         raise click.UsageError("give a handle as module:Class, or a file by -c")
@@ -85,7 +85,7 @@ def serve(
 
 
 def _config(handle: str | None, path: Path | None, options: dict[str, Any]) -> Any:
-    """Return what is served: a file's values, or defaults, and the options that are given."""
+    """Return the configuration: a file's values, or defaults, overridden by the options."""
     configs = _needed("celery_batch.serve.config")
     given = {name: value for name, value in options.items() if value is not None}
     if "devices" in given:
@@ -151,7 +151,7 @@ def status(directory: Path | None) -> None:
 
 
 def _needed(module: str) -> Any:
-    """Import what only these commands need, and say how to get what it needs."""
+    """Import a module of the extra, or say how to install that."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -20,13 +20,13 @@ from redis.retry import Retry
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
-__all__ = ["PASSWORD", "RedisServer", "find_redis_server"]
+__all__ = ["PASSWORD", "SOCKET_PATH_LIMIT", "RedisServer", "find_redis_server", "why_not_private"]
 
-#: The file with the password of a folder's server, for those who know its URL from before.
+#: The file with the password of a folder's server, which keeps its URL over a restart.
 PASSWORD = "password"  # noqa: S105 (a file's name)
 
 #: Longest path of a unix socket in bytes, its closing zero included (macOS; Linux has 108).
-_SOCKET_PATH_LIMIT = 104
+SOCKET_PATH_LIMIT = 104
 
 #: Seconds a server may take from its start to its first answer; it loads its data first.
 _READY_TIMEOUT = 30.0
@@ -66,6 +66,16 @@ def _bundled() -> str | None:
     return shutil.which("redis-server", path=f"{package.submodule_search_locations[0]}/bin")
 
 
+def why_not_private(folder: Path) -> str:
+    """Return why other users could reach what listens in a folder; empty if they could not."""
+    if folder.stat().st_mode & 0o077:
+        return (
+            "others have rights here, and could reach what listens in it;"
+            f" make it yours alone first: chmod 700 {shlex.quote(str(folder))}"
+        )
+    return ""
+
+
 class RedisServer:
     """
     A Redis in a folder of its own, for as long as this process lives.
@@ -77,7 +87,7 @@ class RedisServer:
         directory: Its folder: made if missing, never removed.  By default a
             temporary one, which goes when the server goes.
         port: A TCP port to listen on as well.
-        password: Wanted from every client; by default none without a port, and with one
+        password: Required of every client; by default none without a port, and with one
             a random one, which is kept in the folder, if that is given, and used again.
         appendonly: Keep the data in the folder, every write within a second.
     """
@@ -170,15 +180,12 @@ class RedisServer:
             self.directory = Path(tempfile.mkdtemp(prefix="celery-batch-redis-"))
         folder = self.directory
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_mode & 0o077:
-            raise ConfigurationError(
-                f"{folder}: others have rights here, and could reach what listens in it;"
-                f" make it yours alone first: chmod 700 {shlex.quote(str(folder))}"
-            )
-        if len(os.fsencode(self._socket)) >= _SOCKET_PATH_LIMIT:
+        if reason := why_not_private(folder):
+            raise ConfigurationError(f"{folder}: {reason}")
+        if len(os.fsencode(self._socket)) >= SOCKET_PATH_LIMIT:
             raise ConfigurationError(
                 f"{self._socket}: too long for a socket's path; it must be shorter than "
-                f"{_SOCKET_PATH_LIMIT} bytes, so use a folder (or TMPDIR) with a shorter path"
+                f"{SOCKET_PATH_LIMIT} bytes, so use a folder (or TMPDIR) with a shorter path"
             )
         if _listens(self._socket):
             raise ConfigurationError(f"{folder}: a Redis server is running here already")
@@ -202,7 +209,7 @@ class RedisServer:
         client = redis.Redis(
             unix_socket_path=str(self._socket),
             password=self.password,
-            retry=Retry(NoBackoff(), 0),  # whoever asks us asks again
+            retry=Retry(NoBackoff(), 0),  # `wait_until` tries again
         )
         try:
             client.ping()

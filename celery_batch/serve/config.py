@@ -1,8 +1,8 @@
 """
 What `celery batch serve` serves, as its YAML file has it.
 
-easy-serve's three keys mean what they mean there; each further key has a default.
-What is wrong is refused with its key and line, before anything starts.
+easy-serve's three keys have the same meaning as there; each further key has a default.
+Errors name the key and its line, and are raised before anything starts.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ class ServeConfig:
 
     Args:
         handle: ``"Class"`` or ``"module:Class"``.
-        devices: One for each place where workers are pinned: ``"cuda:0"``, ``"cpu"``.
+        devices: The devices that workers are pinned to: ``"cuda:0"``, ``"cpu"``.
         slots: Workers for each device.
         max_batch_size: Most requests in one batch.
-        max_wait: Most seconds a request waits for company while a worker is free.
-        broker: The URL of a Redis; None for one of our own.
+        max_wait: Most seconds a request waits for others while a worker is free.
+        broker: The URL of a Redis; None for a private one.
         host: Where the web server listens.
         port: Its port.
         queue: Where requests wait; the handle's name unless given.
         env: Environment of the workers and the web server.
-        time_limit: Seconds in which a request has its answer.
+        time_limit: Most seconds from a request to its response.
         web_workers: Processes of the web server.
         max_queue: Most requests that may wait; None for any number.
     """
@@ -167,43 +167,40 @@ def _plain(node: yaml.Node) -> Any:
     return yaml.SafeLoader("").construct_object(node, deep=True)
 
 
-def _text(pattern: re.Pattern[str], wanted: str) -> Callable[[yaml.Node], str]:
-    def check(node: yaml.Node) -> str:
+def _checked(is_valid: Callable[[Any], object], wanted: str) -> Callable[[yaml.Node], Any]:
+    def check(node: yaml.Node) -> Any:
         value = _plain(node)
-        if isinstance(value, str) and pattern.fullmatch(value):
+        if is_valid(value):
             return value
         raise ValueError(f"must be {wanted}, got {value!r}")
 
     return check
 
 
-def _whole(least: int, most: float = math.inf) -> Callable[[yaml.Node], int]:
+def _text(pattern: re.Pattern[str], wanted: str) -> Callable[[yaml.Node], Any]:
+    return _checked(lambda value: isinstance(value, str) and pattern.fullmatch(value), wanted)
+
+
+def _whole(least: int, most: float = math.inf) -> Callable[[yaml.Node], Any]:
     wanted = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
-
-    def check(node: yaml.Node) -> int:
-        value = _plain(node)
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
-            return value
-        raise ValueError(f"must be a whole number {wanted}, got {value!r}")
-
-    return check
+    return _checked(
+        lambda value: type(value) is int and least <= value <= most, f"a whole number {wanted}"
+    )
 
 
-def _seconds(*, zero: bool) -> Callable[[yaml.Node], float]:
-    def check(node: yaml.Node) -> float:
-        value = _plain(node)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):  # noqa: SIM102
-            if 0 < value < math.inf or (zero and value == 0):
-                return float(value)
-        raise ValueError(f"must be seconds{'' if zero else ' above 0'}, got {value!r}")
-
-    return check
+def _seconds(*, zero: bool) -> Callable[[yaml.Node], Any]:
+    return _checked(
+        lambda value: (
+            type(value) in (int, float) and (0 < value < math.inf or (zero and value == 0))
+        ),
+        f"seconds{'' if zero else ' above 0'}",
+    )
 
 
 def _devices(node: yaml.Node) -> tuple[str, ...]:
-    """Read ``GPUs`` as it is written: ``0`` is a number to YAML, and an id to us."""
+    """Read ``GPUs`` as it is written: ``0`` is a number in YAML, and an id here."""
     if not isinstance(node, yaml.ScalarNode):
-        raise ValueError(f"{_GPUS}, got {_plain(node)!r}")  # noqa: TRY004 (as for its words)
+        raise ValueError(f"{_GPUS}, got {_plain(node)!r}")  # noqa: TRY004 (like other values)
     return devices_of(node.value)
 
 
@@ -215,7 +212,7 @@ def devices_of(text: str) -> tuple[str, ...]:
         text: Ids with commas between them; ``"cpu"`` or nothing for none.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It is anything else.
     """
     entries = [entry.strip() for entry in text.split(",")]
     if entries in ([""], ["cpu"]):

@@ -198,7 +198,7 @@ def test_nothing_is_removed_from_a_folder_of_others(whose, monkeypatch, short_pa
     elif whose == "somebody's":
         monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
 
-    with pytest.raises(ConfigurationError, match=r"others have rights|belongs to somebody else"):
+    with pytest.raises(ConfigurationError, match=r"others have rights|belongs to another user"):
         clear(home / "80")
     assert (home / "80" / "thesis").exists()
     assert [] == list(run_folder.live_folders())
