@@ -40,12 +40,12 @@ __all__ = [
 ]
 
 
-#: Seconds in which the web server has to say that it is there.
+#: Most seconds for a response of the web server to a health check.
 _HEALTHZ = 5.0
 
 
-#: Variables that Celery would heed more than our configuration; a shell may have them for others.
-_ELSEWHERE = (
+#: Variables that override our configuration of Celery; a shell may have them for another app.
+_OVERRIDES = (
     *("CELERY_BROKER_URL", "CELERY_BROKER_READ_URL", "CELERY_BROKER_WRITE_URL"),
     "CELERY_RESULT_BACKEND",
 )
@@ -77,7 +77,7 @@ class Deployment:
     def __exit__(self, kind: type[BaseException] | None, error: object, _trace: object) -> None:
         if self._lock is None:
             return
-        # In turn: the web server, the workers, Redis; each has its own time to end.
+        # The web server first, then the workers, then Redis.
         for _, group in itertools.groupby(reversed(self.processes), lambda each: each.program.rank):
             _stop(group)
         if kind is None or not issubclass(kind, Exception):
@@ -101,7 +101,7 @@ class Deployment:
         Raises:
             ConfigurationError: The folder or the port is in use, or there is no Redis.
         """
-        for variable in _ELSEWHERE:
+        for variable in _OVERRIDES:
             os.environ.pop(variable, None)
         _refuse_taken_port(self.config)
         if self._asked.broker is None:
@@ -224,7 +224,7 @@ def _refuse_missing_broker(config: ServeConfig) -> None:
 
 def source_of(handle: str, folders: Sequence[str]) -> Path:
     """
-    Return the file of a handle's module, which is not imported.
+    Return the file of a handle's module, without importing it.
 
     Args:
         handle: As in the configuration.
@@ -247,7 +247,7 @@ def source_of(handle: str, folders: Sequence[str]) -> Path:
 
 class Reloader:
     """
-    Looks at the Python files beside a handle's module, and restarts the workers.
+    Restarts the workers when Python files beside a handle's module change.
 
     Args:
         deployment: Running.
@@ -280,5 +280,5 @@ class Reloader:
         for path in self._folder.glob("*.py"):
             try:
                 yield path, path.stat().st_mtime_ns
-            except FileNotFoundError:  # it is being written anew
+            except FileNotFoundError:  # it is being replaced
                 continue

@@ -17,7 +17,7 @@ from celery_batch.processes import reaper
 
 __all__ = ["ManagedProcess", "ServerFailed", "wait_until"]
 
-#: Seconds between two questions "are you ready?": the first, and the longest.
+#: Seconds between two calls of ``ready``: the first pause, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 
 
@@ -38,7 +38,7 @@ class ManagedProcess:
 
     Args:
         command: The server's command line.
-        log: Where its output goes; the server is called by this file's stem.
+        log: Where its output goes; this file's stem is the server's name.
         env: Its environment, ours by default.
         pass_fds: Open descriptors it inherits under the same numbers.
         folder: Removed by the reaper when this process is killed; otherwise the caller removes it.
@@ -58,10 +58,10 @@ class ManagedProcess:
         self.name = log.stem
         self.log = log
         self._owner = os.getpid()
-        words = [str(folder or ""), str(orphan_grace)]
+        options = [str(folder or ""), str(orphan_grace)]
         with log.open("ab") as output:
-            self._reaper = subprocess.Popen(  # noqa: S603 - the command is our caller's own
-                [sys.executable, "-I", "-S", reaper.__file__, *words, *command],
+            self._reaper = subprocess.Popen(  # noqa: S603 (the caller's own command)
+                [sys.executable, "-I", "-S", reaper.__file__, *options, *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -103,11 +103,11 @@ class ManagedProcess:
             raise ServerFailed(self.how_it_ended())
 
     def how_it_ended(self) -> str:
-        """Return its exit code and the last lines of its log, to be read by people."""
+        """Return its exit code and the last lines of its log, as a message."""
         return f"{self.name} ended with exit code {self.exit_code}\n{self.tail()}"
 
     def tail(self, lines: int = 20) -> str:
-        """Return the last lines of the log, under a line that says whose they are."""
+        """Return the last lines of the log, under a line that names it."""
         with self.log.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(0, size - 200 * lines))
@@ -116,7 +116,7 @@ class ManagedProcess:
         return "\n".join([f"--- {self.name}: the end of {self.log}", *last])
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the server to end, this many seconds at most; say whether it has."""
+        """Wait for the server to end, this many seconds at most; return whether it has."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._reaper.wait(seconds)
         return self.exit_code is not None
@@ -171,12 +171,12 @@ def wait_until(
     ready: Callable[[], str], children: Sequence[ManagedProcess], *, what: str, timeout: float
 ) -> None:
     """
-    Ask again and again whether something is ready, as long as its servers live.
+    Wait until something is ready, as long as its servers live.
 
     Args:
         ready: Returns why it is not ready yet, "" when it is.
         children: The servers that have to run for it.
-        what: What is waited for, as error messages call it.
+        what: The name of what is waited for in error messages.
         timeout: Give up after this many seconds.
 
     Raises:

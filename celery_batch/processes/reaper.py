@@ -6,11 +6,11 @@ A program of its own, standard library only, started by `celery_batch.processes.
 as ``python -I -S reaper.py FOLDER ORPHAN_GRACE COMMAND...``.
 
 Rule 1: Standard input is a pipe whose other end only the parent holds.  End of
-    file means that the parent is gone, however it went.  (Linux can also signal a
+    file means that the parent is gone, however it ended.  (Linux can also signal a
     child when its parent dies, but does so when the *thread* that started the child
     ends, and no other system has it.)
-Rule 2: Before it is gone, the parent may say in how many seconds the server should
-    have stopped by itself.  Unsaid, the parent was killed and a short grace has to do.
+Rule 2: The parent may write in how many seconds the server should have stopped by itself.
+    If it ends without that, it was killed, and the grace is short.
 Rule 3: The server leads a process group.  What is left of the group when the server
     has ended, or when its grace is over, is killed.
 Rule 4: Should the reaper itself be killed, Linux kills the server: the reaper has
@@ -51,12 +51,12 @@ def keep(command: list[str], orphan_grace: float = ORPHAN_GRACE) -> int:
     """
     wake = _wake_on(signal.SIGCHLD, *STOPPING_SIGNALS)
     # Descriptors that the parent passed on purpose reach the server; ours close themselves.
-    server = subprocess.Popen(  # noqa: S603 - the command is our caller's own
+    server = subprocess.Popen(  # noqa: S603 (the caller's own command)
         command,
         stdin=subprocess.DEVNULL,
         close_fds=False,
         process_group=0,
-        preexec_fn=_die_with_reaper,  # noqa: PLW1509 - this program has one thread
+        preexec_fn=_die_with_reaper,  # noqa: PLW1509 (this program has one thread)
     )
     _until_ended(server, wake, orphan_grace)
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -66,7 +66,7 @@ def keep(command: list[str], orphan_grace: float = ORPHAN_GRACE) -> int:
 
 
 def _until_ended(server: subprocess.Popen[bytes], wake: int, orphan_grace: float) -> None:
-    """Return when the server has ended by itself or has used up its grace."""
+    """Return when the server has ended by itself or its grace is over."""
     sources = [sys.stdin.fileno(), wake]
     deadline = float("inf")
     while server.poll() is None and (now := time.monotonic()) < deadline:
@@ -88,12 +88,12 @@ def _until_ended(server: subprocess.Popen[bytes], wake: int, orphan_grace: float
 
 def _wake_on(*signals: int) -> int:
     """Return a descriptor on which the number of each signal can be read."""
-    wake, alarm = os.pipe()
-    os.set_blocking(alarm, False)
-    signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
     for number in signals:
         signal.signal(number, lambda _number, _frame: None)
-    return wake
+    return reads
 
 
 def _die_with_reaper() -> None:
@@ -102,8 +102,8 @@ def _die_with_reaper() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _orphaned() -> bool:
-    """Say whether the parent is gone, without waiting for it."""
+def _is_orphan() -> bool:
+    """Return whether the parent is gone, without waiting for it."""
     pipe = sys.stdin.fileno()
     return bool(select.select([pipe], [], [], 0)[0]) and not os.read(pipe, 64)
 
@@ -112,8 +112,8 @@ def main() -> int:
     """Run the server of the command line, then remove its folder if the parent is gone."""
     folder, orphan_grace, *command = sys.argv[1:]
     code = keep(command, float(orphan_grace))
-    # A living parent may want to read the log first; it removes the folder itself.
-    if folder and _orphaned():
+    # A parent that lives removes the folder itself, after it has read the log.
+    if folder and _is_orphan():
         shutil.rmtree(folder, ignore_errors=True)
     return code
 

@@ -26,7 +26,7 @@ _LAST_MOMENT = 5.0
 
 def config_of_process() -> ServeConfig:
     """
-    Read what this process serves.
+    Read the configuration of this process.
 
     Raises:
         ConfigurationError: It was not started by ``celery batch serve``.
@@ -49,10 +49,10 @@ def make_app(config: ServeConfig) -> Celery:
         task_default_queue=config.queue,
         # A message holds the body twice encoded: JSON in JSON, and base64 around it.
         batch_max_message_size=2 * LARGEST_BODY,
-        # A client that is gone fetches nothing.
+        # No client fetches a result later.
         result_expires=max(60.0, 2 * config.time_limit),
         broker_connection_retry_on_startup=True,
-        # What a handle prints stands in the log as it is, and not as a warning.
+        # The log has what a handle prints as it is, and not as a warning.
         worker_redirect_stdouts=False,
     )
     return app
@@ -60,7 +60,7 @@ def make_app(config: ServeConfig) -> Celery:
 
 def make_task(app: Celery, config: ServeConfig, **options: Any) -> Any:
     """
-    Make the task that answers one envelope, as its callers know it: without the handle.
+    Make the task that answers one envelope, for clients, which do not import the handle.
 
     Args:
         app: From `make_app`.

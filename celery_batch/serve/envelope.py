@@ -1,8 +1,8 @@
 """
-What a handle is given: ``{"task_id": str, "task_info": dict}``, as a message carries it.
+The argument of a handle: ``{"task_id": str, "task_info": dict}``, as a message carries it.
 
-A large body travels as it was posted, and the worker parses it: JSON keeps the interpreter
-to itself meanwhile, on whatever thread, and the web server has others to answer.
+A large body is sent as it was posted, and the worker parses it: JSON holds the interpreter's
+lock meanwhile, on any thread, and would block the web server's other requests.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from celery_batch.errors import MessageRefused
 
 __all__ = ["is_large", "object_in", "opened", "sealed"]
 
-#: Bytes of a body that the web server does not parse; those below take it 1 ms at most.
+#: Bytes of a body above which the web server does not parse it; smaller ones take 1 ms at most.
 _LARGE = 1 << 16
 
-#: Where an envelope has a body that nobody has parsed, in place of ``task_info``.
+#: The key of an envelope with a body that is not parsed, in place of ``task_info``.
 _BODY = "task_body"
 
 
@@ -29,10 +29,10 @@ def is_large(body: bytes | bytearray) -> bool:
 
 def object_in(body: bytes | bytearray) -> dict[str, Any]:
     """
-    Return the JSON object that a client has posted.
+    Return the JSON object that a client posted.
 
     Raises:
-        MessageRefused: The body is none.
+        MessageRefused: The body is no JSON object.
     """
     try:
         posted = json.loads(body)
@@ -49,7 +49,7 @@ def sealed(task_id: str, posted: dict[str, Any] | bytes) -> dict[str, Any]:
 
     Args:
         task_id: Its task's id.
-        posted: The object, or a body that nobody has parsed.
+        posted: The object, or a body that is not parsed.
     """
     if isinstance(posted, bytes):
         return {"task_id": task_id, _BODY: base64.b64encode(posted).decode()}
@@ -58,10 +58,10 @@ def sealed(task_id: str, posted: dict[str, Any] | bytes) -> dict[str, Any]:
 
 def opened(envelope: dict[str, Any]) -> dict[str, Any]:
     """
-    Return an envelope as its handle is given it.
+    Return an envelope as its handle takes it.
 
     Raises:
-        MessageRefused: What was posted is no JSON object.
+        MessageRefused: The body is no JSON object.
     """
     if _BODY not in envelope:
         return envelope

@@ -11,7 +11,7 @@ from celery_batch.serve.handle import registry
 
 __all__ = ["find_handle"]
 
-#: Where a class is looked for that is named without its module, as in easy-serve.
+#: The module of a class that is named without one, as in easy-serve.
 _USUAL_MODULE = "handle"
 
 
@@ -46,7 +46,7 @@ def _module(module_name: str, name: str) -> Any:
         return import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # it is there; something that it imports is not
+            raise  # the module exists, but not one that it imports
         hint = "" if ":" in name else f", or write Handle: module:{name}"
         raise ConfigurationError(
             f"Handle: no module {module_name} for {name}; put {module_name}.py into"

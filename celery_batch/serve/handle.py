@@ -1,10 +1,10 @@
 """
 The user's side of `celery batch serve`: a handle, from a request's envelope to its answer.
 
-Rule 1: What a subclass of `Handle` calls `forward` takes a list; any other class is
-    easy-serve's kind, and is called with one envelope at a time.
+Rule 1: In a subclass of `Handle`, `forward` takes a list; any other class is one of
+    easy-serve's, and is called with one envelope at a time.
 Rule 2: An envelope is ``{"task_id": str, "task_info": dict}``; ``task_info`` is the JSON
-    object that the client has posted.  What comes out at the end is the JSON it gets.
+    object that the client posted.  What `postprocess` returns is the JSON it gets.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Handle:
 
     Args:
         gpu: The id of its GPU: ``"0"``, since the process sees no other; ``"-1"``
-            where it has none.
+            without a GPU.
     """
 
     def __init__(self, gpu: str) -> None:
@@ -49,10 +49,10 @@ class Handle:
         Get one request ready for `forward`; runs on threads beside others of its batch.
 
         Args:
-            data: The envelope; it may be changed and returned, or left for something else.
+            data: The envelope; it may be changed and returned, or replaced.
 
         Raises:
-            ValueError: The request is wrong; the client hears of it (422), others do not.
+            ValueError: The request is wrong; it fails alone, with status 422.
         """
         return data
 
@@ -61,7 +61,7 @@ class Handle:
         Run the model once, for a list.
 
         Args:
-            batch: What `preprocess` has returned, one for each request.
+            batch: What `preprocess` returned, one for each request.
 
         Returns:
             One output for each, in order.  An `Exception` in place of one fails that
@@ -75,7 +75,7 @@ class Handle:
         Make an answer of one output; runs on threads beside others of its batch.
 
         Args:
-            data: What `forward` has returned for this request.
+            data: What `forward` returned for this request.
 
         Returns:
             What the client gets as JSON.
@@ -121,7 +121,7 @@ class Registry:
         self.class_dict: dict[str, type] = {}
 
     def reg(self) -> Callable[[Class], Class]:
-        """Return a decorator that makes a class known: ``@registry.reg()``."""
+        """Return a decorator that registers a class: ``@registry.reg()``."""
 
         def register(cls: Class) -> Class:
             self.class_dict[cls.__name__] = cls

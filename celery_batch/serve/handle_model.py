@@ -1,4 +1,4 @@
-"""A handle as a model: what a worker loads, and how a batch goes through it."""
+"""A handle as a model, which a worker loads and runs on batches."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MOST_THREADS = 8
 
 class HandleModel(Model):
     """
-    Loads a handle by its name, and takes batches of envelopes through it.
+    Loads a handle by its name, and runs it on batches of envelopes.
 
-    Subclass it to say which: the class is imported where it is needed, once the
-    process is pinned to its device.
+    A subclass names the handle's class, which is imported once the process is pinned to
+    its device.
     """
 
     #: As in the configuration: ``"Class"`` or ``"module:Class"``.
@@ -70,20 +70,20 @@ class HandleModel(Model):
             batch: One for each request.
 
         Returns:
-            An answer for each; an error that is one request's alone in its place.
+            An answer for each, or the error of that request alone in its place.
         """
         envelopes = [_attempt(opened, data) for data in batch]
         if not self._takes_lists:
             return [_attempt(self._one, data) for data in envelopes]
         try:
             return self._many(envelopes)
-        except SoftTimeLimitExceeded:  # a thread may hang: leave it behind
+        except SoftTimeLimitExceeded:  # a thread may hang: abandon it
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = _threads()
             raise
 
     def _many(self, batch: list[Any]) -> list[Any]:
-        # A copy: a batch that fails is tried again in parts, from what the clients have sent.
+        # A copy: a batch that fails is tried again in parts, from what the clients sent.
         answers = self._each(self._handle.preprocess, deepcopy(batch))
         places = [
             place for place, answer in enumerate(answers) if not isinstance(answer, Exception)
@@ -119,8 +119,8 @@ class HandleModel(Model):
 
 
 def _attempt(step: Callable[[Any], Any], value: Any) -> Any:
-    """Take one step for one request; return the error if it is that request's alone."""
-    if isinstance(value, Exception):  # what `forward` has returned for it
+    """Run one step for one request; return its error, unless it concerns the whole batch."""
+    if isinstance(value, Exception):  # what `forward` returned for it
         return _plain(value)
     try:
         return step(value)
@@ -136,7 +136,7 @@ def _attempt(step: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _plain(error: Exception) -> Exception:
-    """Make what calls a request wrong known where nobody has the user's modules: in the web."""
+    """Return a `ValueError` that the web server can unpickle, which has not the user's modules."""
     if isinstance(error, BatchError):
         return error
     return ValueError(str(error)) if isinstance(error, ValueError) else error

@@ -22,8 +22,8 @@ class Metrics:
     Requests by status, and how long they took.
 
     Args:
-        folder: Where several web processes keep their counts: each then shows those of all.
-            None for a process that is alone.
+        folder: Where several web processes keep their counts, so that each shows those of all.
+            None for a single process.
     """
 
     def __init__(self, folder: Path | None) -> None:

@@ -58,17 +58,17 @@ _LARGEST_LOG = 10 << 20
 _TAIL = 64_000
 
 
-#: A line that reports an error: Celery's words, or a traceback's last line.
+#: A line that reports an error: a log record of Celery's, or the last line of a traceback.
 _ERROR = re.compile(
     r"(.*\b(CRITICAL|ERROR)\b.*|Error: .+|(\w+\.)*\w+(Error|Exception|Failed|Exceeded)\b.*)"
 )
 
 
-#: What precedes an error's own words and does not help a reader.
+#: What precedes an error's message and does not help a reader.
 _PREFIX = re.compile(r"^(\[.*?\] |celery_batch\.errors\.\w+: )")
 
 
-#: What a shell adds to a signal's number, and so do reapers.
+#: What a shell adds to a signal's number, as reapers do.
 _SIGNALLED = 128
 
 
@@ -98,10 +98,10 @@ class Program:
 
 def programs(config: ServeConfig, folder: Path) -> Iterator[Program]:
     """
-    Name all processes that serve a configuration.
+    Return all processes that serve a configuration.
 
     Args:
-        config: As it was read: without a broker, a Redis of its own is among them.
+        config: As it was read: without a broker, a private Redis is among them.
         folder: Private, for sockets and logs.
     """
     celery = (sys.executable, "-m", "celery")
@@ -244,8 +244,8 @@ class ServedProcess(Supervised):
             text = file.read().decode(errors="replace")
         # Celery's worker ends after a critical error; its errors before that concern requests.
         lines = re.split(r"(?m)^(?=.* CRITICAL/)", text)[-1].splitlines()
-        words = next((line.strip() for line in reversed(lines) if _ERROR.fullmatch(line)), "")
-        return _PREFIX.sub("", words) or f"exit code {code}"
+        message = next((line.strip() for line in reversed(lines) if _ERROR.fullmatch(line)), "")
+        return _PREFIX.sub("", message) or f"exit code {code}"
 
 
 def write_status(folder: Path, title: str, rows: Sequence[ProcessStatus]) -> None:

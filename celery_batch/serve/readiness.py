@@ -6,14 +6,14 @@ from typing import Any
 
 __all__ = ["warm_workers"]
 
-#: Seconds to listen: the first reply does not end it, since what others reply after that
-#: would lie in the broker for ever.
+#: Seconds to listen: the first reply does not end it, since later replies of other workers
+#: would stay in the broker for ever.
 _LISTEN = 1.0
 
 
 def warm_workers(app: Any, task: str) -> set[str]:
     """
-    Ask all workers of an app, for a second, which of them take a task, its model loaded.
+    Ask all workers of an app, for a second, which of them take a task and have loaded its model.
 
     Args:
         app: The Celery app.

@@ -11,8 +11,8 @@ __all__ = ["listening"]
 #: Connections that wait to be accepted, as uvicorn has it by default.
 _BACKLOG = 2048
 
-#: How a bind fails to an address that this machine does not have, as with IPv6 switched off.
-_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+#: Errors of a bind to an address that this machine does not have, as with IPv6 switched off.
+_NO_SUCH_ADDRESS = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def listening(host: str, port: int, *, reuse_port: bool = False) -> list[socket.socket]:
@@ -25,7 +25,7 @@ def listening(host: str, port: int, *, reuse_port: bool = False) -> list[socket.
         reuse_port: Whether other processes may listen on it, too.
 
     Raises:
-        OSError: The host is not known, an address is taken, or none is of this machine.
+        OSError: The host is unknown, an address is taken, or this machine has none of them.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     missing: OSError | None = None
@@ -37,7 +37,7 @@ def listening(host: str, port: int, *, reuse_port: bool = False) -> list[socket.
                     address, family=family, backlog=_BACKLOG, reuse_port=reuse_port
                 )
             except OSError as error:
-                if error.errno not in _NOT_HERE:
+                if error.errno not in _NO_SUCH_ADDRESS:
                     raise
                 missing = error
             else:

@@ -1,7 +1,7 @@
 """
 The web server of a served handle: ``POST /predict``, an ASGI app under uvicorn.
 
-Each request is one task, whose end is awaited; a client that disconnects has it revoked.
+Each request is one task, whose result is awaited; it is revoked if the client disconnects.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 #: Seconds for requests that are being answered when the server is stopped.
 _GRACE = 5
 
-#: Seconds in which the broker takes the largest message, 30 MB, on a slow network.
+#: Seconds in which the broker accepts the largest message, 30 MB, on a slow network.
 _SEND = 10.0
 
 
@@ -96,7 +96,7 @@ async def _answer(request: Request, task: Any, timeout: float) -> Response:  # n
         task_id = str(uuid4())
         call = apredict(task, [sealed(task_id, posted)], timeout=timeout, task_id=task_id)
         (answer,) = await until_disconnect(request.receive, call)
-        return JSONResponse(answer)  # a ValueError, if the handle has returned a NaN
+        return JSONResponse(answer)  # a ValueError, if the handle returned a NaN
     except (ClientDisconnect, ClientDisconnected):
         return Response(status_code=ClientDisconnected.http)
     except Exception as exception:
@@ -114,7 +114,7 @@ async def _posted(request: Request) -> dict[str, Any] | bytes:
 
     Raises:
         MessageRefused: It is too large, or no JSON object.
-        ClientDisconnect: It has not come to its end.
+        ClientDisconnect: The client disconnected before its end.
     """
     body = bytearray()
     async for chunk in request.stream():
@@ -131,14 +131,14 @@ def _error_response(error: HttpError, task_id: str | None = None) -> JSONRespons
 
 async def _refuse_route(_request: Request, exception: Exception) -> Response:
     """Answer a wrong path or method."""
-    assert isinstance(exception, HTTPException)  # noqa: S101 (what the table of handlers says)
+    assert isinstance(exception, HTTPException)  # noqa: S101 (as registered)
     kind = HTTPStatus(exception.status_code).phrase.replace(" ", "")
     error = HttpError(exception.status_code, kind, exception.detail)
     return JSONResponse(error.body, error.status, exception.headers)
 
 
 def main() -> None:
-    """Serve what this process is configured for, until it is stopped."""
+    """Serve the configuration of this process until it is stopped."""
     config = config_of_process()
     counts = Path(os.environ[CONFIG]).parent / "metrics" if config.web_workers > 1 else None
     web = make_web(config, counts)
