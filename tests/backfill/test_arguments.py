@@ -118,6 +118,6 @@ def test_rows_of_which_some_fit_are_all_there():
     [(1, "asked: no such field$"), (3, "so it is with the first 3 rows"), (500, "first 100 rows")],
 )
 def test_rows_of_which_none_fits_are_not_begun(number, words):
-    """It is the command that is wrong: nobody wants a million errors."""
+    """The command is wrong then, and would give a million errors."""
     with pytest.raises(BackfillError, match=words):
         some_fit(flawed(*["InvalidRow: no such field"] * number))

@@ -87,7 +87,7 @@ def test_another_command_does_not_get_a_killed_ones_answers(tmp_path):
 
 
 def test_a_journal_that_is_none_is_refused(tmp_path):
-    """Somebody has written over it: the error names it, and the way out."""
+    """It was overwritten: the error names it, and the way out."""
     (tmp_path / "out.jsonl.journal").write_text("mine")
 
     with pytest.raises(BackfillError, match=r"out\.jsonl\.journal: cannot be read: .*--restart"):
@@ -112,7 +112,7 @@ def test_another_input_is_refused(tmp_path):
 
 
 def test_nothing_is_left_of_nothing(tmp_path):
-    """A command that was wrong, or stopped before its first answer, stands in nobody's way."""
+    """A command that was wrong, or stopped before its first answer, leaves no file."""
     Checkpoint(tmp_path / "out.jsonl", ABOUT).close()
 
     assert [] == list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ RECORDS = [{"position": 0, "key": "a", "line": 2, "output": None}, FAILED]
 
 
 def test_words_may_have_any_characters(tmp_path):
-    """Some characters end a line for Python and for nobody else."""
+    """Some characters end a line for Python only."""
     failures = Failures(tmp_path / "out.jsonl")
     write_output(tmp_path / "out.jsonl", RECORDS, "jsonl")
     failures.write(RECORDS)

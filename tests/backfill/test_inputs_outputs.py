@@ -117,7 +117,7 @@ BAD = Unreadable("")
     ids=["json", "bytes in json", "deep", "short", "long", "quote", "bytes in csv"],
 )
 def test_a_record_that_cannot_be_read_costs_one_record(tmp_path, name, text, found, words):
-    """It is told where it is and what is wrong with it, and the next one follows."""
+    """The error says where it is and what is wrong with it, and the next one follows."""
     path = tmp_path / name
     path.write_text(text, errors="surrogateescape")
     records = list(Input(str(path)).records())
@@ -229,7 +229,7 @@ def test_large_fields_and_marks_of_windows_are_read(tmp_path):
 
 
 def test_names_of_files_may_be_any_bytes(tmp_path):
-    """A name that is no text is still told from another."""
+    """A name that is no text is still different from another."""
     (tmp_path / "\udcff").write_bytes(b"1")
 
     assert ["\udcff"] == [record["key"] for record in Input(str(tmp_path)).records()]

@@ -64,7 +64,7 @@ def test_what_is_not_of_json_does_not_end_the_job(tmp_path):
 
 
 def test_what_is_being_written_is_not_forgotten(tmp_path):
-    """Who begins anew does not pull the files from under another process."""
+    """A command that begins anew does not remove the files of another process."""
     out = tmp_path / "out.jsonl"
     with Checkpoint(out, ABOUT) as checkpoint:
         checkpoint.add(answered(0))
@@ -77,7 +77,7 @@ def test_what_is_being_written_is_not_forgotten(tmp_path):
 
 
 def test_less_than_the_journal_says_is_refused(tmp_path):
-    """A partial file that somebody has cut is not filled with nothing."""
+    """A partial file that was cut is not filled with nothing."""
     with Checkpoint(tmp_path / "out.jsonl", ABOUT) as checkpoint:
         checkpoint.add(answered(0))
     checkpoint.partial.write_text("")

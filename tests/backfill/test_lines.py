@@ -30,7 +30,7 @@ OTHERS = [
     IntEnum("Kind", {"ONE": 1}).ONE,
 ]
 
-#: What nobody can write.
+#: What JSON cannot represent.
 NONE = [object(), {(1, 2): 3}, {1, 2}, 10**5000]
 
 
@@ -76,7 +76,7 @@ def test_any_output_and_name_is_written_as_kombu_writes_them(tmp_path, seed):
 
 
 @pytest.mark.parametrize("output", NONE, ids=["object", "key", "set", "digits"])
-def test_an_output_that_nobody_can_write_is_an_error(tmp_path, output):
+def test_an_output_that_cannot_be_written_is_an_error(tmp_path, output):
     """Its row has failed with what kombu says of it, and the one after it is written."""
     row = Row(0, "0", (0,))
     try:

@@ -1,4 +1,4 @@
-"""Whoever looks is told at once what is strange, and once."""
+"""What is unusual is printed at once, and once."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def test_a_model_that_gets_a_whole_record_is_explained():
     [([{"text": {"a": 1}}], {}), ([{"body": {"a": 1}}], {"field": "body"}), (["a"], {})],
     ids=["spread", "a field was named", "no record"],
 )
-def test_who_fails_for_other_reasons_gets_no_hint(records, options):
+def test_other_reasons_to_fail_have_no_hint(records, options):
     """It would be wrong."""
     assert 1 == len(said(asked(records, **options), "ValueError: no", **options))
 
 
-def test_a_hundred_failures_at_the_beginning_are_told():
-    """Nobody wants a million of them; where one went well nothing is said."""
+def test_a_hundred_failures_at_the_beginning_are_printed():
+    """Before there are a million of them; where one has succeeded nothing is printed."""
     rows = [Row(n, str(n + 1), ("text",)) for n in range(300)]
     words = "The first 100 rows have all failed; Ctrl-C ends it"
 
@@ -83,7 +83,7 @@ def test_a_hundred_failures_at_the_beginning_are_told():
     assert not any(line.startswith(words) for line in some)
 
 
-def test_names_that_come_twice_are_told():
+def test_names_that_come_twice_are_printed():
     """Once, with the first such name."""
     rows = [Row(n, name, ("text",)) for n, name in enumerate("abcbaa")]
 

@@ -10,7 +10,7 @@ from celery_batch.errors import BackfillError
 
 
 def test_answers_need_a_place():
-    """Without a result backend nobody would ever hear of an answer."""
+    """Without a result backend there would be no answers."""
     app = Celery("none", set_as_current=False, broker="memory://")
 
     @app.task(base=BatchTask)

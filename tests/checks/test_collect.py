@@ -37,7 +37,7 @@ def test_pools_by_their_classes_are_known():
 
 
 def test_what_cannot_be_imported_is_trouble():
-    """A module that is missing, a misspelt setting: each is told in one sentence."""
+    """A module that is missing, a misspelt setting: each is one sentence."""
     missing = trouble_of(app_with(include=["no.such.module"]))
     misspelt = trouble_of(app_with(batch_max_wiat=1))
 
@@ -46,7 +46,7 @@ def test_what_cannot_be_imported_is_trouble():
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "words"),
     [
         ("def broken(:", r"SyntaxError: .*flawed\.py, line 1"),
         ("\nimport os; os.environ['NOT_SET_ANYWHERE']", r"KeyError: .*flawed\.py, line 2"),
@@ -54,14 +54,14 @@ def test_what_cannot_be_imported_is_trouble():
     ],
 )
 def test_a_module_that_raises_is_trouble(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, words: str
 ):
-    """Whatever an included module raises is told with its kind and its place."""
+    """Any error that an included module raises is shown with its type and its place."""
     (tmp_path / "flawed.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     trouble = trouble_of(app_with(include=["flawed"]))
 
-    assert re.search(f"The app's tasks cannot be imported: {told}", trouble)
+    assert re.search(f"The app's tasks cannot be imported: {words}", trouble)
 
 
 def test_nothing_is_wrong_with_a_sound_app():

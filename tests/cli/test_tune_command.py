@@ -172,7 +172,7 @@ def test_a_table_needs_nothing_that_may_be_missing(run, monkeypatch):
     [(80, None, 20), (70, None, 14), (60, None, 0), (80, 3 << 30, 14), (200, None, 20)],
 )
 def test_bars_are_as_long_as_there_is_room_for(capsys, monkeypatch, columns, memory, longest):
-    """Never cut, so that the best are told apart; without room there are none."""
+    """Never cut, so that the best can be distinguished; without room there are none."""
     monkeypatch.setenv("COLUMNS", str(columns))
     curve = Curve(tuple(Point(n, (0.01 + n * 1e-6,), memory) for n in (1, 512, 1024)))
     show("t", "cpu", curve, propose(curve, Goal(0.2, rate=50)))

@@ -146,7 +146,7 @@ def test_production_demands_its_passwords(missing):
 
 
 def test_passwords_reach_those_that_need_them():
-    """Redis asks for its password, and whoever speaks to it knows it; no file has one itself."""
+    """Redis requires its password, and its clients have it; no file has one itself."""
     services = read_compose("production", environ=PASSWORDS)["services"]
     words = shlex.split(services["redis"]["command"])
 
@@ -180,7 +180,7 @@ def test_served_configuration_is_the_examples():
 
 
 def test_served_file_is_mounted():
-    """The file that the handle is told of lies in a folder of the host's."""
+    """The file that the handle gets lies in a folder of the host."""
     (volume,) = SERVICES["serve"]["volumes"]
 
     assert SERVICES["serve"]["environment"]["RESNET18_ONNX"].startswith(volume.split(":")[1] + "/")

@@ -39,7 +39,7 @@ def found(output):
 
 
 def test_with_redis_and_a_worker(shop):
-    """Servers and workers tell of themselves, and a task that nobody serves is a problem."""
+    """Servers and workers are described, and a task that no worker serves is a problem."""
     worker = shop.worker("-c", "1", "--max-tasks-per-child", "50", conf={"batch_max_wait": 0.25})
     shop.elsewhere.delay(1)
 
@@ -62,7 +62,7 @@ def test_with_redis_and_a_worker(shop):
 
 
 def test_a_queue_that_no_route_names(shop):
-    """A worker whose queue is only named at calls is told of, before and after the first call."""
+    """A worker whose queue is only named at calls is a warning, before and after the first call."""
     worker = shop.worker("-c", "1", "-Q", "slow")
 
     def answered():
@@ -80,7 +80,7 @@ def test_a_queue_that_no_route_names(shop):
 
 
 def test_with_rabbitmq_and_without_workers(rabbit_shop):
-    """On RabbitMQ it tells what that needs, and that nobody is there is no problem yet."""
+    """On RabbitMQ it names what that needs, and that no worker is there is no problem yet."""
     code, output = examined(rabbit_shop.environment)
 
     assert 0 == code, output
@@ -92,7 +92,7 @@ def test_with_rabbitmq_and_without_workers(rabbit_shop):
     assert "0 problems, " in output.splitlines()[-1]
 
 
-def test_what_is_set_right_is_not_told_again(rabbit_shop):
+def test_what_is_set_right_is_no_finding(rabbit_shop):
     """Queues with priorities and confirms, as the fixes say, leave nothing to say about them."""
     _, output = examined(
         rabbit_shop.environment,

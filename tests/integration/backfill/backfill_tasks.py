@@ -85,7 +85,7 @@ def narrow(number):
 
 @app.task(base=BatchTask, max_batch_size=16, ignore_result=True)
 def silent(number):
-    """Tell nobody, unless asked to."""
+    """Store no result, unless a call asks for it."""
     return [2 * n for n in number]
 
 

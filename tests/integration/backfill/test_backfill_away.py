@@ -43,7 +43,7 @@ def test_a_broker_that_is_away_at_first_is_tried_again(tmp_path_factory, caplog)
             wait_until(why, [], what="messages", timeout=60)
 
 
-def test_a_broker_that_hangs_keeps_nobody_from_ending(tmp_path_factory):
+def test_a_broker_that_hangs_does_not_keep_a_backfill_from_ending(tmp_path_factory):
     """Ctrl-C ends a backfill soon where the broker takes what is called back, and says nothing."""
     with RedisServer(tmp_path_factory.mktemp("r")) as server:
         app = Celery("hangs", broker=server.url, backend=server.url, set_as_current=False)

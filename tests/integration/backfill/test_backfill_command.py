@@ -221,7 +221,7 @@ def test_a_killed_backfill_goes_on(place, number):
 
 
 @pytest.mark.parametrize("kill", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_who_is_told_to_end_calls_its_rows_back(place, kill):
+def test_a_backfill_that_is_ended_revokes_its_rows(place, kill):
     """Whichever signal ends a backfill, what it has on its way does not run in vain."""
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
     place.write(rows(MANY))
@@ -317,22 +317,22 @@ def test_answers_come_while_a_slow_input_is_read(app):
     assert len(read) < 256
 
 
-def test_what_nobody_has_any_more_is_sent_again(app, place):
-    """A broker that has come back empty has lost messages: nobody waits for them for ever."""
+def test_what_was_lost_is_sent_again(app, place):
+    """A broker that has come back empty has lost messages, which are not waited for for ever."""
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
     source = [Row(n, str(n), (n,)) for n in range(4)]
     limits = Limits(window=4, chunk_size=2, patience=0.1)
-    with Backfill(app.double, source, limits, {"queue": "nobody"}) as backfill:
+    with Backfill(app.double, source, limits, {"queue": "unserved"}) as backfill:
         backfill.step(timeout=0.2)
-        assert 2 == client.llen("nobody")
-        client.delete("nobody")
+        assert 2 == client.llen("unserved")
+        client.delete("unserved")
 
         def why():
             backfill.step(timeout=0.1)
-            return "" if client.llen("nobody") == 2 else "nothing is sent again"
+            return "" if client.llen("unserved") == 2 else "nothing is sent again"
 
         wait_until(why, [], what="messages", timeout=60)
-    client.delete("nobody")
+    client.delete("unserved")
 
 
 def test_what_is_lost_is_found_while_others_keep_the_queue_full(app, place):
@@ -359,7 +359,7 @@ def test_what_is_lost_is_found_while_others_keep_the_queue_full(app, place):
     assert [2 * n for n in range(8)] == [each.output for each in found]
 
 
-def test_a_worker_may_be_slower_than_our_patience(app):
+def test_a_worker_may_be_slower_than_patience(app):
     """What a worker has is not lost, however long its model takes."""
     source = [Row(n, str(n), (n,)) for n in range(6)]
     limits = Limits(window=6, chunk_size=2, patience=0.1)
@@ -373,7 +373,7 @@ def test_a_worker_may_be_slower_than_our_patience(app):
 
 
 @pytest.mark.parametrize("name", ["narrow", "silent"])
-def test_options_of_a_task_are_in_nobodys_way(app, name):
+def test_options_of_a_task_do_no_harm(app, name):
     """A queue that is full has room later, and answers that others ignore are wanted here."""
     task = getattr(app, name)
     wide = list(task.backfill(range(100), window=100))
@@ -431,7 +431,7 @@ def test_a_bad_line_costs_one_row(place):
     assert wanted == place.answers()
 
 
-def test_a_full_disk_is_told_and_gone_on_from(place):
+def test_a_full_disk_is_an_error_from_which_it_goes_on(place):
     """What was answered until then is not asked again."""
     place.write(rows(MANY))
     full = place.run("backfill_tasks.double", largest=60_000)

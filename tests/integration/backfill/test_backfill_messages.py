@@ -1,4 +1,4 @@
-"""What ``celery batch backfill`` says to who uses it for the first time, or again."""
+"""What ``celery batch backfill`` prints to a new user, and to one who runs it again."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ def rows(number):
     return [{"id": f"r{n}", "number": n} for n in range(number)]
 
 
-def test_who_is_not_there_is_told(app):
+def test_a_queue_without_workers_is_named(app):
     """Where no worker reads the queue it is said how to start one; else nothing is."""
-    words = unserved(app.double, {"queue": "nobody"})
+    words = unserved(app.double, {"queue": "unread"})
 
-    wanted = "No worker answers for backfill_tasks.double: none reads its queue 'nobody'"
+    wanted = "No worker answers for backfill_tasks.double: none reads its queue 'unread'"
     assert words.startswith(wanted)
-    assert words.endswith("; start one with celery -A backfill_tasks worker -Q nobody")
+    assert words.endswith("; start one with celery -A backfill_tasks worker -Q unread")
     wait_until(lambda: unserved(app.double, {}), [], what="worker", timeout=60)
 
 
-def test_a_command_that_nobody_answers_says_so(place):
+def test_a_command_without_workers_says_so(place):
     """Once, and soon; the rest goes on waiting."""
     place.write(rows(3))
     errors = place.folder / "errors"
     with errors.open("w") as file:
-        command = place.command("backfill_tasks.double", "--queue", "nobody")
+        command = place.command("backfill_tasks.double", "--queue", "unread")
         process = subprocess.Popen(command, env=place.env, stderr=file)
     try:
         why = lambda: "" if "No worker answers for" in errors.read_text() else "silent"  # noqa: E731
@@ -40,7 +40,7 @@ def test_a_command_that_nobody_answers_says_so(place):
         process.send_signal(signal.SIGINT)
         process.wait(60)
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
-    client.delete("nobody")
+    client.delete("unread")
 
 
 def test_a_backfill_goes_on_as_it_was_begun(place):
