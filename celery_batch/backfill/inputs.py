@@ -349,10 +349,16 @@ class Arguments:
         signature: Of the batch function.
         key: The field that names a record; ``id`` or ``key`` where there is one, unless given.
         field: The field that is the value of the only parameter.
+        keeps_items: Rows refer to the records that they were made of.
     """
 
     def __init__(
-        self, signature: inspect.Signature, *, key: str | None = None, field: str | None = None
+        self,
+        signature: inspect.Signature,
+        *,
+        key: str | None = None,
+        field: str | None = None,
+        keeps_items: bool = False,
     ) -> None:
         self._parameters = list(signature.parameters.values())
         first, *others = self._parameters
@@ -361,6 +367,7 @@ class Arguments:
         self._defaults = tuple(one.default for one in others)
         self.key = key
         self.field = field
+        self._keeps_items = keeps_items
 
     @staticmethod
     def hint(row: Row) -> str:
@@ -384,11 +391,13 @@ class Arguments:
         """
         takes_values = self.field is None and len(self._needed) == 1
         for position, record in enumerate(records):
+            item = record if self._keeps_items else None
             if takes_values and type(record) in _VALUES:
                 values = (record, *self._defaults)
-                yield Row(position, str(position + 1), values, line=line())
+                yield Row(position, str(position + 1), values, line=line(), item=item)
             else:
-                yield self._row(record, Row(position, str(position + 1), (), line=line()))
+                row = Row(position, str(position + 1), (), line=line(), item=item)
+                yield self._row(record, row)
 
     def _row(self, record: Any, row: Row) -> Row:
         if isinstance(record, Unreadable):

@@ -30,32 +30,21 @@ def answers(
     check_options(task.app, options)
     if window is not None and window < 1:
         raise ValueError(f"backfill(): window must be at least 1 row, got {window!r}")
-    held: dict[int, Any] = {}
-    rows = Arguments(task._batch_signature).rows(_held(items, held))
+    rows = Arguments(task._batch_signature, keeps_items=True).rows(items)
     limits = limits_of(task, window=window, in_order=in_order)
     options = {"priority": lowest_priority(task.app), **options}
     # Not of other iterables with a length: some read all of their input to count it.
     total = len(items) if isinstance(items, (Sequence, Mapping)) else None
-    return _answers(task, Backfill(task, rows, limits, options), held, total)
+    return _answers(task, Backfill(task, rows, limits, options), Clock(total))
 
 
-def _held(items: Iterable[Any], held: dict[int, Any]) -> Iterator[Any]:
-    """Yield items, and hold each by its position until it has its answer."""
-    for position, item in enumerate(items):
-        held[position] = item
-        yield item
-
-
-def _answers(
-    task: Any, backfill: Backfill, held: dict[int, Any], total: int | None
-) -> Iterator[Answer]:
+def _answers(task: Any, backfill: Backfill, clock: Clock) -> Iterator[Answer]:
     def count_failed(found: list[Answer]) -> int:
         return sum(bool(answer.error) for answer in found)
 
     with backfill, JobControl(task.app, task.name) as control:
-        for found in control.steps(backfill, Clock(total), count_failed):
-            for answer in found:
-                yield answer._replace(item=held.pop(answer.row.position))
+        for found in control.steps(backfill, clock, count_failed):
+            yield from found
 
 
 #: What Celery's router and kombu read beside the parameters of `send_task` and `publish`.

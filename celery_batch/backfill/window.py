@@ -43,6 +43,7 @@ class Row(NamedTuple):
         flaw: Why it cannot be sent at all, as ``"Type: message"``; "" if it can.
         line: Where it begins in a file that has lines, counted from 1; else 0.
         is_whole: A record with fields of other names is the first value, as a whole.
+        item: The item that a backfill in Python was given; None for a row read from a file.
     """
 
     position: int
@@ -51,6 +52,7 @@ class Row(NamedTuple):
     flaw: str = ""
     line: int = 0
     is_whole: bool = False
+    item: Any = None
 
     @property
     def place(self) -> str:
@@ -66,13 +68,16 @@ class Answer(NamedTuple):
         row: The row.
         output: The model's; None if the row failed.
         error: Why it failed, as ``"Type: message"``; "" if it did not.
-        item: The item that a backfill in Python was given; None for a row read from a file.
     """
 
     row: Row
     output: Any = None
     error: str = ""
-    item: Any = None
+
+    @property
+    def item(self) -> Any:
+        """The item that a backfill in Python was given."""
+        return self.row.item
 
 
 @dataclass(frozen=True, slots=True)

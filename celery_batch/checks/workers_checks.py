@@ -137,6 +137,34 @@ def _serving(facts: Facts) -> list[Worker]:
     return [worker for worker in facts.workers or () if worker.tasks]
 
 
+def sharing(facts: Facts) -> Iterator[Finding]:
+    """Whether pool processes share a GPU."""
+    for worker in _serving(facts):
+        devices = worker.batch_stats.get("devices") or ()
+        gpus = [name for name in devices if name.startswith("cuda")]
+        processes = worker.pool.get("max-concurrency") or 1
+        if gpus and processes > len(gpus) and worker.pool_module.endswith("prefork"):
+            yield warning(
+                f"{worker.name} runs {processes} processes on {', '.join(gpus)}, each with"
+                " its own copy of the models.",
+                f"Start it with --concurrency={len(gpus)}.",
+            )
+
+
+def holding(facts: Facts) -> Iterator[Finding]:
+    """Whether a worker may hold as many messages as fit into its batches."""
+    for worker in facts.workers or ():
+        most = sum(report["max_batch_size"] for report in worker.tasks.values())
+        wanted = most * (worker.pool.get("max-concurrency") or 1)
+        prefetch = worker.stats.get("prefetch_count")
+        if prefetch and prefetch < wanted:
+            yield warning(
+                f"{worker.name} may hold {prefetch} messages, fewer than the {wanted} rows"
+                " that its batches have room for.",
+                "Restart it: the prefetch is set at the start.",
+            )
+
+
 def alike(facts: Facts) -> Iterator[Finding]:
     """Whether all workers run the same versions and policies."""
     workers = _serving(facts)
@@ -207,34 +235,6 @@ def slowness(facts: Facts) -> Iterator[Finding]:
                     f" or more, and the time limit, which is for the whole batch, is {limit:g} s.",
                     "Raise the limit, or lower max_batch_size.",
                 )
-
-
-def sharing(facts: Facts) -> Iterator[Finding]:
-    """Whether pool processes share a GPU."""
-    for worker in _serving(facts):
-        devices = worker.batch_stats.get("devices") or ()
-        gpus = [name for name in devices if name.startswith("cuda")]
-        processes = worker.pool.get("max-concurrency") or 1
-        if gpus and processes > len(gpus) and worker.pool_module.endswith("prefork"):
-            yield warning(
-                f"{worker.name} runs {processes} processes on {', '.join(gpus)}, each with"
-                " its own copy of the models.",
-                f"Start it with --concurrency={len(gpus)}.",
-            )
-
-
-def holding(facts: Facts) -> Iterator[Finding]:
-    """Whether a worker may hold as many messages as fit into its batches."""
-    for worker in facts.workers or ():
-        most = sum(report["max_batch_size"] for report in worker.tasks.values())
-        wanted = most * (worker.pool.get("max-concurrency") or 1)
-        prefetch = worker.stats.get("prefetch_count")
-        if prefetch and prefetch < wanted:
-            yield warning(
-                f"{worker.name} may hold {prefetch} messages, fewer than the {wanted} rows"
-                " that its batches have room for.",
-                "Restart it: the prefetch is set at the start.",
-            )
 
 
 def halted(facts: Facts) -> Iterator[Finding]:

@@ -119,8 +119,4 @@ def _interrupt_on_signals() -> None:
     """End as after Ctrl-C on SIGTERM, and when the terminal is closed without nohup."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
+            signal.signal(number, signal.default_int_handler)

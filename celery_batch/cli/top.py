@@ -52,7 +52,7 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
 
     Where the output is no terminal it prints one plain frame after the other.
     """
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if find_spec("rich") is None:
         raise click.ClickException("This needs rich: pip install 'celery-batch[top]'")
     app = ctx.obj.app
@@ -131,7 +131,3 @@ def _repeat(view: _View, show: Callable[[], None], interval: float) -> None:
         view.update()
         show()
         time.sleep(max(interval - (time.monotonic() - began), 0.0))
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
