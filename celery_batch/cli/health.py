@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from celery_batch.worker.metrics.health import VARIABLE, Sign
+from celery_batch.worker.metrics.health import VARIABLE, HealthState
 
 __all__ = ["main"]
 
@@ -32,12 +32,12 @@ def main(argv: list[str] | None = None) -> int:
     if options.file is None:
         print(f"name the worker's file, or set {VARIABLE}")  # noqa: T201 (a command's output)
         return 1
-    sign = Sign.read(options.file)
-    if sign is None:
+    state = HealthState.read(options.file)
+    if state is None:
         reason = f"no worker has written {options.file}"
     else:
         now = time.monotonic()
-        reason = sign.why_not_alive(now) or ("" if options.live else sign.why_not_ready(now))
+        reason = state.why_not_alive(now) or ("" if options.live else state.why_not_ready(now))
     print(reason or ("alive" if options.live else "ready"))  # noqa: T201 (a command's output)
     return 1 if reason else 0
 

@@ -1,4 +1,4 @@
-"""Signs of life: what a worker writes, what systemd hears, what probes make of it."""
+"""A worker's health: its file, its messages to systemd, and the probes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from celery_batch.cli.health import main
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
-from celery_batch.worker.metrics.health import HealthReport, Sign
+from celery_batch.worker.metrics.health import HealthReport, HealthState
 from tests.conftest import need
 from tests.services.shop import open_shop
 
 #: No process has it: Linux' highest is below.
-NOBODY = 2**22 + 1
+NO_PID = 2**22 + 1
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def manager(tmp_path):
         yield manager
 
 
-def test_file_says_what_was_told_last(tmp_path):
-    """What is told can be read, with the process and the time."""
+def test_file_has_the_last_state(tmp_path):
+    """The last report can be read, with the process and the time."""
     file = tmp_path / "pulse"
-    pulse = HealthReport(file)
-    pulse.tell("starting")
-    first = Sign.read(file)
-    pulse.beat()
-    second = Sign.read(file)
+    report = HealthReport(file)
+    report.enter("starting")
+    first = HealthState.read(file)
+    report.beat()
+    second = HealthState.read(file)
 
     assert ("starting", os.getpid()) == (first.state, first.pid)
     assert ("ready", os.getpid()) == (second.state, second.pid)
@@ -55,64 +55,64 @@ def test_file_says_what_was_told_last(tmp_path):
         ("stopping", 300.0, False, True),
     ],
 )
-def test_what_probes_make_of_it(state, age, ready, alive):
-    """Only a loop that beats is ready; only one that should beat and does not is dead."""
-    sign = Sign(state, os.getpid(), 1000.0)
+def test_ready_and_alive(state, age, ready, alive):
+    """Only a loop that beats is ready; only one that should beat and does not is not alive."""
+    found = HealthState(state, os.getpid(), 1000.0)
 
-    assert ready is not bool(sign.why_not_ready(1000.0 + age))
-    assert alive is not bool(sign.why_not_alive(1000.0 + age))
+    assert ready is not bool(found.why_not_ready(1000.0 + age))
+    assert alive is not bool(found.why_not_alive(1000.0 + age))
 
 
 def test_dead_process_is_not_alive():
-    """What a killed worker has written last does not keep it alive."""
-    assert "has ended" in Sign("ready", NOBODY, 1000.0).why_not_alive(1000.0)
+    """The last report of a killed worker does not keep it alive."""
+    assert "has ended" in HealthState("ready", NO_PID, 1000.0).why_not_alive(1000.0)
 
 
 @pytest.mark.parametrize("text", ["", "ready", "ready x 1.0", "ready 1 y", "a b c d"])
-def test_other_files_are_no_signs(tmp_path, text):
-    """A file that is something else is as none."""
+def test_malformed_files_are_no_state(tmp_path, text):
+    """A malformed file is treated like none."""
     (tmp_path / "pulse").write_text(text)
 
-    assert Sign.read(tmp_path / "pulse") is None
-    assert Sign.read(tmp_path / "none") is None
+    assert HealthState.read(tmp_path / "pulse") is None
+    assert HealthState.read(tmp_path / "none") is None
 
 
-def test_systemd_hears_of_a_life(manager, tmp_path):
-    """It hears of readiness once, of each beat, and is to be patient while no loop runs."""
-    pulse = HealthReport(None, str(tmp_path / "notify"), watchdog=60_000_000)
-    pulse.tell("starting")
-    pulse.beat()
-    pulse.beat()
-    pulse.tell("connecting")
-    pulse.beat()
-    pulse.tell("stopping")
-    heard = [manager.recv(1000).decode().split("\n") for _ in range(6)]
-    patience = f"WATCHDOG_USEC={7 * 24 * 3600 * 1_000_000}"
+def test_messages_to_systemd(manager, tmp_path):
+    """Systemd gets readiness once, each beat, and a long timeout while no loop runs."""
+    report = HealthReport(None, str(tmp_path / "notify"), watchdog=60_000_000)
+    report.enter("starting")
+    report.beat()
+    report.beat()
+    report.enter("connecting")
+    report.beat()
+    report.enter("stopping")
+    messages = [manager.recv(1000).decode().split("\n") for _ in range(6)]
+    no_watchdog = f"WATCHDOG_USEC={7 * 24 * 3600 * 1_000_000}"
     ready = ["READY=1", "STATUS=Takes tasks.", "WATCHDOG_USEC=60000000", "WATCHDOG=1"]
 
     assert [
         ["STATUS=The worker is starting."],
         ready,
         ["WATCHDOG=1"],
-        ["STATUS=The worker is connecting.", patience],
+        ["STATUS=The worker is connecting.", no_watchdog],
         ready,
-        ["STATUS=The worker is stopping.", "STOPPING=1", patience],
-    ] == heard
+        ["STATUS=The worker is stopping.", "STOPPING=1", no_watchdog],
+    ] == messages
 
 
-def test_drained_worker_says_so(manager, tmp_path, capsys):
-    """It lives and is not ready; systemd, which started it, hears of it and of its end."""
-    pulse = HealthReport(tmp_path / "pulse", str(tmp_path / "notify"))
-    pulse.beat()
-    pulse.beat(drained=True)
-    told = [main([str(tmp_path / "pulse")]), main(["--live", str(tmp_path / "pulse")])]
-    pulse.beat()
-    heard = [manager.recv(1000).decode().split("\n") for _ in range(3)]
+def test_drained_worker_is_alive_and_not_ready(manager, tmp_path, capsys):
+    """Probes and systemd get the state and its end."""
+    report = HealthReport(tmp_path / "pulse", str(tmp_path / "notify"))
+    report.beat()
+    report.beat(drained=True)
+    codes = [main([str(tmp_path / "pulse")]), main(["--live", str(tmp_path / "pulse")])]
+    report.beat()
+    messages = [manager.recv(1000).decode().split("\n") for _ in range(3)]
 
-    assert [1, 0] == told
+    assert [1, 0] == codes
     assert ["the worker is drained", "alive"] == capsys.readouterr().out.splitlines()
-    assert ["READY=1", "STATUS=Drained: takes no tasks.", "WATCHDOG=1"] == heard[1]
-    assert "STATUS=Takes tasks." in heard[2]
+    assert ["READY=1", "STATUS=Drained: takes no tasks.", "WATCHDOG=1"] == messages[1]
+    assert "STATUS=Takes tasks." in messages[2]
     assert 0 == main([str(tmp_path / "pulse")])
 
 
@@ -127,46 +127,46 @@ def test_socket_may_have_no_file():
         assert b"READY=1" in manager.recv(1000)
 
 
-def test_nobody_there_harms_nobody(tmp_path, caplog):
-    """A folder or a socket that is not there is told of once."""
-    pulse = HealthReport(tmp_path / "none" / "pulse", str(tmp_path / "none" / "notify"))
-    pulse.beat()
-    pulse.beat()
+def test_errors_are_logged_once(tmp_path, caplog):
+    """A missing folder or socket is logged once."""
+    report = HealthReport(tmp_path / "none" / "pulse", str(tmp_path / "none" / "notify"))
+    report.beat()
+    report.beat()
 
     assert 1 == len(caplog.records)
 
 
 @pytest.mark.parametrize("environ", [{}, {"CELERY_BATCH_PULSE": "", "NOTIFY_SOCKET": ""}])
-def test_nothing_is_done_unasked(environ):
-    """Where nobody looks, no file is written and nobody is told."""
+def test_nothing_is_reported_by_default(environ):
+    """Without the variables there is no report."""
     assert not HealthReport.from_environ(environ).is_wanted
 
 
-def test_environment_says_whom_to_tell(tmp_path, manager):
-    """The variables are ours for the file, and systemd's own."""
+def test_environment_names_file_and_socket(tmp_path, manager):
+    """Our variable names the file, systemd's own its socket."""
     file = tmp_path / "pulse"
     notify = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "5000000"}
     HealthReport.from_environ({"CELERY_BATCH_PULSE": str(file), **notify}).beat()
 
     assert b"WATCHDOG_USEC=5000000" in manager.recv(1000)
-    assert "ready" == Sign.read(file).state
+    assert "ready" == HealthState.read(file).state
 
 
-def test_probe_says_how_the_worker_is(tmp_path, capsys, monkeypatch):
+def test_probe_has_a_code_and_a_line(tmp_path, capsys, monkeypatch):
     """The command's exit code is for orchestrators, its line for people."""
     file = tmp_path / "pulse"
     monkeypatch.setenv("CELERY_BATCH_PULSE", str(file))
 
     assert (1, f"no worker has written {file}\n") == (main([]), capsys.readouterr().out)
-    Sign("starting", os.getpid(), time.monotonic()).write(file)
+    HealthState("starting", os.getpid(), time.monotonic()).write(file)
     assert (1, "the worker is starting\n") == (main([]), capsys.readouterr().out)
     assert (0, "alive\n") == (main(["--live"]), capsys.readouterr().out)
-    Sign("ready", os.getpid(), time.monotonic()).write(file)
+    HealthState("ready", os.getpid(), time.monotonic()).write(file)
     assert (0, "ready\n") == (main([str(file)]), capsys.readouterr().out)
 
 
-def test_probe_without_a_file_says_what_is_missing(capsys, monkeypatch):
-    """Without a name it names the variable."""
+def test_probe_without_a_file_names_the_variable(capsys, monkeypatch):
+    """Without a file the probe says which variable is missing."""
     monkeypatch.delenv("CELERY_BATCH_PULSE", raising=False)
 
     assert 1 == main([])
@@ -180,7 +180,7 @@ def test_probe_imports_little(in_python):
     assert not {"celery", "kombu", "redis", "click"} & set(in_python(code).split())
 
 
-def test_worker_without_its_broker_lives(tmp_path):
+def test_worker_without_its_broker_is_alive(tmp_path):
     """While Redis is away the worker is not ready, and needs no restart; then it is ready again."""
     need(find_redis_server)
     file = tmp_path / "pulse"
@@ -193,8 +193,8 @@ def test_worker_without_its_broker_lives(tmp_path):
 
         def becomes(state: str) -> None:
             def why_not() -> str:
-                sign = Sign.read(file)
-                return "" if sign and sign.state == state else f"{sign}"
+                found = HealthState.read(file)
+                return "" if found and found.state == state else f"{found}"
 
             wait_until(why_not, [worker.child], what=f"the worker to be {state}", timeout=60)
 
@@ -208,8 +208,8 @@ def test_worker_without_its_broker_lives(tmp_path):
     assert (1, 0) == away
 
 
-def test_worker_tells_its_life(shop, tmp_path):
-    """A worker is ready when its loop runs, and says when it stops; systemd hears the same."""
+def test_worker_reports_its_health(shop, tmp_path):
+    """A worker is ready when its loop runs, and reports its stop; systemd gets the same."""
     file = tmp_path / "pulse"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
@@ -219,16 +219,16 @@ def test_worker_tells_its_life(shop, tmp_path):
         first = manager.recv(1000)
 
         def why_not() -> str:
-            sign = Sign.read(file)
-            return sign.why_not_ready(time.monotonic()) if sign else "it has not begun"
+            found = HealthState.read(file)
+            return found.why_not_ready(time.monotonic()) if found else "no report"
 
         wait_until(why_not, [worker.child], what="the worker", timeout=60)
         pid = worker.pid
         second = manager.recv(1000)
         worker.stop()
-        sign = Sign.read(file)
+        found = HealthState.read(file)
 
     assert b"STATUS=The worker is starting." == first
     assert second.startswith(b"READY=1\n")
-    assert ("stopping", pid) == (sign.state, sign.pid)
-    assert "has ended" in sign.why_not_alive(time.monotonic())
+    assert ("stopping", pid) == (found.state, found.pid)
+    assert "has ended" in found.why_not_alive(time.monotonic())

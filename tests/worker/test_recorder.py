@@ -1,4 +1,4 @@
-"""What a worker notes of each batch, however it ends."""
+"""What a worker records of each batch, however it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOGGER = "celery_batch.batches"
 
 
 def taken(worker: Worker, pool: Pool, *ids: str) -> Callable[..., None]:
-    """Have a batch of these taken by a process, and return what the pool tells of its end by."""
+    """Have a process accept a batch of these requests, and return the callback for its end."""
     worker.send("trios", *ids)
     sent = pool.sent[-1]
     sent.accept_callback(7, 100.0)
@@ -29,23 +29,23 @@ def taken(worker: Worker, pool: Pool, *ids: str) -> Callable[..., None]:
 
 
 def summary(worker: Worker) -> dict[str, Any]:
-    """Return what the task's batches came to."""
+    """Return the task's counts."""
     return worker.scheduler.recorder.ask(lambda meter: meter.summary("trios"))
 
 
-def test_answers_are_told_apart(worker: Worker, pool: Pool):
+def test_outcomes_are_counted_separately(worker: Worker, pool: Pool):
     """A value, an error and a retry are three outcomes of one batch."""
-    tell = taken(worker, pool, "a", "b", "c")
+    end_with = taken(worker, pool, "a", "b", "c")
     failed, retried = (error_info(error) for error in (ValueError("bad"), Retry("not yet")))
-    tell(BatchEnd([(0, "A", 0.1), (1, failed, 0.1), (1, retried, 0.1)]))
+    end_with(BatchEnd([(0, "A", 0.1), (1, failed, 0.1), (1, retried, 0.1)]))
 
     assert {"succeeded": 1, "failed": 1, "retried": 1} == summary(worker)["outcomes"]
 
 
 def test_ignored_item_is_neither_a_success_nor_a_failure(worker: Worker, pool: Pool):
-    """What a hook rejects or a function ignores is counted by itself."""
-    tell = taken(worker, pool, "a", "b", "c")
-    tell(BatchEnd([(0, "A", 0.1), (1, error_info(Ignore()), 0.1), (0, "C", 0.1)]))
+    """Items that a hook rejects or a function ignores are counted separately."""
+    end_with = taken(worker, pool, "a", "b", "c")
+    end_with(BatchEnd([(0, "A", 0.1), (1, error_info(Ignore()), 0.1), (0, "C", 0.1)]))
 
     assert {"succeeded": 2, "rejected": 1} == summary(worker)["outcomes"]
 
@@ -58,12 +58,12 @@ def test_ignored_item_is_neither_a_success_nor_a_failure(worker: Worker, pool: P
         (Unanswered.NOT_STARTED, "refused"),
     ],
 )
-def test_run_that_led_nowhere_is_counted(
+def test_run_without_results_is_counted(
     worker: Worker, pool: Pool, unanswered: Unanswered, end: str
 ):
-    """Those who run again have not ended; why they do is told."""
-    tell = taken(worker, pool, "a", "b", "c")
-    tell(BatchEnd([(0, "A", 0.1), None, None], unanswered=unanswered))
+    """Requests that run again have not ended; the reason is counted."""
+    end_with = taken(worker, pool, "a", "b", "c")
+    end_with(BatchEnd([(0, "A", 0.1), None, None], unanswered=unanswered))
     found = summary(worker)
 
     assert {"succeeded": 1, "again": 2} == found["outcomes"]
@@ -74,7 +74,7 @@ def test_run_that_led_nowhere_is_counted(
     ("error", "end"), [(WorkerLostError("gone"), "lost"), (TimeLimitExceeded(1.0), "time_limit")]
 )
 def test_lost_process_is_counted(worker: Worker, pool: Pool, error: Exception, end: str):
-    """A batch whose process died or was killed runs again, and is told by what happened."""
+    """A batch whose process died or was killed runs again, and is counted by its end."""
     taken(worker, pool, "a", "b", "c")
     pool.sent[0].error_callback(error_info(error))
     found = summary(worker)
@@ -87,17 +87,17 @@ def test_waits_count_from_the_arrival_to_the_model(worker: Worker, pool: Pool, c
     """Each request's own wait is in the histogram, and the model's seconds beside it."""
     worker.send("trios", "a")
     clock.advance(1.0)
-    tell = taken(worker, pool, "b", "c")
+    end_with = taken(worker, pool, "b", "c")
     now = clock()
-    tell(BatchEnd([(0, None, 0.1)] * 3, Work(1, now + 0.5, now + 2.5, 2.0)))
+    end_with(BatchEnd([(0, None, 0.1)] * 3, Work(1, now + 0.5, now + 2.5, 2.0)))
     found = summary(worker)
 
     assert (1.5 + 0.5 + 0.5) / 3 == pytest.approx(found["wait"]["mean"], abs=1e-6)
     assert 2.0 == found["model"]["seconds"]
 
 
-def test_nobody_wanted_it_any_more(worker: Worker):
-    """Celery announces who was revoked and who came too late; both are counted."""
+def test_expired_and_revoked_are_counted(worker: Worker):
+    """Celery's signal for revoked and expired requests is counted."""
     task = worker.app.tasks["trios"]
     signals.task_revoked.send(sender=task, request=None, terminated=False, expired=True)
     signals.task_revoked.send(sender=task, request=None, terminated=True, expired=False)
@@ -109,9 +109,9 @@ def test_line_in_the_log_has_its_numbers_beside_it(
     worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
 ):
     """At INFO a batch is one record, with words for people and a dict for programs."""
-    tell = taken(worker, pool, "a", "b", "c")
+    end_with = taken(worker, pool, "a", "b", "c")
     with caplog.at_level(logging.INFO, LOGGER):
-        tell(BatchEnd([(0, None, 0.1)] * 3))
+        end_with(BatchEnd([(0, None, 0.1)] * 3))
     (record,) = [each for each in caplog.records if each.name == LOGGER]
 
     assert record.getMessage().startswith("trios: batch of 3 (full), waited ")
@@ -124,33 +124,33 @@ def test_each_request_is_a_line_at_debug(
     worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
 ):
     """At DEBUG each request of the batch has a record as well, with its own end."""
-    tell = taken(worker, pool, "a", "b", "c")
+    end_with = taken(worker, pool, "a", "b", "c")
     with caplog.at_level(logging.DEBUG, LOGGER):
-        tell(BatchEnd([(0, None, 0.1), (1, error_info(ValueError("bad")), 0.1), None]))
+        end_with(BatchEnd([(0, None, 0.1), (1, error_info(ValueError("bad")), 0.1), None]))
     items = [record.item for record in caplog.records if hasattr(record, "item")]
 
     assert ["a", "b", "c"] == [item["id"] for item in items]
     assert ["succeeded", "failed", "again"] == [item["outcome"] for item in items]
 
 
-def test_nothing_is_written_where_nobody_listens(
+def test_nothing_is_logged_at_higher_levels(
     worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
 ):
-    """With a higher level no line is made."""
-    tell = taken(worker, pool, "a", "b", "c")
+    """At WARNING no line is made."""
+    end_with = taken(worker, pool, "a", "b", "c")
     with caplog.at_level(logging.WARNING, LOGGER):
-        tell(BatchEnd([(0, None, 0.1)] * 3))
+        end_with(BatchEnd([(0, None, 0.1)] * 3))
 
     assert [] == [each for each in caplog.records if each.name == logger.name]
 
 
-def test_error_in_the_books_is_nobodys(
+def test_error_of_the_recorder_affects_no_request(
     worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    """Should the count go wrong, every request is told all the same."""
+    """If recording fails, each request has its end all the same."""
     monkeypatch.setattr("celery_batch.worker.metrics.recorder._report", lambda *_: 1 / 0)
-    tell = taken(worker, pool, "a", "b", "c")
-    tell(BatchEnd([(0, None, 0.1)] * 3))
+    end_with = taken(worker, pool, "a", "b", "c")
+    end_with(BatchEnd([(0, None, 0.1)] * 3))
 
     assert ["a", "b", "c"] == worker.ids("settled")
-    assert "Could not take note of a batch" in caplog.text
+    assert "Could not record a batch" in caplog.text

@@ -4,8 +4,8 @@ Publishes in Redis which batch tasks this worker serves, on which queues.
 
 There is a sorted set for each task on each queue, whose members are workers and whose scores
 are the times at which they expire, by the clock of Redis.  A thread renews the entries, as a
-model on the solo pool keeps the event loop from doing it.  The worker enters when its models
-are warm; it leaves when a task is paused, when it is drained, and when it ends.
+model on the solo pool blocks the event loop.  The worker adds its entries when its models
+are warm; it removes them when a task is paused, when it is drained, and when it ends.
 """
 
 from __future__ import annotations
@@ -27,15 +27,11 @@ __all__ = ["ServedTasksEntry"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds from one renewal to the next, and for which an entry is good.
-_RENEW_EVERY, _GOOD_FOR = 4.0, 10.0
+#: Seconds from one renewal to the next, and until an entry expires.
+_RENEW_EVERY, _EXPIRES_AFTER = 4.0, 10.0
 
-#: Renewals from one to the next that also removes the entries of workers that are gone.  They
-#: mislead nobody meanwhile: as long as somebody renews a set, the task is served.
-_TIDY_EVERY = 3
-
-#: Seconds between two looks at what has changed in this worker, which ask nobody.
-_LOOK_EVERY = 1.0
+#: Seconds between checks whether the served tasks have changed, without a request.
+_CHECK_EVERY = 1.0
 
 #: Seconds after which a silent Redis is an error.
 _TIMEOUT = 2.0
@@ -60,15 +56,12 @@ class ServedTasksEntry:
         self._entered: set[str] = set()
         self._lock = threading.Lock()
         self._renewed_at = float("-inf")
-        self._renewals = 0
-        #: By how many seconds the clock of Redis is ahead of ours, which began with the machine.
-        self._write_ahead: float | None = None
         self._changed, self._ended = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._is_failing = False
 
     def open(self) -> None:
-        """Enter, over the Redis of a new connection; other brokers count their consumers."""
+        """Start on a new connection; other brokers than Redis count their consumers."""
         consumer = self._consumer
         if consumer.connection.transport.driver_type != "redis":
             return
@@ -77,18 +70,18 @@ class ServedTasksEntry:
             self._disconnect()
             self._prefix = channel.global_keyprefix
             self._client = Redis(connection_pool=own_pool(channel, _TIMEOUT))
-            self._renewed_at, self._write_ahead = float("-inf"), None
+            self._renewed_at = float("-inf")
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="batch-presence", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="batch-served", daemon=True)
             self._thread.start()
         self.refresh()
 
     def refresh(self) -> None:
-        """Have what has changed entered at once."""
+        """Publish a change at once."""
         self._changed.set()
 
     def close(self) -> None:
-        """Leave, and end the thread; a Redis that does not answer is not waited for again."""
+        """Remove the entries, and end the thread; a Redis that does not answer is not awaited."""
         self._ended.set()
         self._changed.set()
         if self._thread is not None:
@@ -100,61 +93,51 @@ class ServedTasksEntry:
             self._changed.clear()
             served = self._served()
             if served != self._entered or awake_seconds() - self._renewed_at >= _RENEW_EVERY:
-                self._enter(served)
-            self._changed.wait(_LOOK_EVERY)
+                self._publish(served)
+            self._changed.wait(_CHECK_EVERY)
         if not self._is_failing:
-            self._enter(set())
+            self._publish(set())
         with self._lock:
             self._disconnect()
 
     def _served(self) -> set[str]:
-        """Return the keys of what this worker takes: any of its tasks, on any of its queues."""
+        """Return the keys of all batch tasks on all queues of this worker."""
         consumer = self._consumer
         queues = list(consumer.app.amqp.queues.consume_from)
         tasks = [task_queue.task.name for task_queue in self._scheduler if not task_queue.is_paused]
         return {served_key(queue, task) for queue, task in product(queues, tasks)}
 
-    def _enter(self, keys: set[str]) -> None:
+    def _publish(self, keys: set[str]) -> None:
         try:
             with self._lock:
                 if self._client is not None:
                     self._write(self._client, keys)
         except (RedisError, OSError) as error:
             if not self._is_failing:
-                logger.warning("Cannot tell callers that this worker serves tasks: %s", error)
+                logger.warning("Could not publish the served tasks: %s", error)
             self._is_failing = True
         except Exception:
-            logger.exception("Cannot tell callers that this worker serves tasks")
+            logger.exception("Could not publish the served tasks")
         else:
             self._is_failing = False
 
     def _write(self, client: Redis, keys: set[str]) -> None:
         if not keys and not self._entered:
             return
-        if self._write_ahead is None:
-            self._write_ahead = _seconds(client.time()) - awake_seconds()
-        now = awake_seconds() + self._write_ahead
-        tidy = keys != self._entered or self._renewals % _TIDY_EVERY == 0
+        seconds, microseconds = client.time()
+        now = seconds + microseconds / 1e6
         with client.pipeline(transaction=False) as pipe:
-            pipe.time()
             for key in self._entered - keys:
                 pipe.zrem(self._prefix + key, self._member)
             for key in (self._prefix + key for key in keys):
-                pipe.zadd(key, {self._member: now + _GOOD_FOR})
-                pipe.pexpire(key, int(_GOOD_FOR * 1000))
-                if tidy:
-                    pipe.zremrangebyscore(key, "-inf", now)
-            told, *_ = pipe.execute()
+                pipe.zadd(key, {self._member: now + _EXPIRES_AFTER})
+                pipe.pexpire(key, int(_EXPIRES_AFTER * 1000))
+                pipe.zremrangebyscore(key, "-inf", now)
+            pipe.execute()
         self._renewed_at = awake_seconds()
-        self._write_ahead = _seconds(told) - self._renewed_at
         self._entered = keys
-        self._renewals += 1
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.connection_pool.disconnect()
-
-
-def _seconds(told: tuple[int, int]) -> float:
-    return told[0] + told[1] / 1e6

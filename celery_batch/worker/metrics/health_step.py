@@ -15,10 +15,10 @@ __all__ = ["HealthStep"]
 
 class HealthStep(bootsteps.StartStopStep):  # type: ignore[misc]
     """
-    Gives signs of life where the environment names somebody who looks.
+    Reports the worker's health where the environment asks for it.
 
-    Celery makes it before the models are loaded, starts it with each connection, and has
-    the timer call it back only once the event loop runs.
+    Celery creates it before the models are loaded, starts it with each connection, and calls
+    its timer only once the event loop runs.
     """
 
     requires = ("celery_batch.worker.bootsteps:BatchConsumer",)
@@ -29,15 +29,15 @@ class HealthStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._entry: Any = None
 
     def include_if(self, consumer: Any) -> bool:  # noqa: ARG002 (Celery's signature)
-        """Stay out where nobody looks."""
+        """Return whether the environment asks for reports."""
         return self._health.is_wanted
 
     def create(self, consumer: Any) -> None:  # noqa: ARG002 (Celery's signature)
-        """Say that the worker starts: models may take minutes to load."""
-        self._health.tell("starting")
+        """Report the start: models may take minutes to load."""
+        self._health.enter("starting")
 
     def start(self, consumer: Any) -> None:
-        """Beat as long as this connection lasts."""
+        """Send beats as long as this connection lasts."""
         self._entry = consumer.timer.call_repeatedly(
             EVERY, self._beat, (ConsumerContext.of(consumer).runtime_config,)
         )
@@ -46,9 +46,9 @@ class HealthStep(bootsteps.StartStopStep):  # type: ignore[misc]
         self._health.beat(drained=runtime_config.is_drained)
 
     def stop(self, consumer: Any) -> None:
-        """Say why the event loop ends."""
+        """Report why the event loop ends."""
         if self._entry is not None:
             self._entry.cancel()
             self._entry = None
         restarting = consumer.blueprint.state == bootsteps.RUN
-        self._health.tell("connecting" if restarting else "stopping")
+        self._health.enter("connecting" if restarting else "stopping")

@@ -1,8 +1,8 @@
-"""Records and logs the outcome of every batch.
+"""
+Records and logs the outcome of each batch.
 
-Rule 1: one look at a batch, when it is over, in the consumer process, which hears of
-        every batch of its worker, on whatever pool.
-Rule 2: whatever goes wrong here is nobody's error but ours.
+The main process does so when a batch has ended, as it knows of each batch on any pool.  An
+error here does not affect the batch.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ from celery_batch.telemetry.report import NO_WORK, BatchReport, End, Outcome
 from celery_batch.worker.dispatch.job import BatchJob
 from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp, Refused, Settled, Unanswered
 
-__all__ = [
-    "BatchRecorder",
-    "end_of",
-    "outcome_of_each",
-    "outcomes_of",
-]
+__all__ = ["BatchRecorder"]
 
+#: One line for each batch, at INFO; one for each of its requests, at DEBUG.
+logger = logging.getLogger("celery_batch.batches")
+
+_own_logger = logging.getLogger(__name__)
 
 _is_done = attrgetter("is_done")
-
 
 _ENDS = {
     Unanswered.NOT_STORED: End.NOT_STORED,
@@ -43,8 +41,10 @@ _ENDS = {
     Unanswered.INTERRUPTED: End.BROKE_OFF,
 }
 
+T = TypeVar("T")
 
-def end_of(job: BatchJob) -> End:
+
+def _end_of(job: BatchJob) -> End:
     """Return how a batch ended as a whole."""
     answer = job.answer
     if answer is not None:
@@ -55,30 +55,18 @@ def end_of(job: BatchJob) -> End:
     return End.LOST if isinstance(error, (WorkerLostError, SystemExit)) else End.ERROR
 
 
-def outcomes_of(job: BatchJob, follow_up: FollowUp) -> Counter[Outcome]:
-    """
-    Return what became of how many requests, but for those whose end Celery announces.
-
-    Args:
-        job: The batch.
-        follow_up: What follows for its requests.
-    """
+def _count_outcomes(job: BatchJob, follow_up: FollowUp) -> Counter[Outcome]:
+    """Count the outcomes of a batch's requests, without those that Celery's signals announce."""
     count = len(job.requests)
     if len(follow_up.succeeded) == count and not any(map(_is_done, follow_up.succeeded)):
         return Counter({Outcome.SUCCEEDED: count})
-    outcomes = Counter(outcome_of_each(job, follow_up))
+    outcomes = Counter(_outcomes_of(job, follow_up))
     del outcomes[Outcome.EXPIRED], outcomes[Outcome.REVOKED]
     return outcomes
 
 
-def outcome_of_each(job: BatchJob, follow_up: FollowUp) -> list[Outcome]:
-    """
-    Return what became of each request of a batch.
-
-    Args:
-        job: The batch.
-        follow_up: What follows for its requests.
-    """
+def _outcomes_of(job: BatchJob, follow_up: FollowUp) -> list[Outcome]:
+    """Return the outcome of each request of a batch."""
     again = {id(request) for request in (*follow_up.run_alone, *follow_up.run_again)}
     return [
         Outcome.AGAIN if id(request) in again else _outcome(request, job.answer, number)
@@ -89,7 +77,7 @@ def outcome_of_each(job: BatchJob, follow_up: FollowUp) -> list[Outcome]:
 def _outcome(request: Any, answer: BatchEnd | None, number: int) -> Outcome:
     if request.is_done:
         return Outcome.REVOKED
-    if answer is None:  # what Celery has stopped goes back
+    if answer is None:  # a cancelled request goes back to the broker
         return Outcome.AGAIN if request.is_cancelled else Outcome.FAILED
     settled = answer.settled[number]
     if settled is None:
@@ -109,49 +97,39 @@ def _settled(settled: Settled | ExceptionInfo) -> Outcome:
 
 
 def _unwrapped(error: Any) -> Any:
-    """Return the error itself, which the pools that are no processes hand over wrapped."""
+    """Return the error itself, which the solo and threads pools wrap."""
     return error.exc if isinstance(error, ExceptionWithTraceback) else error
 
 
-#: One line for each batch, at INFO; one for each of its requests, at DEBUG.
-logger = logging.getLogger("celery_batch.batches")
-
-
-_own_logger = logging.getLogger(__name__)
-
-
-T = TypeVar("T")
-
-
 class BatchRecorder:
-    """Is told what batches were, and asked what they came to."""
+    """Counts the batches of one worker."""
 
     def __init__(self) -> None:
         self._meter = Meter(time.monotonic(), ())
         self._has_begun = self._has_failed = False
-        #: Pools may tell of an end on threads, and a signal's handler on top of us.
+        #: Pools may report the end of a batch on threads, and in a signal handler.
         self._lock = threading.RLock()
 
     def begin(self, pids: Collection[int]) -> None:
         """
-        Count from now on; called for each new connection.
+        Start to count; called for each new connection.
 
         Args:
-            pids: Of the pool processes, which are ready for batches.
+            pids: The pool processes, which are ready for batches.
         """
         if not self._has_begun:
             self._has_begun = True
             self._meter = Meter(time.monotonic(), pids)
-            signals.task_revoked.connect(self._announced)
+            signals.task_revoked.connect(self._on_revoked)
 
     def ask(self, question: Callable[[Meter], T]) -> T:
-        """Return what the meter says to a question, while nothing is added."""
+        """Return the result of a function of the meter, while nothing is added."""
         with self._lock:
             return question(self._meter)
 
     def ended(self, job: BatchJob, follow_up: FollowUp) -> None:
         """
-        Take note of a batch that is over.
+        Record a batch that has ended.
 
         Args:
             job: The batch.
@@ -161,18 +139,18 @@ class BatchRecorder:
             try:
                 self._add(job, follow_up)
             except Exception:
-                # Said once: what is wrong with one batch is so with all that follow.
+                # Once: the error is probably the same for all batches.
                 level = logging.DEBUG if self._has_failed else logging.ERROR
                 self._has_failed = True
-                _own_logger.log(level, "Could not take note of a batch", exc_info=True)
+                _own_logger.log(level, "Could not record a batch", exc_info=True)
 
     def failed_waiting(self, request: Any) -> None:
-        """Take note of a request that failed in its lane, out of time."""
+        """Record a request that failed in its task queue, by its time limit."""
         with self._lock:
             self._meter.add_outcome(request.name, Outcome.FAILED)
 
-    def _announced(self, sender: Any = None, *, expired: bool = False, **_: Any) -> None:
-        """Take note of a request that nobody wanted any more, wherever it was then."""
+    def _on_revoked(self, sender: Any = None, *, expired: bool = False, **_: Any) -> None:
+        """Record a request that has expired or was revoked, wherever it was."""
         if isinstance(sender, BatchTask):
             with self._lock:
                 self._meter.add_outcome(
@@ -191,7 +169,7 @@ class BatchRecorder:
 
 def _log_each(job: BatchJob, follow_up: FollowUp, report: BatchReport) -> None:
     waits = report.waits or [0.0] * len(job.requests)
-    outcomes = outcome_of_each(job, follow_up)
+    outcomes = _outcomes_of(job, follow_up)
     for request, outcome, wait in zip(job.requests, outcomes, waits, strict=True):
         facts = {
             "task": report.task,
@@ -214,9 +192,9 @@ def _report(job: BatchJob, follow_up: FollowUp) -> BatchReport:
         rows=job.rows,
         most=job.max_rows,
         reason=job.reason,
-        end=end_of(job),
-        outcomes=outcomes_of(job, follow_up),
-        # One that has come again in the place of its former self has not waited here.
+        end=_end_of(job),
+        outcomes=_count_outcomes(job, follow_up),
+        # A redelivered request that replaces another has not waited here.
         waits=[began - (each.arrived or began) for each in job.requests] if began else [],
         work=work,
         poison=len(follow_up.poison),
