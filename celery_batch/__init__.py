@@ -45,7 +45,11 @@ if TYPE_CHECKING:
     )
     from celery_batch.streamer.threaded import ThreadedStreamer as ThreadedStreamer
     from celery_batch.task import BatchTask as BatchTask
+    from celery_batch.web.disconnect import ClientDisconnected as ClientDisconnected
+    from celery_batch.web.disconnect import until_disconnect as until_disconnect
+    from celery_batch.web.errors import BackendUnreachable as BackendUnreachable
     from celery_batch.web.errors import HttpError as HttpError
+    from celery_batch.web.errors import TaskFailed as TaskFailed
     from celery_batch.web.errors import http_error as http_error
     from celery_batch.web.predict import apredict as apredict
     from celery_batch.web.predict import predict as predict
@@ -57,12 +61,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "BackendUnreachable": "celery_batch.web.errors",
     "BatchError": "celery_batch.errors",
     "BatchInfo": "celery_batch.protocol",
     "BatchPolicy": "celery_batch.batching.policy",
     "BatchTask": "celery_batch.task",
     "BrokerUnreachable": "celery_batch.client.backpressure",
     "ChunkFailed": "celery_batch.errors",
+    "ClientDisconnected": "celery_batch.web.disconnect",
     "ConfigurationError": "celery_batch.errors",
     "DeadlineExceeded": "celery_batch.errors",
     "GpuWorkerManager": "celery_batch.streamer",
@@ -85,6 +91,7 @@ _HOME = {
     "Streamer": "celery_batch.streamer",
     "StreamerClosed": "celery_batch.errors",
     "ThreadedStreamer": "celery_batch.streamer",
+    "TaskFailed": "celery_batch.web.errors",
     "WorkerLost": "celery_batch.errors",
     "WrongResultCount": "celery_batch.errors",
     "apredict": "celery_batch.web.predict",
@@ -97,6 +104,7 @@ _HOME = {
     "readiness": "celery_batch.web.readiness",
     "revoke_soon": "celery_batch.client.revoke",
     "run_redis_workers_forever": "celery_batch.streamer",
+    "until_disconnect": "celery_batch.web.disconnect",
 }
 
 __all__ = [*_HOME, "__version__"]  # noqa: PLE0604 (every key is a string)

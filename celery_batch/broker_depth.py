@@ -9,7 +9,7 @@ from redis import Redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-__all__ = ["DepthReader", "can_read_depth", "open_depth_reader", "served_key"]
+__all__ = ["DepthReader", "can_read_depth", "driver_of", "open_depth_reader", "served_key"]
 
 #: Seconds without an answer after which a look is given up.
 _TIMEOUT = 1.0
@@ -127,7 +127,7 @@ def can_read_depth(app: Any) -> bool:
     Args:
         app: The Celery app.
     """
-    return _driver(app) in _LOOKS
+    return driver_of(app) in _LOOKS
 
 
 def open_depth_reader(app: Any) -> DepthReader:
@@ -140,11 +140,17 @@ def open_depth_reader(app: Any) -> DepthReader:
     Raises:
         Exception: Whatever the broker's library raises when it cannot be reached.
     """
-    make: Any = _LOOKS[_driver(app)]
+    make: Any = _LOOKS[driver_of(app)]
     look: DepthReader = make(app)
     return look
 
 
-def _driver(app: Any) -> str:
+def driver_of(app: Any) -> str:
+    """
+    Return the kind of an app's broker, "redis" or "amqp" for example; it is not connected to.
+
+    Args:
+        app: The Celery app.
+    """
     with app.connection_for_write() as connection:  # which connects to nobody yet
         return str(connection.get_transport_cls().driver_type)

@@ -104,9 +104,9 @@ class QueueFull(BatchError):
 
     http = 429
 
-    def __init__(self, *words: str, retry_after: float = 1.0) -> None:
+    def __init__(self, *words: str, retry_after: float | None = 1.0) -> None:
         super().__init__(*words)
-        #: Seconds after which there may be room, as far as is known.
+        #: Seconds after which there may be room, as far as is known; None if there never is.
         self.retry_after = retry_after
 
 

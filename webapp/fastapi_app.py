@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any
 from uuid import UUID
 
+from celery.exceptions import TimeoutError as CeleryTimeoutError
 from fastapi import Depends, FastAPI, File, Form, HTTPException, Request, Response, UploadFile
 from fastapi.responses import FileResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
@@ -120,9 +122,11 @@ def revoke(task_id: UUID) -> TaskStatus:
 
 @app.get("/events/{task_id}", response_class=EventSourceResponse)
 async def events(task_id: UUID) -> AsyncIterator[ServerSentEvent]:
-    """Send each state of a call, until it has ended."""
-    async for name in tasks.TASK.AsyncResult(str(task_id)).iter_states():
-        yield ServerSentEvent(event=name, data={"id": str(task_id), "state": name})
+    """Send each state of a call until it has ended, or nothing new comes for a while."""
+    yield ServerSentEvent(comment="the states follow")  # the headers wait for a first event
+    with suppress(CeleryTimeoutError):  # the client may connect again
+        async for name in tasks.TASK.AsyncResult(str(task_id)).iter_states(tasks.TIMEOUT):
+            yield ServerSentEvent(event=name, data={"id": str(task_id), "state": name})
 
 
 @app.get("/stats")

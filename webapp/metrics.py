@@ -23,6 +23,9 @@ _SECONDS = Histogram(
     "http_request_duration_seconds", "Time until a request was answered.", ("method", "handler")
 )
 
+#: Those that are counted by name; a client may send any.
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
 
 class MetricsMiddleware:
     """
@@ -53,7 +56,8 @@ class MetricsMiddleware:
         try:
             await self.app(scope, receive, note_status)
         finally:
-            method, handler = scope["method"], getattr(scope.get("route"), "path", "none")
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            handler = getattr(scope.get("route"), "path", "none")
             _REQUESTS.labels(method, f"{status // 100}xx", handler).inc()
             _SECONDS.labels(method, handler).observe(time.perf_counter() - began)
 

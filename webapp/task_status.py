@@ -36,5 +36,5 @@ def task_status(task_id: UUID) -> TaskStatus:
     if status["state"] == states.SUCCESS:
         status["output"] = result.result
     elif status["state"] in states.EXCEPTION_STATES:
-        status["error"] = http_error(task_error(result.result, result.id)).body["error"]
+        status["error"] = http_error(task_error(result.result)).body["error"]
     return status

@@ -37,11 +37,13 @@ def _task(variable: str, default: str) -> Any:
 
 TASK: Any = _task("WEBAPP_TASK", "workers.infill:infill")
 
+_IS_DEMO = "WEBAPP_TASK" not in os.environ
+
 #: The same model without batches, to compare; None for none.
-NAIVE_TASK: Any = _task("WEBAPP_NAIVE_TASK", "workers.infill:infill_one")
+NAIVE_TASK: Any = _task("WEBAPP_NAIVE_TASK", "workers.infill:infill_one" if _IS_DEMO else "")
 
 #: A task whose items are files of images; None for none.
-IMAGE_TASK: Any = _task("WEBAPP_IMAGE_TASK", "workers.colours:colours")
+IMAGE_TASK: Any = _task("WEBAPP_IMAGE_TASK", "workers.colours:colours" if _IS_DEMO else "")
 
 TASKS: list[Any] = [task for task in (TASK, NAIVE_TASK, IMAGE_TASK) if task]
 
@@ -70,4 +72,5 @@ CSP = (
 )
 
 app = TASK.app
-prepare(app)
+for each in {task.app for task in TASKS}:
+    prepare(each)

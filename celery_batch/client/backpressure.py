@@ -136,7 +136,8 @@ class QueueAdmission:
         if items > most:
             raise QueueFull(
                 f"{task.name}: {items} items in one call never fit into max_queue={most};"
-                f" send fewer at a time"
+                f" send fewer at a time",
+                retry_after=None,
             )
         now = time.monotonic()
         watch = DepthWatch.of(self._app)

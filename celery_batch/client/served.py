@@ -35,7 +35,7 @@ _EVERY, _IDLE = 0.4, 5.0
 _LATE = "the broker has not answered within {:g} s"
 
 #: Seconds in which workers answer where the broker itself cannot be asked.
-_LISTEN = 1.0
+_LISTEN = 0.5
 
 
 #: Whether somebody serves a task, or why that is not known.
@@ -140,7 +140,6 @@ class ServedWatch:
             wanted = [pair for pair, each in self._known.items() if each.asked >= recent]
         for pair in wanted:
             answer: Future[Answer] = Future()
-            at = time.monotonic()
             try:
                 found: Answer = self._look_at(*pair)
             except Exception as error:  # noqa: BLE001 (whatever a transport raises)
@@ -148,7 +147,7 @@ class ServedWatch:
             answer.set_result(found)
             with self._lock:
                 known = self._known[pair]
-                known.answer, known.at = answer, at
+                known.answer, known.at = answer, time.monotonic()
                 waiting, known.waiting = known.waiting, []
             for each in waiting:
                 if each.set_running_or_notify_cancel():

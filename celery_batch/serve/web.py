@@ -32,7 +32,7 @@ from celery_batch.web.disconnect import ClientDisconnected, until_disconnect
 from celery_batch.web.errors import HttpError, http_error
 from celery_batch.web.predict import apredict
 from celery_batch.web.prepare import prepare
-from celery_batch.web.readiness import areadiness
+from celery_batch.web.starlette import readiness_route
 
 __all__ = ["main", "make_web"]
 
@@ -66,11 +66,6 @@ def make_web(config: ServeConfig, counts: Path | None = None) -> Starlette:
             metrics.record(response.status_code, time.perf_counter() - began)
         return response
 
-    async def readyz(_request: Request) -> Response:
-        found = await areadiness(app, [task])
-        body = {"ready": found.is_ready, "reasons": found.reasons}
-        return JSONResponse(body, 200 if found.is_ready else 503)
-
     async def healthz(_request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
@@ -80,7 +75,7 @@ def make_web(config: ServeConfig, counts: Path | None = None) -> Starlette:
     routes = [
         Route("/predict", predict, methods=["POST"]),
         Route("/healthz", healthz),
-        Route("/readyz", readyz),
+        readiness_route(app, [task]),
         Route("/openapi.json", describe),
     ]
     if metrics:

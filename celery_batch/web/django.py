@@ -34,7 +34,7 @@ class BatchErrorMiddleware(MiddlewareMixin):
         if not isinstance(exception, ERRORS):
             return None
         error = http_error(exception)
-        if error.status == 500:  # noqa: PLR2004 (a ValueError of the view, or of the task's own)
+        if error.status == 500:  # noqa: PLR2004 (Django logs the traceback)
             return None
         return JsonResponse(error.body, status=error.status, headers=error.headers)
 
@@ -66,5 +66,4 @@ def areadiness_view(
 
 
 def _response(found: Readiness) -> HttpResponse:
-    body = {"ready": found.is_ready, "reasons": found.reasons}
-    return JsonResponse(body, status=200 if found.is_ready else 503)
+    return JsonResponse(found.body, status=found.status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import suppress
+from functools import cache
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_batch.client.results.result import copied
 from celery_batch.errors import BatchError, DeadlineExceeded, OutOfMemory, QueueFull
 
-__all__ = ["ERRORS", "HttpError", "http_error", "task_error"]
+__all__ = ["ERRORS", "BackendUnreachable", "HttpError", "TaskFailed", "http_error", "task_error"]
 
 #: Characters of a message; some errors repeat their whole input.
 _LONGEST = 500
@@ -35,8 +35,20 @@ _TEMPORARY = {
 #: What fails again, whatever its status.
 _LASTING = (OutOfMemory, SoftTimeLimitExceeded, TimeLimitExceeded)
 
-#: The attribute that tells an exception of a task from one of the view.
-_TASK_ID = "batch_task_id"
+
+class BackendUnreachable(BatchError, OperationalError):
+    """The result backend cannot be reached."""
+
+    http = 503
+
+
+class TaskFailed(Exception):
+    """
+    A second base class of what `predict` raises for a task that has failed.
+
+    The first is the class of the task's own exception, so ``except ValueError`` still holds.
+    Error handlers go by this one to tell a task's ValueError from one of the view itself.
+    """
 
 
 class HttpError(NamedTuple):
@@ -72,8 +84,8 @@ def http_error(exception: BaseException) -> HttpError:
     """
     Return the HTTP status and message for an exception.
 
-    A ValueError is the client's fault only where `predict` raises it because a task has failed
-    with it.  One of the view itself is an internal error.
+    A ValueError is the client's fault only where a task has failed with it, which makes it a
+    `TaskFailed` too.  One of the view itself is an internal error.
 
     Args:
         exception: What `predict`, `apredict` or a result of Celery has raised.
@@ -90,20 +102,39 @@ def http_error(exception: BaseException) -> HttpError:
     return HttpError(int(status), kind, message, retry_after)
 
 
-def task_error(exception: BaseException, task_id: str) -> BaseException:
+def task_error(exception: BaseException) -> BaseException:
     """
-    Return an exception that a task has failed with, to be raised in a view.
+    Return a copy of a task's exception that is a `TaskFailed`, too.
 
     Args:
         exception: The task's result, which keeps its own traceback.
-        task_id: The task's id.
+
+    Returns:
+        A plain copy for the few classes that cannot be subclassed so.
     """
-    twin = copied(exception)
-    with suppress(AttributeError):  # a class with slots
-        setattr(twin, _TASK_ID, task_id)
-    return twin
+    try:
+        kind = _failure_class(type(exception))
+        twin = kind.__new__(kind, *exception.args)
+        twin.__dict__.update(vars(exception))
+    except Exception:  # noqa: BLE001 (whatever a class of the user's raises)
+        return copied(exception)
+    twin.args = exception.args
+    twin.__cause__, twin.__context__ = exception.__cause__, exception.__context__
+    twin.__suppress_context__ = exception.__suppress_context__
+    return twin.with_traceback(exception.__traceback__)
 
 
+@cache
+def _failure_class(kind: Any) -> type[BaseException]:
+    names = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
+    return type(kind.__name__, (kind, TaskFailed), names)
+
+
+_NEVER_FITS = "One request has more items than the queue may hold; send fewer at a time."
 _EXPIRED = (504, "DeadlineExceeded", "No worker took the task in time.")
 _REVOKED = (503, "TaskRevoked", "The task was revoked before it ran.")
 _NO_BACKEND = (503, "BackendUnreachable", "The result backend cannot be reached.")
@@ -124,8 +155,7 @@ _CELERYS: tuple[tuple[tuple[type[BaseException], ...], tuple[int, str, str]], ..
     ((EncodeError,), (422, "EncodeError", "An input cannot be encoded for the task.")),
 )
 
-#: The exceptions that a framework hands to `http_error`.  A ValueError is answered if a task
-#: has failed with it, a RuntimeError if Celery raises it for a lost result backend.
+#: The exceptions that a framework hands to `http_error`.
 ERRORS: tuple[type[Exception], ...] = (
     BatchError,
     CeleryTimeoutError,
@@ -133,11 +163,10 @@ ERRORS: tuple[type[Exception], ...] = (
     OperationalError,
     RedisConnectionError,
     RedisTimeoutError,
-    RuntimeError,
     SoftTimeLimitExceeded,
+    TaskFailed,
     TaskRevokedError,
     TimeLimitExceeded,
-    ValueError,
     WorkerLostError,
 )
 
@@ -145,10 +174,15 @@ ERRORS: tuple[type[Exception], ...] = (
 def _described(exception: BaseException) -> tuple[int, str, str]:
     name = type(exception).__name__
     if isinstance(exception, BatchError):
-        return exception.http, name, _message_of(exception)
+        never_fits = isinstance(exception, QueueFull) and exception.retry_after is None
+        return (
+            (413, name, _NEVER_FITS)
+            if never_fits
+            else (exception.http, name, _message_of(exception))
+        )
     if isinstance(exception, TaskRevokedError):
         return _EXPIRED if str(exception) == "expired" else _REVOKED
-    is_of_task = hasattr(exception, _TASK_ID)
+    is_of_task = isinstance(exception, TaskFailed)
     if is_of_task and isinstance(exception, ValueError):
         return 422, name, str(exception)
     # A model may use a broker of its own, which is nothing of the client's.

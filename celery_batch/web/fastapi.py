@@ -1,4 +1,4 @@
-"""FastAPI and Starlette: a dependency that calls a batch task, and handlers for its errors."""
+"""FastAPI: a dependency that calls a batch task, and handlers for its errors."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Annotated, Any
 
 from celery import Celery
-from fastapi import APIRouter, FastAPI, Header, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel
 
 from celery_batch.web.disconnect import until_disconnect
-from celery_batch.web.errors import ERRORS, http_error
 from celery_batch.web.predict import apredict
-from celery_batch.web.readiness import areadiness
+from celery_batch.web.starlette import add_exception_handlers, readiness_route
 
 __all__ = [
     "ERROR_RESPONSES",
@@ -122,27 +120,6 @@ def predictor(
     return dependency
 
 
-def add_exception_handlers(app: FastAPI) -> None:
-    """
-    Answer errors of batch tasks and of the broker with `http_error`'s status and JSON.
-
-    Other exceptions stay the framework's: a status of 500 and a traceback in the log.  A handler
-    that the app has for one of their classes is kept.
-
-    Args:
-        app: The FastAPI or Starlette app.
-    """
-    for kind in ERRORS:
-        app.exception_handlers.setdefault(kind, _error_response)
-
-
-async def _error_response(_request: Request, exception: Exception) -> Response:
-    error = http_error(exception)
-    if error.status == 500:  # noqa: PLR2004 (a ValueError of the view, or of the task's own)
-        raise exception
-    return JSONResponse(error.body, error.status, error.headers)
-
-
 def readiness_router(celery: Celery, tasks: Collection[Any], *, path: str = "/readyz") -> APIRouter:
     """
     Return a router with a readiness probe: 200 if workers serve the tasks, else 503.
@@ -152,12 +129,4 @@ def readiness_router(celery: Celery, tasks: Collection[Any], *, path: str = "/re
         tasks: The batch tasks that the web app calls.
         path: The probe's path.
     """
-    router = APIRouter()
-
-    @router.get(path, include_in_schema=False)
-    async def readyz() -> Response:
-        found = await areadiness(celery, tasks)
-        body = {"ready": found.is_ready, "reasons": found.reasons}
-        return JSONResponse(body, 200 if found.is_ready else 503)
-
-    return router
+    return APIRouter(routes=[readiness_route(celery, tasks, path=path)])

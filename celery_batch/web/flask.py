@@ -23,18 +23,21 @@ def register_error_handlers(app: Flask) -> None:
     """
     Answer errors of batch tasks and of the broker with `http_error`'s status and JSON.
 
-    Other exceptions stay Flask's: a status of 500 and a traceback in the log.
+    Other exceptions stay Flask's: a status of 500 and a traceback in the log.  A handler that
+    the app has for one of their classes is kept.
 
     Args:
         app: The Flask app.
     """
+    known = app.error_handler_spec[None][None]
     for kind in ERRORS:
-        app.register_error_handler(kind, _error_response)
+        if kind not in known:
+            app.register_error_handler(kind, _error_response)
 
 
 def _error_response(exception: Exception) -> Response:
     error = http_error(exception)
-    if error.status == 500:  # noqa: PLR2004 (a ValueError of the view, or of the task's own)
+    if error.status == 500:  # noqa: PLR2004 (Flask logs the traceback)
         raise exception
     response = jsonify(error.body)
     response.status_code = error.status
@@ -58,7 +61,6 @@ def readiness_blueprint(
     @blueprint.get(path)
     def readyz() -> tuple[dict[str, Any], int]:
         found = readiness(celery, tasks)
-        body = {"ready": found.is_ready, "reasons": found.reasons}
-        return body, 200 if found.is_ready else 503
+        return found.body, found.status
 
     return blueprint

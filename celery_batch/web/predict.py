@@ -10,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import math
 import queue
+import socket
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from celery import states
+from celery.backends.asynchronous import E_RETRY_LIMIT_EXCEEDED
+from celery.backends.base import DisabledBackend
 from celery.exceptions import TimeoutError as CeleryTimeoutError
 from celery.local import maybe_evaluate
 from celery.result import assert_will_not_block
@@ -41,18 +45,24 @@ from celery_batch.client.results.listener import (
 from celery_batch.client.results.waiting import wait_until_ended
 from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
-from celery_batch.errors import BatchError, ConfigurationError, DeadlineExceeded
-from celery_batch.web.errors import task_error
+from celery_batch.errors import BatchError, ConfigurationError, DeadlineExceeded, InvalidRow
+from celery_batch.web.errors import BackendUnreachable, task_error
 
 __all__ = ["apredict", "predict"]
 
 OnTimeout = Literal["revoke", "leave"]
 
-#: What Celery, kombu and redis-py raise where a server is away.
-_UNREACHABLE = (OperationalError, RedisError, OSError)
-
 #: Of these, or of what has caused them, those that say that there is no connection.
-_DISCONNECTED = (RedisConnectionError, RedisTimeoutError, OSError)
+_DISCONNECTED = (
+    *(RedisConnectionError, RedisTimeoutError, ConnectionError, TimeoutError),
+    socket.gaierror,
+)
+
+#: What Celery, kombu and redis-py raise where a server is away.
+_UNREACHABLE = (OperationalError, RedisError, *_DISCONNECTED)
+
+#: Most seconds of a time-out; a date must be able to hold it.
+_LONGEST = 1e9
 
 #: Seconds after a lost connection in which no request tries to connect again.
 _PAUSE = 1.0
@@ -82,7 +92,8 @@ def predict(
         items: The only argument of each call.
         timeout: Seconds for all items together. The calls expire then, too.
         on_timeout: "revoke", or "leave" to let the calls finish after the deadline.
-        expires: Seconds after which calls that are left expire; "leave" needs it.
+        expires: Seconds after which calls that are left expire; "leave" needs it, and it is
+            at least ``timeout``.
         return_exceptions: Return an item's exception in the place of its output.
         options: As for `apply_async`, the same for all calls.
 
@@ -91,12 +102,15 @@ def predict(
 
     Raises:
         DeadlineExceeded: Not all calls have ended in time; ``results`` has the result of each.
+            It is empty if the time was over before the calls were sent.
         BrokerUnreachable: The broker does not take the calls.
+        BackendUnreachable: The result backend does not answer.
+        InvalidRow: ``items`` is one value, such as a text or a mapping, and no list.
         QueueFull: ``max_queue`` leaves no room for all items; none was sent.
         ConfigurationError: Results of this task cannot be waited for, or an option is wrong.
-        Exception: Whatever the first failed item has failed with.
+        Exception: Whatever the first failed item has failed with; it is a `TaskFailed`, too.
     """
-    task, values = maybe_evaluate(task), list(items)
+    task, values = maybe_evaluate(task), _listed(items)
     deadline = time.monotonic() + _positive("timeout", timeout)
     options |= _expiry(timeout, on_timeout, expires)
     _check(task, options, len(values))
@@ -109,7 +123,8 @@ def predict(
         _listen(task.app, deadline)
         results = _send(task, values, options)
     try:
-        _wait(results, deadline)
+        with _reading_results():
+            _wait(results, deadline)
     except BaseException:
         _revoke_unfinished(task.app, results)
         raise
@@ -145,7 +160,7 @@ async def apredict(
     Raises:
         Exception: As `predict`.
     """
-    task, values = maybe_evaluate(task), list(items)
+    task, values = maybe_evaluate(task), _listed(items)
     deadline = time.monotonic() + _positive("timeout", timeout)
     options |= _expiry(timeout, on_timeout, expires)
     _check(task, options, len(values))
@@ -158,9 +173,10 @@ async def apredict(
     with _reporting(task.app, deadline), sent_by(deadline):
         results = await _asend(task, values, options, deadline)
     try:
-        for result in results:
-            if not (_has_ended(result) or await wait_until_ended(result, deadline)):
-                break
+        with _reading_results():
+            for result in results:
+                if not (_has_ended(result) or await wait_until_ended(result, deadline)):
+                    break
     except BaseException:
         _revoke_unfinished(task.app, results)
         raise
@@ -168,9 +184,20 @@ async def apredict(
     return _outputs(results, return_exceptions=return_exceptions)
 
 
+def _listed(items: Iterable[Any]) -> list[Any]:
+    """Return items as a list; a body's field may be anything."""
+    if isinstance(items, (str, bytes, bytearray, Mapping)) or not isinstance(items, Iterable):
+        raise InvalidRow(f"items must be a list, got a {type(items).__name__}")
+    return list(items)
+
+
 def _positive(name: str, seconds: float) -> float:
-    if not (isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds > 0):
-        raise ConfigurationError(f"{name} must be a number of seconds above 0, got {seconds!r}")
+    if not (
+        isinstance(seconds, (int, float)) and math.isfinite(seconds) and 0 < seconds <= _LONGEST
+    ):
+        raise ConfigurationError(
+            f"{name} must be a number of seconds above 0, at most {_LONGEST:g}, got {seconds!r}"
+        )
     return seconds
 
 
@@ -182,6 +209,10 @@ def _expiry(timeout: float, on_timeout: str, expires: float | None) -> dict[str,
         if on_timeout == "leave":
             raise ConfigurationError('on_timeout="leave" needs expires: seconds until calls expire')
         expires = timeout
+    if on_timeout == "leave" and expires < timeout:
+        raise ConfigurationError(
+            f"expires must be at least timeout, {timeout:g} s, got {expires!r}"
+        )
     return {"expires": datetime.now(UTC) + timedelta(seconds=_positive("expires", expires))}
 
 
@@ -193,6 +224,9 @@ def _check(task: Any, options: dict[str, Any], count: int) -> None:
         raise ConfigurationError(f"{task.name} ignores its results, so none can be waited for")
     if "task_id" in options and count > 1:
         raise ConfigurationError(f"{task.name}: {count} calls cannot have one task_id")
+    is_eager = Publisher.of(task.app).is_eager()
+    if isinstance(task.backend, DisabledBackend) and not is_eager:
+        raise ConfigurationError(f"{task.name} has no result backend: set result_backend")
 
 
 def _eagerly(task: Any, items: Sequence[Any], options: dict[str, Any]) -> list[Any]:
@@ -207,11 +241,13 @@ def _reporting(app: Any, deadline: float) -> Iterator[None]:
         raise BrokerUnreachable("The broker could not be reached a moment ago.")
     try:
         yield
-    except (PartlySent, *_UNREACHABLE) as error:
+    except BackendUnreachable:
+        raise
+    except (PartlySent, *_UNREACHABLE, OSError) as error:
         if isinstance(error, PartlySent):
             _revoke_unfinished(app, error.sent)
         cause = error.__cause__ if isinstance(error, PartlySent) and error.__cause__ else error
-        if not isinstance(cause, _UNREACHABLE):
+        if not _is_unreachable(cause):
             raise cause from None  # a call that could not be encoded, say
         if isinstance(error, TimeoutError) and deadline - began < _PAUSE:
             raise DeadlineExceeded("The time was over before the calls were sent.") from error
@@ -222,10 +258,28 @@ def _reporting(app: Any, deadline: float) -> Iterator[None]:
         raise BrokerUnreachable(f"The broker has not taken the calls: {error}") from error
 
 
+def _is_unreachable(error: BaseException) -> bool:
+    """Return whether a server is away; py-amqp raises OSError itself for a closed connection."""
+    return isinstance(error, _UNREACHABLE) or type(error) is OSError
+
+
+@contextmanager
+def _reading_results() -> Iterator[None]:
+    """Raise BackendUnreachable where the result backend cannot be read."""
+    try:
+        yield
+    except (RedisConnectionError, RedisTimeoutError) as error:
+        raise BackendUnreachable(str(error)) from error
+    except RuntimeError as error:
+        if str(error) != E_RETRY_LIMIT_EXCEEDED:
+            raise
+        raise BackendUnreachable(str(error)) from error
+
+
 def _is_disconnected(error: BaseException | None) -> bool:
     """Return whether an error, or one that has caused it, says that there is no connection."""
     for _ in range(5):
-        if error is None or isinstance(error, _DISCONNECTED):
+        if error is None or isinstance(error, _DISCONNECTED) or type(error) is OSError:
             return error is not None
         error = error.__cause__ or error.__context__
     return False
@@ -237,13 +291,24 @@ def _listen(app: Any, deadline: float) -> None:
         listener_for(app, max(deadline - time.monotonic(), 0.0))
         _check_received(app)
     if time.monotonic() >= deadline:
-        raise TimeoutError("the result store has not answered in time")
+        raise TimeoutError("the result backend has not answered in time")
 
 
 def _check_received(app: Any) -> None:
     if is_cut_off(app):
         _away_until[app] = time.monotonic() + _PAUSE
-        raise BrokerUnreachable("The result store does not answer.")
+        if _is_broker_too(app):
+            raise BrokerUnreachable("The broker, which is the result backend, does not answer.")
+        raise BackendUnreachable("The result backend does not answer.")
+
+
+def _is_broker_too(app: Any) -> bool:
+    """Return whether the broker and the result backend are one server."""
+    with app.connection_for_write() as connection:  # which is not opened
+        broker, backend = urlsplit(connection.as_uri()), urlsplit(app.backend.as_uri())
+    if not broker.hostname:  # a socket
+        return broker.path == backend.path
+    return (broker.hostname, broker.port) == (backend.hostname, backend.port)
 
 
 def _send(task: Any, items: Sequence[Any], options: dict[str, Any]) -> list[Any]:
@@ -295,27 +360,29 @@ async def _gathered(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
 def _wait(results: Sequence[Any], deadline: float) -> None:
     """Return when all have ended, or the time is over."""
     for result in results:
-        left = deadline - time.monotonic()
-        if left <= 0 or not _has_come(result, left):
+        if not _has_come(result, deadline):
             return
 
 
-def _has_come(result: Any, timeout: float) -> bool:
+def _has_come(result: Any, deadline: float) -> bool:
     if not result.is_elsewhere and is_listening(result.app):
         pending, received = result.pending_result, queue.SimpleQueue[None]()
         callback = partial(received.put, None)
         if pending.registry.add_callback(pending, callback):
             try:
-                received.get(timeout=timeout)
-            except queue.Empty:  # the store is not asked once more: that may take seconds
+                received.get(timeout=max(deadline - time.monotonic(), 0.0))
+            except queue.Empty:  # to poll the backend may take seconds
                 return False
             finally:
                 if pending.value is None:
                     pending.registry.remove_callback(pending, callback)
         if pending.value:
             return True
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return False
     try:
-        result.get(timeout=timeout, propagate=False)
+        result.get(timeout=left, propagate=False)
     except CeleryTimeoutError:
         return False
     return True
@@ -332,25 +399,27 @@ def _check_finished(app: Any, results: Sequence[Any], timeout: float, on_timeout
 
 
 def _outputs(results: Sequence[Any], *, return_exceptions: bool) -> list[Any]:
+    with _reading_results():
+        found = [(result.result, result.state) for result in results]
     outputs = []
-    for result in results:
-        value = result.result
-        if result.state != states.SUCCESS:
-            value = _error_of(result, value)
-            if not return_exceptions:
-                if isinstance(value, DeadlineExceeded):
-                    value.results = list(results)
-                raise value
-        outputs.append(value)
+    for value, state in found:
+        if state == states.SUCCESS:
+            outputs.append(value)
+            continue
+        error = _error_of(value, state)
+        if not return_exceptions:
+            if isinstance(error, DeadlineExceeded):
+                error.results = list(results)
+            raise error
+        outputs.append(error)
     return outputs
 
 
-def _error_of(result: Any, value: Any) -> BaseException:
+def _error_of(value: Any, state: str) -> BaseException:
     """Return what an item has failed with."""
-    if result.state == states.REVOKED and str(value) == "expired":
+    if state == states.REVOKED and str(value) == "expired":
         return DeadlineExceeded("No worker took the call in time.")
-    error = value if isinstance(value, Exception) else BatchError(f"{result.state}: {value}")
-    return task_error(error, result.id)
+    return task_error(value if isinstance(value, Exception) else BatchError(f"{state}: {value}"))
 
 
 def _has_ended(result: Any) -> bool:

@@ -10,6 +10,9 @@ from typing import Any
 
 from celery import Celery
 from celery.app.defaults import DEFAULTS
+from kombu.messaging import Producer
+
+from celery_batch.broker_depth import driver_of
 
 __all__ = ["prepare"]
 
@@ -35,10 +38,14 @@ def _limit_greenlets(connection: Any) -> None:
 
 _SINGLE: Mapping[str, Any] = {
     "broker_connection_timeout": _CONNECT,
+    "broker_pool_acquire_timeout": _REPLY,
     "redis_socket_connect_timeout": _CONNECT,
     "redis_socket_timeout": _REPLY,
     "task_publish_retry_policy": _ONCE_MORE,
 }
+
+#: Other transports have options of their own.
+_DRIVERS = ("redis", "amqp")
 
 _MERGED: Mapping[str, Mapping[str, Any]] = {
     "result_backend_transport_options": {"retry_policy": _ONCE_MORE},
@@ -58,8 +65,8 @@ def prepare(app: Celery) -> None:
     Set short time-outs and few retries on a Celery app, for a process that serves web requests.
 
     Connecting then takes at most 1 s a try, a command at most 2 s, and each is tried twice.
-    That holds for control commands, such as revoke, too: Celery tries these until the broker
-    is back.
+    That holds for control commands, such as revoke, too, which Celery retries until the broker
+    is back.  A thread waits at most 2 s for one of the pool's connections.
     Settings that the app has itself are kept.  Call it in the web process alone and before the
     app is first used: a worker should be more patient.
 
@@ -71,24 +78,21 @@ def prepare(app: Celery) -> None:
         if conf.get(name) == DEFAULTS.get(name):
             conf[name] = value
     for name, options in _MERGED.items():
-        conf[name] = {**options, **(conf.get(name) or {})}
-    app.control.mailbox._producer_pool = _ControlProducers(app)  # noqa: SLF001
+        if name != "broker_transport_options" or driver_of(app) in _DRIVERS:
+            conf[name] = {**options, **(conf.get(name) or {})}
+    app.control.mailbox.producer_or_acquire = partial(_control_producer, app)
 
 
-class _ControlProducers:
+@contextmanager
+def _control_producer(
+    app: Celery, producer: Any = None, channel: Any = None
+) -> Iterator[SimpleNamespace]:
     """
-    Producers of control commands, which retry as calls of tasks do; kombu's own never give up.
+    Return a producer of control commands on a connection that its caller has already.
 
-    Args:
-        app: The app.
+    kombu's own takes a second connection of the pool, so as many callers as the pool has
+    connections would wait for each other; and it retries until the broker is back.
     """
-
-    def __init__(self, app: Celery) -> None:
-        self._app = app
-
-    @contextmanager
-    def acquire(self) -> Iterator[SimpleNamespace]:
-        """Lend a producer of the app's pool."""
-        policy = dict(self._app.conf.task_publish_retry_policy)
-        with self._app.amqp.producer_pool.acquire() as producer:
-            yield SimpleNamespace(publish=partial(producer.publish, retry_policy=policy))
+    producer = producer or Producer(channel, auto_declare=False)
+    policy = dict(app.conf.task_publish_retry_policy)
+    yield SimpleNamespace(publish=partial(producer.publish, retry_policy=policy))

@@ -41,6 +41,16 @@ class Readiness:
         """Whether all tasks are served."""
         return not self.reasons
 
+    @property
+    def status(self) -> int:
+        """The HTTP status of a readiness probe."""
+        return 200 if self.is_ready else 503
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The probe's body, for JSON."""
+        return {"ready": self.is_ready, "reasons": self.reasons}
+
 
 def readiness(app: Celery, tasks: Iterable[Any], *, timeout: float = 1.0) -> Readiness:
     """

@@ -111,8 +111,8 @@ def test_what_is_not_there_is_told_in_json(client):
     ("outcome", "status", "kind"),
     [
         ([float("nan")], 500, "InternalServerError"),
-        (task_error(ValueError("no face"), "id"), 422, "ValueError"),
-        (task_error(TypeError("secret"), "id"), 500, "InternalServerError"),
+        (task_error(ValueError("no face")), 422, "ValueError"),
+        (task_error(TypeError("secret")), 500, "InternalServerError"),
         (QueueFull("secret", retry_after=3.5), 429, "QueueFull"),
         (OutOfMemory("secret"), 503, "OutOfMemory"),
     ],

@@ -70,6 +70,6 @@ def test_what_never_helps_has_no_header():
 
 def test_what_a_model_raises_of_its_own_servers_is_a_bug():
     """A model's lost connection is no lost broker."""
-    error = http_error(task_error(OperationalError("secret"), "an id"))
+    error = http_error(task_error(OperationalError("secret")))
 
     assert (500, "InternalServerError") == (error.status, error.type)

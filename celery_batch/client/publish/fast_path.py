@@ -20,6 +20,7 @@ from kombu import messaging
 from kombu.exceptions import OperationalError
 from kombu.utils.functional import maybe_list
 
+from celery_batch.broker_depth import driver_of
 from celery_batch.client.publish.amqp_message import AmqpTemplate
 from celery_batch.client.publish.buffer import Gathering, PreparedMessage, SendBuffer
 from celery_batch.client.publish.message import (
@@ -483,8 +484,7 @@ class CallTemplates:
 
     def _way_to_learn(self, producer: Any) -> Callable[..., AnyTemplate | None] | None:
         app = self._app
-        with app.producer_or_acquire(producer) as one:
-            driver = one.connection.transport.driver_type
+        driver = driver_of(app) if producer is None else producer.connection.transport.driver_type
         if type(app.amqp) is amqp.AMQP and _are_maps(app.amqp.router.routes):
             return _LEARN.get(driver)
         return None
