@@ -9,12 +9,15 @@ from __future__ import annotations
 
 # redis imports this one with the first call, and while the interpreter ends nobody can.
 import concurrent.futures.thread  # noqa: F401
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar
 
 from celery import Task
+from celery.backends.asynchronous import E_RETRY_LIMIT_EXCEEDED
+from kombu.exceptions import OperationalError
 
 __all__ = ["ClientMethods"]
 
@@ -58,7 +61,8 @@ class ClientMethods(Task):  # type: ignore[misc]
             result = publisher.send(self, args, kwargs, options)
             if result is None:
                 own = super().apply_async
-                result = publisher.send_as_celery_does(self, own, args, kwargs, options)
+                with _reporting_lost_backend():
+                    result = publisher.send_as_celery_does(self, own, args, kwargs, options)
             return result
 
     def AsyncResult(self, task_id: str, **options: Any) -> Any:  # noqa: N802 (Celery's name)
@@ -207,6 +211,17 @@ class ClientMethods(Task):  # type: ignore[misc]
         """
         in_python = import_module("celery_batch.backfill.iterate")
         return in_python.answers(self, items, options, window=window, in_order=in_order)
+
+
+@contextmanager
+def _reporting_lost_backend() -> Iterator[None]:
+    """Raise OperationalError where Celery raises a bare RuntimeError for a lost result backend."""
+    try:
+        yield
+    except RuntimeError as error:
+        if str(error) != E_RETRY_LIMIT_EXCEEDED:
+            raise
+        raise OperationalError(f"The result backend cannot be reached: {error}") from error
 
 
 @cache

@@ -35,7 +35,7 @@ _EVERY, _IDLE = 0.4, 5.0
 _LATE = "the broker has not answered within {:g} s"
 
 #: Seconds in which workers answer where the broker itself cannot be asked.
-_LISTEN = 0.5
+_LISTEN = 1.0
 
 
 #: Whether somebody serves a task, or why that is not known.

@@ -50,6 +50,9 @@ class TaskFailed(Exception):
     Error handlers go by this one to tell a task's ValueError from one of the view itself.
     """
 
+    #: Of the item that has failed, from 0; None for the only one.
+    index: int | None = None
+
 
 class HttpError(NamedTuple):
     """
@@ -60,12 +63,14 @@ class HttpError(NamedTuple):
         type: The kind of error, in one word for programs.
         message: The reason, for people; never a traceback.
         retry_after: Seconds after which the request may succeed; None if it never will.
+        item_index: Of the item that has failed, from 0; None for the only one, or for all.
     """
 
     status: int
     type: str
     message: str
     retry_after: float | None = None
+    item_index: int | None = None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -77,7 +82,8 @@ class HttpError(NamedTuple):
     @property
     def body(self) -> dict[str, Any]:
         """The response's body, for JSON."""
-        return {"error": {"type": self.type, "message": self.message}}
+        error = {"type": self.type, "message": self.message}
+        return {"error": error if self.item_index is None else {**error, "index": self.item_index}}
 
 
 def http_error(exception: BaseException) -> HttpError:
@@ -99,7 +105,7 @@ def http_error(exception: BaseException) -> HttpError:
         retry_after = getattr(exception, "retry_after", _RETRY_AFTER)
     if len(message) > _LONGEST:
         message = f"{message[:_LONGEST]}…"
-    return HttpError(int(status), kind, message, retry_after)
+    return HttpError(int(status), kind, message, retry_after, getattr(exception, "index", None))
 
 
 def task_error(exception: BaseException) -> BaseException:
@@ -112,8 +118,9 @@ def task_error(exception: BaseException) -> BaseException:
     Returns:
         A plain copy for the few classes that cannot be subclassed so.
     """
+    own: Any = type(exception)
     try:
-        kind = _failure_class(type(exception))
+        kind = _failure_class(own)
         twin = kind.__new__(kind, *exception.args)
         twin.__dict__.update(vars(exception))
     except Exception:  # noqa: BLE001 (whatever a class of the user's raises)

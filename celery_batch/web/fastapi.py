@@ -24,10 +24,11 @@ __all__ = [
 
 
 class ErrorDetails(BaseModel):
-    """What has gone wrong: one word for programs, a sentence for people."""
+    """What has gone wrong: one word for programs, a sentence for people, the failed item."""
 
     type: str
     message: str
+    index: int | None = None
 
 
 class ErrorBody(BaseModel):

@@ -46,7 +46,7 @@ from celery_batch.client.results.waiting import wait_until_ended
 from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
 from celery_batch.errors import BatchError, ConfigurationError, DeadlineExceeded, InvalidRow
-from celery_batch.web.errors import BackendUnreachable, task_error
+from celery_batch.web.errors import BackendUnreachable, TaskFailed, task_error
 
 __all__ = ["apredict", "predict"]
 
@@ -307,8 +307,8 @@ def _is_broker_too(app: Any) -> bool:
     with app.connection_for_write() as connection:  # which is not opened
         broker, backend = urlsplit(connection.as_uri()), urlsplit(app.backend.as_uri())
     if not broker.hostname:  # a socket
-        return broker.path == backend.path
-    return (broker.hostname, broker.port) == (backend.hostname, backend.port)
+        return bool(broker.path == backend.path)
+    return bool((broker.hostname, broker.port) == (backend.hostname, backend.port))
 
 
 def _send(task: Any, items: Sequence[Any], options: dict[str, Any]) -> list[Any]:
@@ -407,6 +407,8 @@ def _outputs(results: Sequence[Any], *, return_exceptions: bool) -> list[Any]:
             outputs.append(value)
             continue
         error = _error_of(value, state)
+        if len(found) > 1 and isinstance(error, TaskFailed):
+            error.index = len(outputs)
         if not return_exceptions:
             if isinstance(error, DeadlineExceeded):
                 error.results = list(results)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -15,6 +16,8 @@ from kombu.messaging import Producer
 from celery_batch.broker_depth import driver_of
 
 __all__ = ["prepare"]
+
+logger = logging.getLogger(__name__)
 
 #: Seconds to connect to a server, and to wait for its reply to one command.  Celery's own
 #: defaults suit a worker, which can wait for minutes.
@@ -67,12 +70,16 @@ def prepare(app: Celery) -> None:
     Connecting then takes at most 1 s a try, a command at most 2 s, and each is tried twice.
     That holds for control commands, such as revoke, too, which Celery retries until the broker
     is back.  A thread waits at most 2 s for one of the pool's connections.
-    Settings that the app has itself are kept.  Call it in the web process alone and before the
-    app is first used: a worker should be more patient.
+    Settings that the app has itself are kept.  Call it before the app is first used.  It has no
+    effect in a worker, which should be more patient and may import the web app's modules, as
+    Django's does.
 
     Args:
         app: The app; only this process's copy changes.
     """
+    if app.loader.worker_initialized:
+        logger.info("prepare(%s) has no effect in a worker.", app.main)
+        return
     conf = app.conf
     for name, value in _SINGLE.items():
         if conf.get(name) == DEFAULTS.get(name):

@@ -52,7 +52,7 @@ class Readiness:
         return {"ready": self.is_ready, "reasons": self.reasons}
 
 
-def readiness(app: Celery, tasks: Iterable[Any], *, timeout: float = 1.0) -> Readiness:
+def readiness(app: Celery, tasks: Iterable[Any], *, timeout: float = 2.0) -> Readiness:
     """
     Return whether workers serve batch tasks, their models loaded.
 
@@ -88,7 +88,7 @@ async def areadiness(
     app: Celery,
     tasks: Iterable[Any],
     *,
-    timeout: float = 1.0,  # noqa: ASYNC109 (as its twin)
+    timeout: float = 2.0,  # noqa: ASYNC109 (as its twin)
 ) -> Readiness:
     """
     Return whether workers serve batch tasks, from a coroutine; see `readiness`.

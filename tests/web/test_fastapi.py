@@ -89,7 +89,7 @@ def test_the_tasks_errors_are_answered(client: TestClient):
     response = client.post("/predict", json=["a", "1"], headers={"Origin": "https://a.example"})
 
     assert 422 == response.status_code
-    assert {"error": {"type": "ValueError", "message": "no letters"}} == response.json()
+    assert {"type": "ValueError", "message": "no letters", "index": 1} == response.json()["error"]
     assert "https://a.example" == response.headers["Access-Control-Allow-Origin"]
 
 

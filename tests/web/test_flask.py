@@ -83,6 +83,21 @@ def test_the_views_errors_are_its_own(
     assert (status == 500) == (path.strip("/") in caplog.text)
 
 
+def test_the_apps_own_handlers_are_kept(celery: Celery):
+    """A handler for ValueError sees the view's errors and the task's, one for 422 neither."""
+    app = Flask(__name__)
+    app.register_error_handler(ValueError, lambda error: (f"mine: {error}", 418))
+    register_error_handlers(app)
+    upper = celery.tasks["upper"]
+    app.add_url_rule("/upper/<text>", "upper", lambda text: predict(upper, [text], timeout=1))
+    app.add_url_rule("/view", "view", lambda: _raise(ValueError))
+    client = app.test_client()
+    task, view = client.get("/upper/1"), client.get("/view")
+
+    assert (418, "mine: no letters") == (task.status_code, task.text)
+    assert (418, "mine: ") == (view.status_code, view.text)
+
+
 def test_probes_are_told(client: FlaskClient):
     """200 while the tasks are served, else 503 with the reason."""
     ready, away = client.get("/readyz"), client.get("/adrift")

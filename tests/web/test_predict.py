@@ -12,8 +12,8 @@ import pytest
 from celery import Celery
 from kombu.exceptions import EncodeError, OperationalError
 
-from celery_batch import BatchTask, BrokerUnreachable, QueueFull
-from celery_batch.errors import ConfigurationError, DeadlineExceeded
+from celery_batch import BatchTask, BrokerUnreachable, QueueFull, TaskFailed
+from celery_batch.errors import ConfigurationError, DeadlineExceeded, InvalidRow
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from celery_batch.web.errors import http_error
 from celery_batch.web.predict import apredict, predict
@@ -66,6 +66,39 @@ def test_the_first_error_raises(shop: Shop, ask: Callable[..., Any]):
 
     assert 422 == http_error(caught.value).status
     assert 500 == http_error(ValueError("a bug of the view")).status
+
+
+@pytest.mark.parametrize("items", ["abc", b"abc", {"a": 1}, 5, None])
+def test_items_are_a_list(shop: Shop, ask: Callable[..., Any], items: Any):
+    """A body's field that is one value is refused as the client's fault; nothing is sent."""
+    with pytest.raises(InvalidRow, match="items must be a list") as caught:
+        ask(shop.double, items, timeout=AMPLE)
+
+    assert 400 == http_error(caught.value).status
+    assert 0 == waiting(shop)
+
+
+def test_a_task_without_a_result_backend_is_refused(
+    shop: Shop, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    """Its results could never be had, so nothing is sent."""
+    monkeypatch.delenv("CELERY_RESULT_BACKEND")
+    with Celery("silent", broker=shop.app.conf.broker_url, set_as_current=False) as app:
+        task = app.task(base=BatchTask, name="shop.double")(_same)
+        with pytest.raises(ConfigurationError, match="has no result backend"):
+            ask(task, ["a"], timeout=AMPLE)
+
+    assert 0 == waiting(shop)
+
+
+def test_an_error_names_its_item(shop: Shop, ask: Callable[..., Any]):
+    """Where there are several items, the error and its HTTP body have its index."""
+    shop.worker("-c", "1")
+    with pytest.raises(TaskFailed) as caught:
+        ask(shop.odd, ["a", "bad", "c"], timeout=AMPLE)
+
+    assert 1 == caught.value.index
+    assert 1 == http_error(caught.value).body["error"]["index"]
 
 
 def test_errors_may_take_the_place_of_outputs(shop: Shop, ask: Callable[..., Any]):
@@ -213,6 +246,8 @@ def test_a_broker_that_hangs_is_told_in_time(
         ({"timeout": 1, "on_timeout": "forget"}, 'must be "revoke" or "leave"'),
         ({"timeout": 1, "on_timeout": "leave"}, "needs expires"),
         ({"timeout": 1, "expires": -1}, "expires must be"),
+        ({"timeout": 1e12}, "at most 1e.09"),
+        ({"timeout": 2, "on_timeout": "leave", "expires": 1}, "expires must be at least timeout"),
     ],
 )
 def test_bad_options_are_refused(shop: Shop, ask: Callable[..., Any], options: Any, words: str):

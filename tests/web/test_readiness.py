@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,29 @@ from celery import Celery
 
 from celery_batch import BatchTask, Readiness, areadiness, readiness
 from celery_batch.errors import ConfigurationError
+from tests.services.forked import start
 from tests.services.place import eventually
 from tests.services.ports import quiet_port
-from tests.services.shop import Shop
+from tests.services.shop import CELERY, Shop
+
+#: A worker on folders for a broker.
+PROGRAM = """
+import os
+from celery import Celery
+from celery_batch import BatchTask
+
+app = Celery("filed", broker="filesystem://")
+queues = os.environ["FOLDER"] + "/queues"
+app.conf.broker_transport_options = {
+    "data_folder_in": queues,
+    "data_folder_out": queues,
+    "control_folder": os.environ["FOLDER"] + "/control",
+}
+
+@app.task(base=BatchTask, name="same")
+def same(x):
+    return x
+"""
 
 
 def _in_loop(*args: Any, **options: Any) -> Readiness:
@@ -41,6 +63,26 @@ def test_tasks_that_nobody_serves_are_named(each_shop: Shop, probe: Callable[...
     assert (False, {"shop.double", "shop.elsewhere"}) == (before.is_ready, set(before.reasons))
     assert {"shop.elsewhere"} == set(one_of_two.reasons)
     assert "no worker" in one_of_two.reasons["shop.elsewhere"]
+
+
+def test_workers_of_other_brokers_are_asked(tmp_path: Path, probe: Callable[..., Readiness]):
+    """On a broker that cannot say who consumes, within the default time-out."""
+    (tmp_path / "filed.py").write_text(PROGRAM)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path), "FOLDER": str(tmp_path)}
+    line = [CELERY, "-A", "filed", "worker", "--pool=solo"]
+    with Celery("filed", broker="filesystem://", set_as_current=False) as app:
+        app.conf.broker_transport_options = {
+            "data_folder_in": str(tmp_path / "queues"),
+            "data_folder_out": str(tmp_path / "queues"),
+            "control_folder": str(tmp_path / "control"),
+        }
+        (tmp_path / "queues").mkdir()
+        task = app.task(base=BatchTask, name="same")(_same)
+        before = probe(app, [task])
+        with start(line, tmp_path / "worker.log", env=environ):
+            eventually(lambda: probe(app, [task]).is_ready, "a worker")
+
+    assert ["same"] == [*before.reasons]
 
 
 def test_a_broker_that_is_away_is_the_reason(
