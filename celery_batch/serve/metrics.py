@@ -1,12 +1,11 @@
-"""Prometheus metrics of the web server, where ``prometheus_client`` is installed."""
+"""Prometheus metrics of the web server."""
 
 from __future__ import annotations
 
 import os
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -47,16 +46,6 @@ class Metrics:
             "Seconds from a request of /predict to its response.",
             registry=own,
         )
-
-    @classmethod
-    def if_installed(cls, folder: Path | None) -> Self | None:
-        """
-        Return metrics; None without prometheus_client.
-
-        Args:
-            folder: As for the class.
-        """
-        return cls(folder) if find_spec("prometheus_client") else None
 
     def record(self, status: int, seconds: float) -> None:
         """

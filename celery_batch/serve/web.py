@@ -57,13 +57,12 @@ def make_web(config: ServeConfig, counts: Path | None = None) -> Starlette:
     app.conf.broker_transport_options = {"socket_timeout": _SEND}
     prepare(app)
     task = make_task(app, config)
-    metrics, description = Metrics.if_installed(counts), openapi(config)
+    metrics, description = Metrics(counts), openapi(config)
 
     async def predict(request: Request) -> Response:
         began = time.perf_counter()
         response = await _answer(request, task, config.time_limit)
-        if metrics:
-            metrics.record(response.status_code, time.perf_counter() - began)
+        metrics.record(response.status_code, time.perf_counter() - began)
         return response
 
     async def healthz(_request: Request) -> Response:
@@ -77,9 +76,8 @@ def make_web(config: ServeConfig, counts: Path | None = None) -> Starlette:
         Route("/healthz", healthz),
         readiness_route(app, [task]),
         Route("/openapi.json", describe),
+        Route("/metrics", metrics.view),
     ]
-    if metrics:
-        routes.append(Route("/metrics", metrics.view))
     return Starlette(routes=routes, exception_handlers={HTTPException: _refuse_route})
 
 

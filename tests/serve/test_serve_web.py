@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from celery_batch.client.results.listener import close_listener
 from celery_batch.errors import ConfigurationError, OutOfMemory, QueueFull
-from celery_batch.serve import app, metrics, web
+from celery_batch.serve import app, web
 from celery_batch.serve.config import ServeConfig
 from celery_batch.web.errors import task_error
 
@@ -151,14 +151,6 @@ def test_metrics_count_requests_by_status(client):
     assert 'celery_batch_serve_requests_total{status="400"} 2.0' in answer.text
     assert 'celery_batch_serve_requests_total{status="504"} 1.0' in answer.text
     assert "celery_batch_serve_request_seconds_count 3.0" in answer.text
-
-
-def test_without_prometheus_there_are_no_metrics(broker, monkeypatch):
-    """The rest is served."""
-    monkeypatch.setattr(metrics, "find_spec", lambda _name: None)
-    with client_of(broker) as client:
-        assert 404 == client.get("/metrics").status_code
-        assert 400 == client.post("/predict", content=b"{").status_code
 
 
 def test_the_openapi_document_describes_every_route(client):
