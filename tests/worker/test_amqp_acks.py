@@ -13,13 +13,24 @@ from celery_batch.worker.amqp.acks import AmqpAcks
 
 
 class Broker:
-    """A channel as RabbitMQ sees it: what it has delivered and not heard of."""
+    """A channel as RabbitMQ sees it, with the deliveries that are neither acked nor rejected."""
 
-    def __init__(self, delivered: int) -> None:
-        self.waiting = list(range(1, delivered + 1))
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
         self.frames = 0
         self.is_gone = False
-        self.callbacks: dict[str, Any] = {}
+        self.callback: Any = None
+
+    def basic_consume(self, callback: Any, no_ack: bool) -> None:  # noqa: FBT001
+        """As py-amqp."""
+        assert not no_ack
+        self.callback = callback
+
+    def deliver(self, *tags: int) -> None:
+        """Deliver messages with these tags."""
+        for tag in tags:
+            self.waiting.append(tag)
+            self.callback(SimpleNamespace(delivery_tag=tag))
 
     def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:  # noqa: FBT001, FBT002
         """As RabbitMQ, which closes the channel on an unknown tag."""
@@ -39,49 +50,72 @@ class Broker:
         self.waiting.remove(delivery_tag)
 
 
-def acks_on(broker: Broker) -> Any:
-    """Return what acknowledges, and the passes of its event loop."""
-    passes: list[Any] = []
+def acks_on(broker: Broker, delivered: int) -> Any:
+    """Let a consumer receive messages; return its acks, event loop and scheduler."""
+    loop: list[Any] = []
     consumer: Any = SimpleNamespace(
-        task_consumer=SimpleNamespace(channel=broker, _receive_callback=[].append),
-        hub=SimpleNamespace(call_soon=passes.append),
+        task_consumer=SimpleNamespace(channel=broker),
+        hub=SimpleNamespace(call_soon=loop.append),
         connection_errors=(ConnectionError,),
     )
-    consumer.scheduler = SimpleNamespace(is_open=True)
-    return AmqpAcks(consumer, consumer.scheduler), passes, consumer
+    scheduler: Any = SimpleNamespace(is_open=True)
+    acks = AmqpAcks(consumer, scheduler)
+    broker.basic_consume(callback=[].append, no_ack=False)
+    broker.deliver(*range(1, delivered + 1))
+    return acks, loop, scheduler
 
 
-def come_by(passes: list[Any]) -> None:
-    """Let the event loop come by."""
-    while passes:
-        passes.pop(0)()
+def run_loop(loop: list[Any]) -> None:
+    """Run one pass of the event loop."""
+    while loop:
+        loop.pop(0)()
 
 
 def test_a_batch_is_one_acknowledgement():
-    """What has been settled in order is said in one word, once in a pass."""
-    broker = Broker(100)
-    _, passes, _ = acks_on(broker)
+    """Messages that are done in order are acknowledged in one frame, once in a pass."""
+    broker = Broker()
+    _, loop, _ = acks_on(broker, 100)
     for tag in range(1, 65):
         broker.basic_ack(tag)
 
-    assert 1 == len(passes)
+    assert 1 == len(loop)
     assert 100 == len(broker.waiting)
-    come_by(passes)
+    run_loop(loop)
     assert (1, list(range(65, 101))) == (broker.frames, broker.waiting)
 
 
-def test_what_others_answered_before_is_nobodys_to_settle():
-    """Where neighbours have answered on the channel, ours begin later, and still go together."""
-    broker = Broker(100)
-    broker.waiting = list(range(4, 101))  # three answers were delivered, and need no word
-    _, passes, consumer = acks_on(broker)
-    broker.callbacks["1"] = consumer.task_consumer._receive_callback
+def test_other_deliveries_of_the_channel_leave_gaps():
+    """Replies of other workers need no acknowledgement, and ours still go together."""
+    broker = Broker()
+    _, loop, _ = acks_on(broker, 0)
+    broker.deliver(*range(4, 101))  # three replies were delivered before
     for tag in range(4, 68):
-        broker.callbacks["1"](SimpleNamespace(delivery_tag=tag))
         broker.basic_ack(tag)
-    come_by(passes)
+    run_loop(loop)
 
     assert (1, list(range(68, 101))) == (broker.frames, broker.waiting)
+
+
+def test_a_delivery_of_basic_get_is_acknowledged_at_once():
+    """Other code may use the channel; its tags are its own."""
+    broker = Broker()
+    _, loop, _ = acks_on(broker, 2)
+    broker.waiting.append(3)
+    broker.basic_ack(3)
+
+    assert ([1, 2], []) == (broker.waiting, loop)
+
+
+def test_without_acknowledgement_a_consumer_is_left_alone():
+    """Consumers with no_ack settle nothing, so their callbacks are not wrapped."""
+    broker = Broker()
+    seen: list[Any] = []
+    broker.basic_consume = lambda **options: seen.append(options)  # type: ignore[method-assign]
+    acks_on_channel = SimpleNamespace(task_consumer=SimpleNamespace(channel=broker))
+    AmqpAcks(acks_on_channel, SimpleNamespace())  # type: ignore[arg-type]
+    broker.basic_consume(callback=print, no_ack=True)  # type: ignore[call-arg]
+
+    assert [{"callback": print, "no_ack": True}] == seen
 
 
 @given(
@@ -94,10 +128,10 @@ def test_what_others_answered_before_is_nobodys_to_settle():
     ),
     st.sets(st.integers(0, 29)),
 )
-def test_nobody_else_is_acknowledged(steps: list[tuple[int, str]], pauses: set[int]):
-    """In whatever order they end, RabbitMQ hears of those that have ended, and of each once."""
-    broker = Broker(len(steps) + 1)
-    _, passes, _ = acks_on(broker)
+def test_no_open_delivery_is_acknowledged(steps: list[tuple[int, str]], pauses: set[int]):
+    """In any order of their ends, each message that is done is acknowledged once, and no other."""
+    broker = Broker()
+    _, loop, _ = acks_on(broker, len(steps) + 1)
     left = set(broker.waiting)
     for n, (tag, way) in enumerate(steps):
         if way == "ack":
@@ -106,29 +140,52 @@ def test_nobody_else_is_acknowledged(steps: list[tuple[int, str]], pauses: set[i
             broker.basic_reject(tag, requeue=True)
         left -= {tag} if way != "pass" else set()
         if n in pauses:
-            come_by(passes)
-    come_by(passes)
+            run_loop(loop)
+    run_loop(loop)
 
     assert left == set(broker.waiting)
 
 
+def test_multiple_acknowledges_all_before():
+    """As py-amqp's, for what is open."""
+    broker = Broker()
+    _, loop, _ = acks_on(broker, 5)
+    broker.basic_reject(2, requeue=True)
+    broker.basic_ack(4, multiple=True)
+    run_loop(loop)
+
+    assert (1, [5]) == (broker.frames, broker.waiting)
+
+
+def test_a_message_that_waits_costs_no_memory():
+    """Behind a message that waits for its ETA any number of others is acknowledged."""
+    broker = Broker()
+    acks, loop, _ = acks_on(broker, 1)
+    for tag in range(2, 1000):
+        broker.deliver(tag)
+        broker.basic_ack(tag)
+        run_loop(loop)
+
+    assert [1] == broker.waiting == list(acks._open)
+
+
 def test_at_a_shutdown_nothing_waits():
-    """When no event loop will come by, each is sent at once."""
-    broker = Broker(3)
-    _, passes, consumer = acks_on(broker)
-    consumer.scheduler.is_open = False
+    """When there is no further pass of the event loop, each is sent at once."""
+    broker = Broker()
+    _, loop, scheduler = acks_on(broker, 3)
+    scheduler.is_open = False
     broker.basic_ack(2)
 
     assert [1, 3] == broker.waiting
-    assert [] == passes
+    assert [] == loop
 
 
 def test_a_lost_connection_is_found_lost_elsewhere(caplog: pytest.LogCaptureFixture):
-    """An acknowledgement that cannot be sent ends nothing; the message will come again."""
-    broker = Broker(3)
-    _, passes, _ = acks_on(broker)
+    """An acknowledgement that cannot be sent raises nothing; the message is delivered again."""
+    broker = Broker()
+    _, loop, _ = acks_on(broker, 3)
     broker.basic_ack(1)
     broker.is_gone = True
-    come_by(passes)
+    run_loop(loop)
 
     assert "RabbitMQ delivers again" in caplog.text

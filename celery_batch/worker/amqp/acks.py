@@ -1,90 +1,23 @@
-"""Acknowledges many deliveries of RabbitMQ in one frame.
+"""
+Acknowledges many deliveries of RabbitMQ in one frame.
 
-RabbitMQ numbers what it delivers on a channel, from 1, and takes one acknowledgement for
-all up to a number.  That is said only where nothing up to it is still to be settled;
-whatever is settled out of order is acknowledged by itself.  The first number that is ours
-need not be 1: what other workers have answered when this one came up was delivered on the
-same channel, and wants no acknowledgement.
+RabbitMQ numbers the deliveries of a channel, and takes one acknowledgement for all up to a
+number.  That is sent only if no delivery up to it is still open; a message that is done
+before an earlier one is acknowledged by itself.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
-from bisect import bisect_right
-from operator import itemgetter
+from functools import partial
 from typing import Any
 
 from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
-__all__ = [
-    "AmqpAcks",
-    "SettledTags",
-]
-
-
-_first = itemgetter(0)
-
-
-class SettledTags:
-    """
-    Numbers of deliveries, kept as stretches without a gap.
-
-    A message that waits for its time holds all those up that come after it, for hours
-    perhaps; one by one they would be too many to remember.
-    """
-
-    def __init__(self) -> None:
-        #: First and last of each, in order; the first stretch begins where all began.
-        self._stretches = [[0, 0]]
-
-    def __contains__(self, tag: int) -> bool:
-        return self._stretches[self._place(tag) - 1][1] >= tag
-
-    def __len__(self) -> int:
-        """Return how many stretches there are."""
-        return len(self._stretches)
-
-    @property
-    def floor(self) -> int:
-        """All up to this number are settled."""
-        return self._stretches[0][1]
-
-    def begin(self, tag: int) -> None:
-        """
-        Take note of the first delivery that is ours to settle.
-
-        Args:
-            tag: Its number.
-        """
-        self._stretches[0][1] = tag - 1
-
-    def add(self, tag: int) -> None:
-        """
-        Take note that a delivery is settled.
-
-        Args:
-            tag: Its number.
-        """
-        stretches, place = self._stretches, self._place(tag)
-        before = stretches[place - 1]
-        if before[1] >= tag:
-            return
-        after = stretches[place] if place < len(stretches) else None
-        if after is not None and after[0] == tag + 1:
-            after[0] = tag
-            if before[1] == tag - 1:
-                before[1] = after[1]
-                del stretches[place]
-        elif before[1] == tag - 1:
-            before[1] = tag
-        else:
-            stretches.insert(place, [tag, tag])
-
-    def _place(self, tag: int) -> int:
-        return bisect_right(self._stretches, tag, key=_first)
-
+__all__ = ["AmqpAcks"]
 
 logger = logging.getLogger(__name__)
 
@@ -105,32 +38,37 @@ class AmqpAcks(RunningMessages):
         self._consumer = consumer
         self._scheduler = scheduler
         channel = consumer.task_consumer.channel
+        self._consume_now = channel.basic_consume
         self._ack_now, self._reject_now = channel.basic_ack, channel.basic_reject
+        channel.basic_consume = self._consume
         channel.basic_ack, channel.basic_reject = self.ack, self.reject
         self._tags: list[int] = []
-        self._settled = SettledTags()
+        #: Tags of deliveries that are neither acknowledged nor rejected, in ascending order; as
+        #: many as the prefetch allows.
+        self._open: dict[int, None] = {}
         self._is_flushing_soon = self._is_sending = False
         self._lock = threading.RLock()  # pools may acknowledge on threads
-        self._await_first(consumer.task_consumer)
 
-    def _await_first(self, task_consumer: Any) -> None:
-        receive = task_consumer._receive_callback  # noqa: SLF001 (before it decodes anything)
+    def _consume(
+        self, *args: Any, callback: Any = None, no_ack: bool = False, **options: Any
+    ) -> Any:
+        if callback is not None and not no_ack:
+            callback = partial(self._receive, callback)
+        return self._consume_now(*args, callback=callback, no_ack=no_ack, **options)
 
-        def receive_first(message: Any) -> Any:
-            self._settled.begin(message.delivery_tag)
-            task_consumer._receive_callback = receive  # noqa: SLF001
-            callbacks = task_consumer.channel.callbacks
-            for name in [name for name, each in callbacks.items() if each is receive_first]:
-                callbacks[name] = receive
-            return receive(message)
-
-        task_consumer._receive_callback = receive_first  # noqa: SLF001
+    def _receive(self, callback: Any, message: Any) -> Any:
+        with self._lock:
+            self._open[message.delivery_tag] = None
+        return callback(message)
 
     def ack(self, delivery_tag: int, multiple: bool = False) -> None:  # noqa: FBT001, FBT002 (py-amqp's signature)
         """Acknowledge one message, soon."""
         with self._lock:
-            if multiple:  # nobody does, who knows only of one
-                self._tags += range(self._settled.floor + 1, delivery_tag)
+            if delivery_tag not in self._open:  # from `basic_get`, for which RabbitMQ counts, too
+                self._ack_now(delivery_tag)
+                return
+            if multiple:
+                self._tags += [tag for tag in self._open if tag < delivery_tag]
             self._tags.append(delivery_tag)
         self._flush_soon()
 
@@ -138,19 +76,19 @@ class AmqpAcks(RunningMessages):
         """Reject one message, now."""
         self._reject_now(delivery_tag, requeue=requeue)
         with self._lock:
-            self._settled.add(delivery_tag)
+            self._open.pop(delivery_tag, None)
 
     def flush(self) -> None:
-        """Send what has been collected, unless the connection is gone, which then is found lost."""
+        """Send the collected acknowledgements; Celery itself notices a lost connection."""
         self._is_flushing_soon = False
         with self._lock:
-            if self._is_sending:  # we are in a signal's handler, on top of who sends this too
+            if self._is_sending:  # in a signal handler that interrupted this very function
                 return
             self._is_sending = True
             try:
                 while self._tags:
                     tags, self._tags = self._tags, []
-                    self._send(sorted({tag for tag in tags if tag not in self._settled}))
+                    self._send(sorted(self._open.keys() & tags))
             except (*self._consumer.connection_errors, AttributeError) as error:
                 logger.warning("Could not acknowledge (%s): RabbitMQ delivers again", error)
             finally:
@@ -158,8 +96,9 @@ class AmqpAcks(RunningMessages):
 
     def _send(self, tags: list[int]) -> None:
         for tag in tags:
-            self._settled.add(tag)
-        together = [tag for tag in tags if tag <= self._settled.floor]
+            del self._open[tag]
+        first_open = next(iter(self._open), math.inf)
+        together = [tag for tag in tags if tag < first_open]
         if together:
             self._ack_now(together[-1], multiple=len(together) > 1)
         for tag in tags[len(together) :]:
@@ -167,7 +106,7 @@ class AmqpAcks(RunningMessages):
 
     def _flush_soon(self) -> None:
         if not self._scheduler.is_open:
-            self.flush()  # nobody will come by later
+            self.flush()  # there is no further pass of the event loop
         elif not self._is_flushing_soon:
             self._is_flushing_soon = True
             self._consumer.hub.call_soon(self.flush)
