@@ -14,7 +14,7 @@ from redis.exceptions import NoPermissionError
 
 from celery_batch.config import Settings
 from celery_batch.worker.dispatch.running_messages import RunningMessages
-from celery_batch.worker.redis.acks import BulkAcks, RedisRunningMessages
+from celery_batch.worker.redis.acks import RedisAcks
 from celery_batch.worker.redis.fetch import BulkFetch
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.scheduling.scheduler import Scheduler
@@ -49,7 +49,7 @@ class BulkPath:
         self._scheduler = scheduler
         self._read = read
         self._unsent: list[str] = []
-        self._acks: BulkAcks | None = None
+        self._acks: RedisAcks | None = None
         self._fetch: BulkFetch | None = None
         self._lease: Lease | None = None
         self._last_owner: str | None = None
@@ -67,18 +67,16 @@ class BulkPath:
         except NoPermissionError as error:
             logger.warning("Redis runs no scripts for us (%s): no bulk, no lease", error)
             return
-        self._acks = BulkAcks(channel, self._consumer, self._scheduler, lease, self._unsent)
+        self._acks = RedisAcks(channel, self._consumer, self._scheduler, lease, self._unsent)
         # First what is done, so that it is not given back; then what the last
         # connection held, where it could not give that back itself.
         self._acks.flush()
         if self._last_owner is not None:
-            lease.restorer.resign(self._last_owner)
+            lease.restorer.restore_own(self._last_owner)
         self._last_owner = lease.keys.owner
         scheduler = self._scheduler
         self._fetch = BulkFetch(channel, self._consumer.hub, lease, scheduler, self._read)
-        scheduler.running_messages = RedisRunningMessages(
-            self._consumer.pool, lease, self._acks, scheduler.drop
-        )
+        scheduler.running_messages = self._acks
 
     @property
     def is_open(self) -> bool:
@@ -140,7 +138,7 @@ class BulkPath:
 
         seconds = Settings.of(consumer.app).lease
         lease = self._lease = Lease(channel, consumer.hostname, seconds, in_doubt)
-        lease.on_futile_stop = self._scheduler.kill_running
+        lease.on_shutdown_without_redis = self._scheduler.kill_running
         lease.before_refusal = self._leave_retries
         lease.open()
         return lease

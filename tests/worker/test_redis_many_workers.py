@@ -131,7 +131,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     for module in ("redis.owner", "redis.lease"):
         for name, replaced in (
-            ("awake_seconds", lambda: clock.now),
+            ("boottime", lambda: clock.now),
             ("machine", lambda: clock.machine),
         ):
             monkeypatch.setattr(f"celery_batch.worker.{module}.{name}", replaced, raising=False)

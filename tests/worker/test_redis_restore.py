@@ -15,7 +15,7 @@ from redis import Redis
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.owner import Keys, describe_self, machine
-from celery_batch.worker.redis.restore import Restorer, Terms
+from celery_batch.worker.redis.restore import Restorer
 from celery_batch.worker.redis.scripts import script
 
 PREFIX = "shop-"
@@ -63,7 +63,7 @@ def test_a_rescue_marks_and_counts(place: Any):
     hold(place, "ran", flag="1", batch_losses=1)
     keys = hold(place, "waited")
     restorer = Restorer(place.channel, place.client, keys)
-    given = restorer.rescue("other", alive="")
+    given = restorer.restore_dead("other", alive="")
     found = {message["headers"]["id"]: message for message in queued(place)}
 
     assert 2 == given
@@ -77,7 +77,7 @@ def test_a_rescue_marks_and_counts(place: Any):
 def test_a_forged_count_counts_as_none(place: Any, forged: object):
     """Whatever a message claims, the count stays a whole number."""
     keys = hold(place, "ran", flag="1", batch_losses=forged)
-    Restorer(place.channel, place.client, keys).rescue("other", alive="")
+    Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
 
     assert [1] == [message["headers"]["batch_losses"] for message in queued(place)]
 
@@ -92,7 +92,7 @@ def test_two_rescuers_give_a_message_back_once(place: Any):
     def rescue() -> None:
         restorer = Restorer(place.channel, place.client, keys)
         start.wait(10)
-        given.append(restorer.rescue("other", alive=""))
+        given.append(restorer.restore_dead("other", alive=""))
 
     rescuers = [Thread(target=rescue) for _ in range(4)]
     for each in rescuers:
@@ -109,7 +109,7 @@ def test_who_came_back_to_life_keeps_its_messages(place: Any):
     """The sign of life is looked at in the very step that moves a message."""
     keys = hold(place, "mine")
     place.client.set(keys.alive, "I live")
-    given = Restorer(place.channel, place.client, keys).rescue("other", alive="")
+    given = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
 
     assert 0 == given
     assert [] == queued(place)
@@ -120,7 +120,7 @@ def test_a_message_that_has_found_another_worker_is_left_to_it(place: Any):
     """Given back by a visibility timeout and read again, it is no longer the dead one's."""
     keys = hold(place, "moved")
     hold(place, "moved", owner="living")
-    given = Restorer(place.channel, place.client, keys).rescue("other", alive="")
+    given = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
 
     assert 0 == given
     assert b"living" == place.client.hget(keys.owner_of, "moved")
@@ -132,7 +132,7 @@ def test_an_entry_that_cannot_be_read_stays_and_spoils_nothing(place: Any):
     hold(place, "broken")
     keys = hold(place, "good")
     place.client.hset(keys.unacked, "broken", "[{")
-    given = Restorer(place.channel, place.client, keys).rescue("other", alive="")
+    given = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
 
     assert 1 == given
     assert b"[{" == place.client.hget(keys.unacked, "broken")
@@ -148,7 +148,7 @@ def test_a_sweep_spares_what_a_living_worker_holds(place: Any):
     hold(place, "stock")
     place.client.hdel(keys.owner_of, "stock")
     place.client.zadd(keys.index, {"living": 1, "dead": 1, "stock": 1})
-    given = Restorer(place.channel, place.client, keys).sweep(5, None)
+    given = Restorer(place.channel, place.client, keys).restore_expired(5, None)
 
     assert 2 == given
     assert {"dead", "stock"} == {message["headers"]["id"] for message in queued(place)}
@@ -160,7 +160,7 @@ def test_a_message_goes_to_either_end(place: Any):
         keys = hold(place, tag)
     restorer = Restorer(place.channel, place.client, keys)
     for tag, command in (("middle", "RPUSH"), ("front", "RPUSH"), ("end", "LPUSH")):
-        restorer.give_back({tag: "0"}, Terms("other", command=command))
+        restorer.restore({tag: "0"}, "other", command=command)
 
     assert ["front", "middle", "end"] == [message["headers"]["id"] for message in queued(place)]
 
@@ -238,7 +238,7 @@ def test_worker_of_an_earlier_version_sees_ours(place: Any):
     lease.open()
     keys = lease.keys
     look = place.client.register_script(EARLIER)
-    found = look(keys=[keys.owners], args=[keys.all_alive, machine()])
+    found = look(keys=[keys.owners], args=[keys.alive_prefix, machine()])
     lease.end()
 
     assert [[keys.owner.encode(), describe_self("w1@here").encode()]] == found

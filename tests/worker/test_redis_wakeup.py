@@ -1,4 +1,4 @@
-"""Being told of a message on a real Redis, without being sent it."""
+"""Waiting for messages on a real Redis, without receiving them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from celery_batch.worker.redis.wakeup import QueueWakeup
 LARGE = b"x" * 1_000_000
 
 
-class Ear:
-    """An event loop that hears when it is asked to, and what it has heard."""
+class Loop:
+    """An event loop that is run step by step, and counts wakeups."""
 
     def __init__(self, broker: str) -> None:
         self.connection = Connection(broker)
@@ -30,14 +30,14 @@ class Ear:
         self.client = Redis(connection_pool=own_pool(channel, 5.0))
         self.client.flushall()
         self.readers: dict[int, tuple[Any, Any]] = {}
-        self.rings = 0
+        self.wakeups = 0
         self._soon: SimpleQueue[Any] = SimpleQueue()
-        self.broken: list[ResponseError] = []
-        self.bells = QueueWakeup(channel, self, self._ring, self.broken.append)
+        self.errors: list[ResponseError] = []
+        self.wakeup = QueueWakeup(channel, self, self._wake, self.errors.append)
 
-    def add_reader(self, socket: int, hear: Any, key: str) -> None:
+    def add_reader(self, socket: int, receive: Any, key: str) -> None:
         """As a hub does."""
-        self.readers[socket] = (hear, key)
+        self.readers[socket] = (receive, key)
 
     def remove_reader(self, socket: int) -> None:
         """As a hub does."""
@@ -47,169 +47,169 @@ class Ear:
         """As a hub does, from any thread."""
         self._soon.put(partial(call, *args))
 
-    def go_on(self) -> None:
-        """Do what is to be done next, once there is something."""
+    def run_next(self) -> None:
+        """Run the next callback, once there is one."""
         self._soon.get(timeout=5)()
 
-    def arm(self, *keys: str) -> None:
-        """Wait at lists, and return when connections are there for it."""
-        self.bells.arm(keys)
+    def wait(self, *keys: str) -> None:
+        """Wait for messages in lists, and return when a connection is ready."""
+        self.wakeup.wait(keys)
         while not self.readers:
-            self.go_on()
+            self.run_next()
 
-    def _ring(self) -> None:
-        self.rings += 1
+    def _wake(self) -> None:
+        self.wakeups += 1
 
-    def listen(self) -> None:
-        """Hear the one bell that is armed."""
-        ((hear, key),) = self.readers.values()
-        hear(key)
+    def receive(self) -> None:
+        """Handle the reply of the only connection."""
+        ((receive, key),) = self.readers.values()
+        receive(key)
 
     def sent(self) -> int:
-        """Return how many bytes Redis has sent to anybody."""
+        """Return how many bytes Redis has sent."""
         return int(self.client.info("stats")["total_net_output_bytes"])
 
 
 @pytest.fixture
-def ear(broker: str) -> Iterator[Ear]:
-    """Bells on an empty Redis."""
-    ear = Ear(broker)
-    yield ear
-    ear.bells.close()
-    ear.connection.close()
+def loop(broker: str) -> Iterator[Loop]:
+    """A loop on an empty Redis."""
+    loop = Loop(broker)
+    yield loop
+    loop.wakeup.close()
+    loop.connection.close()
 
 
-def test_a_bell_does_not_bring_the_message(ear: Ear):
-    """A message of a megabyte makes it ring, and stays where it is."""
-    before = ear.sent()
-    for rings in (1, 2):
-        ear.arm("letters")
-        ear.client.lpush("letters", LARGE)
-        ear.listen()
-        assert rings == ear.rings
-        assert [LARGE] == ear.client.lrange("letters", 0, -1)[:1]
-        ear.client.delete("letters")
+def test_a_wakeup_does_not_bring_the_message(loop: Loop):
+    """A message of a megabyte wakes the loop, and stays in its list."""
+    before = loop.sent()
+    for wakeups in (1, 2):
+        loop.wait("letters")
+        loop.client.lpush("letters", LARGE)
+        loop.receive()
+        assert wakeups == loop.wakeups
+        assert [LARGE] == loop.client.lrange("letters", 0, -1)[:1]
+        loop.client.delete("letters")
 
-    # What `lrange` has shown is all.
-    assert ear.sent() - before < 2 * len(LARGE) + 20_000
+    # `lrange` alone sends the message.
+    assert loop.sent() - before < 2 * len(LARGE) + 20_000
 
 
-def test_a_bell_that_rang_for_nothing_tells_why(ear: Ear):
-    """An error that a quiet bell cannot tell makes the next one loud, and is heard there."""
-    ear.client.execute_command("ACL", "SETUSER", "default", "-blmove")
+def test_an_early_wakeup_shows_the_error_next_time(loop: Loop):
+    """An error of BLMOVE whose reply is skipped is read with the next reply."""
+    loop.client.execute_command("ACL", "SETUSER", "default", "-blmove")
     try:
-        ear.arm("letters")
-        ear.listen()
-        assert (1, []) == (ear.rings, ear.broken)
-        ear.arm("letters")
-        ear.listen()
+        loop.wait("letters")
+        loop.receive()
+        assert (1, []) == (loop.wakeups, loop.errors)
+        loop.wait("letters")
+        loop.receive()
     finally:
-        ear.client.execute_command("ACL", "SETUSER", "default", "+blmove")
+        loop.client.execute_command("ACL", "SETUSER", "default", "+blmove")
 
-    assert "blmove" in str(*ear.broken)
-    assert {} == ear.readers
+    assert "blmove" in str(*loop.errors)
+    assert {} == loop.readers
 
 
-def test_a_loud_bell_is_quiet_again_when_it_has_rung(ear: Ear):
-    """To have rung for nothing costs one message that is sent twice, not every one."""
-    ear.client.execute_command("ACL", "SETUSER", "default", "-blmove")
-    ear.arm("letters")
-    ear.listen()
-    ear.client.execute_command("ACL", "SETUSER", "default", "+blmove")
+def test_replies_are_skipped_again_after_one(loop: Loop):
+    """After an early wakeup one message is sent twice, not every one."""
+    loop.client.execute_command("ACL", "SETUSER", "default", "-blmove")
+    loop.wait("letters")
+    loop.receive()
+    loop.client.execute_command("ACL", "SETUSER", "default", "+blmove")
     received = []
     for _ in range(2):
-        before = ear.sent()
-        ear.arm("letters")
-        ear.client.lpush("letters", LARGE)
-        ear.listen()
-        received.append(ear.sent() - before > len(LARGE))
-        ear.client.delete("letters")
+        before = loop.sent()
+        loop.wait("letters")
+        loop.client.lpush("letters", LARGE)
+        loop.receive()
+        received.append(loop.sent() - before > len(LARGE))
+        loop.client.delete("letters")
 
     assert [True, False] == received
 
 
 @pytest.mark.parametrize("forbidden", ["client", "llen"])
-def test_who_may_not_be_quiet_is_loud(ear: Ear, forbidden: str):
-    """A user who may neither silence replies nor measure lists is rung for all the same."""
-    ear.client.execute_command("ACL", "SETUSER", "default", f"-{forbidden}")
+def test_without_permission_to_skip_replies_they_are_read(loop: Loop, forbidden: str):
+    """A user who may not skip replies, or read the length of lists, is woken all the same."""
+    loop.client.execute_command("ACL", "SETUSER", "default", f"-{forbidden}")
     try:
-        ear.arm("letters")
-        ear.client.lpush("letters", "a")
-        ear.listen()
-        ear.arm("letters")
-        ear.listen()
+        loop.wait("letters")
+        loop.client.lpush("letters", "a")
+        loop.receive()
+        loop.wait("letters")
+        loop.receive()
     finally:
-        ear.client.execute_command("ACL", "SETUSER", "default", f"+{forbidden}")
+        loop.client.execute_command("ACL", "SETUSER", "default", f"+{forbidden}")
 
-    assert (2, []) == (ear.rings, ear.broken)
-    assert [b"a"] == ear.client.lrange("letters", 0, -1)
-
-
-def test_who_answers_nevertheless_is_not_taken_for_quiet(ear: Ear, monkeypatch):
-    """Behind a proxy that knows no silence each ring is one answer, not three."""
-    monkeypatch.setattr(wakeup, "_SILENCE", ("PING",))
-    ear.arm("letters")
-    ear.listen()
-    assert (1, {}) == (ear.rings, ear.readers)
-
-    ear.arm("letters")
-    ear.client.lpush("letters", "a")
-    ear.listen()
-    assert (2, []) == (ear.rings, ear.broken)
-    assert not ear.bells._wakeup["letters"].connection.can_read(0)
+    assert (2, []) == (loop.wakeups, loop.errors)
+    assert [b"a"] == loop.client.lrange("letters", 0, -1)
 
 
-def connecting(ear: Ear, monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
-    """Have the bells' next connections connect in this way."""
-    kind = ear.bells._pool.connection_class
+def test_a_proxy_that_skips_no_replies_is_noticed(loop: Loop, monkeypatch):
+    """Behind a proxy that sends skipped replies, each wakeup is one reply, not three."""
+    monkeypatch.setattr(wakeup, "_SKIP_REPLY", ("PING",))
+    loop.wait("letters")
+    loop.receive()
+    assert (1, {}) == (loop.wakeups, loop.readers)
+
+    loop.wait("letters")
+    loop.client.lpush("letters", "a")
+    loop.receive()
+    assert (2, []) == (loop.wakeups, loop.errors)
+    assert not loop.wakeup._waits["letters"].connection.can_read(0)
+
+
+def connecting(loop: Loop, monkeypatch: pytest.MonkeyPatch, connect: Any) -> None:
+    """Replace the method with which the next connections connect."""
+    kind = loop.wakeup._pool.connection_class
     monkeypatch.setattr(kind, "connect", connect)
 
 
-def test_connecting_holds_up_no_loop(ear: Ear, monkeypatch: pytest.MonkeyPatch):
-    """A Redis that takes long to take connections is connected to on another thread."""
-    own, on = ear.bells._pool.connection_class.connect, []
+def test_connecting_does_not_block_the_loop(loop: Loop, monkeypatch: pytest.MonkeyPatch):
+    """Connections are made on another thread, as that may take long."""
+    own, on = loop.wakeup._pool.connection_class.connect, []
 
     def connect(connection: Any) -> None:
         on.append(threading.current_thread())
         own(connection)
 
-    connecting(ear, monkeypatch, connect)
-    ear.client.lpush("letters", "a")
+    connecting(loop, monkeypatch, connect)
+    loop.client.lpush("letters", "a")
     on.clear()
-    ear.arm("letters")
-    ear.listen()
+    loop.wait("letters")
+    loop.receive()
 
-    assert 1 == ear.rings
+    assert 1 == loop.wakeups
     assert 1 == len(on)
     assert threading.current_thread() not in on
 
 
-def test_a_connection_is_asked_for_once(ear: Ear, monkeypatch: pytest.MonkeyPatch):
-    """While one is on its way nobody asks for another; one that comes too late is closed."""
-    own, go_on, asked = ear.bells._pool.connection_class.connect, threading.Event(), []
+def test_a_connection_is_made_once(loop: Loop, monkeypatch: pytest.MonkeyPatch):
+    """While one is being made there is no other; one that comes too late is closed."""
+    own, go_on, asked = loop.wakeup._pool.connection_class.connect, threading.Event(), []
 
     def connect(connection: Any) -> None:
         asked.append(connection)
         go_on.wait(20)
         own(connection)
 
-    connecting(ear, monkeypatch, connect)
+    connecting(loop, monkeypatch, connect)
     for _ in range(3):
-        ear.bells.arm(["letters"])
-    ear.bells.close()
+        loop.wakeup.wait(["letters"])
+    loop.wakeup.close()
     go_on.set()
-    ear.go_on()
+    loop.run_next()
 
     assert 1 == len(asked)
-    assert {} == ear.readers
+    assert {} == loop.readers
     assert not asked[0].is_connected
 
 
-def test_a_list_that_cannot_be_waited_at_is_tried_again(
-    ear: Ear, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_failed_connection_is_tried_again(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """A Redis with no connection to spare is no reason to lose those that we have."""
-    own, refused = ear.bells._pool.connection_class.connect, [1, 2]
+    """A Redis with no connection to spare does not end the connection of the worker."""
+    own, refused = loop.wakeup._pool.connection_class.connect, [1, 2]
 
     def connect(connection: Any) -> None:
         if refused:
@@ -217,13 +217,13 @@ def test_a_list_that_cannot_be_waited_at_is_tried_again(
             raise RedisConnectionError("max number of clients reached")
         own(connection)
 
-    connecting(ear, monkeypatch, connect)
+    connecting(loop, monkeypatch, connect)
     for _ in range(2):
-        ear.bells.arm(["letters"])
-        ear.go_on()
-    ear.arm("letters")
-    ear.client.lpush("letters", "a")
-    ear.listen()
+        loop.wakeup.wait(["letters"])
+        loop.run_next()
+    loop.wait("letters")
+    loop.client.lpush("letters", "a")
+    loop.receive()
 
-    assert 1 == ear.rings
+    assert 1 == loop.wakeups
     assert 1 == caplog.text.count("max number of clients reached")

@@ -20,7 +20,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from celery_batch.broker_depth import served_key
-from celery_batch.worker.redis.owner import awake_seconds, own_pool
+from celery_batch.worker.redis.owner import boottime, own_pool
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["ServedTasksEntry"]
@@ -92,7 +92,7 @@ class ServedTasksEntry:
         while not self._ended.is_set():
             self._changed.clear()
             served = self._served()
-            if served != self._entered or awake_seconds() - self._renewed_at >= _RENEW_EVERY:
+            if served != self._entered or boottime() - self._renewed_at >= _RENEW_EVERY:
                 self._publish(served)
             self._changed.wait(_CHECK_EVERY)
         if not self._is_failing:
@@ -134,7 +134,7 @@ class ServedTasksEntry:
                 pipe.pexpire(key, int(_EXPIRES_AFTER * 1000))
                 pipe.zremrangebyscore(key, "-inf", now)
             pipe.execute()
-        self._renewed_at = awake_seconds()
+        self._renewed_at = boottime()
         self._entered = keys
 
     def _disconnect(self) -> None:

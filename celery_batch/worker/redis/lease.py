@@ -1,12 +1,14 @@
-"""A worker's lease on the messages it holds, and recovery of dead workers' messages.
+"""
+A worker's lease on the messages it holds, and the recovery of dead workers' messages.
 
-One worker of each machine searches, its sweeper: whether a process has ended can be asked
-on its own machine only.  The work of one search is bounded, however many workers there are.
+A thread renews the lease every second, so that it does not expire while the event loop is busy
+or a model runs on the solo pool.  It also refreshes the times of the messages for kombu's
+visibility timeout.
 
-One thread says every second that the worker lives and that its messages are looked
-after, so that neither a busy event loop nor a model on the solo pool lets the lease
-lapse.  On one worker of each machine it also looks for workers whose lease has lapsed, or
-whose process has ended there.  When that worker ends, another one takes its place.
+One worker of each machine, its *sweeper*, looks for workers whose lease has expired anywhere,
+or whose process has ended on this machine, which can be found out only here.  When the sweeper
+ends, another worker takes its place.  The work of one search is bounded, however many workers
+there are.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from redis import Redis
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_batch.compat.redis import abort_connections, allow_connections, track_connections
 from celery_batch.worker.redis.owner import (
     Keys,
-    awake_seconds,
+    boottime,
     describe_self,
     is_dead,
     machine,
@@ -33,34 +36,37 @@ from celery_batch.worker.redis.owner import (
 )
 from celery_batch.worker.redis.restore import Restorer
 from celery_batch.worker.redis.scripts import script
-from celery_batch.worker.redis.silence import answers_again, break_off, keep_track
 
-__all__ = [
-    "Lease",
-    "Sweeper",
-]
-
+__all__ = ["Lease", "Sweeper"]
 
 logger = logging.getLogger(__name__)
 
+#: Seconds for which a worker's lease is expired before the worker counts as dead: it may just be
+#: reconnecting after an outage of Redis.
+_GRACE = 2.0
 
-#: Seconds for which a worker may show no sign of life before it counts as dead: it may
-#: be on its way back from the same outage as we.
-_BENEFIT_OF_DOUBT = 2.0
+#: Seconds until a worker of an earlier version, which does not record when its lease expires, is
+#: looked at again.
+_RECHECK_AFTER = 2.0
 
+#: Seconds between two searches for dead workers.
+_SWEEP_EVERY = 1.5
 
-#: Seconds until a worker of an earlier version is looked at again: it does not say when.
-_AGAIN = 2.0
+#: A sweeper that has not renewed its lease for so many intervals is replaced.
+_SWEEPER_INTERVALS = 3
+
+#: Most seconds between two refreshes of the messages' times.
+_REFRESH_EVERY = 5.0
 
 
 class Sweeper:
     """
-    Finds dead workers and gives back what they held.
+    Finds dead workers and puts their messages back.
 
     Args:
         client: A plain Redis client.
         keys: Of the worker that searches.
-        restorer: Gives messages back.
+        restorer: Puts messages back.
         seconds: The length of a lease.
     """
 
@@ -68,84 +74,63 @@ class Sweeper:
         self._keys = keys
         self._restorer = restorer
         self._seconds = seconds
-        self._look = client.register_script(script("find_dead"))
+        self._find_dead = client.register_script(script("find_dead"))
         self._cursors = ["0", "0"]
-        self._first_missed: dict[str, float] = {}
-        self._trusts_absence_from = 0.0
+        self._missing_since: dict[str, float] = {}
+        self._expiry_counts_from = 0.0
 
-    def distrust_absence(self) -> None:
-        """Note an outage: whoever shares it must have the time to come back."""
-        self._trusts_absence_from = awake_seconds() + self._seconds
+    def note_outage(self) -> None:
+        """Give all workers the length of a lease to reconnect after an outage of Redis."""
+        self._expiry_counts_from = boottime() + self._seconds
 
     def sweep(self, may_go_on: Callable[[], bool]) -> bool:
         """
-        Look once, and give back what dead workers held.
+        Search once, and put the messages of dead workers back.
 
         Args:
-            may_go_on: Asked before each rescue, which may take a while.
+            may_go_on: Called before each dead worker, whose messages may take a while.
 
         Returns:
-            Whether everybody found was seen to.
+            Whether all dead workers that were found have been handled.
         """
         for owner, alive in self._dead():
             if not may_go_on():
                 return False
-            given = self._restorer.rescue(owner, alive)
-            if given:
-                logger.warning("Gave back %d messages of a worker that is gone", given)
+            restored = self._restorer.restore_dead(owner, alive)
+            if restored:
+                logger.warning("Gave back %d messages of a worker that is gone", restored)
         return True
 
     def _dead(self) -> Iterator[tuple[str, str]]:
-        """Yield each dead owner with what its sign of life says; "" where that has expired."""
-        missing, near = self._find()
-        now = awake_seconds()
-        self._first_missed = {owner: self._first_missed.get(owner, now) for owner in missing}
-        for owner, alive in near.items():
-            if is_dead(alive):
-                yield owner, alive
-        for owner in missing:
-            if self._is_long_gone(owner, now):
-                yield owner, ""
-
-    def _find(self) -> tuple[list[str], dict[str, str]]:
+        """Yield each dead owner with the value of its `alive` key; "" if that has expired."""
         keys = self._keys
-        *cursors, missing, near = self._look(
-            keys=[keys.owners, keys.due, keys.neighbours],
-            args=[keys.all_alive, machine(), _AGAIN, *self._cursors],
+        *cursors, missing, here = self._find_dead(
+            keys=[keys.owners, keys.due, keys.on_machine],
+            args=[keys.alive_prefix, machine(), _RECHECK_AFTER, *self._cursors],
         )
         self._cursors = [bytes_to_str(cursor) for cursor in cursors]
-        words = [bytes_to_str(word) for word in near]
-        here = dict(zip(words[::2], words[1::2], strict=True))
-        here.pop(keys.owner, None)
-        gone = [bytes_to_str(owner) for owner in missing]
-        return [owner for owner in gone if owner != keys.owner], here
-
-    def _is_long_gone(self, owner: str, now: float) -> bool:
-        doubt = min(_BENEFIT_OF_DOUBT, self._seconds / 2)
-        return now >= max(self._first_missed[owner] + doubt, self._trusts_absence_from)
-
-
-#: Seconds from one look at the other workers to the next.
-_LOOK_EVERY = 1.5
-
-
-#: Renewals of which the machine's sweeper may miss all but one before another takes its place.
-_SWEEPER_BEATS = 3
-
-
-#: Most seconds from one refresh of the messages' times to the next.
-_REFRESH_EVERY = 5.0
+        now = boottime()
+        owners = [owner for owner in map(bytes_to_str, missing) if owner != keys.owner]
+        self._missing_since = {owner: self._missing_since.get(owner, now) for owner in owners}
+        words = [bytes_to_str(word) for word in here]
+        for owner, alive in zip(words[::2], words[1::2], strict=True):
+            if owner != keys.owner and is_dead(alive):
+                yield owner, alive
+        grace = min(_GRACE, self._seconds / 2)
+        for owner, since in self._missing_since.items():
+            if now >= max(since + grace, self._expiry_counts_from):
+                yield owner, ""
 
 
 class Lease:
     """
-    One connection's hold on its messages.
+    One connection's lease on its messages.
 
     Args:
         channel: Kombu's Redis channel.
         node: The worker's name in Celery.
-        seconds: How long messages stay ours without a sign of life.
-        on_doubt: Called on the lease's thread when others may have taken what we hold.
+        seconds: How long messages stay this worker's without a renewal.
+        on_doubt: Called on the lease's thread when other workers may have taken our messages.
     """
 
     def __init__(
@@ -156,43 +141,43 @@ class Lease:
         self.milliseconds = max(int(seconds * 1000), 1)
         self.client = Redis(connection_pool=own_pool(channel, max(seconds / 3, 1.0)))
         self.restorer = Restorer(channel, self.client, self.keys)
-        #: Called when a worker that shuts down would connect to a Redis that is silent.
+        #: Called when a worker that shuts down would connect to a Redis that does not answer.
         self.before_refusal: Callable[[], object] = noop
-        #: Called, perhaps again and again, when a worker that shuts down has lost its lease to
-        #: the silence of Redis: what runs cannot be acknowledged any more.
-        self.on_futile_stop: Callable[[], object] = noop
-        #: Whether others may have taken what we hold, and nobody has looked yet.
+        #: Called, perhaps repeatedly, when a worker that shuts down has lost its lease because
+        #: Redis does not answer: the running requests cannot be acknowledged any more.
+        self.on_shutdown_without_redis: Callable[[], object] = noop
+        #: Whether other workers may have taken our messages, which has not been checked yet.
         self.in_doubt = False
         self._seconds = seconds
         self._on_doubt = on_doubt
         self._refresh_every = min(channel.visibility_timeout / 4, _REFRESH_EVERY)
-        self._beat = min(1.0, seconds / 5, self._refresh_every)
-        self._renew = self.client.register_script(script("renew_lease"))
-        self._retire = self.client.register_script(script("retire_sweeper"))
-        self._renewed_at = self._refreshed_at = self._looked_at = awake_seconds()
+        self._interval = min(1.0, seconds / 5, self._refresh_every)
+        self._renew_lease = self.client.register_script(script("renew_lease"))
+        self._retire_sweeper = self.client.register_script(script("retire_sweeper"))
+        self._renewed_at = self._refreshed_at = self._swept_at = boottime()
         self._sweeper = Sweeper(self.client, self.keys, self.restorer, seconds)
         self._is_sweeper = False
-        self._is_out = False
+        self._has_outage = False
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="batch-lease", daemon=True)
 
     def open(self) -> None:
         """Take the lease before the first message; errors of the connection are the caller's."""
-        keep_track()
-        self._say()
-        self._renewed_at = awake_seconds()
+        track_connections()
+        self._renew_once()
+        self._renewed_at = boottime()
         self._thread.start()
 
     def end(self) -> None:
-        """Stop renewing, give back what is still held, and leave no record."""
+        """Stop renewing, put back the messages that are still held, and remove all records."""
         if self._stopped.is_set():
             return
         self._stopped.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(_LOOK_EVERY)
+            self._thread.join(_SWEEP_EVERY)
         try:
-            self.restorer.resign(self.keys.owner)
-            self._retire(keys=[self.keys.sweeper], args=[self.keys.owner])
+            self.restorer.restore_own(self.keys.owner)
+            self._retire_sweeper(keys=[self.keys.sweeper], args=[self.keys.owner])
         except (RedisError, OSError) as error:
             logger.warning(
                 "Could not give messages back (%s): others will in %g s", error, self._seconds
@@ -202,94 +187,94 @@ class Lease:
 
     @property
     def is_late(self) -> bool:
-        """Whether the lease may have lapsed: this process was stopped, or Redis away."""
-        return awake_seconds() - self._renewed_at > self._seconds
+        """Whether the lease may have expired: this process was stopped, or Redis unavailable."""
+        return boottime() - self._renewed_at > self._seconds
 
     def renew(self) -> set[str]:
-        """Take a fresh lease now, and return the delivery tags that are still ours."""
-        self._say()
+        """Take a new lease now, and return the delivery tags that are still ours."""
+        self._renew_once()
         tags = {bytes_to_str(tag) for tag in self.client.hkeys(self.keys.held)}
-        self._renewed_at = awake_seconds()
+        self._renewed_at = boottime()
         self.in_doubt = False
         return tags
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._beat):
+        while not self._stopped.wait(self._interval):
             try:
                 self._renew_in_time()
-                if self._is_sweeper and awake_seconds() - self._looked_at >= _LOOK_EVERY:
-                    self._look_for_dead()
-            except Exception as error:  # noqa: BLE001 (the lease must outlive any error)
+                if self._is_sweeper and boottime() - self._swept_at >= _SWEEP_EVERY:
+                    self._sweep()
+            except Exception as error:  # noqa: BLE001 (no error may end the lease's thread)
                 self._note_outage(error)
             else:
-                self._note_return()
+                self._note_recovery()
 
     def _renew_in_time(self) -> None:
-        now = awake_seconds()
-        refresh = now - self._refreshed_at >= self._refresh_every - self._beat / 2
-        lapsed, sweeper, cursor = self._say("0" if refresh else "")
+        now = boottime()
+        refresh = now - self._refreshed_at >= self._refresh_every - self._interval / 2
+        expired, sweeper, cursor = self._renew_once("0" if refresh else "")
         while cursor != "0":
-            also_lapsed, sweeper, cursor = self._say(cursor)
-            lapsed = lapsed or also_lapsed
+            also_expired, sweeper, cursor = self._renew_once(cursor)
+            expired = expired or also_expired
         if refresh:
             self._refreshed_at = now
-        is_new_doubt = (lapsed or self.is_late) and not self.in_doubt
-        self.in_doubt = self.in_doubt or is_new_doubt  # before anybody takes the lease for good
+        is_new_doubt = (expired or self.is_late) and not self.in_doubt
+        self.in_doubt = self.in_doubt or is_new_doubt  # before `is_late` is reset
         self._renewed_at = now
         if is_new_doubt:
             self._on_doubt()
-        self._be_sweeper_after(sweeper)
+        self._replace_dead_sweeper(sweeper)
 
-    def _be_sweeper_after(self, sweeper: str) -> None:
-        """Become this machine's sweeper if that one's process has ended."""
+    def _replace_dead_sweeper(self, sweeper: str) -> None:
+        """Become this machine's sweeper if the process of the present one has ended."""
         owner, _, description = sweeper.partition(" ")
         if owner != self.keys.owner and is_dead(description):
-            _, now_it_is, _ = self._say(dead_sweeper=sweeper)
-            owner = now_it_is.partition(" ")[0]
-            self._looked_at = 0.0  # it may have held messages itself
+            _, sweeper, _ = self._renew_once(dead_sweeper=sweeper)
+            owner = sweeper.partition(" ")[0]
+            self._swept_at = 0.0  # the dead one may have held messages itself
         self._is_sweeper = owner == self.keys.owner
 
-    def _say(self, cursor: str = "", dead_sweeper: str = "") -> tuple[bool, str, str]:
+    def _renew_once(self, cursor: str = "", dead_sweeper: str = "") -> tuple[bool, str, str]:
         """
-        Say that we live.
+        Renew the lease.
 
         Args:
-            cursor: From where on to refresh what we hold; "" for nothing of it.
-            dead_sweeper: Whose place to take.
+            cursor: Where to go on refreshing messages; "" to refresh none.
+            dead_sweeper: Take this sweeper's place; "" for none.
 
         Returns:
-            Whether the lease had lapsed, who is the machine's sweeper, and the next cursor.
+            Whether the lease had expired, the machine's sweeper, and the next cursor.
         """
         keys = self.keys
-        lapsed, sweeper, after = self._renew(
+        expired, sweeper, next_cursor = self._renew_lease(
             keys=[
                 *(keys.alive, keys.owners, keys.held, keys.index),
-                *(keys.due, keys.neighbours, keys.sweeper),
+                *(keys.due, keys.on_machine, keys.sweeper),
             ],
             args=[
                 *(self.description, self.milliseconds, keys.owner, cursor),
-                *(max(int(_SWEEPER_BEATS * self._beat * 1000), 1), dead_sweeper),
+                *(max(int(_SWEEPER_INTERVALS * self._interval * 1000), 1), dead_sweeper),
             ],
         )
-        return bool(lapsed), bytes_to_str(sweeper), bytes_to_str(after)
+        return bool(expired), bytes_to_str(sweeper), bytes_to_str(next_cursor)
 
-    def _look_for_dead(self) -> None:
-        began = awake_seconds()
+    def _sweep(self) -> None:
+        began = boottime()
 
         def may_go_on() -> bool:
-            is_in_time = awake_seconds() - began < self._beat  # or our own lease would lapse
+            is_in_time = boottime() - began < self._interval  # or our own lease would expire
             return is_in_time and not self._stopped.is_set()
 
         if self._sweeper.sweep(may_go_on):
-            self._looked_at = began
+            self._swept_at = began
 
     def _note_outage(self, error: Exception) -> None:
-        self._sweeper.distrust_absence()
-        if self._is_out:  # one command that took long is no frozen Redis
+        self._sweeper.note_outage()
+        if self._has_outage:  # one slow command alone does not mean that Redis is frozen
             self._stop_without_redis(error)
-        if self._is_out or self._stopped.is_set():
+        if self._has_outage or self._stopped.is_set():
             return
-        self._is_out = True
+        self._has_outage = True
         known = isinstance(error, (RedisError, OSError))
         logger.warning(
             "Cannot renew the lease on messages (%s): kept for %g s, tried again until then",
@@ -299,16 +284,16 @@ class Lease:
         )
 
     def _stop_without_redis(self, error: Exception) -> None:
-        """Keep a Redis that is silent from holding up a worker that shuts down."""
+        """If this worker shuts down, do not let it wait for a Redis that does not answer."""
         is_stopping = state.should_stop is not None or state.should_terminate is not None
         if not is_stopping or not isinstance(error, RedisTimeoutError):
             return
-        break_off(self.client, self.before_refusal)
+        abort_connections(self.client, self.before_refusal)
         if self.is_late:
-            self.on_futile_stop()
+            self.on_shutdown_without_redis()
 
-    def _note_return(self) -> None:
-        if self._is_out:
-            self._is_out = False
-            answers_again()
+    def _note_recovery(self) -> None:
+        if self._has_outage:
+            self._has_outage = False
+            allow_connections()
             logger.warning("The lease on messages is renewed again")

@@ -1,11 +1,10 @@
-"""A worker's identity on Redis, and how others find out that it is dead."""
+"""A worker's identity on Redis, and how other workers find out that it is dead."""
 
 from __future__ import annotations
 
 import json
 import os
 import time
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,86 +16,52 @@ from redis.retry import Retry
 
 from celery_batch.fork_guard import forks_delayed
 
-__all__ = ["Keys", "awake_seconds", "describe_self", "is_dead", "machine", "own_pool"]
+__all__ = ["Keys", "boottime", "describe_self", "is_dead", "machine", "own_pool"]
 
 _PROC = Path("/proc")
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
     """
-    Where a worker's messages are written down.
+    The Redis keys in which the messages of one owner are recorded.
+
+    An owner is one connection of a worker, so that what a lost connection still does in
+    Redis is not taken for the new one's.  ``scripts.py`` describes the keys.
 
     Args:
         unacked: Kombu's hash of unacknowledged messages, key prefix included.
         index: Kombu's index of their times.
-        owner: The worker on one connection; each connection is an owner of its own, so
-            that whatever a lost one still does in Redis is not taken for ours.
+        owner: The id of the owner.
     """
 
-    unacked: str
-    index: str
-    owner: str
+    def __init__(self, unacked: str, index: str, owner: str) -> None:
+        self.unacked, self.index, self.owner = unacked, index, owner
+        self.owner_of = f"{unacked}_owner"
+        self.owners = f"{unacked}_owners"
+        self.due = f"{unacked}_due"
+        self.on_machine = f"{unacked}_owners_on.{machine()}"
+        self.sweeper = f"{unacked}_sweeper_on.{machine()}"
+        self.held_prefix, self.alive_prefix = f"{unacked}_held.", f"{unacked}_alive."
+        self.held, self.alive = self.held_prefix + owner, self.alive_prefix + owner
 
     @classmethod
     def of(cls, channel: Any, owner: str | None = None) -> Keys:
-        """Return the keys of a new owner on one of kombu's Redis channels, or of that owner."""
+        """Return the keys of an owner, a new one by default, on one of kombu's Redis channels."""
         prefix, qos = channel.global_keyprefix, channel.qos
         return cls(prefix + qos.unacked_key, prefix + qos.unacked_index_key, owner or uuid4().hex)
 
-    @property
-    def owner_of(self) -> str:
-        """The hash of delivery tags to owners."""
-        return f"{self.unacked}_owner"
-
-    @property
-    def owners(self) -> str:
-        """The set of all owners."""
-        return f"{self.unacked}_owners"
-
-    @property
-    def due(self) -> str:
-        """The sorted set of owners by the time after which one has shown no sign of life."""
-        return f"{self.unacked}_due"
-
-    @property
-    def neighbours(self) -> str:
-        """The set of the owners on this machine."""
-        return f"{self.unacked}_owners_on.{machine()}"
-
-    @property
-    def sweeper(self) -> str:
-        """Which owner looks for dead ones on behalf of this machine; it expires."""
-        return f"{self.unacked}_sweeper_on.{machine()}"
-
-    @property
-    def all_held(self) -> str:
-        """How the keys of what owners hold begin."""
-        return f"{self.unacked}_held."
-
-    @property
-    def all_alive(self) -> str:
-        """How the keys of the owners' signs of life begin."""
-        return f"{self.unacked}_alive."
-
-    @property
-    def held(self) -> str:
-        """The hash of delivery tags to "1" for running and "0" for waiting."""
-        return self.all_held + self.owner
-
-    @property
-    def alive(self) -> str:
-        """The owner's sign of life, which expires."""
-        return self.all_alive + self.owner
+    def of_owner(self, owner: str) -> Keys:
+        """Return the keys of another owner on the same Redis."""
+        return Keys(self.unacked, self.index, owner)
 
 
 @cache
 def machine() -> str:
     """
-    Return what tells this machine's processes from all others, or "" where that is unknown.
+    Return an id of this machine and its process ids, or "" if it is unknown.
 
     Containers on one machine share its boot id but not its process ids, so the
-    namespace of those belongs to it.
+    namespace of the process ids is part of it.
     """
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -106,12 +71,7 @@ def machine() -> str:
 
 
 def describe_self(node: str) -> str:
-    """
-    Return who this process is, as a line of JSON.
-
-    Args:
-        node: The worker's name in Celery.
-    """
+    """Return a description of this process, with its worker's node name, as a line of JSON."""
     pid = os.getpid()
     return json.dumps(
         {"node": node, "machine": machine(), "pid": pid, "started": _started(pid)}, sort_keys=True
@@ -119,32 +79,32 @@ def describe_self(node: str) -> str:
 
 
 def is_dead(description: str) -> bool:
-    """Say whether a process lived on this machine and has ended, by what it wrote of itself."""
+    """Return whether the process of a description ran on this machine and has ended."""
     try:
-        told = json.loads(description)
-        if not machine() or told["machine"] != machine():
+        described = json.loads(description)
+        if not machine() or described["machine"] != machine():
             return False
-        pid = int(told["pid"])
+        pid = int(described["pid"])
         started = _started(pid)
-        if started is None and _may_live(pid):
-            return False  # others' processes can be hidden from us
-        return bool(started != told["started"])
+        if started is None and _is_hidden(pid):
+            return False
+        return bool(started != described["started"])
     except (ValueError, KeyError, TypeError):
         return False
 
 
 def _started(pid: int) -> str | None:
-    """Return when a process started, which tells it from a later one of the same number."""
+    """Return when a process started, which differs for a later one with the same id."""
     try:
-        # After the name, which may hold anything: the state, and 19 fields on, the start.
+        # After the name, which may contain anything: the state, and 19 fields later, the start.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     return None if fields[0] in ("Z", "X") else fields[19]
 
 
-def _may_live(pid: int) -> bool:
-    """Say whether there is a process of this number that we are not shown."""
+def _is_hidden(pid: int) -> bool:
+    """Return whether a process of this id may exist that /proc does not show to us."""
     if (_PROC / str(pid) / "stat").exists():
         return False  # it is shown, as one that has ended
     try:
@@ -152,35 +112,35 @@ def _may_live(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass
     return True
 
 
-def awake_seconds() -> float:
-    """Return a steady clock that goes on while this machine sleeps."""
+def boottime() -> float:
+    """Return the seconds of a monotonic clock that also runs while this machine is suspended."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def own_pool(channel: Any, timeout: float) -> ConnectionPool:
     """
-    Return connections like a channel's own, for somebody who must not wait for long.
+    Return a connection pool with the settings of a channel's own, but without retries.
 
     Args:
         channel: Kombu's Redis channel.
-        timeout: Seconds after which a silent Redis is an error.
+        timeout: Seconds until a Redis that does not answer is an error.
     """
-    like = channel.pool
-    options = {**like.connection_kwargs, "socket_timeout": timeout, "health_check_interval": 0}
+    pool = channel.pool
+    options = {**pool.connection_kwargs, "socket_timeout": timeout, "health_check_interval": 0}
     if "socket_connect_timeout" in options:
         options["socket_connect_timeout"] = timeout
     options.pop("retry_on_timeout", None)
-    options["retry"] = Retry(NoBackoff(), 0)  # who asks us asks again
-    kind = type("OwnConnection", (_HoldsForksOff, like.connection_class), {})
-    return ConnectionPool(connection_class=kind, **options)
+    options["retry"] = Retry(NoBackoff(), 0)  # the callers repeat their commands themselves
+    connection_class = type("OwnConnection", (_ConnectsWithoutFork, pool.connection_class), {})
+    return ConnectionPool(connection_class=connection_class, **options)
 
 
-class _HoldsForksOff:
-    """A connection that may be made on a thread, beside which no pool process is forked then."""
+class _ConnectsWithoutFork:
+    """A connection for threads: no pool process is forked while it connects."""
 
     def _connect(self) -> Any:
         with forks_delayed():

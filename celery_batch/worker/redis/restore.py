@@ -1,9 +1,8 @@
 """
+Puts messages back into their queues, many at a time.
 
-Returns messages to the front of their queues, many at a time.
-
-Kombu watches the whole hash of unacknowledged messages for each single message, and
-tries again whenever anybody has changed it.  Here one script moves many.
+Kombu watches the whole hash of unacknowledged messages for each message, and starts again
+when another worker has changed the hash.  Here one script moves many messages.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 from kombu.utils.encoding import bytes_to_str
@@ -21,39 +19,19 @@ from celery_batch.worker.intake.request import LOSSES
 from celery_batch.worker.redis.owner import Keys
 from celery_batch.worker.redis.scripts import script
 
-__all__ = ["Restorer", "Terms"]
+__all__ = ["Restorer"]
 
 logger = logging.getLogger(__name__)
 
-#: Messages in one script; Redis serves nobody else meanwhile.
+#: Messages in one script; Redis serves no other client meanwhile.
 _AT_ONCE = 50
 
-_SWEPT_AT_ONCE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """
-    On which terms messages are given back; checked in the same step.
-
-    Args:
-        owner: Who must have them; "" for what is no worker's of ours.
-        alive: What the owner's sign of life must read, "" for none; "*" for anything.
-        latest: A message must not have been looked after since, in Redis' time; "" for any.
-        command: RPUSH for the front of the queue, LPUSH for its end.
-        is_end: Forget the owner, once it holds nothing more.
-    """
-
-    owner: str
-    alive: str = "*"
-    latest: str = ""
-    command: str = "RPUSH"
-    is_end: bool = False
+_MOST_EXPIRED = 1000
 
 
 class Restorer:
     """
-    Gives messages back to their queues.
+    Puts messages back into their queues.
 
     Args:
         channel: Kombu's Redis channel.
@@ -65,68 +43,80 @@ class Restorer:
         self._channel = channel
         self._client = client
         self._keys = keys
-        self._return = client.register_script(script("restore"))
-        self._sweep = client.register_script(script("find_expired"))
+        self._restore = client.register_script(script("restore"))
+        self._find_expired = client.register_script(script("find_expired"))
 
-    def give_back(self, flags: Mapping[str, str], terms: Terms) -> int:
+    def restore(
+        self,
+        flags: Mapping[str, str],
+        owner: str,
+        *,
+        alive: str = "*",
+        latest: str = "",
+        command: str = "RPUSH",
+        forget_owner: bool = False,
+    ) -> int:
         """
-        Give messages back; return how many were there to be given.
+        Put messages back; return how many were there.
 
         Args:
-            flags: Delivery tag to "1" where a loss is to be counted.
-            terms: What must hold, or nothing happens.
+            flags: Delivery tag to "1" if a loss is to be counted, else "0".
+            owner: The owner that must hold them; "" for messages of stock workers.
+            alive: The value that the owner's `alive` must have, "" for none; "*" for any.
+            latest: A message must not have been refreshed since, in Redis' time; "" for any.
+            command: RPUSH for the front of the queue, LPUSH for its end.
+            forget_owner: Remove the owner once it holds nothing more.
         """
-        given, tags = 0, list(flags)
+        conditions = (owner, alive, latest, command, int(forget_owner))
+        restored, tags = 0, list(flags)
         for first in range(0, max(len(tags), 1), _AT_ONCE):
-            some = {tag: flags[tag] for tag in tags[first : first + _AT_ONCE]}
-            moved = self._move(some, terms)
-            if moved < 0:  # the owner has come back to life
+            part = {tag: flags[tag] for tag in tags[first : first + _AT_ONCE]}
+            count = self._restore_part(part, self._keys.of_owner(owner), conditions)
+            if count < 0:  # the owner is alive again
                 break
-            given += moved
-        return given
+            restored += count
+        return restored
 
-    def rescue(self, owner: str, alive: str) -> int:
+    def restore_dead(self, owner: str, alive: str) -> int:
         """
-        Give back all that a dead worker held, and count a loss for what was running.
+        Put back all messages of a dead worker, and count a loss for those that ran.
 
         Args:
             owner: The dead one.
-            alive: What its sign of life still reads; "" where that is gone.
+            alive: The value of its `alive` key; "" if that has expired.
         """
-        return self.give_back(self._flags(owner), Terms(owner, alive=alive, is_end=True))
+        return self.restore(self._flags(owner), owner, alive=alive, forget_owner=True)
 
-    def resign(self, owner: str) -> int:
-        """Give back all that one of our own connections held; nothing of it was lost."""
-        flags = dict.fromkeys(self._flags(owner), "0")
-        return self.give_back(flags, Terms(owner, is_end=True))
+    def restore_own(self, owner: str) -> int:
+        """Put back all messages of one of this worker's connections; none of them was lost."""
+        return self.restore(dict.fromkeys(self._flags(owner), "0"), owner, forget_owner=True)
 
-    def sweep(self, timeout: float, most: int | None) -> int:
+    def restore_expired(self, timeout: float, most: int | None) -> int:
         """
-        Give back what nobody has looked after, as kombu does after its visibility timeout.
+        Put back messages that were not refreshed in time, as kombu does.
 
         Args:
-            timeout: That timeout in seconds.
-            most: So many messages at most.
+            timeout: The visibility timeout, in seconds.
+            most: Most messages.
         """
         keys = self._keys
-        latest, *found = self._sweep(
+        latest, *found = self._find_expired(
             keys=[keys.index, keys.owner_of],
-            args=[timeout, keys.all_alive, keys.all_held, most or _SWEPT_AT_ONCE],
+            args=[timeout, keys.alive_prefix, keys.held_prefix, most or _MOST_EXPIRED],
         )
         by_owner: dict[str, dict[str, str]] = defaultdict(dict)
         for tag, owner, flag in found:
             by_owner[bytes_to_str(owner)][bytes_to_str(tag)] = bytes_to_str(flag)
-        terms = Terms("", latest=bytes_to_str(latest))
-        return sum(
-            self.give_back(flags, replace(terms, owner=owner)) for owner, flags in by_owner.items()
-        )
+        latest = bytes_to_str(latest)
+        return sum(self.restore(flags, owner, latest=latest) for owner, flags in by_owner.items())
 
     def _flags(self, owner: str) -> dict[str, str]:
-        held = self._client.hgetall(replace(self._keys, owner=owner).held)
+        held = self._client.hgetall(self._keys.of_owner(owner).held)
         return {bytes_to_str(tag): bytes_to_str(flag) for tag, flag in held.items()}
 
-    def _move(self, flags: dict[str, str], terms: Terms) -> int:
-        keys = replace(self._keys, owner=terms.owner)
+    def _restore_part(
+        self, flags: dict[str, str], keys: Keys, conditions: tuple[str | int, ...]
+    ) -> int:
         entries = self._client.hmget(keys.unacked, list(flags)) if flags else []
         lists: dict[str, int] = {}
         messages: list[Any] = []
@@ -135,21 +125,19 @@ class Restorer:
             messages += [tag, -1 if copies is None else len(copies)]
             for key, text in copies or ():
                 messages += [lists.setdefault(key, len(lists) + 1), text]
-        result = self._return(
-            keys=[
-                *(keys.unacked, keys.index, keys.owner_of, keys.owners, keys.held, keys.alive),
-                *(keys.due, keys.neighbours),
-                *lists,
-            ],
-            args=[
-                *(terms.owner, terms.alive, terms.latest, terms.command, int(terms.is_end)),
-                *messages,
-            ],
+        return int(
+            self._restore(
+                keys=[
+                    *(keys.unacked, keys.index, keys.owner_of, keys.owners, keys.held),
+                    *(keys.alive, keys.due, keys.on_machine),
+                    *lists,
+                ],
+                args=[*conditions, *messages],
+            )
         )
-        return int(result)
 
     def _copies(self, entry: bytes | None, is_lost: bool) -> list[tuple[str, str]] | None:  # noqa: FBT001
-        """Return where a message belongs and how it reads now; None if that cannot be told."""
+        """Return list and text of each copy of a message to put back; None if it cannot be read."""
         if entry is None:
             return []
         try:
@@ -158,7 +146,7 @@ class Restorer:
         except self._channel.connection_errors:
             raise
         except Exception:
-            logger.exception("Could not give a message back; it stays unacknowledged")
+            logger.exception("Could not put a message back into its queue; it stays unacknowledged")
             return None
         return copies or None
 
@@ -181,5 +169,5 @@ class Restorer:
 
 
 def _count(value: Any) -> int:
-    """Return a header's count; whatever else a message claims counts as none."""
+    """Return the count in a header; any other value counts as 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

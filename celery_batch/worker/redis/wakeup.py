@@ -1,14 +1,13 @@
 """
-
 Waits for messages in queues without taking any.
 
 BRPOP takes a message out of Redis and sends it: a worker that is killed before it has
-written the message down loses it, and so does one whose process is gone while a pool
+recorded the message loses it, and so does one whose process is gone while a pool
 process still keeps its socket open.  BLMOVE from a list's end back to the same end
 waits as BRPOP does, and changes nothing.
 
-It answers with the message, which may be large and will be read in earnest a moment later.
-So Redis is told to keep that answer to itself, and to say how long the list is instead.
+Its reply is the message, which may be large and will be fetched a moment later anyway.
+So Redis is told to skip that reply, and to send the length of the list instead.
 """
 
 from __future__ import annotations
@@ -22,109 +21,104 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
-from celery_batch.worker.redis.owner import awake_seconds, own_pool
+from celery_batch.worker.redis.owner import boottime, own_pool
 
 __all__ = ["QueueWakeup"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds for which Redis waits before it answers that nothing came; a network that
-#: forgets silent connections hears from us in time.
+#: Seconds after which Redis replies that no message came; short enough that no network drops
+#: the connection for being idle.
 _WAIT = 30
 
-#: Seconds without any answer after which a connection counts as lost.
+#: Seconds without a reply after which a connection counts as lost.
 _LOST_AFTER = 2 * _WAIT
 
 _TIMEOUT = 5.0
 
-#: Before a command whose answer is not to be sent.
-_SILENCE = ("CLIENT", "REPLY", "SKIP")
+#: Sent before a command whose reply is not wanted.
+_SKIP_REPLY = ("CLIENT", "REPLY", "SKIP")
 
-#: An answer sooner than that is not due to the waiting's end.
+#: An earlier reply is not due to the end of the wait.
 _AT_ONCE = _WAIT / 2
 
 
 @dataclass(slots=True)
 class _QueueWait:
-    """One connection that waits at one list."""
+    """A connection that waits for messages in one list."""
 
     connection: Any
     socket: int
-    armed_at: float | None = None
-    #: Whether it says only how long its list is; an error of BLMOVE is then not heard.
-    is_quiet: bool = True
+    #: None while no command is sent.
+    sent_at: float | None = None
+    #: Whether the reply of BLMOVE is skipped, and with it an error of BLMOVE.
+    skips_reply: bool = True
 
 
 class QueueWakeup:
     """
-    One connection for each list, because a BLMOVE waits at one list only.
+    Waits with one connection for each list, because BLMOVE waits for one list only.
 
     Args:
         channel: Kombu's Redis channel.
         hub: Celery's event loop.
-        on_ring: Called on the loop when some list has a message.
-        on_broken: Called when this Redis cannot do it, with its error.
+        on_message: Called on the loop when a list has a message.
+        on_unsupported: Called if this Redis cannot do it, with its error.
     """
 
     def __init__(
         self,
         channel: Any,
         hub: Any,
-        on_ring: Callable[[], object],
-        on_broken: Callable[[ResponseError], object],
+        on_message: Callable[[], object],
+        on_unsupported: Callable[[ResponseError], object],
     ) -> None:
         self._pool = own_pool(channel, _TIMEOUT)
         self._hub = hub
-        self._on_ring = on_ring
-        self._on_broken = on_broken
-        self._wakeup: dict[str, _QueueWait] = {}
-        #: The lists for which a connection is on its way.
+        self._on_message = on_message
+        self._on_unsupported = on_unsupported
+        self._waits: dict[str, _QueueWait] = {}
+        #: The lists for which a thread connects.
         self._connecting: set[str] = set()
-        self._may_be_quiet = True
+        self._may_skip_replies = True
         self._is_closed = self._has_failed = False
 
-    def arm(self, keys: Iterable[str]) -> None:
+    def wait(self, keys: Iterable[str]) -> None:
         """
-        Wait at each of these lists, unless we do; soon, where that takes a new connection.
+        Wait for messages in these lists, and in no others; new connections take a moment.
 
         Args:
             keys: The lists, key prefix included.
         """
-        wanted, now = set(keys), awake_seconds()
-        for key, wait_script in list(self._wakeup.items()):
-            if key not in wanted or (
-                wait_script.armed_at and now - wait_script.armed_at > _LOST_AFTER
-            ):
+        wanted, now = set(keys), boottime()
+        for key, wait in list(self._waits.items()):
+            is_lost = wait.sent_at and now - wait.sent_at > _LOST_AFTER
+            if key not in wanted or is_lost:
                 self._drop(key)
-        for key in wanted:
-            idle = self._wakeup.get(key)
-            if idle is not None and idle.armed_at is None:
-                self._begin(idle, key)
-        self._connect(wanted - self._wakeup.keys() - self._connecting)
+        for key in wanted & self._waits.keys():
+            if self._waits[key].sent_at is None:
+                self._send(key)
+        self._connect(wanted - self._waits.keys() - self._connecting)
 
-    def _begin(self, wait_script: _QueueWait, key: str) -> None:
+    def _send(self, key: str) -> None:
+        wait, command = self._waits[key], ("BLMOVE", key, key, "RIGHT", "RIGHT", _WAIT)
+        wait.skips_reply = wait.skips_reply and self._may_skip_replies
+        commands = [_SKIP_REPLY, command, ("LLEN", key)] if wait.skips_reply else [command]
         try:
-            self._wait(wait_script, key)
+            wait.connection.send_packed_command(wait.connection.pack_commands(commands))
         except (RedisError, OSError):
             self._drop(key)
             raise
-        wait_script.armed_at = awake_seconds()
-
-    def _wait(self, wait_script: _QueueWait, key: str) -> None:
-        connection, wait = wait_script.connection, ("BLMOVE", key, key, "RIGHT", "RIGHT", _WAIT)
-        wait_script.is_quiet = wait_script.is_quiet and self._may_be_quiet
-        quietly = [_SILENCE, wait, ("LLEN", key)]
-        commands = quietly if wait_script.is_quiet else [wait]
-        connection.send_packed_command(connection.pack_commands(commands))
+        wait.sent_at = boottime()
 
     def close(self) -> None:
-        """Wait no more."""
+        """Close all connections."""
         self._is_closed = True
-        for key in list(self._wakeup):
+        for key in list(self._waits):
             self._drop(key)
 
     def _connect(self, keys: set[str]) -> None:
-        """Connect for these lists, beside the event loop: a Redis may take seconds for it."""
+        """Connect on a thread, as Redis may take seconds for it."""
         if keys:
             self._connecting |= keys
             name = "batch-redis-connecting"
@@ -135,7 +129,7 @@ class QueueWakeup:
             try:
                 connection = self._pool.connection_class(**self._pool.connection_kwargs)
                 connection.connect()
-            except Exception as error:  # noqa: BLE001 (whatever it is, the loop goes on without)
+            except Exception as error:  # noqa: BLE001 (the event loop goes on without)
                 self._hub.call_soon(self._not_connected, key, error)
             else:
                 self._hub.call_soon(self._connected, key, connection)
@@ -146,51 +140,49 @@ class QueueWakeup:
             connection.disconnect()
             return
         self._has_failed = False
-        wait_script = self._wakeup[key] = _QueueWait(connection, connection._sock.fileno())  # noqa: SLF001
-        self._hub.add_reader(wait_script.socket, self._receive, key)
-        with suppress(RedisError, OSError):  # if Redis is gone, the next command meets it
-            self._begin(wait_script, key)
+        wait = self._waits[key] = _QueueWait(connection, connection._sock.fileno())  # noqa: SLF001
+        self._hub.add_reader(wait.socket, self._receive, key)
+        with suppress(RedisError, OSError):  # if Redis is gone, the next command fails as well
+            self._send(key)
 
     def _not_connected(self, key: str, error: Exception) -> None:
-        """Leave it: who asks us looks for himself every second, and then asks us again."""
+        """Log it once: the caller looks every second by itself, and then calls `wait` again."""
         self._connecting.discard(key)
         if not self._is_closed and not self._has_failed:
             self._has_failed = True
-            logger.warning("Could not connect to wait for messages (asked again soon): %s", error)
+            logger.warning("Could not connect to wait for messages (tried again soon): %s", error)
 
     def _drop(self, key: str) -> None:
-        wait_script = self._wakeup.pop(key)
-        self._hub.remove_reader(wait_script.socket)
-        wait_script.connection.disconnect()
+        wait = self._waits.pop(key)
+        self._hub.remove_reader(wait.socket)
+        wait.connection.disconnect()
 
     def _receive(self, key: str) -> None:
-        wait_script = self._wakeup.get(key)
-        if wait_script is None:
+        wait = self._waits.get(key)
+        if wait is None:
             return
         try:
-            found = wait_script.connection.read_response(disconnect_on_error=False)
+            reply = wait.connection.read_response(disconnect_on_error=False)
         except ResponseError as error:
             self._drop(key)
-            if wait_script.is_quiet:
-                self._may_be_quiet = False
-                self._on_ring()
+            if wait.skips_reply:
+                self._may_skip_replies = False
+                self._on_message()
             elif isinstance(error, NoPermissionError) or "unknown command" in str(error).lower():
-                self._on_broken(error)
-            # Else Redis is full, say, or the list is none: asked again before long.
+                self._on_unsupported(error)
+            # Else Redis is full, say, or the key is no list: it is tried again before long.
         except (RedisError, OSError):
             self._drop(key)
-            self._on_ring()  # if Redis is gone, the next command meets it
+            self._on_message()  # if Redis is gone, the next command fails as well
         else:
-            if wait_script.is_quiet and not isinstance(
-                found, int
-            ):  # say a proxy, which answers anyway
-                self._may_be_quiet = False
+            if wait.skips_reply and not isinstance(reply, int):  # a proxy, say, that replies anyway
+                self._may_skip_replies = False
                 self._drop(key)
-            self._answered(wait_script, found)
+            self._note_reply(wait, reply)
 
-    def _answered(self, wait_script: _QueueWait, found: Any) -> None:
-        """Ring; if nothing is there and nobody waited, let the next answer tell of an error."""
-        waited = awake_seconds() - (wait_script.armed_at or 0.0)
-        wait_script.is_quiet = not (wait_script.is_quiet and found == 0 and waited < _AT_ONCE)
-        wait_script.armed_at = None
-        self._on_ring()
+    def _note_reply(self, wait: _QueueWait, reply: Any) -> None:
+        """Wake up; if the list is empty too early, let the next reply show BLMOVE's error."""
+        waited = boottime() - (wait.sent_at or 0.0)
+        wait.skips_reply = not (wait.skips_reply and reply == 0 and waited < _AT_ONCE)
+        wait.sent_at = None
+        self._on_message()

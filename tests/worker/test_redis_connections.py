@@ -1,4 +1,4 @@
-"""Connections to a Redis that does not answer, broken off."""
+"""Aborting the connections to a Redis that does not answer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from weakref import WeakSet
 import pytest
 from celery.utils.functional import noop
 
-from celery_batch.worker.redis import silence
+from celery_batch.compat import redis
 
 WHERE = {"host": "silent", "port": 6379}
 
 
 class Connection:
-    """A connection to Redis, as far as it is looked at."""
+    """The attributes of a Redis connection that are used."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -25,7 +25,7 @@ class Connection:
 
 
 class Growing(WeakSet[Any]):
-    """A set that another thread adds to in the midst of the first look at it."""
+    """A set that another thread adds to during the first iteration."""
 
     has_grown = False
 
@@ -36,15 +36,15 @@ class Growing(WeakSet[Any]):
         return super().__iter__()
 
 
-def test_a_connection_that_is_made_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lease's thread, which breaks them off, goes on; and all of them are."""
-    monkeypatch.setattr(silence, "_connections", connections := Growing())
-    monkeypatch.setattr(silence, "_silences", [])
+def test_connecting_meanwhile_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease's thread goes on, and aborts all connections."""
+    monkeypatch.setattr(redis, "_connections", connections := Growing())
+    monkeypatch.setattr(redis, "_silent", None)
     client = SimpleNamespace(connection_pool=SimpleNamespace(connection_kwargs=WHERE))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         connection = Connection(ours)
         connections.add(connection)
-        silence.break_off(client, noop)
+        redis.abort_connections(client, noop)
 
         assert theirs.recv(1) == b""

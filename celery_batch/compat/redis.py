@@ -1,0 +1,105 @@
+"""
+Aborts the connections to a Redis that does not answer, when the worker shuts down.
+
+Kombu waits for a reply without limit.  A Redis that is frozen keeps its connections open, so
+a worker that is told to stop would wait in the middle of its last commands.  The lease's
+thread notices this and aborts these connections; other workers take the messages when the
+lease is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+from redis.connection import AbstractConnection
+
+__all__ = ["abort_connections", "allow_connections", "track_connections"]
+
+logger = logging.getLogger(__name__)
+
+#: All open Redis connections of this process, to any server.
+_connections: WeakSet[Any] = WeakSet()
+
+
+class _Silent(NamedTuple):
+    """A Redis that does not answer, and the only thread that may still connect to it."""
+
+    address: tuple[Any, ...]
+    thread: threading.Thread
+    before_refusal: Callable[[], object]
+
+
+_silent: _Silent | None = None
+
+
+def track_connections() -> None:
+    """Record each Redis connection that this process makes from now on."""
+    connect = getattr(AbstractConnection, "connect_check_health", None)
+    if connect is None:
+        logger.warning("this redis-py has no connect_check_health: a frozen Redis delays shutdowns")
+        return
+    if getattr(connect, "__module__", None) == __name__:
+        return
+
+    def connect_unless_silent(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _silent is not None:
+            _refuse(_silent, self)
+        _connections.add(self)
+        return connect(self, *args, **kwargs)
+
+    AbstractConnection.connect_check_health = connect_unless_silent  # type: ignore[method-assign]
+
+
+def _refuse(silent: _Silent, connection: Any) -> None:
+    is_silent = _address(vars(connection)) == silent.address
+    if is_silent and threading.current_thread() is not silent.thread:
+        silent.before_refusal()
+        # Not redis-py's own error, after which Celery tries again.
+        raise ConnectionAbortedError("Redis does not answer, and this worker shuts down")
+
+
+def abort_connections(client: Any, before_refusal: Callable[[], object]) -> None:
+    """
+    Abort the connections to a Redis, and refuse new ones; may be called repeatedly.
+
+    Args:
+        client: Of that Redis, used by the calling thread, which may still connect.
+        before_refusal: Called before a connection is refused; may raise an error
+            of its own instead.
+    """
+    global _silent  # noqa: PLW0603 (one Redis at most)
+    address = _address(client.connection_pool.connection_kwargs)
+    if _silent is None:
+        logger.warning("Redis does not answer, and this worker shuts down: it waits no longer")
+        _silent = _Silent(address, threading.current_thread(), before_refusal)
+    for connection in _tracked():
+        # The thread that reads from it closes it: that may be in the middle of a reply.
+        open_socket = getattr(connection, "_sock", None)
+        if open_socket is not None and _address(vars(connection)) == address:
+            with suppress(OSError):  # closed meanwhile
+                open_socket.shutdown(socket.SHUT_RDWR)
+
+
+def _tracked() -> list[Any]:
+    # No lock: a fork may copy it while it is held.
+    while True:
+        try:
+            return list(_connections)
+        except RuntimeError:  # another thread has connected meanwhile
+            continue
+
+
+def allow_connections() -> None:
+    """Allow new connections again."""
+    global _silent  # noqa: PLW0603 (see above)
+    _silent = None
+
+
+def _address(options: Any) -> tuple[Any, ...]:
+    return tuple(options.get(name) for name in ("path", "host", "port"))
