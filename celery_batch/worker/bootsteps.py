@@ -32,7 +32,7 @@ from celery_batch.worker.intake import unrouted
 from celery_batch.worker.intake.unrouted import announce
 from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.metrics.snapshot import in_words, stats_of
-from celery_batch.worker.redis.result_backend import stores_in_bulk, tell_clients
+from celery_batch.worker.redis.result_backend import notify_clients, stores_in_bulk
 from celery_batch.worker.scheduling import prefetch
 from celery_batch.worker.scheduling.concurrency_warning import ConcurrencyWarning
 from celery_batch.worker.scheduling.routing import batch_tasks, served_tasks
@@ -74,7 +74,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         self._listens = False
         if self.tasks:
             self._hold_enough(worker)
-        tell_clients(worker.app, batch_tasks(worker.app))
+        notify_clients(worker.app, batch_tasks(worker.app))
 
     def create(self, worker: Any) -> None:
         """Prepare to hear from pool processes, before the first of them starts."""

@@ -295,7 +295,7 @@ def test_expired_item_does_not_reach_the_model(app: Celery):
 def test_facts_are_of_the_items_that_ran(app: Celery, monkeypatch: pytest.MonkeyPatch):
     """An expired item has no facts, and the others keep their own."""
     explained: dict[str, Any] = {}
-    explain = "celery_batch.worker.executor.executor.explain_results"
+    explain = "celery_batch.worker.executor.executor.attach_facts"
     monkeypatch.setattr(explain, lambda _task, facts: explained.update(facts))
 
     @app.task(base=BatchTask)

@@ -33,9 +33,9 @@ from celery_batch.protocol import (
 )
 from celery_batch.worker.redis.result_backend import (
     Recorder,
+    attach_facts,
     buffered_results,
-    explain_results,
-    tell_clients,
+    notify_clients,
 )
 from celery_batch.worker.redis.result_store import RedisStore, named_channel
 from tests.services.shop import emptied
@@ -453,7 +453,7 @@ def test_client_that_may_not_be_told_keeps_nobody_from_being_stored(
     client.acl_deluser("narrow")
 
     assert client.exists("celery-task-meta-one", "celery-task-meta-two") == 2
-    assert 1 == len([each for each in caplog.records if "tell a client" in each.message])
+    assert 1 == len([each for each in caplog.records if "notify a client" in each.message])
 
 
 def test_full_memory_is_reported_as_such(make_app: Callable[..., Celery], client: redis.Redis):
@@ -495,7 +495,7 @@ def test_every_end_is_told_whoever_stores_it(
 ):
     """Celery's own handlers tell the client of each end that they store, on every path."""
     app = make_app(batch_bulk=bulk)
-    tell_clients(app, [])
+    notify_clients(app, [])
     subscription = listen(client, HERE)
     request = context("one", **{REPLY_HEADER: HERE})
     match state:
@@ -518,7 +518,7 @@ def test_what_is_stored_stands_though_it_cannot_be_told(
 ):
     """Redis goes away between storing and telling: the caller of the backend hears of success."""
     app = make_app(batch_bulk=False)
-    tell_clients(app, [])
+    notify_clients(app, [])
     backend, looks = app.backend, []
     get = backend.get
 
@@ -540,7 +540,7 @@ def test_who_is_revoked_by_id_is_told(
 ):
     """Remote control revokes by an id; the worker knows whose request that is."""
     app = make_app()
-    tell_clients(app, [])
+    notify_clients(app, [])
     held = SimpleNamespace(request_dict={REPLY_HEADER: HERE})
     monkeypatch.setitem(worker_state.requests, "one", held)
     subscription = listen(client, HERE)
@@ -555,7 +555,7 @@ def test_who_is_revoked_by_id_is_told(
 def test_every_thread_tells(make_app: Callable[..., Celery], client: redis.Redis):
     """Celery has a backend for each thread; all of them tell, and keep to themselves."""
     app = make_app()
-    tell_clients(app, app.tasks.values())
+    notify_clients(app, app.tasks.values())
     subscription = listen(client, HERE)
     request = context("one", **{REPLY_HEADER: HERE})
 
@@ -633,7 +633,7 @@ def test_client_hears_how_its_answers_were_made(
     subscription = listen(client, HERE, THERE)
     task = app.tasks["results.same"]
     with buffered_results(task):
-        explain_results(task, {name: (ALIKE, n / 2) for n, name in enumerate("abc")})
+        attach_facts(task, {name: (ALIKE, n / 2) for n, name in enumerate("abc")})
         for name, channel in (("a", HERE), ("b", THERE), ("c", HERE)):
             request = context(name, **{REPLY_HEADER: channel})
             task.backend.store_result(name, name, states.SUCCESS, request=request)
@@ -662,7 +662,7 @@ def test_what_stands_was_not_made_by_this_batch(
     subscription = listen(client, HERE)
     task = app.tasks["results.same"]
     with buffered_results(task):
-        explain_results(task, {"one": (ALIKE, 0.5), "two": (ALIKE, 0.5)})
+        attach_facts(task, {"one": (ALIKE, 0.5), "two": (ALIKE, 0.5)})
         for name in ("one", "two"):
             request = context(name, **{REPLY_HEADER: HERE})
             task.backend.store_result(name, "late", states.SUCCESS, request=request)
@@ -678,7 +678,7 @@ def test_facts_end_with_their_batch(make_app: Callable[..., Celery], client: red
     subscription = listen(client, HERE)
     task = app.tasks["results.same"]
     with buffered_results(task):
-        explain_results(task, {"one": (ALIKE, 0.5)})
+        attach_facts(task, {"one": (ALIKE, 0.5)})
         request = context("other", **{REPLY_HEADER: HERE})
         task.backend.store_result("other", 1, states.SUCCESS, request=request)
     store(app, ("one", states.SUCCESS, "x"), **{REPLY_HEADER: HERE})

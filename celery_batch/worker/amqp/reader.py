@@ -1,10 +1,9 @@
 """
-
 Reads many messages of RabbitMQ in one pass of the event loop.
 
-RabbitMQ pushes what the prefetch allows; kombu takes each message out of the socket in
-nine reads, and lets the event loop come by before it takes the next.  Here what has
-come is read at once, and batches leave when all of it has been looked at.
+RabbitMQ pushes as many messages as the prefetch allows; kombu reads each from the socket in
+nine reads, and one in a pass of the event loop.  Here all that has arrived is read at once,
+and batches leave when all of it has been handled.
 """
 
 from __future__ import annotations
@@ -22,34 +21,31 @@ __all__ = ["read_together"]
 
 logger = logging.getLogger(__name__)
 
-#: Messages in one pass of the event loop, in which no finished batch is noticed.
-_SLICE = 64
+#: Most messages in one pass of the event loop, in which no finished batch is noticed.
+_AT_ONCE = 64
 
 #: Bytes that are read at once; what is left of them is copied for each frame.
 _READ = 1 << 14
 
-#: Bytes before and after what is in a frame, and the last of them.
+#: Bytes before and after the payload of a frame, and the last byte.
 _BEFORE, _AFTER, _END = 7, 1, 0xCE
 
-#: What we rely on in py-amqp.
+#: The attributes of py-amqp that are used here.
 _CONNECTION, _TRANSPORT = ("drain_events", "on_inbound_frame"), ("_read_buffer", "_quick_recv")
 
 
 def read_together(connection: Any, scheduler: Scheduler) -> bool:
     """
-    Have a connection read what has come at once, for the rest of its life.
+    Let a connection read all that has arrived at once; return whether it does.
 
     Args:
-        connection: Py-amqp's, which no event loop has read from yet.
+        connection: Py-amqp's, from which no event loop has read yet.
         scheduler: Where messages go.
-
-    Returns:
-        Whether it does.
     """
     missing = [name for name in _CONNECTION if not hasattr(connection, name)]
     transport = getattr(connection, "transport", None)
     if type(transport) is not TCPTransport:
-        return False  # TLS has buffers of its own
+        return False  # TLS has its own buffers
     missing += [name for name in _TRANSPORT if not hasattr(transport, name)]
     if missing:
         logger.warning("this py-amqp has no %s: messages are read singly", ", ".join(missing))
@@ -59,7 +55,7 @@ def read_together(connection: Any, scheduler: Scheduler) -> bool:
 
 
 class _Frames:
-    """What a connection has sent, frame by frame."""
+    """Parses the frames of a connection."""
 
     def __init__(self, connection: Any, scheduler: Scheduler) -> None:
         self._connection = connection
@@ -70,26 +66,26 @@ class _Frames:
 
     def drain_events(self, timeout: float | None = None) -> None:
         """
-        Handle what has come, if that is asked for by an event loop; else the next method.
+        Handle all frames that have arrived, if an event loop calls; else the next method only.
 
         Raises:
-            TimeoutError: All of it has been handled.
+            TimeoutError: All have been handled.
         """
-        if timeout != 0 or self._is_reading:  # somebody waits for an answer, perhaps in our midst
+        if timeout != 0 or self._is_reading:  # a call waits for its reply, perhaps from a handler
             self._drain_one(timeout=timeout)
             return
         self._is_reading = True
         try:
             with self._scheduler.adding_many():
-                is_dry = self._handle_some()
+                is_empty = self._handle_some()
         finally:
             self._is_reading = False
-        if is_dry:
+        if is_empty:
             raise TimeoutError
 
     def _handle_some(self) -> bool:
         handled = 0
-        while handled < _SLICE:
+        while handled < _AT_ONCE:
             frame = self._next()
             if frame is None:
                 if not self._receive():
@@ -99,8 +95,8 @@ class _Frames:
         return False
 
     def _next(self) -> tuple[int, int, bytes] | None:
-        """Take a frame out of what was received; None if there is no whole one."""
-        buffer = self._transport._read_buffer  # noqa: SLF001 (where py-amqp would go on reading)
+        """Take a frame from the buffer; None if there is no complete one."""
+        buffer = self._transport._read_buffer  # noqa: SLF001 (from which py-amqp itself goes on)
         if len(buffer) < _BEFORE + _AFTER:
             return None
         kind, channel, size = unpack_from(">BHI", buffer)
@@ -108,12 +104,12 @@ class _Frames:
         if len(buffer) < end:
             return None
         if buffer[end - 1] != _END:
-            return self._transport.read_frame()  # type: ignore[no-any-return] # and says so
+            return self._transport.read_frame()  # type: ignore[no-any-return] # raises an error
         self._transport._read_buffer = buffer[end:]  # noqa: SLF001
         return kind, channel, buffer[_BEFORE : end - _AFTER]
 
     def _receive(self) -> bool:
-        """Receive more, if more has come."""
+        """Receive more, if more has arrived."""
         transport = self._transport
         try:
             with transport.having_timeout(0):

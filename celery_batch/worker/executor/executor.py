@@ -51,8 +51,8 @@ from celery_batch.worker.executor.model_call import ModelCall, broken_device, fa
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
-from celery_batch.worker.redis.result_backend import buffered_results, explain_results
-from celery_batch.worker.redis.result_store import ResultBuffer, passing_errors
+from celery_batch.worker.redis.result_backend import buffered_results, attach_facts
+from celery_batch.worker.redis.result_store import ResultBuffer, temporary_errors
 
 __all__ = ["RunModel", "run_batch", "run_lone_batch", "trace_batch"]
 
@@ -161,7 +161,7 @@ class _BatchTrace:
                 self._find_fast_items()
                 self._enter(0)
                 self._store_fast_items()
-        except passing_errors(self._task.backend) as error:
+        except temporary_errors(self._task.backend) as error:
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
             work = self._call.work if self._call else NO_WORK
             return BatchEnd([None] * count, work, unanswered=Unanswered.NOT_STORED)
@@ -262,7 +262,7 @@ class _BatchTrace:
         try:
             backend.mark_as_failure(delivery.task_id, error, request=Context(delivery.request))
         except Exception as failure:  # noqa: BLE001 (the other items go on)
-            self._can_store = not isinstance(failure, passing_errors(backend))
+            self._can_store = not isinstance(failure, temporary_errors(backend))
             logger.warning("Could not store that %s has failed: %s", delivery.task_id, failure)
             return einfo
         return 1, einfo, 0.0
@@ -286,7 +286,7 @@ class _BatchTrace:
                 self._describe(deliveries)
             self._waited = self._run_model(call)
             outcomes = call.outcomes()
-            explain_results(self._task, _facts(call, rows, deliveries))
+            attach_facts(self._task, _facts(call, rows, deliveries))
         except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(rows)
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))

@@ -1,10 +1,9 @@
 """
+Makes Celery's Redis result backend store in bulk, and notify clients.
 
-A Redis result backend that stores in bulk, and notifies clients.
-
-Clients that name a reply channel in their messages hear of the starts and the ends of
-their tasks there, many in one message.  Whoever they are stored by, tracer, worker or
-gate, it is through the backend's single store; so that is where this puts itself.
+A client that names a reply channel in its messages is notified there of the starts and ends of
+its tasks, many in one message.  Tracers, the worker and the message validation all store through
+the backend's `_store_result`, so that is what this replaces.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from kombu.utils.encoding import bytes_to_str
 
 from celery_batch.worker.executor.model_call import Facts
 from celery_batch.worker.redis.result_store import (
-    NOTHING_KNOWN,
-    UNKNOWN,
+    NO_FACTS,
+    UNKNOWN_FACTS,
     Entry,
     RedisStore,
     ResultBuffer,
@@ -28,33 +27,28 @@ from celery_batch.worker.redis.result_store import (
     reply_channel,
 )
 
-__all__ = ["Recorder", "buffered_results", "explain_results", "stores_in_bulk", "tell_clients"]
+__all__ = ["Recorder", "attach_facts", "buffered_results", "notify_clients", "stores_in_bulk"]
 
 
 def stores_in_bulk(backend: Any) -> bool:
-    """
-    Return whether the results of a batch are stored together.
-
-    Args:
-        backend: Celery's result backend.
-    """
+    """Return whether a result backend stores the results of a batch together."""
     known = type(backend) in (RedisBackend, SentinelBackend)
     return known and bool(backend.app.conf.get("batch_bulk", True))
 
 
 class Recorder(threading.local):
     """
-    Takes the place of a Redis backend's single store.
+    Replaces a Redis backend's `_store_result`.
 
     Args:
         backend: A Redis or Sentinel backend, or one derived from them.
     """
 
-    #: What keeps the results of this thread; None to store each at once.
+    #: Collects the results of this thread; None to store each at once.
     buffer: ResultBuffer | None = None
 
-    #: What this thread knows of how answers were made, by their tasks' ids.
-    facts: Mapping[str, Facts] = NOTHING_KNOWN
+    #: The facts of the model calls of this thread's tasks, by task id.
+    facts: Mapping[str, Facts] = NO_FACTS
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -64,7 +58,7 @@ class Recorder(threading.local):
 
     @classmethod
     def of(cls, backend: Any) -> Recorder | None:
-        """Return what records for a backend, now if it did not before; None if it is no Redis."""
+        """Return a backend's recorder, made on first use; None if the backend is not Redis."""
         if not isinstance(backend, RedisBackend):
             return None
         found: Recorder | None = vars(backend).get("batch_recorder")
@@ -75,7 +69,7 @@ class Recorder(threading.local):
 
     @contextmanager
     def buffering(self) -> Iterator[ResultBuffer | None]:
-        """Keep what this thread stores in this block; None where results are not to be kept."""
+        """Collect what this thread stores in this block; None if it stores each result at once."""
         before = self.buffer, self.facts
         try:
             if self._stores_in_bulk:
@@ -87,13 +81,8 @@ class Recorder(threading.local):
         finally:
             self.buffer, self.facts = before
 
-    def explain(self, facts: Mapping[str, Facts]) -> None:
-        """
-        Say how the answers were made that this thread stores in the block it is in.
-
-        Args:
-            facts: What is known of each, by its task's id.
-        """
+    def attach_facts(self, facts: Mapping[str, Facts]) -> None:
+        """Attach the facts of model calls, by task id, to results stored later in this block."""
         self.facts = facts
         if self.buffer is not None:
             self.buffer.facts = facts
@@ -107,20 +96,15 @@ class Recorder(threading.local):
         request: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """
-        Store one result as Celery's backend does, soon or now, and tell who waits for it.
-
-        Raises:
-            BackendStoreError: The result is larger than Redis stores.
-        """
+        """Store one result as Celery's backend does, soon or now, and notify its client."""
         channel = reply_channel(task_id, state, request)
-        facts = self.facts.get(task_id, UNKNOWN)
+        facts = self.facts.get(task_id, UNKNOWN_FACTS)
         if self.buffer is None and not (channel and self._stores_in_bulk):
             self._store_one(task_id, result, state, traceback, request=request, **kwargs)
             if channel:
                 name = bytes_to_str(task_id)
                 key = self._backend.get_key_for_task(name)
-                self._store.tell(Entry(name, key, "", state, channel, *facts))
+                self._store.notify(Entry(name, key, "", state, channel, *facts))
             return result
         meta = self._backend._get_result_meta(  # noqa: SLF001
             result=result, state=state, traceback=traceback, request=request
@@ -128,22 +112,22 @@ class Recorder(threading.local):
         meta["task_id"] = bytes_to_str(task_id)
         entry = entry_of(self._backend, meta, channel, self._backend.encode, facts)
         if self.buffer is None or getattr(request, "chord", None):
-            # Its body may start as soon as this part is counted, and look at the result.
+            # Its body may start, and read the result, as soon as this part of the chord is counted.
             self._backend.ensure(self._store.write, ([entry],))
         else:
-            self.buffer.keep(entry)
+            self.buffer.add(entry)
         return result
 
 
-def tell_clients(app: Any, tasks: Iterable[Any]) -> None:
+def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
     """
-    Have clients told of whatever is stored for them, in this process and those it forks.
+    Notify clients of all results stored in this process and those it forks.
 
     Args:
         app: The Celery app.
-        tasks: Its batch tasks, which may have backends of their own.
+        tasks: Its batch tasks, which may have their own backends.
     """
-    if "_get_backend" not in vars(app):  # each thread makes a backend of its own there
+    if "_get_backend" not in vars(app):  # with which each thread makes its own backend
         make = app._get_backend  # noqa: SLF001
 
         def make_and_record() -> Any:
@@ -161,9 +145,6 @@ def buffered_results(task: Any) -> Iterator[ResultBuffer | None]:
     """
     Collect the results stored in this block and store them at its end.
 
-    Args:
-        task: The batch task.
-
     Yields:
         The buffer, or None where results are stored one by one: on other backends, and
         with ``batch_bulk = False``.
@@ -176,14 +157,8 @@ def buffered_results(task: Any) -> Iterator[ResultBuffer | None]:
         yield buffer
 
 
-def explain_results(task: Any, facts: Mapping[str, Facts]) -> None:
-    """
-    Say how the answers were made that this thread stores next, to `buffered_results`' end.
-
-    Args:
-        task: The batch task.
-        facts: What is known of each, by its task's id.
-    """
+def attach_facts(task: Any, facts: Mapping[str, Facts]) -> None:
+    """Attach the facts of model calls, by task id, to results stored in `buffered_results`."""
     recorder = Recorder.of(task.backend)
     if recorder is not None:
-        recorder.explain(facts)
+        recorder.attach_facts(facts)

@@ -1,8 +1,8 @@
 """Stores the results of a batch in one round trip, and notifies their clients.
 
-Every key, its value, its expiry and its notification are Celery's own, so a stock
-`AsyncResult` anywhere finds what it expects.  A success that is stored already
-stands, as in Celery; and so does what was revoked while its batch was running.
+Keys, values, expiry and published values are Celery's own, so any stock `AsyncResult` works.
+A stored success is not overwritten, as in Celery, and neither is the state of a request that
+was revoked while its batch was running.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from celery_batch.worker.intake.value_formats import is_name
 from celery_batch.worker.redis.scripts import script
 
 __all__ = [
-    "NOTHING_KNOWN",
-    "UNKNOWN",
+    "NO_FACTS",
+    "UNKNOWN_FACTS",
     "Entry",
     "RedisStore",
     "ResultBuffer",
     "entry_of",
     "named_channel",
-    "passing_errors",
     "reply_channel",
+    "temporary_errors",
 ]
 
 
@@ -57,27 +57,27 @@ logger = logging.getLogger(__name__)
 
 
 #: States that are not overwritten.
-_STANDING = (states.SUCCESS, states.REVOKED)
+_FINAL = (states.SUCCESS, states.REVOKED)
 
 
-#: Results and bytes of one script, or of one larger result: Redis does nothing else meanwhile.
+#: Results and bytes in one script, or one larger result: Redis serves no other client meanwhile.
 _MOST_RESULTS, _MOST_BYTES = 512, LARGEST_PAYLOAD
 
 
-#: Seconds until a Redis that forbade scripts is tried again: its rules may be mended.
+#: Seconds until a Redis that refused scripts is tried again: its ACL may have been changed.
 _TRY_AGAIN = 60.0
 
 
-#: What to do with a result: look at what is stored first, write it, or keep what is stored.
+#: What to do with a result: look at the stored one first, write it, or keep the stored one.
 _LOOK, _WRITE, _KEEP = "l", "w", "k"
 
 
-#: A channel, what is said there of the batch, and before the id of who has not ended.
+#: A reply channel, the facts of the batch, and the prefix of the id of a task that has not ended.
 _Address = tuple[str, bytes, str]
 
 
-#: To an address: each task's id, the value stored for it, and its wait.
-_Notification = dict[_Address, list[tuple[str, str | bytes, float]]]
+#: For each address, the id, stored value and wait of each task.
+_Notifications = dict[_Address, list[tuple[str, str | bytes, float]]]
 
 
 class Entry(NamedTuple):
@@ -86,12 +86,12 @@ class Entry(NamedTuple):
 
     Args:
         task_id: The task's.
-        key: Where it is stored.
+        key: The key in Redis.
         value: As Celery's backend encodes it.
-        state: One of Celery's or of the user's own.
-        channel: The reply channel to tell; empty for none.
-        alike: What is known of the model call, for all that it has answered; empty for nothing.
-        wait: Seconds for which this one waited for it.
+        state: One of Celery's, or the user's own.
+        channel: The reply channel to notify; empty for none.
+        batch_facts: The facts of the model call, the same for all its requests; empty for none.
+        wait: Seconds for which this request waited for it.
     """
 
     task_id: str
@@ -99,13 +99,13 @@ class Entry(NamedTuple):
     value: str | bytes
     state: str
     channel: str = ""
-    alike: bytes = b""
+    batch_facts: bytes = b""
     wait: float = 0.0
 
     @property
     def address(self) -> _Address:
-        """Whom to tell, and in the same breath as whom."""
-        return self.channel, self.alike, STARTED_ID if self.state == states.STARTED else ""
+        """Entries with the same address are in one notification."""
+        return self.channel, self.batch_facts, STARTED_ID if self.state == states.STARTED else ""
 
 
 class RedisStore:
@@ -116,7 +116,7 @@ class RedisStore:
         backend: A Redis or Sentinel backend.
     """
 
-    #: Why this backend does without scripts for now.
+    #: Redis' error, while this backend does without scripts.
     no_scripts: str | None = None
 
     #: When scripts are tried again, on the monotonic clock.
@@ -131,28 +131,23 @@ class RedisStore:
 
     def write(self, entries: Iterable[Entry]) -> None:
         """
-        Store results and tell who waits for them; done twice, it does no harm.
+        Store results and notify their clients; idempotent.
 
         Args:
             entries: At most one for each key.
 
         Raises:
-            redis.RedisError: They are not stored, or not all.
+            redis.RedisError: Some are not stored.
         """
         for piece in _pieces(entries):
             self._write_piece(piece)
 
-    def tell(self, entry: Entry) -> None:
-        """
-        Tell a client what is stored for a task, if that can be done.
-
-        Args:
-            entry: The task's, as if it were still to be stored.
-        """
+    def notify(self, entry: Entry) -> None:
+        """Try to notify a client of the result that is already stored under an entry's key."""
         try:
             stored = self._backend.get(entry.key)
-        except Exception as error:  # noqa: BLE001 (what is stored is stored)
-            self._warn_untold(error)
+        except Exception as error:  # noqa: BLE001 (the result is stored)
+            self._warn_unnotified(error)
             return
         if stored:
             name = entry.address[2] + entry.task_id
@@ -165,14 +160,14 @@ class RedisStore:
         try:
             self._run_script(piece)
         except ResponseError as error:
-            _raise_passing(error)
+            _raise_temporary(error)
             self._write_without_script(piece)
             self._note_failure(error)
         else:
             self.no_scripts, self._has_failed = None, False
 
     def _note_failure(self, error: ResponseError) -> None:
-        """Do without scripts for a while where they are forbidden, else for this time only."""
+        """Do without scripts for a while if Redis refuses all, else this time only."""
         level = logging.DEBUG if self._has_failed else logging.WARNING
         self._has_failed = True
         if _forbids_scripts(error):
@@ -188,27 +183,32 @@ class RedisStore:
         if unsure:
             rest = [piece[number - 1] for number in unsure]
             stored = self._backend.mget([entry.key for entry in rest])
-            self._call(rest, [_KEEP if self._stands(value) else _WRITE for value in stored])
+            self._call(rest, [_KEEP if self._is_final(value) else _WRITE for value in stored])
 
     def _call(self, piece: list[Entry], orders: Iterable[str]) -> list[int]:
         backend = self._backend
         seconds = {states.FAILURE: self._seconds(states.FAILURE) or 0}
         others = self._seconds(states.SUCCESS) or 0
         numbers: dict[_Address, int] = {}
-        given = [
+        orders_of_all = [
             f"{order}{seconds.get(entry.state, others)}"
             f":{numbers.setdefault(entry.address, len(numbers) + 1) if entry.channel else 0} "
             for order, entry in zip(orders, piece, strict=False)
         ]
         waits = packed_waits([entry.wait for entry in piece])
-        args: list[Any] = [LARGEST_VALUE, len(backend.task_keyprefix), "".join(given), waits]
+        args: list[Any] = [
+            LARGEST_VALUE,
+            len(backend.task_keyprefix),
+            "".join(orders_of_all),
+            waits,
+        ]
         args += [entry.value for entry in piece]
         args += chain.from_iterable(numbers)
-        unsure, untold = self._script(
+        unsure, unnotified = self._script(
             keys=[entry.key for entry in piece], args=args, client=backend.client
         )
-        if untold:
-            self._warn_untold(untold)
+        if unnotified:
+            self._warn_unnotified(unnotified)
         return list(unsure)
 
     @cached_property
@@ -216,40 +216,41 @@ class RedisStore:
         return self._backend.client.register_script(script("store_results"))
 
     def _write_without_script(self, piece: list[Entry]) -> None:
-        news: _Notification = {}
+        notifications: _Notifications = {}
         stored = self._backend.mget([entry.key for entry in piece])
         with self._backend.client.pipeline(transaction=False) as pipe:
             for entry, former in zip(piece, stored, strict=True):
-                stands = self._stands(former)
-                if not stands:
+                is_final = self._is_final(former)
+                if not is_final:
                     pipe.set(entry.key, entry.value, ex=self._seconds(entry.state) or None)
                     pipe.publish(entry.key, entry.value)
                 if entry.channel:
-                    *_, word = entry.address
-                    told = (word + entry.task_id, entry.value, entry.wait)
-                    if stands:
-                        told = (entry.task_id, former, NO_WAIT)
-                    news.setdefault(entry.address, []).append(told)
+                    *_, prefix = entry.address
+                    reply = (prefix + entry.task_id, entry.value, entry.wait)
+                    if is_final:
+                        reply = (entry.task_id, former, NO_WAIT)
+                    notifications.setdefault(entry.address, []).append(reply)
             pipe.execute()
-        self._publish(news)
+        self._publish(notifications)
 
-    def _stands(self, stored: Any) -> bool:
-        """Say whether what is stored stands, as Celery's backend reads it."""
+    def _is_final(self, stored: Any) -> bool:
+        """Return whether a stored result is not to be overwritten, as Celery's backend reads it."""
         if not stored:
             return False
-        return self._backend.decode_result(stored)["status"] in _STANDING
+        return self._backend.decode_result(stored)["status"] in _FINAL
 
-    def _publish(self, news: _Notification) -> None:
-        """Tell clients, if that can be done: they look for themselves in the end."""
+    def _publish(self, notifications: _Notifications) -> None:
+        """Try to notify clients; without a notification they find their results by polling."""
         try:
             with self._backend.client.pipeline(transaction=False) as pipe:
-                for (channel, alike, _), told in news.items():
-                    replies = [(task_id, value) for task_id, value, _ in told]
-                    for payload in write_replies(replies, alike, [wait for *_, wait in told]):
+                for (channel, batch_facts, _), entries in notifications.items():
+                    replies = [(task_id, value) for task_id, value, _ in entries]
+                    waits = [wait for *_, wait in entries]
+                    for payload in write_replies(replies, batch_facts, waits):
                         pipe.publish(channel, payload)
                 pipe.execute()
-        except Exception as error:  # noqa: BLE001 (what is stored is stored)
-            self._warn_untold(error)
+        except Exception as error:  # noqa: BLE001 (the results are stored)
+            self._warn_unnotified(error)
 
     def _seconds(self, state: str) -> int | None:
         backend = self._backend
@@ -257,10 +258,14 @@ class RedisStore:
         return backend.expires if expires is None else expires  # type: ignore[no-any-return]
 
     @classmethod
-    def _warn_untold(cls, reason: object) -> None:
+    def _warn_unnotified(cls, reason: object) -> None:
         level = logging.DEBUG if cls._has_warned else logging.WARNING
         RedisStore._has_warned = True
-        logger.log(level, "Could not tell a client of its results, who will look: %s", reason)
+        logger.log(
+            level,
+            "Could not notify a client of its results, which it will find by polling: %s",
+            reason,
+        )
 
 
 def _pieces(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
@@ -277,12 +282,12 @@ def _pieces(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
 
 
 def _forbids_scripts(error: ResponseError) -> bool:
-    """Say whether Redis runs no scripts at all: a user may not, or there is no such command."""
+    """Return whether Redis runs no scripts at all: by its ACL, or as it has no such command."""
     return isinstance(error, NoPermissionError) or "unknown command" in str(error).lower()
 
 
-def _raise_passing(error: ResponseError) -> None:
-    """Raise what passes by itself; Redis before 7 wraps it when a script meets with it."""
+def _raise_temporary(error: ResponseError) -> None:
+    """Raise a temporary error as such; Redis before 7 wraps it when it occurs in a script."""
     if isinstance(error, (OutOfMemoryError, ReadOnlyError)):
         raise error
     if "OOM command" in str(error):
@@ -291,43 +296,38 @@ def _raise_passing(error: ResponseError) -> None:
         raise ReadOnlyError(str(error)) from error
 
 
-#: What is told of an answer that nobody knows the making of.
-UNKNOWN: Facts = (b"", 0.0)
+#: The facts of a result that no model call is known for.
+UNKNOWN_FACTS: Facts = (b"", 0.0)
 
 
-NOTHING_KNOWN: Mapping[str, Facts] = {}
+NO_FACTS: Mapping[str, Facts] = {}
 
 
-#: States that a client hears of; those between come with Celery's own means.
-_TOLD = states.READY_STATES | {states.STARTED}
+#: States of which clients are notified; others only by Celery's own means.
+_NOTIFIED = states.READY_STATES | {states.STARTED}
 
 
-#: From a result's fields to what is stored.
+#: Encodes a result's fields.
 Encode = Callable[[dict[str, Any]], str | bytes]
 
 
-def passing_errors(backend: Any) -> tuple[type[Exception], ...]:
-    """
-    Return the errors after which the same store may succeed: no connection, memory or master.
-
-    Args:
-        backend: Any of Celery's result backends.
-    """
+def temporary_errors(backend: Any) -> tuple[type[Exception], ...]:
+    """Return the errors after which storing may succeed later: no connection, memory or master."""
     connection = getattr(backend, "connection_errors", (ConnectionError,))
     return (*connection, OutOfMemoryError, ReadOnlyError)
 
 
 def reply_channel(task_id: str, state: str, request: Any) -> str:
     """
-    Return the channel on which a client waits for this state of its task; empty for none.
+    Return the channel on which a client is notified of this state; empty for none.
 
     Args:
         task_id: The task's.
-        state: Only starts and ends are waited for.
-        request: Celery's context of the task, or None where the worker was told by
-            an id, as by remote control.
+        state: Clients are notified of starts and ends only.
+        request: Celery's context of the task, or None where the worker knows only the
+            id, as by remote control.
     """
-    if state not in _TOLD:
+    if state not in _NOTIFIED:
         return ""
     if request is None:
         held = requests.get(task_id)
@@ -338,79 +338,69 @@ def reply_channel(task_id: str, state: str, request: Any) -> str:
 
 
 def named_channel(name: Any) -> str:
-    """Return the channel that a header names; empty for what is no name, or not of one."""
+    """Return the reply channel in a header; empty if it is not one."""
     return name if is_name(name) and REPLY_CHANNEL in name else ""
 
 
 class ResultBuffer:
     """
-    Keeps the results of a batch, to store them together.
+    Collects the results of a batch, to store them together.
 
     Args:
         backend: A Redis or Sentinel backend.
-        store: What they are stored with.
+        store: Stores them.
     """
 
     def __init__(self, backend: Any, store: RedisStore) -> None:
         self._backend = backend
         self._store = store
-        self._kept: dict[bytes, Entry] = {}
-        #: What is known of how answers were made, by their tasks' ids.
-        self.facts: Mapping[str, Facts] = NOTHING_KNOWN
+        self._entries: dict[bytes, Entry] = {}
+        #: The facts of model calls, by task id.
+        self.facts: Mapping[str, Facts] = NO_FACTS
 
-    def keep_meta(self, meta: dict[str, Any], channel: str, encode: Encode) -> None:
-        """
-        Keep one result.
+    def add_meta(self, meta: dict[str, Any], channel: str, encode: Encode) -> None:
+        """Add one result; the arguments are those of `entry_of`."""
+        facts = self.facts.get(meta["task_id"], UNKNOWN_FACTS)
+        self.add(entry_of(self._backend, meta, channel, encode, facts))
 
-        Args:
-            meta: As Celery's backend makes it.
-            channel: The reply channel to tell; empty for none.
-            encode: The backend's, or one that does the same.
-
-        Raises:
-            BackendStoreError: The result is larger than Redis stores.
-        """
-        facts = self.facts.get(meta["task_id"], UNKNOWN)
-        self.keep(entry_of(self._backend, meta, channel, encode, facts))
-
-    def keep(self, entry: Entry) -> None:
-        """Keep one result, unless the task has succeeded."""
-        kept = self._kept.get(entry.key)
-        if kept is None or kept.state != states.SUCCESS:
-            self._kept[entry.key] = entry
+    def add(self, entry: Entry) -> None:
+        """Add one result, unless the task has succeeded before."""
+        former = self._entries.get(entry.key)
+        if former is None or former.state != states.SUCCESS:
+            self._entries[entry.key] = entry
 
     def announce(self) -> None:
         """
-        Store what has been kept, if that can be done at once.
+        Store what has been collected, if that is possible at once.
 
-        A start that cannot be stored is dropped: it is soon no news.  Any other state is kept
+        A start that cannot be stored is dropped, as it is soon outdated.  Other states are kept
         for `flush`: some items end before the model is called, and their callers wait.
         """
-        kept = self._take()
+        entries = self._take()
         try:
-            self._store.write(kept)
+            self._store.write(entries)
         except Exception as error:
-            self._kept = {each.key: each for each in kept if each.state != states.STARTED}
-            if not isinstance(error, passing_errors(self._backend)):
+            self._entries = {each.key: each for each in entries if each.state != states.STARTED}
+            if not isinstance(error, temporary_errors(self._backend)):
                 raise
             logger.warning(
                 "Could not store %d results yet, nor that %d tasks have started: %s",
-                len(self._kept),
-                len(kept) - len(self._kept),
+                len(self._entries),
+                len(entries) - len(self._entries),
                 error,
             )
 
     def flush(self) -> None:
-        """Store what has been kept, trying for as long as Celery's own retry policy says."""
+        """Store what has been collected, retried as Celery's own retry policy says."""
         backend = self._backend
         policy = backend.retry_policy
-        say = partial(backend.on_connection_error, policy["max_retries"])
-        errors = passing_errors(backend)
-        retry_over_time(self._store.write, errors, (self._take(),), errback=say, **policy)
+        errback = partial(backend.on_connection_error, policy["max_retries"])
+        errors = temporary_errors(backend)
+        retry_over_time(self._store.write, errors, (self._take(),), errback=errback, **policy)
 
     def _take(self) -> list[Entry]:
-        kept, self._kept = self._kept, {}
-        return list(kept.values())
+        entries, self._entries = self._entries, {}
+        return list(entries.values())
 
 
 def entry_of(
@@ -422,9 +412,9 @@ def entry_of(
     Args:
         backend: A Redis or Sentinel backend.
         meta: As Celery's backend makes it.
-        channel: The reply channel to tell; empty for none.
-        encode: The backend's, or one that does the same.
-        facts: What is known of how it was made.
+        channel: The reply channel to notify; empty for none.
+        encode: The backend's, or an equivalent one.
+        facts: Of its model call.
 
     Raises:
         BackendStoreError: The result is larger than Redis stores.

@@ -17,7 +17,7 @@ from celery.worker.consumer.consumer import Evloop
 
 from celery_batch.worker.bootsteps import BatchConsumer
 from celery_batch.worker.metrics.exporter import BatchMetrics
-from celery_batch.worker.redis.result_backend import tell_clients
+from celery_batch.worker.redis.result_backend import notify_clients
 from celery_batch.worker.scheduling.routing import batch_tasks
 
 __all__ = ["attach_steps"]
@@ -37,7 +37,7 @@ def attach_steps(consumer: Any) -> None:
     worker = consumer.controller
     logger.info("The first batch task was defined after this worker's start: it is served now")
     BatchMetrics(worker)
-    tell_clients(worker.app, batch_tasks(worker.app))
+    notify_clients(worker.app, batch_tasks(worker.app))
     step = BatchConsumer(consumer)
     # Another list: Celery is still going through the old one, whose last step is running.
     steps = list(consumer.steps)
