@@ -239,7 +239,7 @@ def run_rows(
         For each row its output, or an outcome in its place.
     """
     alone = len(calls) == 1
-    return task._batch_runner.answers(*columns, alone=alone, timings=timings)  # type: ignore[no-any-return]
+    return task._batch_runner.outputs(*columns, alone=alone, timings=timings)  # type: ignore[no-any-return]
 
 
 def outcomes_of(task: Any, calls: Sequence[CallRows], outputs: list[Any]) -> list[Outcome]:

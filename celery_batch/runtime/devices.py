@@ -1,11 +1,11 @@
 """
 
-One process, one device.
+Pins each process to one device.
 
 The choice is made in the environment, before the model's libraries are
-imported: a process that can see one GPU cannot take memory on another by
-mistake.  Nothing here imports torch or wakes the CUDA driver, so the parent of
-forked processes may ask too.
+imported: a process that can see only one GPU cannot use memory on another by
+mistake.  Nothing here imports torch or initialises CUDA, so the parent of
+forked processes may use it, too.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ __all__ = [
     "why_doubtful",
 ]
 
-#: The variable that says which GPUs a process may see.
+#: The environment variable with the GPUs that a process can see.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-#: Of GPUs without a file of the usual name: WSL's, Tegra's, AMD's.
+#: Device files of GPUs that have no /dev/nvidia0: WSL's, Tegra's, AMD's.
 _OTHER_GPUS = ("dxg", "nvhost-gpu", "nvgpu", "kfd")
 
 _NAME = re.compile(r"cpu|mps|cuda:(\d+|(GPU|MIG)-[\w/-]+)")
@@ -39,7 +39,7 @@ _NAME = re.compile(r"cpu|mps|cuda:(\d+|(GPU|MIG)-[\w/-]+)")
 
 def discover() -> list[str]:
     """
-    Name the devices this machine offers: its visible GPUs, else the CPU.
+    Return the devices of this machine: its visible GPUs, else the CPU.
 
     Returns:
         Names such as ``["cuda:0", "cuda:1"]`` or ``["cpu"]``, never empty.
@@ -59,15 +59,15 @@ def pin(index: int, devices: Sequence[str] | None = None) -> str:
     Args:
         index: Which pool process this is, from 0; process ``i`` gets device
             ``i mod n``, and its replacement gets the same one.
-        devices: Names to choose from; all that can be seen unless given.
+        devices: Names to choose from; all visible ones unless given.
 
     Returns:
-        What the model should call its device: a pinned GPU is ``"cuda:0"``,
+        The device's name in this process: a pinned GPU is ``"cuda:0"``,
         since it is the only one the process can see.
 
     Raises:
         ConfigurationError: A device's name is wrong, there is no such GPU, or
-            CUDA is awake already, so that the choice would come too late.
+            CUDA is initialised already, so that the choice would come too late.
     """
     names = list(devices or discover())
     name = names[index % len(names)]
@@ -78,21 +78,21 @@ def pin(index: int, devices: Sequence[str] | None = None) -> str:
         )
     if not name.startswith("cuda:"):
         return name
-    _require_sleeping_cuda()
+    _require_uninitialised_cuda()
     os.environ[VISIBLE] = visible_entry(name)
     return "cuda:0"
 
 
 def why_doubtful(names: Sequence[str]) -> str:
     """
-    Say what speaks against some devices on this machine; the empty string if nothing does.
+    Return why some devices may not exist on this machine; "" if they seem to.
 
     Args:
         names: As for `pin`.
 
     Returns:
-        Words that follow the name of a setting.  It is a doubt and no more: a driver may
-        have other files than all that we know.
+        Words that follow the name of a setting.  It is no proof: a driver may have other
+        device files than those known here.
     """
     gpus = [name for name in names if name.startswith("cuda:")]
     if not gpus or sys.platform != "linux" or VISIBLE in os.environ:
@@ -109,14 +109,14 @@ def why_doubtful(names: Sequence[str]) -> str:
 
 def require_seen(device: str, setting: str) -> None:
     """
-    Refuse a GPU that torch cannot use, where the model has imported a torch that could.
+    Refuse a GPU that torch cannot use, if the model has imported a torch built for GPUs.
 
     Args:
         device: As `pin` returned it.
-        setting: What the user calls the choice, and how to choose otherwise.
+        setting: The setting's name, and how to choose another device.
 
     Raises:
-        ConfigurationError: torch is there, made for GPUs, and finds none.
+        ConfigurationError: This torch is built for GPUs, and finds none.
     """
     torch = sys.modules.get("torch")
     if not device.startswith("cuda:") or torch is None:
@@ -130,19 +130,19 @@ def require_seen(device: str, setting: str) -> None:
 
 def visible_entries(visible: str) -> list[str]:
     """
-    Return the GPUs that a value of ``CUDA_VISIBLE_DEVICES`` names, each as it does.
+    Return the entries of a value of ``CUDA_VISIBLE_DEVICES``.
 
     Args:
         visible: The value.
     """
-    # The driver stops reading at the first entry it cannot use, by custom -1.
+    # The driver stops at the first invalid entry, which by convention is -1.
     entries = [entry.strip() for entry in visible.split(",")]
     return entries[: entries.index("-1")] if "-1" in entries else [e for e in entries if e]
 
 
 def visible_entry(name: str) -> str:
     """
-    Return what ``CUDA_VISIBLE_DEVICES`` has to say to show one GPU alone.
+    Return the value of ``CUDA_VISIBLE_DEVICES`` that makes only one GPU visible.
 
     Args:
         name: The GPU as this process sees it, such as ``"cuda:1"``.
@@ -163,13 +163,13 @@ def visible_entry(name: str) -> str:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may run on, which may be fewer than the machine has."""
+    """Return how many cores this process may use, which may be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def _require_sleeping_cuda() -> None:
+def _require_uninitialised_cuda() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise ConfigurationError(

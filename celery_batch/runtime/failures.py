@@ -12,17 +12,17 @@ import sys
 import traceback
 from typing import Any
 
-__all__ = ["free_memory", "give_memory_back", "is_device_broken", "is_out_of_memory"]
+__all__ = ["free_memory", "free_unused_memory", "is_device_broken", "is_out_of_memory"]
 
-#: How libraries that have no error class of their own for it say so.
+#: Parts of the messages of libraries that have no error class for it.
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Failed to allocate memory")
 
-#: CUDA's errors that are the caller's, after which the device works on.
+#: CUDA errors of the caller, after which the device still works.
 _HARMLESS = ("invalid argument", "invalid configuration", "no kernel image", "not supported")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Say whether an error means that the batch did not fit into memory, host's or device's."""
+    """Return whether a batch did not fit into memory, the host's or the device's."""
     if isinstance(error, MemoryError):
         return True
     kind = getattr(_torch(), "OutOfMemoryError", None)
@@ -33,10 +33,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_device_broken(error: BaseException) -> bool:
     """
-    Say whether an error is one after which this process can use its device no more.
+    Return whether this process can no longer use its device after an error.
 
-    Once a kernel has failed on a GPU, every later call fails with the same error,
-    whatever it is about: only a new process helps.
+    Once a kernel has failed on a GPU, every later call fails with the same error: only a
+    new process helps.
     """
     text = str(error)
     if not isinstance(error, RuntimeError) or "CUDA error" not in text or is_out_of_memory(error):
@@ -49,17 +49,17 @@ def is_device_broken(error: BaseException) -> bool:
 
 def free_memory(error: BaseException) -> None:
     """
-    Let go of what a failed call left behind, before something smaller is tried.
+    Free the memory of a failed call, before a smaller one is tried.
 
     Args:
-        error: Of the failed call; the frames in its traceback hold the call's arrays.
+        error: Of the failed call; the frames in its traceback refer to the call's arrays.
     """
     traceback.clear_frames(error.__traceback__)
-    give_memory_back()
+    free_unused_memory()
 
 
-def give_memory_back() -> None:
-    """Have the device's memory back that nobody uses any more."""
+def free_unused_memory() -> None:
+    """Free the device memory that is no longer used."""
     gc.collect()
     torch = _torch()
     if torch is not None and torch.cuda.is_initialized():

@@ -15,36 +15,36 @@ class Model:
 
     Import heavy libraries inside `load`, not at the top of the module: by then
     the process is pinned to its device, and a web server that only sends tasks
-    never pays for the import.
+    does not import them.
     """
 
     def load(self, device: str) -> None:
         """
-        Get ready to predict.
+        Load the model.
 
         Args:
-            device: Where to live: ``"cpu"``, or ``"cuda:0"`` for the one GPU
+            device: Where to load it: ``"cpu"``, or ``"cuda:0"`` for the one GPU
                 this process is pinned to.
         """
 
     def examples(self) -> Sequence[Any]:
         """
-        Return inputs to warm up with, before the first task is taken.
+        Return inputs to warm up with, before the worker takes tasks.
 
-        Where `predict` has several parameters, each is a tuple with a value for each of
-        them, or a mapping by their names.  A failed warm-up is a failed start.  No examples,
-        no warm-up.
+        If `predict` has several parameters, each example is a tuple with a value for each of
+        them, or a mapping by their names.  A failed warm-up is a failed start.  Without
+        examples there is no warm-up.
         """
         return ()
 
     def predict(self, *batch: Any, **named: Any) -> Sequence[Any]:
         """
-        Answer a batch; define it as ``predict(self, batch)`` or with several parameters.
+        Compute a batch; define it as ``predict(self, batch)`` or with several parameters.
 
         Args:
-            batch: The inputs, one per request, oldest first.  Of several parameters, such as
+            batch: The inputs, one per request, oldest first.  With several parameters, such as
                 ``predict(self, text, lang)``, each is a list with one entry per request.
-            named: Likewise, for parameters that are given by keyword only.
+            named: The same for keyword-only parameters.
 
         Returns:
             One output per request, in order.  An `Exception` instance in place of
@@ -54,14 +54,14 @@ class Model:
         raise NotImplementedError(msg)
 
     def unload(self) -> None:
-        """Let go of what `load` took; called when the process ends in peace."""
+        """Release what `load` took; called when the process ends normally."""
 
     @classmethod
     def as_task(cls, app: Any, *, name: str | None = None, **options: Any) -> Any:
         """
-        Make a Celery task that answers single items with this model.
+        Make a Celery task that takes single items and runs this model on batches.
 
-        All tasks of one model share the instance that a process has loaded.
+        All tasks of one model share its instance in a process.
 
         Args:
             app: The Celery app.
@@ -71,8 +71,8 @@ class Model:
                 every option of Celery's own tasks.
 
         Returns:
-            The task; ``delay(item)`` gives the output for that item.  Where `predict` has
-            several parameters, the task has the same.
+            The task; the result of ``delay(item)`` is the output for that item.  If `predict`
+            has several parameters, the task has the same.
         """
-        # By name: serving knows nothing of Celery, and stays importable without it.
+        # By name: runtime can be imported without Celery.
         return import_module("celery_batch.task").model_task(app, cls, name=name, **options)

@@ -2,10 +2,10 @@
 
 The models of this process, each loaded once, and again on reload.
 
-Rule 1: a batch has one instance of a model from its beginning to its end.
-Rule 2: an instance is unloaded when no batch has it any more.
-Rule 3: a model that exits has failed like one that raises.  Nobody would hear of it
-        otherwise: a thread that loads ends silently, and a process as if it were told to.
+Rule 1: a batch uses one instance of a model from its beginning to its end.
+Rule 2: an instance is unloaded when no batch uses it any more.
+Rule 3: a model that exits has failed like one that raises.  Otherwise this would go unnoticed:
+        a thread that loads would end silently, and a process as if it were told to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from celery_batch.runtime.signature import call_with_columns, example_rows, sign
 __all__ = [
     "discard",
     "instance_of",
-    "load",
     "load_again",
     "one_batch",
     "prepare",
@@ -43,33 +42,33 @@ logger = logging.getLogger(__name__)
 
 _instances: dict[type[Model], Model] = {}
 _lock = threading.RLock()
-#: Loaded beside those that answer.
-_fresh: dict[type[Model], Model] = {}
-#: How many batches have which instance, by its id.
+#: Loaded by `load_again`, and not in use yet.
+_standby: dict[type[Model], Model] = {}
+#: How many batches use each instance, by its id.
 _users: Counter[int] = Counter()
-_left = threading.Condition()
-#: What the batch that runs on a thread has.
-_here = threading.local()
+_released = threading.Condition()
+#: The instances that the batch on this thread uses.
+_thread = threading.local()
 _device: str | None = None
-#: What is still to be done before the first batch.
+#: Called before the first batch.
 _preparation: Callable[[], object] | None = None
 
 
 def prepare_later(preparation: Callable[[], object]) -> None:
     """
-    Have this process made ready for models by its first batch, and not before.
+    Prepare this process for models before its first batch, and not earlier.
 
-    It may never run one, and what runs in it then is not to be told its device.
+    A process that never runs one must not be restricted to one device.
 
     Args:
         preparation: Called until it raises nothing.
     """
-    global _preparation  # noqa: PLW0603 (a process is made ready once)
+    global _preparation  # noqa: PLW0603 (a process is prepared once)
     _preparation = preparation
 
 
 def prepare() -> None:
-    """Make this process ready for models, if that was put off."""
+    """Prepare this process for models, if that was postponed."""
     global _preparation  # noqa: PLW0603 (see above)
     if _preparation is None:
         return
@@ -80,29 +79,24 @@ def prepare() -> None:
 
 
 def set_device(device: str) -> None:
-    """
-    Say which device this process's models live on.
-
-    Args:
-        device: As `celery_batch.runtime.devices.pin` returned it.
-    """
+    """Set the device of this process's models, as `devices.pin` returned it."""
     global _device  # noqa: PLW0603 (one device a process is the point)
     _device = device
 
 
 def instance_of(model: type[Model]) -> Model:
     """
-    Return this process's instance of a model, loading it first if need be.
+    Return this process's instance of a model, which is loaded if necessary.
 
     Raises:
         LoadFailed: It could not be loaded or warmed up.
     """
-    pinned: dict[type[Model], Model] | None = getattr(_here, "pinned", None)
+    pinned: dict[type[Model], Model] | None = getattr(_thread, "pinned", None)
     if pinned is None:
         return _found(model)
     while model not in pinned:
-        _found(model)  # which may load it; others end their batches meanwhile
-        with _left:
+        _found(model)  # which may load it; batches on other threads may end meanwhile
+        with _released:
             found = _instances.get(model)
             if found is not None:
                 pinned[model] = found
@@ -112,43 +106,30 @@ def instance_of(model: type[Model]) -> Model:
 
 @contextmanager
 def one_batch() -> Iterator[None]:
-    """Have this thread meet the same instances until the end, whatever is taken up meanwhile."""
-    before = getattr(_here, "pinned", None)
+    """Let this thread use the same instances in this block, whatever is swapped in meanwhile."""
+    before = getattr(_thread, "pinned", None)
     pinned: dict[type[Model], Model] = {}
-    _here.pinned = pinned
+    _thread.pinned = pinned
     try:
         yield
     finally:
-        _here.pinned = before
+        _thread.pinned = before
         if pinned:
-            with _left:
+            with _released:
                 _users.subtract(id(instance) for instance in pinned.values())
-                _left.notify_all()
+                _released.notify_all()
 
 
 def _found(model: type[Model]) -> Model:
     found = _instances.get(model)
     if found is not None:
         return found
-    with _lock:  # two threads may want it at once; the second finds it loaded
-        if _device is None:  # nobody has planned this process: it is the first and only one
+    with _lock:  # of two threads that need it, the second finds it loaded
+        if _device is None:  # not in a pool process
             set_device(devices.pin(0))
-        return _instances.get(model) or load(model, str(_device))
-
-
-def load(model: type[Model], device: str) -> Model:
-    """
-    Load a model and warm it up with its own examples.
-
-    Args:
-        model: The class; it is constructed without arguments.
-        device: Where to live.
-
-    Raises:
-        LoadFailed: From the error of the model, which it names.
-    """
-    _instances[model] = warm(model, model.__qualname__, device)
-    return _instances[model]
+        if model not in _instances:
+            _instances[model] = warm(model, model.__qualname__, str(_device))
+        return _instances[model]
 
 
 def warm(make: Callable[[], Model], name: str, device: str) -> Model:
@@ -156,9 +137,9 @@ def warm(make: Callable[[], Model], name: str, device: str) -> Model:
     Make a model, load it and warm it up with its own examples.
 
     Args:
-        make: Makes it.
-        name: What to call it.
-        device: Where to live.
+        make: Returns the model.
+        name: Its name in logs and errors.
+        device: Where to load it.
 
     Raises:
         LoadFailed: From the error of the model, which it names.
@@ -178,47 +159,47 @@ def warm(make: Callable[[], Model], name: str, device: str) -> Model:
 
 def load_again(model: type[Model]) -> None:
     """
-    Load another instance of a model that lives here, beside the one that answers.
+    Load another instance of a model beside the one in use, if one is loaded here.
 
     Raises:
-        LoadFailed: It could not be loaded or warmed up; the other one goes on answering.
+        LoadFailed: It could not be loaded or warmed up; the other one stays in use.
     """
     discard(model)
     if model in _instances:
-        _fresh[model] = warm(model, model.__qualname__, str(_device))
+        _standby[model] = warm(model, model.__qualname__, str(_device))
 
 
 def swap_in(model: type[Model]) -> None:
-    """Have batches answered by the instance loaded last; return when the old one is unloaded."""
-    if model in _fresh:
-        _unload_when_left(model, _fresh.pop(model))
+    """Use the instance of `load_again` from now on; return when the old one is unloaded."""
+    if model in _standby:
+        _unload_when_released(model, _standby.pop(model))
 
 
 def discard(model: type[Model]) -> None:
-    """Unload an instance that was to be taken up."""
-    if model in _fresh:
-        _unload(model, _fresh.pop(model))
+    """Unload the instance of `load_again` without using it."""
+    if model in _standby:
+        _unload(model, _standby.pop(model))
 
 
 def unload(model: type[Model]) -> None:
-    """Unload a model when no batch has it any more; the next batch would have it loaded."""
+    """Unload a model when no batch uses it any more; the next batch would load it again."""
     if model in _instances:
-        _unload_when_left(model, None)
+        _unload_when_released(model, None)
 
 
 def unload_all() -> None:
-    """Unload every model of this process; an error is logged and stops nobody else."""
-    for models in (_fresh, _instances):
+    """Unload every model of this process; an error is logged and does not stop the others."""
+    for models in (_standby, _instances):
         while models:
             _unload(*models.popitem())
 
 
-def _unload_when_left(model: type[Model], follower: Model | None) -> None:
-    with _left:
+def _unload_when_released(model: type[Model], successor: Model | None) -> None:
+    with _released:
         old = _instances.pop(model)
-        if follower is not None:
-            _instances[model] = follower
-        _left.wait_for(lambda: not _users[id(old)])
+        if successor is not None:
+            _instances[model] = successor
+        _released.wait_for(lambda: not _users[id(old)])
         del _users[id(old)]
     _unload(model, old)
 

@@ -22,14 +22,14 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """
-    What became of one item: a value, or the error that took its place.
+    The outcome of one item: a value, or an error.
 
     Args:
         value: The model's output for the item.
         error: Why there is none.
-        origin: Where the model raised it, if it raised it.
-        again: There is neither: the run broke off, and the item is to run again alone.
-        whole: The error of its whole chunk, where `error` is a row's and stands for it.
+        origin: The traceback, if the model raised the error.
+        again: There is neither: the run ended early, and the item is to run again alone.
+        whole: The error of the whole chunk, if `error` is only one row's.
     """
 
     value: Any = None
@@ -42,7 +42,7 @@ class Outcome:
         """Return the value, or raise the error as the model raised it."""
         if self.error is None:
             return self.value
-        # One error may belong to many items, and each raise makes its traceback longer.
+        # One error may belong to many items, and each raise would make its traceback longer.
         raise self.error.with_traceback(self.origin)
 
 
@@ -52,7 +52,7 @@ class Timing:
     When a model was called, and for how long.
 
     Args:
-        part: The items of the batch that it was given.
+        part: The items of the batch in this call.
         began: When, on the monotonic clock.
         seconds: How long it took.
     """
@@ -65,13 +65,13 @@ class Timing:
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
     """
-    How to take a model's errors.
+    How a model's errors are handled.
 
     Args:
-        isolate_failures: Look for the items that make a batch fail, by calling the model
-            again with parts of it; else the error is everybody's.
-        verdicts: Errors by which the function speaks for the whole batch.
-        interrupts: Errors that come from outside and end the run.
+        isolate_failures: Find the items that make a batch fail, by calling the model
+            again with parts of it; else all items fail.
+        verdicts: Errors that the function raises for the whole batch.
+        interrupts: Errors from outside that end the run.
     """
 
     isolate_failures: bool = True
@@ -81,13 +81,13 @@ class ErrorPolicy:
 
 class Runner:
     """
-    A model that is ready, from batch to outcomes.
+    Runs batches through a loaded model.
 
     Args:
         predict: Takes the batch's columns (one list per parameter, all of one
             length, one entry per item) and returns one output per item.
-        name: What to call the model in errors.
-        error_policy: How to take its errors.
+        name: The model's name in errors.
+        error_policy: How its errors are handled.
         most: Most items in one call of the model; None for any number.
     """
 
@@ -103,15 +103,15 @@ class Runner:
         self._name = name
         self._error_policy = error_policy or ErrorPolicy()
         self._most = most or sys.maxsize
-        #: Learnt over the life of this runner.
+        #: What fits into memory, as far as this runner has found out.
         self.safe_size = SafeSize()
         #: How often the model was called.
         self.calls = 0
-        #: Items that were found to make their batch fail.
+        #: Items that made their batch fail.
         self.isolated = 0
-        #: Calls for which memory did not suffice.
+        #: Calls that ran out of memory.
         self.out_of_memory = 0
-        #: Why this process should run no more batches: the device is broken.
+        #: The error of a broken device, after which this process must run no more batches.
         self.broken: str | None = None
 
     def run(self, *columns: list[Any], timings: list[Timing] | None = None) -> list[Outcome]:
@@ -120,51 +120,51 @@ class Runner:
 
         Args:
             columns: One list per parameter of the model, one entry per item.
-            timings: Is given those of all calls, in their order.
+            timings: The timing of each model call is appended to it.
 
         Returns:
-            One outcome per item, in order.  A model that raises is asked again
-            with halves of what it was asked, until the items that make it raise
-            stand alone; so is one that runs out of memory.  Where it returned
-            anything but one output per item, each outcome holds that error.
+            One outcome per item, in order.  A model that raises is called again
+            with halves of the batch, until the items that make it raise run
+            alone; the same if it runs out of memory.  If it did not return
+            one output per item, each outcome has that error.
         """
-        answers = self.answers(*columns, alone=len(columns[0]) == 1, timings=timings)
+        outputs = self.outputs(*columns, alone=len(columns[0]) == 1, timings=timings)
         return [
-            answer if isinstance(answer, Outcome) else Outcome(value=answer) for answer in answers
+            output if isinstance(output, Outcome) else Outcome(value=output) for output in outputs
         ]
 
-    def answers(
+    def outputs(
         self, *columns: list[Any], alone: bool, timings: list[Timing] | None = None
     ) -> list[Any]:
         """
-        Run one batch as `run` does, and leave the model's outputs as they are.
+        Run one batch as `run` does, without an outcome around each output.
 
         Args:
             columns: One list per parameter of the model, one entry per item.
-            alone: All of it is one request: what breaks the run off is its error,
-                since it would break it off again.
-            timings: Is given those of all calls, in their order.
+            alone: All items are one request: an error that ends the run is its error,
+                since it would end the next run, too.
+            timings: The timing of each model call is appended to it.
 
         Returns:
             One output per item, in order; an outcome in place of each that is missing.
         """
         size = len(columns[0])
-        answers: list[Any] = [Outcome(again=True)] * size
+        outputs: list[Any] = [Outcome(again=True)] * size
         bisection = Bisection(size)
         while (part := bisection.next(self._largest)) is not None:
             began = time.monotonic()
             found = self._try(bisection, columns, part, alone=alone)
             if timings is not None:
                 timings.append(Timing(part, began, time.monotonic() - began))
-            answers[part.start : part.start + len(found)] = found
-        return answers
+            outputs[part.start : part.start + len(found)] = found
+        return outputs
 
     def limit(self, most: int) -> None:
-        """Put at most this many items into one call from now on."""
+        """Run at most this many items in one call from now on."""
         self._most = most
 
     def forget(self) -> None:
-        """Forget what was learnt of the model: it has been loaded anew."""
+        """Forget what fits into memory: the model has been loaded again."""
         self.safe_size = SafeSize()
 
     @property
@@ -174,26 +174,26 @@ class Runner:
     def _try(
         self, bisection: Bisection, columns: Sequence[list[Any]], part: range, *, alone: bool
     ) -> Sequence[Any]:
-        """Return an answer for each item of the part; none if it is tried again in halves."""
+        """Return an output for each item of the part; none if it runs again in halves."""
         cut = slice(part.start, part.stop)
         self.calls += 1
         try:
-            outputs = self._predict(*(column[cut] for column in columns))
-            answers = [
-                self._trouble(output) if isinstance(output, Exception) else output
-                for output in checked(self._name, outputs, len(part))
+            returned = self._predict(*(column[cut] for column in columns))
+            outputs = [
+                self._returned_error(output) if isinstance(output, Exception) else output
+                for output in checked(self._name, returned, len(part))
             ]
-        except Exception as error:  # noqa: BLE001 (whatever a model raises is its items' outcome)
-            return self._after(error, bisection, part, alone=alone)
+        except Exception as error:  # noqa: BLE001 (any error of a model is its items' outcome)
+            return self._handle_error(error, bisection, part, alone=alone)
         self.safe_size.fitted(len(part))
-        return answers
+        return outputs
 
-    def _after(
+    def _handle_error(
         self, error: Exception, bisection: Bisection, part: range, *, alone: bool
     ) -> Sequence[Outcome]:
-        """Decide what an error means for a part of a batch, or for what is left of it, too."""
+        """Handle an error of a part of a batch, which may end the run of the rest, too."""
         if is_out_of_memory(error):
-            return self._after_memory(error, bisection, part)
+            return self._handle_out_of_memory(error, bisection, part)
         is_interrupt = isinstance(error, self._error_policy.interrupts)
         if is_interrupt or is_device_broken(error):
             left = bisection.abandon()
@@ -201,17 +201,17 @@ class Runner:
                 self.broken = str(error)
             if alone:
                 return _all(error, range(part.start, part.stop + len(left)))
-            is_culprit = len(part) == 1 and not is_interrupt
-            return _all(error, part) if is_culprit else ()
+            is_cause = len(part) == 1 and not is_interrupt
+            return _all(error, part) if is_cause else ()
         is_verdict = isinstance(error, (BatchError, *self._error_policy.verdicts))
         if self._error_policy.isolate_failures and not is_verdict and bisection.split(part):
-            logger.info("%s raised %r on %d items: looking for the culprit",
+            logger.info("%s raised %r on %d items: looking for the item that fails",
                         self._name, error, len(part))  # fmt: skip
             return ()
         self.isolated += bisection.was_split and len(part) == 1
         return _all(error, part)
 
-    def _after_memory(
+    def _handle_out_of_memory(
         self, error: Exception, bisection: Bisection, part: range
     ) -> Sequence[Outcome]:
         free_memory(error)
@@ -219,22 +219,22 @@ class Runner:
         self.out_of_memory += 1
         if size > 1:
             self.safe_size.did_not_fit(size)
-            logger.warning("%s ran out of memory with %d items: batches of up to %d from here",
+            logger.warning("%s ran out of memory with %d items: batches of up to %d from now on",
                            self._name, size, self.safe_size.largest)  # fmt: skip
             if self._error_policy.isolate_failures and bisection.split(part):
                 return ()
         self.isolated += bisection.was_split and size == 1
-        return _all(self._shortage(error, size), part)
+        return _all(self._out_of_memory_error(error, size), part)
 
-    def _shortage(self, error: BaseException, size: int = 1) -> OutOfMemory:
+    def _out_of_memory_error(self, error: BaseException, size: int = 1) -> OutOfMemory:
         items = "one item alone does" if size == 1 else f"{size} items do"
-        shortage = OutOfMemory(f"{self._name}: {items} not fit into memory: {error}")
-        shortage.__cause__ = error.with_traceback(None)
-        return shortage
+        failure = OutOfMemory(f"{self._name}: {items} not fit into memory: {error}")
+        failure.__cause__ = error.with_traceback(None)
+        return failure
 
-    def _trouble(self, error: Exception) -> Outcome:
-        if isinstance(error, MemoryError):  # Celery takes one for the end of the worker
-            return Outcome(error=self._shortage(error))
+    def _returned_error(self, error: Exception) -> Outcome:
+        if isinstance(error, MemoryError):  # on which Celery ends the worker
+            return Outcome(error=self._out_of_memory_error(error))
         return Outcome(error=error)
 
 
@@ -243,9 +243,9 @@ def checked(name: str, outputs: Any, size: int) -> Sequence[Any]:
     Return a model's outputs as a sequence, one for each item.
 
     Args:
-        name: What to call the model in errors.
+        name: The model's name in errors.
         outputs: What it returned: a sequence, an array or a tensor.
-        size: How many items it was given.
+        size: How many items the batch had.
 
     Raises:
         WrongResultCount: They are anything else.

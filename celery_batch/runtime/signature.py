@@ -11,21 +11,16 @@ from celery_batch.runtime.model import Model
 
 __all__ = ["call_with_columns", "example_rows", "signature_of"]
 
-#: What a model is called with that only says `predict(batch)`, or is a streamer's function.
+#: The signature of models that do not define `predict`, such as a streamer's function.
 _ONE = inspect.Signature([inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 
 
 def signature_of(model: type[Model]) -> inspect.Signature:
-    """
-    Return the parameters of a model's `predict`, without ``self``.
-
-    Args:
-        model: The class.
-    """
+    """Return the signature of a model's `predict`, without ``self``."""
     if model.predict is Model.predict:
         return _ONE
     found = inspect.getattr_static(model, "predict")
-    # Bound to any object, it has lost ``self``; a static method never had one.
+    # Bound to any object, it has no ``self``; a static method never had one.
     bound = found.__get__(object(), model) if hasattr(found, "__get__") else found
     return inspect.signature(bound)
 
@@ -33,10 +28,6 @@ def signature_of(model: type[Model]) -> inspect.Signature:
 def example_rows(model: type[Model], examples: Iterable[Any]) -> list[tuple[Any, ...]]:
     """
     Return a model's examples as rows, with one value for each parameter.
-
-    Args:
-        model: The class.
-        examples: What its `examples` returns.
 
     Raises:
         ConfigurationError: An example does not fit the parameters.
@@ -68,14 +59,7 @@ def _row(model: type[Model], signature: inspect.Signature, example: Any) -> tupl
 def call_with_columns(
     function: Callable[..., Any], signature: inspect.Signature, columns: Sequence[list[Any]]
 ) -> Any:
-    """
-    Call a batch function with a column for each of its parameters.
-
-    Args:
-        function: What to call.
-        signature: Its parameters.
-        columns: One for each, in their order.
-    """
+    """Call a batch function with a column for each parameter of its signature, in order."""
     by_name = {
         parameter.name: column
         for parameter, column in zip(signature.parameters.values(), columns, strict=True)

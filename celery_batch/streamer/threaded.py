@@ -83,7 +83,7 @@ class _Feeder:
     def _run(self, runner: Runner, requests: Requests) -> None:
         try:
             items = [item for request in requests for item in request.item.items]
-            outputs = runner.answers(items, alone=len(requests) == 1)
+            outputs = runner.outputs(items, alone=len(requests) == 1)
         except BaseException as error:  # noqa: BLE001 (the thread has to live on)
             self._request_queue.done(self._slot, requests)
             break_off(self._request_queue, requests, broke_off(str(self._model), error))

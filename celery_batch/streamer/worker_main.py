@@ -185,7 +185,7 @@ def _run(runner: Runner, payload: bytes) -> bytes:
         outputs: Sequence[Any] = ()
         if runner.broken is None:
             items, alone = unpickled(payload)
-            outputs = runner.answers(items, alone=alone)
+            outputs = runner.outputs(items, alone=alone)
         return _pack(outputs, runner.broken)
     except BaseException as error:  # noqa: BLE001 (the process has to live on)
         broke_off = ModelError(f"the model broke off: {type(error).__name__}: {error}")

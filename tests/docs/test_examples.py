@@ -37,9 +37,10 @@ _ROOMS = r"celery_batch|workers|webapp|deploy|bench|examples|tests|docs"
 #: Appended to an example: each model in it is loaded and warmed up, as a worker would.
 _LOAD_MODELS = """
 from celery_batch.runtime import registry
+registry.set_device("cpu")
 for thing in list(globals().values()):
     if isinstance(thing, type) and thing.__module__ == "__main__" and hasattr(thing, "load"):
-        registry.load(thing, "cpu")
+        registry.instance_of(thing)
         print(thing.__name__)
 registry.unload_all()
 """

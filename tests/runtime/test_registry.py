@@ -12,7 +12,7 @@ import pytest
 
 from celery_batch import ConfigurationError, LoadFailed, Model, WrongResultCount
 from celery_batch.runtime import devices, registry
-from celery_batch.runtime.registry import instance_of, load, set_device, unload_all
+from celery_batch.runtime.registry import instance_of, set_device, unload_all
 from celery_batch.testing import EchoModel, HungryModel
 
 
@@ -65,7 +65,8 @@ def explode(*_: Any) -> Any:
 
 def test_model_is_loaded_then_warmed_up_then_there(reaper: type[Model], diary: list[Any]):
     """Load comes first, on the device; its examples go through it as one batch."""
-    instance = load(reaper, "cuda:0")
+    set_device("cuda:0")
+    instance = instance_of(reaper)
 
     assert [("load", "cuda:0"), ("predict", "first", "second")] == diary
     assert instance is instance_of(reaper)
@@ -237,6 +238,6 @@ def test_unload_that_fails_stops_nobody_else(
 def test_warm_model_is_announced(reaper: type[Model], caplog: pytest.LogCaptureFixture):
     """The log says which model is warm, where, and how long that took."""
     with caplog.at_level(logging.INFO, logger=registry.logger.name):
-        load(reaper, "cpu")
+        instance_of(reaper)
 
     assert "Keeper is warm on cpu after 0.0 s" in caplog.messages[-1]

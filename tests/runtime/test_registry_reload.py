@@ -28,7 +28,7 @@ from celery_batch.testing import EchoModel
 def empty_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process in which nobody lives yet, on the CPU; as it was after the test."""
     monkeypatch.setattr(registry, "_instances", {})
-    monkeypatch.setattr(registry, "_fresh", {})
+    monkeypatch.setattr(registry, "_standby", {})
     monkeypatch.setattr(registry, "_device", None)
     monkeypatch.setattr(devices, "discover", lambda: ["cpu"])
     yield

@@ -98,7 +98,7 @@ def test_none_among_the_outputs_is_a_value():
     assert [None, 0] == values(returning([None, 0]).run(["a", "b"]))
 
 
-def test_only_the_culprit_gets_what_the_model_raises():
+def test_only_the_bad_item_gets_what_the_model_raises():
     """The original error, not one of ours, reaches the bad item; its neighbours are answered."""
     outcomes = Runner(PoisonModel("bad").predict, "shop.model").run(["good", "bad", "fine"])
 
@@ -108,7 +108,7 @@ def test_only_the_culprit_gets_what_the_model_raises():
 
 
 @given(st.integers(min_value=1, max_value=70), st.data())
-def test_cost_of_culprits_is_bounded(size: int, data: st.DataObject):
+def test_cost_of_isolation_is_bounded(size: int, data: st.DataObject):
     """However many are bad and wherever they stand, calls stay within 1 + 2 k log2 n."""
     bad = data.draw(st.sets(st.integers(min_value=0, max_value=size - 1)))
     runner = Runner(lambda items: [1 // (x not in bad) for x in items], "shop.model")
@@ -244,7 +244,7 @@ def test_broken_device_ends_the_run():
 
 
 def test_broken_device_is_the_error_of_an_item_alone():
-    """The culprit, found alone, fails with the device's own words."""
+    """The bad item, isolated, fails with the device's own error."""
 
     def predict(_: list[int]) -> list[int]:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -257,7 +257,7 @@ def test_broken_device_is_the_error_of_an_item_alone():
 
 
 def test_harmless_cuda_error_is_an_error_like_any_other():
-    """A launch with wrong arguments leaves the device alive: the culprit is looked for."""
+    """A launch with wrong arguments leaves the device usable: the bad item is isolated."""
 
     def predict(items: list[int]) -> list[int]:
         if 3 in items:

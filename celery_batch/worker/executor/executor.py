@@ -51,7 +51,7 @@ from celery_batch.worker.executor.model_call import ModelCall, broken_device, fa
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
-from celery_batch.worker.redis.result_backend import buffered_results, attach_facts
+from celery_batch.worker.redis.result_backend import attach_facts, buffered_results
 from celery_batch.worker.redis.result_store import ResultBuffer, temporary_errors
 
 __all__ = ["RunModel", "run_batch", "run_lone_batch", "trace_batch"]

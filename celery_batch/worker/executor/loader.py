@@ -31,7 +31,7 @@ from celery_batch.compat.gc import collect_all, freeze_existing
 from celery_batch.config import Settings
 from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.runtime import devices, registry
-from celery_batch.runtime.failures import give_memory_back, is_out_of_memory
+from celery_batch.runtime.failures import free_unused_memory, is_out_of_memory
 from celery_batch.worker.dispatch.write_ahead import worker_may_overlap
 from celery_batch.worker.executor.pipeline import start_threads
 
@@ -98,14 +98,14 @@ def _describe(error: Exception, step: str) -> str:
     error.__traceback__ = None  # its frames hold what was loaded
     if error.__cause__ is not None:
         error.__cause__.__traceback__ = None
-    give_memory_back()
+    free_unused_memory()
     return text
 
 
 def _forget(app: Any, model: Any) -> None:
     """Free the old weights, and reset what was measured with them."""
     collect_all()
-    give_memory_back()
+    free_unused_memory()
     for task in list(app.tasks.values()):
         if getattr(task, "model", None) is model:
             task._batch_runner.forget()
