@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.telemetry.device_idle import DeviceIdle
 from celery_batch.telemetry.histogram import Histogram
-from celery_batch.telemetry.meter import Meter
+from celery_batch.telemetry.meter import DeviceIdle, Meter
 from celery_batch.telemetry.report import BatchReport, End, Outcome, Work
 from celery_batch.telemetry.tally import Tally
 
@@ -122,7 +121,7 @@ def test_quantiles_are_near_the_true_ones():
 
 def test_batches_of_a_task_are_added_up():
     """The summary has sizes, waits, model times, outcomes and failures."""
-    meter = Meter(0.0, [7])
+    meter = Meter(0.0)
     meter.add(report())
     meter.add(
         report(
@@ -149,7 +148,7 @@ def test_batches_of_a_task_are_added_up():
 
 def test_copy_stays_as_it_was():
     """Batches that are added later do not change a copy of the counts."""
-    meter = Meter(0.0, [7])
+    meter = Meter(0.0)
     meter.add(report())
     copied = meter.copy()
     before = meter.summary("double")
@@ -162,7 +161,7 @@ def test_copy_stays_as_it_was():
 
 def test_summary_of_a_task_that_has_had_no_batch():
     """Counts are 0, and what is not known is None."""
-    summary = Meter(0.0, [7]).summary("double")
+    summary = Meter(0.0).summary("double")
 
     assert 0 == summary["ended"]
     unknown = dict.fromkeys(("mean", "p50", "p95", "p99"))
@@ -203,101 +202,110 @@ def test_report_of_chunks_counts_rows_and_requests():
 
 def test_idle_is_the_time_between_model_calls():
     """A process is idle from its start to its first batch, between batches, and after the last."""
-    idle = DeviceIdle(100.0, [7])
+    idle = DeviceIdle(100.0)
     idle.ran(7, 101.0, 103.0)
     idle.ran(7, 103.5, 104.0)
 
-    assert 1.5 == idle.seconds(104.0, {}, [7])
-    assert 3.5 == idle.seconds(106.0, {}, [7])
+    assert 1.5 == idle.seconds(104.0, {}, 1)
+    assert 3.5 == idle.seconds(106.0, {}, 1)
 
 
 def test_idle_time_of_several_processes_is_added_up():
     """Each process counts by itself, those too that have had no batch yet."""
-    idle = DeviceIdle(100.0, [7, 8])
+    idle = DeviceIdle(100.0)
     idle.ran(7, 101.0, 103.0)
 
-    assert 1.0 + 2.0 + 5.0 == idle.seconds(105.0, {}, [7, 8])
-    assert 1.0 + 2.0 + 4.0 <= idle.seconds(105.0, {8: 104.0}, [7, 8])
-    assert 2.0 + 1.0 + 6.0 == idle.seconds(106.0, {7: 105.0}, [7, 8])
+    assert 1.0 + 2.0 + 5.0 == idle.seconds(105.0, {}, 2)
+    assert 1.0 + 2.0 + 4.0 <= idle.seconds(105.0, {8: 104.0}, 2)
+    assert 2.0 + 1.0 + 6.0 == idle.seconds(106.0, {7: 105.0}, 2)
 
 
 def test_idle_time_never_becomes_less():
     """When a batch is reported late, the number stands still until it is right again."""
-    idle = DeviceIdle(100.0, [7])
+    idle = DeviceIdle(100.0)
     idle.ran(7, 100.0, 101.0)
 
-    assert 4.0 == idle.seconds(105.0, {}, [7])
+    assert 4.0 == idle.seconds(105.0, {}, 1)
 
     idle.ran(7, 102.0, 106.0)
 
-    assert 4.0 == idle.seconds(106.0, {}, [7])
-    assert 5.0 == idle.seconds(110.0, {}, [7])
-    assert 5.0 == idle.seconds(200.0, {7: 110.0}, [7])
+    assert 4.0 == idle.seconds(106.0, {}, 1)
+    assert 5.0 == idle.seconds(110.0, {}, 1)
+    assert 5.0 == idle.seconds(200.0, {7: 110.0}, 1)
 
 
 def test_device_is_idle_while_another_process_takes_a_dead_ones_place():
     """The device of a dead process is idle until the next process has a batch."""
-    idle = DeviceIdle(100.0, [7])
+    idle = DeviceIdle(100.0)
     idle.ran(7, 100.0, 101.0)
-    idle.lost(7, 110.0, 111.0)
+    idle.ran(7, 110.0, 111.0)
 
-    assert 9.0 + 4.0 == idle.seconds(115.0, {}, [8])
-    assert 9.0 + 39.0 == idle.seconds(151.0, {8: 150.0}, [8])
+    assert 9.0 + 4.0 == idle.seconds(115.0, {}, 1)
+    assert 9.0 + 39.0 == idle.seconds(151.0, {8: 150.0}, 1)
 
     idle.ran(8, 150.0, 152.0)
 
-    assert 9.0 + 39.0 + 1.0 == idle.seconds(153.0, {}, [8])
+    assert 9.0 + 39.0 + 1.0 == idle.seconds(153.0, {}, 1)
 
 
 def test_no_more_processes_are_idle_than_there_are():
     """However many processes replace each other, each device counts once."""
-    idle = DeviceIdle(0.0, [0])
+    idle = DeviceIdle(0.0)
     for pid in range(100):
         idle.ran(pid, pid + 0.5, pid + 1.0)
-        assert 0.5 * (pid + 1) == idle.seconds(pid + 1.0, {}, [pid])
+        assert 0.5 * (pid + 1) == idle.seconds(pid + 1.0, {}, 1)
 
-    assert 55.0 == idle.seconds(105.0, {}, [99])
+    assert 55.0 == idle.seconds(105.0, {}, 1)
 
 
 def test_new_process_replaces_only_the_dead_one():
     """A process without batches is idle from the start, whatever happens to others."""
-    idle = DeviceIdle(0.0, [7, 8])
-    idle.lost(7, 0.0, 10.0)
+    idle = DeviceIdle(0.0)
+    idle.ran(7, 0.0, 10.0)
     idle.ran(9, 50.0, 60.0)
 
-    assert 40.0 + 60.0 == idle.seconds(60.0, {}, [8, 9])
-    assert 50.0 + 70.0 == idle.seconds(70.0, {}, [8, 9])
+    assert 40.0 + 60.0 == idle.seconds(60.0, {}, 2)
+    assert 50.0 + 70.0 == idle.seconds(70.0, {}, 2)
 
 
 def test_pool_that_shrinks_and_grows():
-    """A removed process is not idle, and an added one counts from its first batch."""
-    idle = DeviceIdle(0.0, [7, 8])
+    """A removed process is not idle, and an added one counts from the last reading."""
+    idle = DeviceIdle(0.0)
 
-    assert 20.0 == idle.seconds(10.0, {}, [7, 8])
-    assert 30.0 == idle.seconds(20.0, {}, [7])
-    assert 40.0 == idle.seconds(30.0, {}, [7])
+    assert 20.0 == idle.seconds(10.0, {}, 2)
+    assert 30.0 == idle.seconds(20.0, {}, 1)
+    assert 40.0 == idle.seconds(30.0, {}, 1)
 
     idle.ran(9, 35.0, 36.0)
 
-    assert 40.0 + 10.0 + 4.0 == idle.seconds(40.0, {}, [7, 9])
+    assert 40.0 + 20.0 - 1.0 == idle.seconds(40.0, {}, 2)
+
+
+def test_overlapping_calls_of_a_process_count_once():
+    """On the threads pool the time of a short call within a long one counts once."""
+    idle = DeviceIdle(0.0)
+    idle.ran(7, 2.0, 3.0)
+    idle.ran(7, 1.0, 5.0)
+
+    assert 2.0 + 5.0 == idle.seconds(10.0, {}, 1)
 
 
 def test_lost_batch_leaves_the_idle_time_before_it():
     """A process that dies at its first batch after a quiet night was idle that night."""
     lost = {"end": End.LOST, "outcomes": {Outcome.AGAIN: 2}, "waits": [], "work": Work()}
-    meter = Meter(0.0, [7])
+    meter = Meter(0.0)
     meter.add(report(**lost, taken=(30.0, 32.0)))
 
-    assert 30.0 + 68.0 == meter.idle(100.0, {}, [8])
+    assert 30.0 + 68.0 == meter.idle.seconds(100.0, {}, 1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), SECONDS, SECONDS), max_size=30))
 def test_idle_time_is_never_more_than_there_was(spans: list[tuple[int, float, float]]):
     """Idle time is never more than the time of all processes."""
-    idle, now = DeviceIdle(0.0, [1, 2, 3]), 0.0
+    idle, now = DeviceIdle(0.0), 0.0
     for pid, gap, length in spans:
         began = now + gap
         now = began + length
         idle.ran(pid, began, now)
 
-    assert 0.0 <= idle.seconds(now, {}, [1, 2, 3]) <= 3 * now + 1e-6
+    assert 0.0 <= idle.seconds(now, {}, 3) <= 3 * now + 1e-6

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -105,21 +105,16 @@ class BatchRecorder:
     """Counts the batches of one worker."""
 
     def __init__(self) -> None:
-        self._meter = Meter(time.monotonic(), ())
+        self._meter = Meter(time.monotonic())
         self._has_begun = self._has_failed = False
         #: Pools may report the end of a batch on threads, and in a signal handler.
         self._lock = threading.RLock()
 
-    def begin(self, pids: Collection[int]) -> None:
-        """
-        Start to count; called for each new connection.
-
-        Args:
-            pids: The pool processes, which are ready for batches.
-        """
+    def begin(self) -> None:
+        """Start to count, when the pool is ready; called for each new connection."""
         if not self._has_begun:
             self._has_begun = True
-            self._meter = Meter(time.monotonic(), pids)
+            self._meter = Meter(time.monotonic())
             signals.task_revoked.connect(self._on_revoked)
 
     def ask(self, question: Callable[[Meter], T]) -> T:

@@ -82,7 +82,7 @@ class Scheduler:
     def open(self) -> None:
         """Let batches leave; called for each new connection."""
         self._is_open = True
-        self.recorder.begin(self._slots.pids)
+        self.recorder.begin()
 
     def close(self, *, restarting: bool) -> None:
         """
@@ -344,8 +344,8 @@ class Scheduler:
 
     def idle(self, now: float) -> float:
         """Return for how many seconds processes had no batch in their models, together."""
-        busy, alive = self.busy(), self._slots.pids
-        return self.recorder.ask(lambda meter: meter.idle(now, busy, alive))
+        busy, processes = self.busy(), self.processes
+        return self.recorder.ask(lambda meter: meter.idle.seconds(now, busy, processes))
 
     def busy(self) -> dict[int, float]:
         """Return which processes have a batch now, and since when."""
