@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from difflib import get_close_matches
 from typing import Any
 
-from celery_batch.checks.facts import Facts, Redis
+from celery_batch.checks.facts import Facts, Redis, Server
 from celery_batch.checks.finding import Finding, ok, problem, warning
 from celery_batch.config import policy_of
 
@@ -61,43 +61,39 @@ def broker(facts: Facts) -> Iterator[Finding]:
             f"The broker is {server.kind}, on which celery_batch is not tested.",
             "Use Redis or RabbitMQ.",
         )
-    elif server.redis is None:
-        yield ok(f"{server.version or server.kind} answers at {server.url}.")
+    elif server.redis and (found := list(_of_redis(server, server.redis, bulk=facts.bulk))):
+        yield from found
     else:
-        yield from _of_redis(server.url, server.redis, bulk=facts.bulk)
+        yield ok(f"{server.version or server.kind} answers at {server.url}.")
 
 
-def _of_redis(url: str, redis: Redis, *, bulk: bool) -> Iterator[Finding]:
-    version = "" if redis.info is None else str(redis.info["redis_version"])
-    fine = True
+def _of_redis(server: Server, redis: Redis, *, bulk: bool) -> Iterator[Finding]:
     if redis.info is None:
-        fine = False
         yield warning(
-            f"Redis answers at {url} and does not let this user run INFO: its version, memory and"
-            " persistence are not checked.",
-            "Run the check once as a user who may (ACL SETUSER USER +info).",
+            f"Redis answers at {server.url} and does not let this user run INFO: its version,"
+            " memory and persistence are not checked.",
+            "Run the check once as a user with that right (ACL SETUSER USER +info).",
         )
-    elif tuple(int(part) for part in version.split(".") if part.isdigit()) < _WITH_BLMOVE:
-        fine = False
+    elif _version(redis.info) < _WITH_BLMOVE:
         yield warning(
-            f"Redis {version} knows no BLMOVE: messages are read one by one.",
+            f"{server.version} knows no BLMOVE: messages are read one by one.",
             "Use Redis 6.2 or later, or Valkey.",
         )
     if not redis.scripts:
-        fine = False
         yield warning(
             "This user may not run scripts on the broker: messages are read and acknowledged"
             " one by one, and held without a lease.",
             "Give the worker's user the rules of docs/security.md.",
         )
     if not bulk:
-        fine = False
         yield warning(
             "batch_bulk is off: messages go one by one, and are held without a lease.",
             "Leave the setting out, unless you are looking for a fault.",
         )
-    if fine:
-        yield ok(f"Redis {version} answers at {url}.")
+
+
+def _version(info: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(int(part) for part in info["redis_version"].split(".") if part.isdigit())
 
 
 def eviction(facts: Facts) -> Iterator[Finding]:
@@ -152,7 +148,7 @@ def persistence(facts: Facts) -> Iterator[Finding]:
 
 
 def visibility(facts: Facts) -> Iterator[Finding]:
-    """The broker's patience, after which messages that are still held run a second time."""
+    """The broker's timeout, after which messages that are still held run a second time."""
     redis = facts.broker.redis
     longest = max(map(_held_for, facts.tasks), default=0.0)
     if facts.broker.kind == "amqp" and longest > _CONSUMER_TIMEOUT:

@@ -32,7 +32,9 @@ def broker_of(app: Any) -> Server:
             if kind == "redis":
                 channel = connection.default_channel
                 options = tuple(channel.from_transport_options)
-                return Server(kind=kind, url=url, redis=_redis(channel.client), options=options)
+                redis = _redis(channel.client)
+                version = f"Redis {redis.info['redis_version']}" if redis.info else ""
+                return Server(kind=kind, url=url, version=version, redis=redis, options=options)
             return Server(kind=kind, url=url, version=_product(connection))
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
             return Server(kind=kind, url=url, error=why(error))

@@ -10,7 +10,7 @@ from celery_batch.checks.finding import Finding, ok, problem, warning
 
 __all__ = ["PREFORK", "devices", "gpu", "pool", "replacing"]
 
-#: What `--pool` calls the pool with processes.
+#: Celery's names of the pool with processes.
 PREFORK = ("prefork", "processes")
 
 
@@ -37,7 +37,7 @@ def pool(facts: Facts) -> Iterator[Finding]:
 
 
 def replacing(facts: Facts) -> Iterator[Finding]:
-    """Settings that have processes replaced, and models loaded again."""
+    """Settings by which processes are replaced, and models loaded again."""
     if number := facts.conf.worker_max_tasks_per_child:
         yield warning(
             f"worker_max_tasks_per_child={number} counts batches: after"

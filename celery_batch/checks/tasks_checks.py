@@ -8,12 +8,9 @@ from typing import Any
 from celery_batch.checks.facts import Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 from celery_batch.checks.machine_checks import PREFORK
-from celery_batch.config import policy_of
+from celery_batch.config import milliseconds_warnings, policy_of
 
 __all__ = ["acks", "eager", "limits", "policies", "prefetch", "rates", "settings", "tasks"]
-
-#: Seconds. A longer wait for other requests was probably meant in milliseconds.
-_LIKE_MILLISECONDS = 5.0
 
 
 def settings(facts: Facts) -> Iterator[Finding]:
@@ -25,7 +22,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
 
 
 def tasks(facts: Facts) -> Iterator[Finding]:
-    """Whether there is anything to batch."""
+    """Whether the app has batch tasks."""
     if facts.tasks:
         yield ok(f"Batch tasks: {', '.join(task.name for task in facts.tasks)}.")
     elif not facts.trouble:
@@ -37,22 +34,18 @@ def tasks(facts: Facts) -> Iterator[Finding]:
 
 
 def policies(facts: Facts) -> Iterator[Finding]:
-    """Numbers that look like others than were meant."""
+    """Waits that were probably meant in milliseconds, and tasks that are not batched."""
     for task in facts.tasks:
         policy = policy_of(task)
-        for option in ("max_wait", "linger"):
-            seconds = getattr(policy, option) or 0.0
-            if seconds >= _LIKE_MILLISECONDS and policy.max_batch_size > 1:
-                yield warning(
-                    f"{task.name} has {option}={seconds:g}, which is in seconds.",
-                    f"If you mean milliseconds, write {seconds / 1000:g}.",
-                )
+        for text in milliseconds_warnings(task.name, policy):
+            says, fix = text.split("; ")
+            yield warning(f"{says}.", f"{fix.capitalize()}.")
         if policy.max_batch_size == 1:
             yield ok(f"{task.name} has max_batch_size=1: it is not batched.")
 
 
 def eager(facts: Facts) -> Iterator[Finding]:
-    """Calls that never leave the process."""
+    """Calls that run in the calling process."""
     if facts.conf.task_always_eager:
         yield problem(
             "task_always_eager is on: calls run the model in the calling process, one by one.",
@@ -61,7 +54,7 @@ def eager(facts: Facts) -> Iterator[Finding]:
 
 
 def prefetch(facts: Facts) -> Iterator[Finding]:
-    """How many messages a worker may hold: a batch cannot be larger than that."""
+    """How many messages a worker may hold, which limits the size of batches."""
     if not facts.tasks:
         return
     conf, held = facts.conf, sum(map(_held, facts.tasks))
@@ -118,7 +111,7 @@ def limits(facts: Facts) -> Iterator[Finding]:
 
 
 def acks(facts: Facts) -> Iterator[Finding]:
-    """What a killed worker loses."""
+    """Whether a killed worker loses messages."""
     early = [task.name for task in facts.tasks if not task.acks_late]
     for name in early:
         yield warning(

@@ -16,7 +16,7 @@ from celery_batch.backfill.job import ErrorLimit, Job
 from celery_batch.backfill.progress import Progress
 from celery_batch.backfill.window import TIMEOUT, WINDOW_BYTES
 from celery_batch.cli.common import batch_task
-from celery_batch.cli.progress import echo, shown
+from celery_batch.cli.progress import echo, shown, summary
 from celery_batch.compat.gc import collect_less_often, freeze_existing
 from celery_batch.errors import BackfillComplete, BackfillError, BackfillStopped, BatchError
 
@@ -103,10 +103,12 @@ def _run(app: Any, name: str, source: str, output: Path, options: dict[str, Any]
             raise BackfillError("--restart forgets what --retry-errors needs; give one of them")
         job.forget()
     run = job.retry if options["retry_errors"] else job.run
-    with shown(output) as show, JobControl(app, name, source, output) as control:
+    with shown() as show, JobControl(app, name, source, output) as control:
         freeze_existing()
         collect_less_often()
-        return run(control, show)
+        progress = run(control, show)
+    echo(summary(output, progress))
+    return progress
 
 
 def _call_options(app: Any, options: dict[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -24,27 +23,9 @@ _EVERY = 10.0
 _NO_ANSWER = 10.0
 
 
-@contextmanager
-def shown(output: Path) -> Iterator[Callable[[Progress], None]]:
-    """
-    Show how far a job is: a bar on a terminal, a line now and then elsewhere.
-
-    Args:
-        output: What is made; the last line names it.
-    """
-    last: Progress | None = None
-    has_bar = sys.stderr.isatty() and find_spec("rich") is not None
-    with _bar() if has_bar else _lines() as show:
-
-        def show_and_keep(progress: Progress) -> None:
-            nonlocal last
-            last = progress
-            show(progress)
-
-        yield show_and_keep
-    if last is not None:
-        named = f"; see {output.name}.errors" if last.failed else ""
-        click.echo(f"{output}: {summary(last)}{named}", err=True)
+def shown() -> AbstractContextManager[Callable[[Progress], None]]:
+    """Return what shows how far a job is: a bar on a terminal, a line now and then elsewhere."""
+    return _bar() if sys.stderr.isatty() and find_spec("rich") is not None else _lines()
 
 
 def echo(text: str) -> None:
@@ -66,8 +47,8 @@ def line(progress: Progress) -> str:
     return state + ", ".join(words)
 
 
-def summary(progress: Progress) -> str:
-    """Return what came of a job, in one line."""
+def summary(output: Path, progress: Progress) -> str:
+    """Return how a job has ended, in one line."""
     done = progress.done - progress.resumed
     words = [
         f"{progress.done:,} rows, {progress.failed:,} failed",
@@ -75,7 +56,8 @@ def summary(progress: Progress) -> str:
         f"{done:,} in {duration(progress.seconds)}, {progress.average:,.0f} a second",
         *([f"paused for {duration(progress.paused)}"] if progress.paused >= 1 else []),
     ]
-    return "; ".join(words)
+    errors = [f"see {output.name}.errors"] if progress.failed else []
+    return f"{output}: {'; '.join(words + errors)}"
 
 
 def _pending(progress: Progress) -> list[str]:
@@ -106,27 +88,23 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
     from rich import progress as bars  # noqa: PLC0415 (only a terminal needs it)
     from rich.console import Console  # noqa: PLC0415 (likewise)
 
-    names = ("rate", "failed", "pending", "state")
-    bar = bars.Progress(
+    with bars.Progress(
         bars.BarColumn(),
         bars.MofNCompleteColumn(),
-        *(bars.TextColumn(f"{{task.fields[{name}]}}") for name in names),
+        bars.TextColumn("{task.description}"),
         bars.TimeRemainingColumn(),
         console=Console(stderr=True),
-    )
-    fields: dict[str, Any] = dict.fromkeys(names, "")
-    with bar:
-        row = bar.add_task("", total=None, **fields)
+    ) as bar:
+        row = bar.add_task("", total=None)
 
         def show(progress: Progress) -> None:
-            bar.update(
-                row,
-                completed=progress.done,
-                total=progress.total,
-                rate=f"{progress.rate:,.0f}/s",
-                failed=f"{progress.failed:,} failed",
-                pending=", ".join(_pending(progress)),
-                state="" if progress.state == "running" else progress.state,
-            )
+            words = [
+                f"{progress.rate:,.0f}/s",
+                f"{progress.failed:,} failed",
+                *_pending(progress),
+                *([progress.state] if progress.state != "running" else []),
+            ]
+            description = ", ".join(words)
+            bar.update(row, completed=progress.done, total=progress.total, description=description)
 
         yield show

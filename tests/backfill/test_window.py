@@ -58,7 +58,7 @@ def test_answers_come_in_the_inputs_order():
     assert window.is_over
 
 
-def test_a_slow_parcel_holds_up_no_others():
+def test_a_slow_chunk_holds_up_no_others():
     """What is answered behind it is kept, and the others' places are free for more."""
     window = Window(rows(100), Limits(window=4, chunk_size=2))
     _, second = window.next_chunks()
@@ -68,7 +68,7 @@ def test_a_slow_parcel_holds_up_no_others():
     assert (4, 6) == (window.pending, window.held)
 
 
-def test_no_more_is_kept_behind_a_slow_parcel_than_memory_allows():
+def test_no_more_is_kept_behind_a_slow_chunk_than_memory_allows():
     """Answers that wait for it are bounded in number, and the input waits, too."""
     window = Window(rows(1000), Limits(window=4, chunk_size=2))
     slow, *sent = window.next_chunks()
@@ -91,7 +91,7 @@ def test_answers_come_as_they_are_known_if_that_is_wanted():
     assert [2, 3] == complete(window, second)
 
 
-def test_a_parcel_that_is_split_leaves_row_by_row():
+def test_a_chunk_that_is_split_is_sent_row_by_row():
     """Where a chunk fails as a whole, each of its rows is tried by itself."""
     window = Window(rows(3), Limits(window=3, chunk_size=3))
     (chunk,) = window.next_chunks()
@@ -102,7 +102,7 @@ def test_a_parcel_that_is_split_leaves_row_by_row():
     assert not window.is_over
 
 
-def test_a_lost_parcel_leaves_again():
+def test_a_lost_chunk_is_sent_again():
     """A chunk that is in no broker and no worker is sent again as it was."""
     window = Window(rows(2), Limits(window=2, chunk_size=2))
     (chunk,) = window.next_chunks()

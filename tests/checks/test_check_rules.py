@@ -68,7 +68,9 @@ def broker(kind="redis", facts=GOOD, *, snapshots=True, scripts=True, ahead=0.0,
     """Return facts with a Redis of these properties for a broker, or with another broker."""
     redis = Redis(info=INFO | info, snapshots=snapshots, scripts=scripts, ahead=ahead)
     redis = redis if kind == "redis" else None
-    return replace(facts, broker=Server(kind=kind, url="redis://here", redis=redis))
+    version = f"Redis {redis.info['redis_version']}" if redis else ""
+    server = Server(kind=kind, url="redis://here", version=version, redis=redis)
+    return replace(facts, broker=server)
 
 
 def results(kind="redis", error="", **info):
