@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any
 
 from celery_batch.batching.request import Request
@@ -123,11 +123,11 @@ class Answer(Future[list[Any]]):
                     self.items = []
                     self._answer_lock.given_up += 1
             self._condition.notify_all()
-        _call(self)
+        self._invoke_callbacks()
         return True
 
     def cancelled(self) -> bool:
-        """Say whether the answer was given up."""
+        """Return whether the answer was given up."""
         return self._state in _DONE and self._state != _FINISHED
 
     def result(self, timeout: float | None = None) -> list[Any]:
@@ -226,18 +226,23 @@ def settle(
             if "_condition" in answer.__dict__:
                 awaited.append((answer, part))
             elif may_fail or answer._state in _DONE:  # noqa: SLF001
-                _finish(answer, part, may_fail=may_fail)
+                _finish(answer, part)
             else:  # as nearly always, and a call more would cost as much again
                 answer._result, answer.items = part, _NOTHING  # noqa: SLF001
                 answer._state = _FINISHED  # noqa: SLF001
     for answer, part in awaited:
-        with answer._condition:  # noqa: SLF001
-            if answer._state in _DONE:  # noqa: SLF001
-                _notify_cancelled(answer, answer_lock)
-                continue
-            _finish(answer, part, may_fail=may_fail)
-            _notify(answer)
-        _call(answer)
+        failure = _failure(part) if may_fail else None
+        try:
+            if failure is None:
+                answer.set_result(part)
+            else:
+                answer._origin = failure.origin  # noqa: SLF001
+                answer.set_exception(failure.error)
+        except InvalidStateError:
+            _notify_cancelled(answer, answer_lock)
+        except BaseException:  # not even a `SystemExit` ends a streamer's thread
+            logger.exception("A callback of %r broke off", answer)
+        answer.items = _NOTHING
 
 
 def fail(requests: Sequence[Request[Answer]], error: Exception, answer_lock: AnswerLock) -> None:
@@ -246,46 +251,30 @@ def fail(requests: Sequence[Request[Answer]], error: Exception, answer_lock: Ans
     settle(requests, [outcome] * sum(request.rows for request in requests), answer_lock)
 
 
-def _finish(answer: Answer, part: list[Any], *, may_fail: bool) -> None:
+def _finish(answer: Answer, part: list[Any]) -> None:
     """Put outputs into an answer, or the first error among them."""
     if answer._state in _DONE:  # noqa: SLF001
         return
-    failure = next((each for each in part if type(each) is Outcome), None) if may_fail else None
-    if failure is None:
+    if (failure := _failure(part)) is None:
         answer._result = part  # noqa: SLF001
     else:
-        answer._origin = failure.origin  # noqa: SLF001
-        answer._exception = failure.error  # noqa: SLF001
+        answer._exception, answer._origin = failure.error, failure.origin  # noqa: SLF001
     answer.items = _NOTHING
     answer._state = _FINISHED  # noqa: SLF001
 
 
+def _failure(part: list[Any]) -> Outcome | None:
+    return next((each for each in part if type(each) is Outcome), None)
+
+
 def _notify_cancelled(answer: Answer, answer_lock: AnswerLock) -> None:
-    """Wake the threads that wait for an answer that was cancelled, under its condition."""
-    with answer_lock.lock:
-        if answer._state != _CANCELLED:  # noqa: SLF001
-            return
-        answer_lock.given_up -= 1
-    answer.set_running_or_notify_cancel()
-
-
-def _notify(answer: Answer) -> None:
-    """Wake the threads that wait for an answer, under its condition."""
-    for waiter in answer.__dict__.get("_waiters", ()):
-        if answer._exception is None:  # noqa: SLF001
-            waiter.add_result(answer)
-        else:
-            waiter.add_exception(answer)
-    answer._condition.notify_all()  # noqa: SLF001
-
-
-def _call(answer: Answer) -> None:
-    """Call the callbacks; not even a `SystemExit` of theirs ends a streamer's thread."""
-    try:
-        if "_done_callbacks" in answer.__dict__:
-            answer._invoke_callbacks()  # noqa: SLF001
-    except BaseException:
-        logger.exception("A callback of %r broke off", answer)
+    """Wake the threads that wait for an answer that was cancelled in the queue."""
+    with answer._condition:  # noqa: SLF001
+        with answer_lock.lock:
+            if answer._state != _CANCELLED:  # noqa: SLF001
+                return
+            answer_lock.given_up -= 1
+        answer.set_running_or_notify_cancel()
 
 
 class CombinedAnswer(Answer):
