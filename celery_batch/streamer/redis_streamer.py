@@ -561,7 +561,8 @@ def _register(app: Celery, prefix: str) -> Any:
         msg = f"{item!r} is for the workers of queue {queue_of(prefix)!r}"
         raise NotImplementedError(msg)
 
-    return app.task(base=ClientMethods, name=task_of(prefix))(predict)
+    # Not shared: the program's other Celery apps get no such task.
+    return app.task(base=ClientMethods, name=task_of(prefix), shared=False)(predict)
 
 
 def _after_fork() -> None:

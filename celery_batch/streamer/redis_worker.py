@@ -17,7 +17,6 @@ from celery.apps.worker import Worker
 from celery.utils.nodenames import gethostname
 from kombu.utils.json import register_type
 
-from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import ConfigurationError, LoadFailed
 from celery_batch.runtime import devices
 from celery_batch.runtime.model import Model
@@ -33,7 +32,6 @@ from celery_batch.streamer.process_supervisor import Job, keep_running
 from celery_batch.streamer.redis_streamer import (
     DEFAULT,
     app_for,
-    connection_settings,
     queue_of,
     task_of,
 )
@@ -212,10 +210,21 @@ class RedisWorker:
         self._given = model_class, model_init_args, model_init_kwargs
         self._broker = redis_broker
         self._options = {"max_batch_size": batch_size, "max_wait": max_latency, **options}
-        # Errors should be raised here, and not in a process that is started later.
-        model_class_of(*self._given)
-        BatchPolicy(max_batch_size=batch_size, max_wait=max_latency)
-        connection_settings(redis_broker)
+        self._make_app()  # errors are raised here, and not in a process that is started later
+
+    def _make_app(self, **settings: Any) -> Celery:
+        app = app_for(
+            self._broker,
+            task_default_queue=self.queue,
+            # A program that has set up its logging keeps it.
+            worker_hijack_root_logger=not logging.getLogger().handlers,
+            worker_redirect_stdouts=False,
+            **settings,
+        )
+        model = model_class_of(*self._given)
+        # Not shared: the program's other Celery apps get no such task.
+        model_task(app, model, name=task_of(self.prefix), shared=False, **self._options)
+        return app
 
     def run_forever(self, gpu_id: int | str | None = None) -> NoReturn:
         """
@@ -234,16 +243,7 @@ class RedisWorker:
             if names:
                 devices.pin(0, names)
             names = ["cpu"]  # the function chooses where its model lives
-        app = app_for(
-            self._broker,
-            task_default_queue=self.queue,
-            batch_devices=names,
-            # A program that has set up its logging keeps it.
-            worker_hijack_root_logger=not logging.getLogger().handlers,
-            worker_redirect_stdouts=False,
-        )
-        model = model_class_of(*self._given)
-        model_task(app, model, name=task_of(self.prefix), **self._options)
+        app = self._make_app(batch_devices=names)
         serve(app, self.queue, pool="threads" if lives_here else "prefork")
 
 

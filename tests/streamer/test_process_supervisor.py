@@ -308,6 +308,7 @@ def test_a_gpu_that_is_not_visible_is_refused(monkeypatch: pytest.MonkeyPatch):
         ({"max_latency": -1}, "max_wait"),
         ({"model_class": "bert"}, "predict function"),
         ({"redis_broker": "amqp://"}, "no Redis"),
+        ({"max_waits": 1}, "max_waits: no such task option"),
     ],
 )
 def test_a_worker_says_what_is_wrong_at_once(options: dict, complaint: str):

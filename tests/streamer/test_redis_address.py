@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from celery import Celery
 
-from celery_batch import ConfigurationError
+from celery_batch import ConfigurationError, RedisStreamer, RedisWorker
 from celery_batch.streamer.redis_streamer import app_for, connection_settings, queue_of, task_of
 
 
@@ -74,6 +75,16 @@ def test_the_applications_own_broker_is_another(monkeypatch: pytest.MonkeyPatch)
     assert ("host", 2) == (app.connection_for_write().hostname, app.connection_for_write().port)
     assert ("host", 2) == (app.connection_for_read().hostname, app.connection_for_read().port)
     assert "redis://host:2/0" == app.backend.as_uri()
+
+
+def test_the_applications_own_tasks_are_others():
+    """Neither a streamer nor a worker adds its task to other Celery apps of the program."""
+    RedisStreamer("host:2", prefix="apart")
+    RedisWorker(len, 8, redis_broker="host:2", prefix="apart")
+    with Celery(set_as_current=False) as app:
+        app.finalize()
+
+        assert "streamer.apart.predict" not in app.tasks
 
 
 def test_names():
