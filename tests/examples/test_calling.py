@@ -1,19 +1,19 @@
-"""The program that asks in every way."""
+"""The example that calls a task in every way."""
 
 from __future__ import annotations
 
 import json
 
-from examples import asking
+from examples import calling
 from tests.services.shop import ROOT, Shop
 
 
-def test_every_way_has_the_same_answers(shop: Shop):
+def test_every_way_has_the_same_outputs(shop: Shop):
     """One by one, at once, as a chunk, in a coroutine, as a backfill."""
     shop.worker("-c", "1")
-    answers = asking.main(shop.double, ["ab", "c"])
+    outputs = calling.main(shop.double, ["ab", "c"])
 
-    assert {name: ["abab", "cc"] for name in asking.WAYS} == answers
+    assert {name: ["abab", "cc"] for name in calling.WAYS} == outputs
 
 
 def test_sentences_are_rows_of_the_example_task():

@@ -1,9 +1,9 @@
 """
-Every way to ask a task: one item, many, a chunk, in a coroutine, more than fit into memory.
+Every way to call a batch task: one item, many, a chunk, in a coroutine, more than fit into memory.
 
     celery batch redis                          # first shell: prints lines for the other two
     celery -A workers worker --concurrency=1    # second shell
-    python -m examples.asking                   # third shell
+    python -m examples.calling                   # third shell
 """
 
 from __future__ import annotations
@@ -24,42 +24,42 @@ SENTENCES = (
     "the answer to life, the [MASK], and everything.",
 )
 
-#: Seconds until an answer is given up.
+#: Most seconds to wait for a result.
 TIMEOUT = 60
 
 
 def one(task: Any, items: Iterable[str]) -> list[str]:
-    """Ask for one item after another: each waits for the one before."""
+    """Call the task for one item after another: each call waits for the result of the last."""
     return [task.delay(item).get(timeout=TIMEOUT) for item in items]
 
 
 def many(task: Any, items: Iterable[str]) -> list[str]:
-    """Send all in one write; each has a task and a result of its own."""
+    """Send all in one write; each item is a task with its own result."""
     return [result.get(timeout=TIMEOUT) for result in task.delay_many(list(items))]
 
 
 def chunk(task: Any, items: Iterable[str]) -> list[str]:
-    """Send all as one task, whose result is a list: the cheapest of all."""
-    answers: list[str] = task.delay_rows(list(items)).get(timeout=TIMEOUT)
-    return answers
+    """Send all as one task, whose result is a list: the cheapest way."""
+    outputs: list[str] = task.delay_rows(list(items)).get(timeout=TIMEOUT)
+    return outputs
 
 
 def in_coroutine(task: Any, items: Iterable[str]) -> list[str]:
     """Send and wait without blocking the event loop."""
 
-    async def ask(item: str) -> str:
-        answer: str = await (await task.adelay(item))
-        return answer
+    async def call(item: str) -> str:
+        output: str = await (await task.adelay(item))
+        return output
 
-    async def ask_all() -> list[str]:
-        return await asyncio.gather(*map(ask, items))
+    async def call_all() -> list[str]:
+        return await asyncio.gather(*map(call, items))
 
-    return asyncio.run(ask_all())
+    return asyncio.run(call_all())
 
 
 def backfill(task: Any, items: Iterable[str]) -> list[str]:
-    """Take items from an iterable as answers come back: there may be millions."""
-    return [answered.output for answered in task.backfill(items)]
+    """Read items from an iterable as outputs arrive: there may be millions."""
+    return [answer.output for answer in task.backfill(items)]
 
 
 WAYS: dict[str, Callable[[Any, Iterable[str]], list[str]]] = {
@@ -73,16 +73,16 @@ WAYS: dict[str, Callable[[Any, Iterable[str]], list[str]]] = {
 
 def main(task: Any = infill, items: Iterable[str] = SENTENCES) -> dict[str, list[str]]:
     """
-    Ask in every way, and return the answers by way.
+    Call the task in every way, and return the outputs by way.
 
     Args:
         task: A batch task of one parameter.
-        items: What it is asked.
+        items: Its inputs.
     """
-    return {name: ask(task, items) for name, ask in WAYS.items()}
+    return {name: call(task, items) for name, call in WAYS.items()}
 
 
 if __name__ == "__main__":
     console = Console(markup=False, highlight=False)
-    for name, answers in main().items():
-        console.print(f"{name}: {', '.join(answers)}")
+    for name, outputs in main().items():
+        console.print(f"{name}: {', '.join(outputs)}")
