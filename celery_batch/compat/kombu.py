@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,10 +15,14 @@ from celery.backends.base import Backend
 from celery.result import ResultBase
 from celery.utils.time import timezone
 from kombu.connection import Connection
+from kombu.serialization import registry
 from kombu.transport.virtual import Channel, QoS
+from kombu.utils import json
 from kombu.utils.objects import cached_property
 
-__all__ = ["renew_property_locks", "returns_here"]
+__all__ = ["decodes_json", "renew_property_locks", "returns_here", "wake_for_callbacks"]
+
+logger = logging.getLogger(__name__)
 
 #: Classes whose cached properties we read, with their subclasses.  Kombu locks such a property
 #: each time it is read, for all objects of the class together; an app's settings are loaded
@@ -25,6 +31,16 @@ _CLASSES = (
     *(AMQP, Backend, Celery, Channel, Connection, Control, PendingConfiguration, QoS),
     *(ResultBase, type(timezone)),
 )
+
+
+#: What `wake_for_callbacks` needs of kombu's event loop.
+_HUB = ("_ready", "_ready_lock", "_wake_pending", "_waker")
+
+
+def decodes_json() -> bool:
+    """Return whether messages in JSON are decoded by kombu's own function."""
+    decoder = getattr(registry, "_decoders", {}).get("application/json")
+    return decoder is json.loads
 
 
 def renew_property_locks() -> None:
@@ -53,3 +69,39 @@ def _with_subclasses(classes: Iterable[type]) -> Iterator[type]:
     for each in classes:
         yield each
         yield from _with_subclasses(type.__subclasses__(each))
+
+
+def wake_for_callbacks(hub: Any) -> None:
+    """
+    Have an event loop run at once what is given to `call_soon` on its own thread.
+
+    Kombu's loop runs these callbacks, then waits for events.  What a callback or a timer
+    gives to `call_soon` waits with it, for seconds on an idle worker; so would the
+    acknowledgement of a request that has ended.  (For other threads kombu wakes the
+    loop itself, in the same way.)
+
+    Args:
+        hub: Celery's event loop.
+    """
+    missing = [name for name in _HUB if not hasattr(hub, name)]
+    if missing:
+        logger.warning("this kombu has no %s: callbacks may be a second late", ", ".join(missing))
+        return
+
+    def wake_if_ready() -> None:
+        with hub._ready_lock:  # noqa: SLF001 (there is no public way)
+            wake = bool(hub._ready) and not hub._wake_pending  # noqa: SLF001
+            hub._wake_pending = hub._wake_pending or wake  # noqa: SLF001
+        if wake:
+            hub._waker.wake()  # noqa: SLF001
+
+    fire_timers = hub.fire_timers
+
+    def fire_timers_on_time(*args: Any, **options: Any) -> float:
+        """As kombu's, which sleeps for a second after ten timers, even if one is due."""
+        delay = float(fire_timers(*args, **options))
+        queue = hub.timer._queue  # noqa: SLF001
+        return min(delay, max(queue[0].eta - time.monotonic(), 0.0)) if queue else delay
+
+    hub.fire_timers = fire_timers_on_time
+    hub.on_tick.add(wake_if_ready)

@@ -23,7 +23,7 @@ from typing import Any
 from celery import Task
 from celery.exceptions import TaskRevokedError
 
-from celery_batch.compat.pool_pipe import PoolPipe
+from celery_batch.compat.billiard import PoolPipe
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.job import BatchJob
 

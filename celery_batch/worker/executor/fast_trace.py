@@ -21,11 +21,11 @@ from celery.app import trace
 from celery.app.task import Context
 from celery.loaders.base import BaseLoader
 from celery.utils.saferepr import saferepr
-from kombu.serialization import registry
 from kombu.utils import json
 from kombu.utils.encoding import safe_repr
 
 from celery_batch.compat.celery import current_task, original_run
+from celery_batch.compat.kombu import decodes_json
 from celery_batch.decoding import decode_json
 from celery_batch.protocol import REPLY_HEADER, ROWS
 from celery_batch.task import BatchTask
@@ -110,8 +110,7 @@ class FastTrace:
         acks_late = app.conf.task_acks_late or task.acks_late
         self._deduplicates = acks_late and app.conf.worker_deduplicate_successful_tasks
         self._extends = app.conf.find_value_for_key("extended", "result")
-        is_kombus = registry._decoders.get(_JSON) is json.loads  # noqa: SLF001
-        self._reads_json = is_kombus and _JSON in accept
+        self._reads_json = decodes_json() and _JSON in accept
         self._accept = accept
         kinds = [parameter.kind for parameter in task._batch_signature.parameters.values()]
         simple = all(kind is kind.POSITIONAL_OR_KEYWORD for kind in kinds)

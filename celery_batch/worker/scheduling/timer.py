@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from celery_batch.compat.hub import wake_for_callbacks
+from celery_batch.compat.kombu import wake_for_callbacks
 
 __all__ = ["BatchTimer"]
 
