@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import NoReturn
 
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
@@ -70,7 +69,7 @@ def redis(directory: Path | None, port: int | None) -> None:
     of the process that started it.
     """
     parent = os.getppid()
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as at Ctrl-C
     try:
         with RedisServer(directory, port=port, appendonly=directory is not None) as server:
             _explain(server)
@@ -97,8 +96,3 @@ Redis is ready (folder {server.directory}). In the shells of your worker and web
 Ctrl-C stops it.""",
         err=True,
     )
-
-
-def _interrupt(_number: int, _frame: object) -> NoReturn:
-    """Make SIGTERM end the command the way Ctrl-C does."""
-    raise KeyboardInterrupt

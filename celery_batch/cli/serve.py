@@ -9,7 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand
@@ -70,7 +70,7 @@ def serve(
     """
     if (handle is None) == (path is None):
         raise click.UsageError("give a handle as module:Class, or a file by -c")
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as at Ctrl-C
     try:
         config = _config(handle, path, options)
         folder = directory or run_folder.usual_folder(config.port)
@@ -160,8 +160,3 @@ def _needed(module: str) -> Any:
         raise click.ClickException(
             f"{error}; to serve handles, install celery-batch[serve]"
         ) from error
-
-
-def _interrupt(_number: int, _frame: object) -> NoReturn:
-    """Make SIGTERM end the command the way Ctrl-C does."""
-    raise KeyboardInterrupt

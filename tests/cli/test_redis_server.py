@@ -167,7 +167,7 @@ def test_tcp_needs_the_password():
 
 @needs_redis
 def test_taken_port_is_reported_from_the_log():
-    """A port that somebody has already fails the start with Redis' own words."""
+    """A port that is in use fails the start with Redis' own message."""
     with (
         socket.create_server(("127.0.0.1", 0)) as other,
         pytest.raises(ServerFailed, match="Address already in use"),

@@ -153,7 +153,7 @@ def test_a_folder_is_made_private_and_cleared_of_a_former_run(tmp_path):
 
 
 def test_a_folder_that_is_no_former_run_is_left_alone(tmp_path):
-    """Somebody's files are never removed."""
+    """Files of others are never removed."""
     (tmp_path / "thesis").touch()
 
     with pytest.raises(ConfigurationError, match="holds other things"):
@@ -179,9 +179,9 @@ def test_a_folder_of_others_is_refused(tmp_path):
         clear(folder)
 
 
-@pytest.mark.parametrize("whose", ["everybody's", "somebody's", "a link's"])
+@pytest.mark.parametrize("whose", ["writable by all", "another user's", "a link"])
 def test_nothing_is_removed_from_a_folder_of_others(whose, monkeypatch, short_path):
-    """The usual folder's name can be known: who has made it first has nobody's files removed."""
+    """The usual folder's name can be known: files in one that others made are not removed."""
     home, elsewhere = short_path / "home", short_path / "elsewhere"
     monkeypatch.setattr(run_folder, "_home", lambda: home)
     (elsewhere / "80").mkdir(parents=True)
@@ -189,13 +189,13 @@ def test_nothing_is_removed_from_a_folder_of_others(whose, monkeypatch, short_pa
         each.chmod(0o700)
     for name in (CONFIG_FILE, "thesis"):
         (elsewhere / "80" / name).touch()
-    if whose == "a link's":
+    if whose == "a link":
         home.symlink_to(elsewhere)
     else:
         elsewhere.rename(home)
-    if whose == "everybody's":
+    if whose == "writable by all":
         home.chmod(0o777)
-    elif whose == "somebody's":
+    elif whose == "another user's":
         monkeypatch.setattr(os, "getuid", lambda: home.stat().st_uid + 1)
 
     with pytest.raises(ConfigurationError, match=r"others have rights|belongs to another user"):

@@ -211,7 +211,7 @@ def test_a_class_is_found_in_the_module_named_handle(monkeypatch):
         (f"{__name__}:Listet", "has no class Listet; did you mean Listed?"),
     ],
 )
-def test_a_class_that_is_nowhere_is_told_where_it_was_looked_for(name, said):
+def test_an_error_says_where_a_missing_class_was_looked_for(name, said):
     """The message names the module, and the nearest class."""
     with pytest.raises(ConfigurationError) as refused:
         find_handle(name)
@@ -238,7 +238,7 @@ def test_a_time_limit_leaves_hanging_threads_behind():
 
 @pytest.mark.parametrize("error", [SoftTimeLimitExceeded(), RuntimeError("CUDA error: gone")])
 def test_what_ends_a_process_or_a_batch_is_no_requests_own(error):
-    """Who calls a handle one by one has to hear of it, too."""
+    """A handle that is called one by one raises it, too."""
     model = loaded(Uncalled)
 
     def strike(_data):

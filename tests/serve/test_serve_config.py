@@ -1,4 +1,4 @@
-"""What a configuration file may say, and how it is told that it is wrong."""
+"""What a configuration file may contain, and the errors of wrong ones."""
 
 from __future__ import annotations
 

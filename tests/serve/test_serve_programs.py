@@ -56,7 +56,7 @@ def test_a_named_broker_is_not_started():
     assert ["cpu-0", "web"] == [program.name for program in programs(config, FOLDER)]
 
 
-def test_the_workers_share_the_cores_unless_told_otherwise(monkeypatch):
+def test_the_workers_share_the_cores_unless_configured_otherwise(monkeypatch):
     """As many math threads in each as leave the others some; Env wins."""
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
@@ -65,8 +65,8 @@ def test_the_workers_share_the_cores_unless_told_otherwise(monkeypatch):
     env = environment(config, [Path("/here")], {"A": "shell", "PYTHONPATH": "/there"})
 
     assert ("2", "file", "/here:/there") == (env["OMP_NUM_THREADS"], env["A"], env["PYTHONPATH"])
-    told = ServeConfig("H", env={"OMP_NUM_THREADS": "3"})
-    assert "3" == environment(told, [], {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"]
+    other = ServeConfig("H", env={"OMP_NUM_THREADS": "3"})
+    assert "3" == environment(other, [], {"OMP_NUM_THREADS": "5"})["OMP_NUM_THREADS"]
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_a_process_runs_once_it_was_ready_or_is_steady(start, monkeypatch):
     assert ["starting", "running", "starting", "running"] == states
 
 
-def test_a_worker_is_told_its_device(start):
+def test_a_worker_has_its_device_in_the_environment(start):
     """The environment names it to the worker, and to no other process."""
     program = "import os, sys; sys.exit(os.environ.get('CELERY_BATCH_SERVE_DEVICE') != 'cuda:1')"
     worker, web = start(program, "cuda:1"), start(program)

@@ -17,7 +17,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> int:
     found = [
         (socket.AF_INET, ("127.0.0.1", port)),
         (socket.AF_INET6, ("::1", port, 0, 0)),
-        (socket.AF_INET, ("192.0.2.1", port)),  # nobody's, for documentation
+        (socket.AF_INET, ("192.0.2.1", port)),  # reserved for documentation
     ]
     answers = [(family, socket.SOCK_STREAM, 6, "", address) for family, address in found]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_options: answers)

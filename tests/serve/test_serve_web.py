@@ -1,4 +1,4 @@
-"""The web server in this process, with nobody behind it."""
+"""The web server in this process, without a worker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def client(broker):
 
 
 def test_a_late_answer_is_a_504(client):
-    """A request has its answer within the time limit, or is told that it has none."""
+    """A request has its answer within the time limit, or a 504."""
     answer = client.post("/predict", json={"x": 1})
 
     assert 504 == answer.status_code
@@ -56,7 +56,7 @@ def test_a_late_answer_is_a_504(client):
 
 
 def test_without_workers_it_lives_and_is_not_ready(client):
-    """A balancer can tell the two apart."""
+    """A load balancer can distinguish the two."""
     assert (200, {"status": "ok"}) == _both(client.get("/healthz"))
     status, body = _both(client.get("/readyz"))
 
@@ -98,7 +98,7 @@ def test_a_large_body_is_not_parsed_by_the_web_server(client, monkeypatch):
     assert [] == [length for length in parsed if length > 50_000]
 
 
-def test_what_is_not_there_is_told_in_json(client):
+def test_unknown_paths_are_refused_in_json(client):
     """Other paths and methods, too."""
     missing, wrong = client.get("/nothing"), client.get("/predict")
 
@@ -131,7 +131,7 @@ def test_the_status_is_that_of_the_error(client, monkeypatch, caplog, outcome, s
 
 
 def test_a_full_queue_is_a_429(broker):
-    """MaxQueue bounds what waits; who is refused is told when to come again."""
+    """MaxQueue bounds what waits; a refusal says when to try again."""
     with client_of(broker, max_queue=1) as client:
         first = client.post("/predict", json={})
         second = client.post("/predict", json={})

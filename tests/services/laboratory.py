@@ -60,7 +60,7 @@ class Lab:
             "CELERY_BATCH_REDIS_BROKER": self.url,
             **env,
         }
-        # In a folder of its own: keepers have no working directory.
+        # In a folder of its own: reapers have no working directory.
         start = f"import os, sys; os.chdir({str(cwd)!r}); os.execv(sys.executable, sys.argv[1:])"
         return ManagedProcess(
             [sys.executable, "-c", start, sys.executable, "-W", "ignore", *command],
@@ -90,7 +90,7 @@ class Lab:
         streamer.submit(["hold"])
 
         def is_free() -> str:
-            return "" if recall("held") else "nobody is held"
+            return "" if recall("held") else "no request is held"
 
         wait_until(is_free, [self.program], what="a held model", timeout=LONG)
 

@@ -75,7 +75,7 @@ def _die_once(path):
 
 
 class Told(ManagedModel):
-    """A ManagedModel that says what it was told, and what its environment was by then."""
+    """A ManagedModel that returns its arguments, and its environment at that time."""
 
     threads = os.environ.get("OMP_NUM_THREADS")
 

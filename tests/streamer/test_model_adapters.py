@@ -21,7 +21,7 @@ def double(batch):
 
 
 class Scaled(ManagedModel):
-    """A model that is told at its start by how much to multiply."""
+    """A model whose `init_model` takes the factor to multiply by."""
 
     def init_model(self, factor, *, offset=0):
         """Keep the numbers."""

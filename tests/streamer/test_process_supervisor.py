@@ -22,7 +22,7 @@ from tests.services.streamed import Told
 
 
 def die_once(notes: str, how: int) -> None:
-    """Note who we are; the first of us is killed."""
+    """Note the process; the first one is killed."""
     with Path(notes).open("a") as file:
         file.write(f"{os.environ['NOTED']}\n")
     if len(Path(notes).read_text().splitlines()) == 1:
@@ -87,7 +87,7 @@ def load_sometimes(notes: str, loads: str) -> None:
 
 
 def note(path: str, *_: object) -> None:
-    """Note who we are."""
+    """Note the process."""
     with Path(path).open("a") as file:
         file.write(f"{os.environ['NOTED']}\n")
 
@@ -162,10 +162,10 @@ def test_a_main_module_does_not_undo_a_workers_environment(tmp_path: Path):
         "from celery_batch.streamer import Streamer\n"
         "from celery_batch.streamer.process_supervisor import Job, keep_running\n"
         "from tests.services.streamed import Told\n"
-        "def tell():\n"
+        "def show():\n"
         "    print(first, os.environ['CUDA_VISIBLE_DEVICES'], flush=True)\n"
         "if __name__ == '__main__':\n"
-        "    keep_running([Job('worker', tell, (), {'CUDA_VISIBLE_DEVICES': '2'})])\n"
+        "    keep_running([Job('worker', show, (), {'CUDA_VISIBLE_DEVICES': '2'})])\n"
         "    with Streamer(Told, 1, cuda_devices=(0, 1), worker_num=2,\n"
         "                  wait_for_worker_ready=True) as streamer:\n"
         "        print(*sorted({streamer.predict([0])[0][2] for _ in range(40)}))\n"
@@ -193,12 +193,12 @@ def test_processes_begin_where_only_the_program_finds_the_package(method: str, t
         "from celery_batch.streamer.process_supervisor import Job, keep_running\n"
         "def double(batch):\n"
         "    return [2 * each for each in batch]\n"
-        "def tell():\n"
+        "def show():\n"
         f"    print(sys.path.count({str(ROOT)!r}), flush=True)\n"
         "if __name__ == '__main__':\n"
         f"    with Streamer(double, 1, mp_start_method={method!r}) as streamer:\n"
         "        print(streamer.predict([21]), flush=True)\n"
-        f"    keep_running([Job('worker', tell)], {method!r})\n"
+        f"    keep_running([Job('worker', show)], {method!r})\n"
     )
     done = subprocess.run(  # isolated: what is installed is not found either
         [sys.executable, "-I", "-S", str(main)],
@@ -213,7 +213,7 @@ def test_processes_begin_where_only_the_program_finds_the_package(method: str, t
 
 
 def test_successor_that_is_killed_too_soon_is_replaced(tmp_path: Path, monkeypatch):
-    """Where one could begin, the next can, too: one that is killed before ends nobody else."""
+    """A process that is killed before it begins is replaced if one before it could begin."""
     monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
     keep_running([Job("worker", Unlucky(tmp_path / "notes"))])
 
@@ -272,7 +272,7 @@ def test_what_cannot_be_sent_is_named():
 
 
 def test_a_manager_runs_its_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each worker is told its index and the number of GPUs."""
+    """Each worker gets its index and the number of GPUs."""
     monkeypatch.setenv("NOTES", str(tmp_path))
     Manager().run_workers(worker_num=2, gpu_num=3)
 
@@ -325,8 +325,8 @@ def test_no_workers_are_refused():
         Manager().run_workers(worker_num=0)
 
 
-def test_an_unguarded_program_is_told(in_python):
-    """A program without `if __name__ == "__main__"` is told so, and not started for ever."""
+def test_an_unguarded_program_is_refused(in_python):
+    """A program without `if __name__ == "__main__"` ends with a message, and starts once."""
     said = in_python(
         "import subprocess, sys, tempfile, pathlib\n"
         "path = pathlib.Path(tempfile.mkdtemp()) / 'unguarded.py'\n"

@@ -34,7 +34,7 @@ def test_addresses(given: str, url: str):
     assert (url, url) == (settings["broker_url"], settings["result_backend"])
 
 
-def test_a_sentinel_is_told_the_masters_name():
+def test_a_sentinel_gets_the_masters_name():
     """The name of the Redis that Sentinels look after stands in the URL."""
     settings = connection_settings("sentinel://:pw@a:1;sentinel://:pw@b:2/1?master_name=main")
 

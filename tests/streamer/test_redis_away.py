@@ -14,7 +14,7 @@ from celery_batch import RedisStreamer
 @pytest.mark.parametrize("items", [[1], [1, 2, 3]], ids=["one", "many"])
 @pytest.mark.parametrize("way", ["submit", "predict", "apredict"])
 def test_redis_that_is_not_there_is_named(way, items, max_queue):
-    """Whoever asks hears which Redis is away, without its password, and not that nobody answers."""
+    """The error names the Redis that cannot be reached, without its password."""
     streamer = RedisStreamer(
         "redis://:secret@localhost:1/0", worker_timeout=10, max_queue=max_queue
     )

@@ -32,7 +32,7 @@ class Clients:
     Clients of which each has one request at a time, and asks again when it is answered.
 
     Args:
-        count: How many; the first one comes before the others, who come while its batch runs.
+        count: How many; the first one comes before the others, which come while its batch runs.
         think: Most seconds from an answer to the client's next request.
         seed: For the seconds that each takes.
     """
@@ -65,7 +65,7 @@ class Clients:
 
 class Crowd(Clients):
     """
-    Clients who come once, when they like.
+    Clients that come once, at given times.
 
     Args:
         arrivals: When, in order.
@@ -76,7 +76,7 @@ class Crowd(Clients):
         self._coming = [(seconds, client) for client, seconds in enumerate(arrivals)]
 
     def answer(self, clients):
-        """Have nobody come again."""
+        """Have no client come again."""
 
 
 class Condition:
@@ -122,7 +122,7 @@ def streamed(policy, clients, batches, monkeypatch):
     return sizes
 
 
-def foretold(policy, clients, batches):
+def simulated(policy, clients, batches):
     """Return the same of a worker, by the rules of `celery_batch.tuning.simulate`."""
     batcher = Batcher(policy)
     sizes = []
@@ -154,10 +154,10 @@ def test_a_crowd_goes_together(monkeypatch):
 
 @pytest.mark.parametrize("think", [0.0005, 0.002, 0.01, 0.1])
 @pytest.mark.parametrize("size", [4, 16, 64])
-def test_batches_are_those_that_are_foretold(size, think, monkeypatch):
+def test_batches_are_those_of_the_simulation(size, think, monkeypatch):
     """A streamer and the simulation of `celery batch tune` make the same batches of a load."""
     policy = BatchPolicy(size, 0.02)
-    expected = foretold(policy, Clients(16, think, seed=7), 100)
+    expected = simulated(policy, Clients(16, think, seed=7), 100)
 
     assert expected == streamed(policy, Clients(16, think, seed=7), 100, monkeypatch)
 
@@ -191,8 +191,8 @@ def test_a_worker_that_wakes_late_looks_again(monkeypatch):
     assert [0, 1] == [request.item.items[0] for request in request_queue.take(slot)]
 
 
-def test_who_was_cancelled_before_a_pause_is_not_looked_for_after_it(monkeypatch):
-    """The line is not searched for cancelled requests that left it when nobody could serve."""
+def test_requests_cancelled_before_a_suspension_are_not_searched_after_it(monkeypatch):
+    """The queue is not searched for cancelled requests that left it when it was suspended."""
     request_queue = RequestQueue(BatchPolicy(4, 0.1), AnswerLock())
     answers = [Answer([each], request_queue.answer_lock) for each in range(40)]
     request_queue.add(answers, 40)

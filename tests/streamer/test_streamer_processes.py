@@ -1,4 +1,4 @@
-"""What a Streamer's processes are told, and what becomes of them."""
+"""The environment, the errors and the ends of a Streamer's processes."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_idle_process_that_dies_is_replaced_at_once():
 
 
 def test_model_that_is_lost_later(tmp_path, monkeypatch):
-    """Where nobody can be replaced, who waits hears the model's error; it is tried on, though."""
+    """Where no process can be replaced, requests fail with the model's error, until one can."""
     monkeypatch.setattr(worker_pool, "_FIRST_PAUSE", 0.01)
     monkeypatch.setattr(supervisor, "LONGEST_PAUSE", 0.5)
     weights = tmp_path / "weights"
@@ -108,17 +108,19 @@ def test_model_that_is_lost_later(tmp_path, monkeypatch):
             return "a death is not seen yet" if {*killed} & {f._process for f in feeders} else ""
 
         wait_until(why, [], what="new processes", timeout=60)  # else requests die with the old
-        told = [each.exception(60) for each in [streamer.submit([each]) for each in range(4)]]
+        errors = [each.exception(60) for each in [streamer.submit([each]) for each in range(4)]]
         with pytest.raises(LoadFailed, match="OSError: no weights for cpu"):
             streamer.submit([1])
         weights.touch()
         wait_until(lambda: _why_refused(streamer), [], what="another process", timeout=60)
 
         assert [5] == streamer.predict([5])
-    assert ["Lost.predict on cpu: OSError: no weights for cpu"] * 4 == [str(each) for each in told]
+    assert ["Lost.predict on cpu: OSError: no weights for cpu"] * 4 == [
+        str(each) for each in errors
+    ]
 
 
-def test_cancelled_futures_are_done_when_nobody_can_serve(tmp_path, monkeypatch):
+def test_cancelled_futures_are_done_when_no_process_can_serve(tmp_path, monkeypatch):
     """Where no process has its model any more, a cancelled future is done, and is forgotten."""
     monkeypatch.setattr(worker_pool, "_FIRST_PAUSE", 0.01)
     weights = tmp_path / "weights"
@@ -151,14 +153,14 @@ def _why_refused(streamer):
     return ""
 
 
-def test_death_by_chance_costs_nobody_an_answer(pair, tmp_path):
+def test_a_death_by_chance_costs_no_answer(pair, tmp_path):
     """What was running in a process that died runs once more, and is answered."""
     once = ("die once", str(tmp_path / "died"))
 
     assert ["a", once, "b"] == pair.predict(["a", once, "b"])
 
 
-def test_who_waited_long_is_run_again_all_the_same(tmp_path):
+def test_a_request_that_waited_long_is_run_again_all_the_same(tmp_path):
     """What ran in a process that died runs once more, however long it had been in line."""
     once = ("die once", str(tmp_path / "died"))
     with Streamer(play, 1, worker_timeout=0.1) as streamer:
@@ -168,7 +170,7 @@ def test_who_waited_long_is_run_again_all_the_same(tmp_path):
 
 
 def test_what_runs_is_finished_while_the_next_is_packed():
-    """Workers that end between two batches finish the first, and the second is told."""
+    """Workers that end between two batches finish the first, and the second fails."""
 
     class Late:
         def __reduce__(self):
@@ -193,7 +195,7 @@ def test_what_runs_is_finished_while_the_next_is_packed():
 
 
 def test_process_that_cannot_be_made(monkeypatch):
-    """Where the system refuses another process, who asks is told."""
+    """Where the system refuses another process, requests fail with its error."""
 
     def refuse(*_):
         raise OSError(24, "Too many open files")
@@ -204,7 +206,7 @@ def test_process_that_cannot_be_made(monkeypatch):
 
 
 def test_what_cannot_cross_the_pipe_fails_alone(pair):
-    """An input, an output or an error that cannot be pickled costs nobody else an answer."""
+    """An input, an output or an error that cannot be pickled fails its own request alone."""
     futures = [pair.submit([item]) for item in ("a", lambda: 0, "unpickled", "odd", Odd(1, 2))]
     messages = ["the request", "the output", "Odd: 1 and 2", "broke off: TypeError"]
 
@@ -214,7 +216,7 @@ def test_what_cannot_cross_the_pipe_fails_alone(pair):
     assert ["a"] == futures[0].result(30)
 
 
-def test_error_tells_where_it_was_raised(pair):
+def test_error_says_where_it_was_raised(pair):
     """An error keeps its class and brings along the traceback from its process."""
     with pytest.raises(ValueError, match="cannot digest") as caught:
         pair.predict(["raise"])
@@ -247,7 +249,7 @@ def test_cores_are_shared_unless_the_user_has_chosen(monkeypatch):
     ids=["raises", "exits"],
 )
 def test_model_that_cannot_be_loaded(model, message):
-    """Who asks hears why the model could not be loaded, at once and ever after."""
+    """Requests fail at once with the error of the load, the later ones too."""
     with Streamer(model, 4) as streamer:
         for _ in range(2):
             with pytest.raises(LoadFailed, match=message):
@@ -272,7 +274,7 @@ def test_what_no_other_process_can_import_is_refused():
         Streamer(lambda batch: batch, 4)
 
 
-def test_prompt_is_told_to_use_a_module():
+def test_at_a_prompt_a_module_is_recommended():
     """In a notebook or at a prompt, the message says that processes cannot import from there."""
     done = run(
         """
@@ -285,8 +287,8 @@ def test_prompt_is_told_to_use_a_module():
     assert "defined in a notebook or at a prompt" in done.stderr
 
 
-def test_unguarded_main_is_told_so(tmp_path):
-    """A main module that each process would run again is told to guard itself."""
+def test_unguarded_main_is_refused(tmp_path):
+    """A main module that each process would run again ends with advice to guard it."""
     main = tmp_path / "unguarded.py"
     main.write_text(
         "from celery_batch.streamer import Streamer\n"
@@ -386,7 +388,7 @@ def test_program_that_returns_does_not_wait_for_a_model(in_python):
 
 
 def test_made_before_a_fork_and_used_after(in_python):
-    """Streamers made before a fork work on both sides; who waited before is told in the child."""
+    """Streamers made before a fork work on both sides; requests of before fail in the child."""
     out = in_python(
         textwrap.dedent(
             """
@@ -398,8 +400,8 @@ def test_made_before_a_fork_and_used_after(in_python):
                 running = [each.submit([("sleep", 0.3)]) for each in both]
                 pid = os.fork()
                 if not pid:
-                    told = [type(each.exception(5)).__name__ for each in running]
-                    print(told, [each.predict([1]) for each in both], flush=True)
+                    errors = [type(each.exception(5)).__name__ for each in running]
+                    print(errors, [each.predict([1]) for each in both], flush=True)
                     sys.exit(0)
                 status = os.waitpid(pid, 0)[1]
                 print(status, [len(each.result()) for each in running],

@@ -106,7 +106,7 @@ def test_model_that_exits_does_not_take_the_streamer_along(streamer):
     assert ["after"] == streamer.predict(["after"])
 
 
-def test_callback_that_exits_ends_nobody(streamer):
+def test_callback_that_exits_ends_no_thread(streamer):
     """Whatever a callback does, others are answered."""
     called = threading.Event()
 
@@ -121,7 +121,7 @@ def test_callback_that_exits_ends_nobody(streamer):
 
 
 def test_answers_can_be_locked_in_any_order(streamer):
-    """Who holds one answer's lock keeps nobody from another's, or waits could block each other."""
+    """The lock of one answer does not block another answer, or waits could block each other."""
     held, other = (streamer.submit([("sleep", 0.1)]) for _ in range(2))
 
     def can_be_had():
@@ -183,7 +183,7 @@ class TestOnce:
     """What takes a streamer of its own."""
 
     def test_clients_of_a_slow_model_share_its_batches(self, kind):
-        """One who came before 15 others and asks again with them is in their next batch."""
+        """A client that came before 15 others and asks again with them is in their next batch."""
         with kind(count, 16) as streamer:
             streamer._begin()._batcher.policy = BatchPolicy(16, 4.0, linger=0.3)
             first = streamer.submit([0])
@@ -201,7 +201,7 @@ class TestOnce:
 
         assert [[15] * 15 + [16]] + [[16] * 16] * 3 == sizes
 
-    def test_full_queue_is_told_at_once(self, kind):
+    def test_full_queue_raises_at_once(self, kind):
         """With max_queue, what would wait behind too many is refused at once."""
         with kind(play, 1, max_queue=3) as streamer:
             running = [streamer.submit([("sleep", 0.5)])]
@@ -222,7 +222,7 @@ class TestOnce:
             assert [9] == [each.result() for each in waiting][-1]
 
     def test_destroyed_streamer_says_so(self, kind):
-        """When workers end, what runs is finished, who waits is told, and no more is taken."""
+        """When workers end, what runs is finished, what waits fails, and no more is taken."""
         streamer = kind(play, 1)
         running = streamer.submit([("sleep", 0.3)])
         while not running.running():
@@ -237,7 +237,7 @@ class TestOnce:
             streamer.submit([1])
 
     def test_cancelled_futures_are_done_when_the_streamer_ends(self, kind):
-        """A future that was cancelled in line is done for whoever waits for it at that time."""
+        """A future that was cancelled in the queue is done for threads that wait for it."""
         streamer = kind(play, 1)
         running = streamer.submit([("sleep", 0.3)])
         _wait_until_running(running)
@@ -281,7 +281,7 @@ class TestOnce:
         assert [*range(8)] == ended
 
     def test_forgotten_streamer_ends(self, kind):
-        """A streamer that nobody holds any more ends its workers."""
+        """A streamer that is garbage collected ends its workers."""
         streamer = kind(play, 1)
         streamer.predict([1])
         request_queue = weakref.ref(streamer._request_queue)
@@ -292,7 +292,7 @@ class TestOnce:
         assert "" == _held(request_queue)
 
     def test_forgotten_streamer_answers_first(self, kind):
-        """Futures of a streamer that nobody holds any more are answered, then its workers end."""
+        """Futures of a streamer that is garbage collected are answered, then its workers end."""
         streamer = kind(play, 1)
         request_queue = weakref.ref(streamer._begin())
         futures = [streamer.submit([each]) for each in (("sleep", 0.2), 1, 2, 3)]

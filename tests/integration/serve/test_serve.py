@@ -55,7 +55,7 @@ def test_requests_go_through_forward_together(serving):
     assert max(answer["result"]["size"] for answer in answers) > 1
 
 
-def test_many_requests_wait_at_once_and_keep_nobody_waiting(serving):
+def test_many_requests_wait_at_once_and_block_no_other(serving):
     """While the model is held and all clients wait, the web server answers others at once."""
     name = uuid4().hex
     waiting = [serving.asking({"name": str(n), "hold": name}) for n in range(60)]
@@ -88,7 +88,7 @@ def _poll_schedule(client):
     return sum(statistics.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("get", "mget"))
 
 
-def test_an_error_is_its_requests_alone_and_kills_nobody(serving):
+def test_an_error_is_its_requests_alone_and_kills_no_process(serving):
     """Errors in any step reach their clients; the others of the batch have their answers."""
     name = uuid4().hex
     first = serving.asking({"name": "first", "hold": name})
@@ -112,7 +112,7 @@ def test_an_error_is_its_requests_alone_and_kills_nobody(serving):
 
 
 def test_a_bug_in_a_handle_is_for_the_operator(serving):
-    """A client hears of an unexpected error, and of the task to look for; not what it says."""
+    """The response to an unexpected error names the task to look for, and not its message."""
     status, answer = serving.post({"name": "bug", "crash": "forward"})
 
     assert (500, "InternalServerError") == (status, answer["error"]["type"])
@@ -194,7 +194,7 @@ def test_a_killed_web_server_is_back(serving):
 
 
 def test_a_killed_redis_is_back(serving):
-    """What waits in it is served when it is back, and so are those who come later."""
+    """Requests that wait in it are served when it is back, and so are later ones."""
     name = uuid4().hex
     waiting = [serving.asking({"name": str(n), "hold": name}) for n in range(3)]
     serving.until(lambda: _held(serving, name))

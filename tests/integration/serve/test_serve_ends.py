@@ -72,7 +72,7 @@ def test_a_handle_that_cannot_be_loaded_is_a_clear_error(served, broker):
 
 @pytest.mark.thorough("a served model that hangs, and a large picture")
 def test_a_model_that_hangs_is_broken_off(served, tmp_path, broker):
-    """Who waits for it is told so in time, and those who come later are served."""
+    """Its request gets an error in time, and later ones are served."""
     serving = served(
         f"GPUs: cpu\nHandle: tests.services.handles:Trial\nBroker: {broker}\nTimeLimit: 5\n"
         f"Env: {{TRIAL_FOLDER: {tmp_path}}}\n"

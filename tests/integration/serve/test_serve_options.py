@@ -48,7 +48,7 @@ def _listen(serving):
 
 
 def test_the_workers_restart_when_the_handles_files_change(served, tmp_path):
-    """What cannot be loaded is told, and served when it is mended; also what the handle imports."""
+    """An error of the load is printed, and a corrected file is served; also an imported one."""
     (tmp_path / "parrot.py").write_text(HANDLE)
     words = tmp_path / "words.py"
     words.write_text("answer = 'hello'")
@@ -56,7 +56,7 @@ def test_the_workers_restart_when_the_handles_files_change(served, tmp_path):
     serving = served("", "parrot:Parrot", *options, PYTHONPATH=f"{ROOT}:{tmp_path}").ready()
     before = serving.post({})
     words.write_text("answer = 'hello' +")
-    serving.until(lambda: "" if "SyntaxError" in serving.said else "no error is told")
+    serving.until(lambda: "" if "SyntaxError" in serving.said else "no error is printed")
     words.write_text("answer = 'good morning'")
     serving.until(lambda: "" if "is ready again" in serving.said else "it is not ready again")
 

@@ -40,7 +40,7 @@ def test_submit_returns_a_future(lab: Lab):
 
 
 def test_done_is_false_while_items_wait(lab: Lab):
-    """A future says False while it is not done, and wakes those who wait for many."""
+    """A future says False while it is not done, and wakes threads that wait for many."""
     streamer = lab.streamer()
     let_go = lab.hold(streamer)
     futures = [streamer.submit([number]) for number in range(3)]
@@ -177,13 +177,13 @@ def test_a_future_with_a_callback_lives_until_it_is_called(lab: Lab):
     """Nobody has to hold a future whose callback is to be called."""
     streamer = lab.streamer()
     let_go = lab.hold(streamer)
-    heard: list[object] = []
-    streamer.submit(["a"]).add_done_callback(lambda future: heard.append(future.result()))
+    outputs: list[object] = []
+    streamer.submit(["a"]).add_done_callback(lambda future: outputs.append(future.result()))
     gc.collect()
     let_go()
-    wait_until(lambda: "" if heard else "not called", [lab.program], what="callback", timeout=30)
+    wait_until(lambda: "" if outputs else "not called", [lab.program], what="callback", timeout=30)
 
-    assert [["a"]] == heard
+    assert [["a"]] == outputs
 
 
 def test_a_cancelled_future_leaves_its_items_alone(lab: Lab):
@@ -282,12 +282,12 @@ def test_the_model_is_given_its_arguments_and_gpu(lab: Lab):
     assert [["hello you", "0", "0"]] == [row[:3] for row in about]
 
 
-def test_a_full_queue_is_told_at_once(lab: Lab):
+def test_a_full_queue_raises_at_once(lab: Lab):
     """With max_queue, what would wait behind too many is refused, and the others are answered."""
-    streamer = lab.streamer("nobody", max_queue=3)
+    streamer = lab.streamer("idle", max_queue=3)
     streamer.submit(["a", "b"])
 
-    with pytest.raises(QueueFull, match=r"2 items wait in 'streamer\.nobody'"):
+    with pytest.raises(QueueFull, match=r"2 items wait in 'streamer\.idle'"):
         streamer.submit(["c", "d"])
     with pytest.raises(QueueFull, match="too many for 3"):
         asyncio.run(streamer.apredict(["c", "d"]))
@@ -301,11 +301,11 @@ def test_a_full_queue_is_told_at_once(lab: Lab):
 
 def test_a_full_queue_is_one_of_all_priorities(lab: Lab):
     """What waits with another priority, as other clients may send it, counts as well."""
-    streamer = lab.streamer("nobody", max_queue=3)
+    streamer = lab.streamer("idle", max_queue=3)
     for priority in (3, 6, 9):
         streamer.task.apply_async(("a",), queue=streamer.queue, priority=priority)
     try:
-        with pytest.raises(QueueFull, match=r"3 items wait in 'streamer\.nobody'"):
+        with pytest.raises(QueueFull, match=r"3 items wait in 'streamer\.idle'"):
             streamer.submit(["b"])
         with pytest.raises(QueueFull, match="too many for 3"):
             asyncio.run(streamer.apredict(["b"]))
@@ -337,7 +337,7 @@ def test_a_client_owns_no_workers(lab: Lab):
 
 
 def test_streamers_of_a_process_share_one_listener(lab: Lab):
-    """Streamers of one Redis are told of all their answers on one connection."""
+    """Streamers of one Redis receive all their replies on one connection."""
     one, other = lab.streamer(), lab.streamer("other-model")
 
     assert ["a"] == one.predict(["a"])
@@ -346,7 +346,7 @@ def test_streamers_of_a_process_share_one_listener(lab: Lab):
 
 def test_a_redis_that_is_away_is_named(tmp_path: Path):
     """The first call, too, says which Redis cannot be reached, by the error that sending raises."""
-    streamer = RedisStreamer(f"redis+socket://{tmp_path}/nobody.sock")
+    streamer = RedisStreamer(f"redis+socket://{tmp_path}/absent.sock")
     for _ in range(2):
-        with pytest.raises(OperationalError, match=r"nobody\.sock"):
+        with pytest.raises(OperationalError, match=r"absent\.sock"):
             streamer.predict(["a"])

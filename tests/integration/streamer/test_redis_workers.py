@@ -1,4 +1,4 @@
-"""What becomes of requests, and of processes, when workers and their keepers die."""
+"""Requests and processes when workers and their supervisors die."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_a_killed_worker_held_is_answered(lab: Lab):
     futures = [streamer.submit([number]) for number in range(20)]
     os.kill(worker, signal.SIGKILL)
     let_go()
-    let_go()  # whoever was held has been asked again
+    let_go()  # the requests that were held run again
 
     assert [[number] for number in range(20)] == [future.result(LONG) for future in futures]
     ((successor, _),) = streamer.predict(["pid"])
@@ -45,7 +45,7 @@ def test_a_process_that_dies_takes_no_request_along(lab: Lab):
         futures[1].result(LONG)
 
 
-def test_nobody_outlives_a_killed_parent(lab: Lab):
+def test_no_process_outlives_a_killed_parent(lab: Lab):
     """When the program that runs the workers is killed, all that it has started ends."""
     lab.streamer().predict(["ready"])
     (program,) = family(lab.program.pid)[:1]
