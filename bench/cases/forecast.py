@@ -17,7 +17,7 @@ from bench.sheet import Case, Effort, Sheet
 from bench.stack import broker, running
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
-from celery_batch.tuning.measure import Plan, Seen, measure
+from celery_batch.tuning.measure import Plan, Run, measure
 from celery_batch.tuning.simulate import Load, simulate
 
 __all__ = ["CASE"]
@@ -53,13 +53,13 @@ def _measure(effort: Effort) -> dict[str, Any]:
 
 
 def _curve(name: str) -> Curve:
-    def run(size: int) -> Seen:
+    def run(size: int) -> Run:
         began = time.perf_counter()
         MODELS[name]([0] * size)
-        return Seen(time.perf_counter() - began)
+        return Run(time.perf_counter() - began)
 
     plan = Plan((1, 2, 4, 8, 16, 32, BATCH), seconds=0.5, asked_for=True)
-    return replace(measure(run, plan, lambda _: None), way=_WAY)
+    return replace(measure(run, plan, lambda _: None), overhead=_WAY)
 
 
 def _answered(task: Any, load: Load) -> list[float]:

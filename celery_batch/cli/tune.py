@@ -29,16 +29,16 @@ from celery_batch.runtime import registry
 from celery_batch.runtime.registry import instance_of
 from celery_batch.runtime.signature import example_rows
 from celery_batch.task import BatchTask
-from celery_batch.tuning.curve import MIDDLE, SLOW, Curve, Point
-from celery_batch.tuning.measure import Plan, Seen, measure
-from celery_batch.tuning.propose import Goal, Proposal, Trial, propose
-from celery_batch.tuning.words import (
-    about_carrying,
+from celery_batch.tuning.curve import MEDIAN, SLOW, Curve, Point
+from celery_batch.tuning.explanations import (
+    about_messages,
     about_scatter,
     about_size,
     about_target,
     about_wait,
 )
+from celery_batch.tuning.measure import Plan, Run, measure
+from celery_batch.tuning.propose import Goal, Proposal, Trial, propose
 from celery_batch.worker.executor.loader import load_models
 
 __all__ = ["Probe", "rows_for", "show", "tune"]
@@ -100,7 +100,7 @@ class Probe:
         self._task = task
         self._rows = cycle(rows)
 
-    def __call__(self, size: int) -> Seen:
+    def __call__(self, size: int) -> Run:
         """
         Run one batch.
 
@@ -131,7 +131,7 @@ class Probe:
                     f" {type(error).__name__}: {error};"
                     f" measure with rows that it can answer, by --input"
                 ) from error
-        return Seen(seconds, torch.cuda.max_memory_allocated() if torch is not None else None)
+        return Run(seconds, torch.cuda.max_memory_allocated() if torch is not None else None)
 
 
 def _initialized_torch() -> Any:
@@ -185,7 +185,7 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
     above = [f"No larger ones: {curve.cap}." if curve.cap else "", about_scatter(curve)]
     below = [
         f"max_batch_size: {about_size(curve, proposal)}",
-        about_carrying(proposal),
+        about_messages(proposal),
         f"max_wait, linger: {about_wait(curve, proposal)}",
     ]
     lines = [
@@ -208,12 +208,12 @@ def _as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[s
     sizes = [
         {
             "size": point.size,
-            "p50": point.quantile(MIDDLE),
+            "p50": point.quantile(MEDIAN),
             "p95": point.quantile(SLOW),
             "runs": len(point.seconds),
             "rate": point.rate,
             "memory": point.memory,
-            "bears": trial.bears,
+            "bears": trial.max_rate,
         }
         for point, trial in zip(curve.points, proposal.sizes, strict=True)
     ]
@@ -225,8 +225,8 @@ def _as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[s
         "sizes": sizes,
         "cap": curve.cap,
         "meets": chosen.meets,
-        "bears": chosen.bears,
-        "doubt": about_carrying(proposal),
+        "bears": chosen.max_rate,
+        "doubt": about_messages(proposal),
         "settings": {
             "max_batch_size": chosen.policy.max_batch_size,
             "max_wait": chosen.policy.max_wait,
@@ -260,11 +260,11 @@ def _table(curve: Curve, proposal: Proposal, width: int) -> Iterator[str]:
 def _cells(point: Point, trial: Trial, single: float) -> Sequence[str]:
     return (
         str(point.size),
-        figure(point.quantile(MIDDLE)),
+        figure(point.quantile(MEDIAN)),
         figure(point.quantile(SLOW)),
         number(point.rate),
         f"{point.rate / single:.1f}",
-        number(trial.bears),
+        number(trial.max_rate),
         "" if point.memory is None else f"{point.memory / _GIB:.2f} GiB",
     )
 
@@ -315,7 +315,7 @@ def _plot(path: Path, title: str, curve: Curve, proposal: Proposal) -> None:
 
 def _plot_throughput(axes: Any, curve: Curve, proposal: Proposal) -> None:
     rates = [point.rate for point in curve.points]
-    within = [trial.bears for trial in proposal.sizes]
+    within = [trial.max_rate for trial in proposal.sizes]
     latency = figure(proposal.goal.latency)
     axes.plot(curve.sizes, rates, "o-", color=_MEASURED, label="items a second, batch after batch")
     axes.plot(
@@ -333,7 +333,7 @@ def _plot_throughput(axes: Any, curve: Curve, proposal: Proposal) -> None:
 
 def _plot_latency(axes: Any, curve: Curve, proposal: Proposal) -> None:
     sizes, target = curve.sizes, proposal.goal.latency
-    usual = [point.quantile(MIDDLE) for point in curve.points]
+    usual = [point.quantile(MEDIAN) for point in curve.points]
     slow = [point.quantile(SLOW) for point in curve.points]
     axes.plot(sizes, usual, "o-", color=_MEASURED, label="one batch (shaded: up to p95)")
     axes.fill_between(sizes, usual, slow, color=_MEASURED, alpha=0.2, linewidth=0)
@@ -445,7 +445,9 @@ def _measured(
         try:
             device = load_models(app, [name])
             rows = rows_for(task, options["source"], options["field"])
-            return device, replace(measure(Probe(task, rows), plan, report), way=options["way"])
+            return device, replace(
+                measure(Probe(task, rows), plan, report), overhead=options["way"]
+            )
         finally:
             registry.unload_all()
 

@@ -1,28 +1,28 @@
-"""What batches of each size have taken."""
+"""How long batches of each size take, as measured."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
 
-__all__ = ["MIDDLE", "SLOW", "Curve", "Point"]
+__all__ = ["MEDIAN", "SLOW", "Curve", "Point"]
 
-#: The share of runs that were not slower than the usual one.
-MIDDLE = 0.5
+#: The quantile of a usual run.
+MEDIAN = 0.5
 
-#: The share of runs that were not slower than the slow ones.
+#: The quantile of a slow run.
 SLOW = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """
-    Batches of one size.
+    The runs of batches of one size.
 
     Args:
         size: Items in each.
-        seconds: What each took, shortest first, at least one.
-        memory: Most bytes of the device's memory in use meanwhile; None if it cannot tell.
+        seconds: The time of each run, shortest first, at least one.
+        memory: Most bytes of the device's memory in use meanwhile; None if unknown.
     """
 
     size: int
@@ -31,56 +31,56 @@ class Point:
 
     def quantile(self, share: float) -> float:
         """
-        Return the seconds that a share of the batches did not exceed.
+        Return a quantile of the seconds, interpolated.
 
         Args:
-            share: From 0 for the shortest to 1 for the longest; between two it is in between.
+            share: From 0 for the shortest to 1 for the longest.
         """
         place = share * (len(self.seconds) - 1)
         below = int(place)
         above = min(below + 1, len(self.seconds) - 1)
-        return _between(self.seconds[below], self.seconds[above], place - below)
+        return _interpolate(self.seconds[below], self.seconds[above], place - below)
 
     @property
     def rate(self) -> float:
-        """Items a second in usual batches."""
-        return self.size / self.quantile(MIDDLE)
+        """Items a second in a usual run."""
+        return self.size / self.quantile(MEDIAN)
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
     """
-    What a model was seen to do.
+    How long a model's batches take.
 
     Args:
         points: By size, smallest first, at least one.
         cap: Why no larger batch was measured.
-        way: Seconds that a message and its answer are on their way.
+        overhead: Seconds that sending a request and its result take.
     """
 
     points: tuple[Point, ...]
     cap: str = ""
-    way: float = 0.0
+    overhead: float = 0.0
 
     @property
     def sizes(self) -> list[int]:
-        """What was measured."""
+        """The sizes that were measured."""
         return [point.size for point in self.points]
 
     @property
     def scatter(self) -> float:
-        """How many times as long as a usual batch a slow one takes, for the usual size."""
-        times = sorted(point.quantile(SLOW) / point.quantile(MIDDLE) for point in self.points)
+        """The ratio of a slow run's time to a usual one's, for the median size."""
+        times = sorted(point.quantile(SLOW) / point.quantile(MEDIAN) for point in self.points)
         return times[len(times) // 2]
 
-    def seconds(self, size: int, share: float = MIDDLE) -> float:
+    def seconds(self, size: int, share: float = MEDIAN) -> float:
         """
-        Return what a batch takes, also one of a size that was not measured.
+        Return the time of a batch of any size.
 
         Args:
-            size: Items in it, at least 1; between two sizes it is in between, and
-                beyond the ends it costs as the nearest does.
-            share: How unlucky it is, as for `Point.quantile`.
+            size: Items in it, at least 1; interpolated between two measured sizes, and
+                beyond the ends proportional to the nearest.
+            share: The quantile, as for `Point.quantile`.
         """
         at = bisect_left(self.points, size, key=lambda point: point.size)
         if at == len(self.points):
@@ -91,12 +91,12 @@ class Curve:
             return above.quantile(share)
         below = self.points[at - 1]
         part = (size - below.size) / (above.size - below.size)
-        return _between(below.quantile(share), above.quantile(share), part)
+        return _interpolate(below.quantile(share), above.quantile(share), part)
 
     def capacity(self, size: int) -> float:
         """Return the most items a second with batches of up to a size."""
         return max(point.rate for point in self.points if point.size <= max(size, self.sizes[0]))
 
 
-def _between(low: float, high: float, part: float) -> float:
+def _interpolate(low: float, high: float, part: float) -> float:
     return low + (high - low) * part

@@ -1,15 +1,15 @@
 """
-Which settings to take.
+Chooses settings by simulation.
 
-Rule 1: the size is the one with which most requests a second are answered within
-        the target.  Of those about as good it is the smallest that answers about as many
-        items in full batches, for the day when more come than expected; but two full
+Rule 1: the size is the one with the highest rate of requests within the latency target.
+        Among sizes that are about as good, it is the smallest with about the same throughput
+        in full batches, for the day when more requests come than expected; but two full
         batches, the one just missed and its own, should not take longer than the target.
-Rule 2: how long to wait is what makes the slowest of the requests quickest, at the
-        rate that is expected; where it makes no difference, the defaults stay.
-Rule 3: nothing is proposed that misses the target in the simulation while something
-        else that was tried meets it.
-Rule 4: where nothing meets it, the nearest is proposed, and it is said.
+Rule 2: the waits are those with the lowest 99th percentile at the expected rate; if they
+        make no difference, the defaults stay.
+Rule 3: settings that miss the target in the simulation are not proposed while others that
+        were tried meet it.
+Rule 4: if none meets the target, the nearest is proposed, and the explanation says so.
 """
 
 from __future__ import annotations
@@ -21,39 +21,39 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.simulate import Forecast, Load, simulate
 
-__all__ = ["CARRIED", "Goal", "Proposal", "Trial", "candidates", "most_borne", "propose"]
+__all__ = ["MOST_MESSAGES", "Goal", "Proposal", "Trial", "candidates", "max_rate", "propose"]
 
 #: The default of the option, in seconds.
 _MAX_WAIT = 0.01
 
-#: Parts of the target that may be worth waiting for company.
+#: Parts of the target that may be worth waiting for further requests.
 _PARTS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
-#: The share of requests that a target is about.
+#: The quantile of a latency target.
 _NEARLY_ALL = 0.99
 
-#: Rates are told apart to this share.
-_FINE = 0.02
+#: The precision of rates.
+_PRECISION = 0.02
 
-#: Seconds, and rates, that differ by less are about the same.
+#: Times and rates that differ by less than this factor are about the same.
 _NEAR = 1.1
 
-#: The share of what can be borne that is expected where nothing is said.
+#: The share of the highest rate that is expected if the user names no rate.
 _EXPECTED = 0.7
 
-#: Messages a second that no worker reads, stores and acknowledges more of, whatever its model;
-#: most carry fewer.
-CARRIED = 10_000.0
+#: Most messages a second that any worker reads, stores and acknowledges; most workers reach
+#: less.
+MOST_MESSAGES = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
     """
-    What is wanted.
+    What the user wants.
 
     Args:
-        latency: Seconds in which 99 of 100 requests are to have their answers.
-        rate: Requests a second for one process; None if nobody knows.
+        latency: Seconds in which 99 of 100 requests are to have their results.
+        rate: Requests a second for one process; None if unknown.
     """
 
     latency: float
@@ -63,17 +63,17 @@ class Goal:
 @dataclass(frozen=True, slots=True)
 class Trial:
     """
-    Settings, and what they lead to.
+    Settings, and their simulated effect.
 
     Args:
         policy: The settings.
-        bears: Most requests a second that are answered within the target.
-        forecast: At the rate that is expected.
+        max_rate: Most requests a second within the target.
+        forecast: At the expected rate.
         meets: Whether the target is met at that rate.
     """
 
     policy: BatchPolicy
-    bears: float
+    max_rate: float
     forecast: Forecast
     meets: bool
 
@@ -81,11 +81,11 @@ class Trial:
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """
-    What to set, and what else was tried.
+    The settings to use, and others that were tried.
 
     Args:
-        goal: What was wanted, with a rate.
-        chosen: What to set.
+        goal: What the user wants, with a rate.
+        chosen: The settings to use.
         sizes: Each size with the default waits.
     """
 
@@ -95,33 +95,33 @@ class Proposal:
 
     @property
     def rate(self) -> float:
-        """Requests a second that are expected."""
+        """The expected requests a second."""
         return self.goal.rate or 0.0
 
 
 def propose(
-    curve: Curve, goal: Goal, tell: Callable[[str], None] = lambda _words: None
+    curve: Curve, goal: Goal, report: Callable[[str], None] = lambda _words: None
 ) -> Proposal:
     """
     Choose settings for a model.
 
     Args:
-        curve: What its batches take.
-        goal: What is wanted.
-        tell: Is told how far it is.
+        curve: How long its batches take.
+        goal: What the user wants.
+        report: Called with the progress.
     """
-    bears = {}
+    max_rates = {}
     for size in curve.sizes:
-        tell(f"simulating requests with batches of up to {size}")
+        report(f"simulating requests with batches of up to {size}")
         policy = BatchPolicy(size, min(_MAX_WAIT, goal.latency))
-        bears[policy] = most_borne(policy, curve, goal.latency)
-    most = max(bears.values()) or curve.capacity(curve.sizes[-1])
-    rate = goal.rate or min(_EXPECTED * most, CARRIED)
+        max_rates[policy] = max_rate(policy, curve, goal.latency)
+    most = max(max_rates.values()) or curve.capacity(curve.sizes[-1])
+    rate = goal.rate or min(_EXPECTED * most, MOST_MESSAGES)
     goal = Goal(goal.latency, rate)
-    sizes = tuple(_trial(policy, curve, goal, borne) for policy, borne in bears.items())
-    tell("simulating waits")
-    able = [trial for trial in sizes if rate < curve.capacity(_size(trial))]
-    for trial in _best_first(able, curve, goal.latency):
+    sizes = tuple(_trial(policy, curve, goal, highest) for policy, highest in max_rates.items())
+    report("simulating waits")
+    sufficient = [trial for trial in sizes if rate < curve.capacity(_size(trial))]
+    for trial in _best_first(sufficient, curve, goal.latency):
         chosen = _best_wait(trial, curve, goal)
         if chosen.meets:
             return Proposal(goal, chosen, sizes)
@@ -130,10 +130,10 @@ def propose(
 
 def candidates(policy: BatchPolicy, latency: float) -> Iterator[BatchPolicy]:
     """
-    Yield a policy, and others of its size that wait differently.
+    Yield a policy, and others of its size with other waits.
 
     Args:
-        policy: The one with the default waits.
+        policy: With the default waits.
         latency: The target, in seconds.
     """
     size = policy.max_batch_size
@@ -144,49 +144,46 @@ def candidates(policy: BatchPolicy, latency: float) -> Iterator[BatchPolicy]:
         yield BatchPolicy(size, wait, wait)
 
 
-def most_borne(policy: BatchPolicy, curve: Curve, latency: float) -> float:
+def max_rate(policy: BatchPolicy, curve: Curve, latency: float) -> float:
     """
-    Return the most requests a second that a policy answers within a target.
+    Return the highest rate of requests at which a policy meets a target; 0 if at none.
 
     Args:
         policy: The settings.
-        curve: What batches take.
+        curve: How long batches take.
         latency: The target for 99 of 100 requests, in seconds.
-
-    Returns:
-        0 if it is met at no rate at all.
     """
-    if curve.seconds(1, _NEARLY_ALL) + curve.way > latency:
-        return 0.0  # nobody waits for anybody, and it is too slow
+    if curve.seconds(1, _NEARLY_ALL) + curve.overhead > latency:
+        return 0.0  # too slow even without waiting
     high = curve.capacity(policy.max_batch_size)
     low = 0.0
-    while high - low > _FINE * high:
+    while high - low > _PRECISION * high:
         middle = (low + high) / 2
         if simulate(policy, curve, Load.at(middle)).p99 <= latency:
             low = middle
         else:
             high = middle
-            if high < _FINE / curve.seconds(1):  # hardly anybody comes, and still
+            if high < _PRECISION / curve.seconds(1):  # too slow even with hardly any requests
                 return 0.0
     return low
 
 
-def _trial(policy: BatchPolicy, curve: Curve, goal: Goal, bears: float) -> Trial:
-    rate = goal.rate or 0.0  # by now there is one
+def _trial(policy: BatchPolicy, curve: Curve, goal: Goal, highest: float) -> Trial:
+    rate = goal.rate or 0.0  # which is set by now
     forecast = simulate(policy, curve, Load.at(rate))
     keeps_up = rate < curve.capacity(policy.max_batch_size)
-    return Trial(policy, bears, forecast, keeps_up and forecast.p99 <= goal.latency)
+    return Trial(policy, highest, forecast, keeps_up and forecast.p99 <= goal.latency)
 
 
 def _best_first(sizes: Sequence[Trial], curve: Curve, latency: float) -> list[Trial]:
-    """Order sizes by what speaks for them."""
+    """Return sizes in order of preference."""
     left, ordered = list(sizes), []
     while left:
-        most = max(trial.bears for trial in left)
-        near = [trial for trial in left if trial.bears * _NEAR >= most]
-        calm = [trial for trial in near if 2 * curve.seconds(_size(trial)) <= latency] or near[:1]
-        full = max(curve.capacity(_size(trial)) for trial in calm)
-        first = next(trial for trial in calm if curve.capacity(_size(trial)) * _NEAR >= full)
+        most = max(trial.max_rate for trial in left)
+        near = [trial for trial in left if trial.max_rate * _NEAR >= most]
+        short = [trial for trial in near if 2 * curve.seconds(_size(trial)) <= latency] or near[:1]
+        full = max(curve.capacity(_size(trial)) for trial in short)
+        first = next(trial for trial in short if curve.capacity(_size(trial)) * _NEAR >= full)
         ordered.append(first)
         left.remove(first)
     return ordered
@@ -197,22 +194,22 @@ def _size(trial: Trial) -> int:
 
 
 def _best_wait(trial: Trial, curve: Curve, goal: Goal) -> Trial:
-    """Return a size with the wait that suits it; the trial itself if it makes no difference."""
+    """Return a size with its best wait; the trial itself if that makes no difference."""
     _, *others = candidates(trial.policy, goal.latency)
-    tried = [trial, *(_trial(policy, curve, goal, trial.bears) for policy in others)]
-    good = [each for each in tried if each.meets] or tried
-    quickest = min(each.forecast.p99 for each in good)
-    return next(each for each in good if each.forecast.p99 <= quickest * _NEAR)
+    tried = [trial, *(_trial(policy, curve, goal, trial.max_rate) for policy in others)]
+    meeting = [each for each in tried if each.meets] or tried
+    quickest = min(each.forecast.p99 for each in meeting)
+    return next(each for each in meeting if each.forecast.p99 <= quickest * _NEAR)
 
 
 def _nearest(sizes: Sequence[Trial], curve: Curve, latency: float) -> Trial:
-    """Return what misses the target by least."""
-    bearing = [trial for trial in sizes if trial.bears > 0]
-    if bearing:
-        return _best_first(bearing, curve, latency)[0]
+    """Return the settings that miss the target by least."""
+    possible = [trial for trial in sizes if trial.max_rate > 0]
+    if possible:
+        return _best_first(possible, curve, latency)[0]
     return min(sizes, key=lambda trial: trial.forecast.p99)
 
 
 def _rounded(seconds: float) -> float:
-    """Return a time as people write it: to two digits."""
+    """Return a time to two digits, as people write it."""
     return float(f"{seconds:.2g}")

@@ -1,9 +1,9 @@
 """
-What would become of requests, told by the policy itself.
+Simulates a worker process under load.
 
-Rule 1: the batcher that decides here is the one that decides in a worker; only
-        time is made up, and what batches take is drawn from what was measured.
-Rule 2: the same load for everybody, so that two settings differ by what they are.
+Rule 1: the batcher here is the worker's own; only the clock is simulated, and the times of
+        batches are drawn from the measured ones.
+Rule 2: the load is the same each time, so that differences are due to the settings.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ from celery_batch.tuning.curve import Curve
 
 __all__ = ["Forecast", "Load", "simulate"]
 
-#: Requests in a simulation: the 99th percentile then rests on 40 of them.
+#: Requests in a simulation; 40 of them are above the 99th percentile.
 _REQUESTS = 4000
 
-#: Seconds that time moves on at least, or sums of small and large ones would stand still.
+#: The least step of time, in seconds; a smaller one could be lost in float arithmetic.
 _TICK = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """
-    Requests that come whenever they like.
+    Requests to simulate.
 
     Args:
-        arrivals: When, in seconds, in order, at least one.
-        luck: From 0 to 1, how slow each batch is among its like, in their order; as many
-            as there are arrivals.
+        arrivals: Their times in seconds, in order, at least one.
+        quantiles: From 0 to 1, how slow each batch is among those of its size, in order; as
+            many as there are arrivals.
     """
 
     arrivals: tuple[float, ...]
-    luck: tuple[float, ...]
+    quantiles: tuple[float, ...]
 
     @classmethod
     def at(cls, rate: float, requests: int = _REQUESTS) -> Load:
         """
-        Return requests that come one by one and independently, as those of many users do.
+        Return requests that arrive independently, as those of many users do.
 
         Args:
-            rate: How many come in a second, on average.
+            rate: Requests a second, on average.
             requests: How many.
         """
-        gaps, luck = _drawn(requests)
-        return cls(tuple(accumulate(gap / rate for gap in gaps)), luck)
+        gaps, quantiles = _draw(requests)
+        return cls(tuple(accumulate(gap / rate for gap in gaps)), quantiles)
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """
-    What a load is expected to see.
+    The result of a simulation.
 
     Args:
-        p50: Seconds from arrival to answer that half of the requests did not exceed.
-        p99: The same, for 99 of 100.
-        rate: Requests answered in a second.
-        batch_size: Of a batch, on average.
+        p50: The median of the seconds from arrival to result.
+        p99: The 99th percentile.
+        rate: Requests a second.
+        batch_size: On average.
         busy: Share of the time in which the model ran.
     """
 
@@ -80,19 +80,19 @@ class Forecast:
 
 def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
     """
-    Let a load meet a worker process with one model, which batches by a policy.
+    Simulate a worker process with one model.
 
     Args:
         policy: The worker's.
-        curve: What its batches take.
-        load: Who comes when.
+        curve: How long its batches take.
+        load: The requests.
     """
     latencies, busy, batches, now = [], 0.0, 0, 0.0
     for batch, began, seconds in _batches(policy, curve, load):
         now = began + seconds
         busy += seconds
         batches += 1
-        latencies += [now - request.arrived + curve.way for request in batch.requests]
+        latencies += [now - request.arrived + curve.overhead for request in batch.requests]
     latencies.sort()
     span = now - load.arrivals[0]
     return Forecast(
@@ -107,34 +107,34 @@ def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
 def _batches(
     policy: BatchPolicy, curve: Curve, load: Load
 ) -> Iterator[tuple[Batch[None], float, float]]:
-    """Yield each batch, when it began, and the seconds that it takes."""
+    """Yield each batch, its start, and the seconds that it takes."""
     batcher: Batcher[None] = Batcher(policy)
-    luck, coming, now = iter(load.luck), deque(load.arrivals), load.arrivals[0]
-    _let_in(batcher, coming, now)
-    while batcher or coming:
+    quantiles, arrivals, now = iter(load.quantiles), deque(load.arrivals), load.arrivals[0]
+    _add_arrived(batcher, arrivals, now)
+    while batcher or arrivals:
         decision = batcher.next(now)
         if isinstance(decision, Batch):
-            seconds = curve.seconds(len(decision), next(luck))
+            seconds = curve.seconds(len(decision), next(quantiles))
             yield decision, now, seconds
             now += seconds
-            _let_in(batcher, coming, now)
+            _add_arrived(batcher, arrivals, now)
             if len(decision) > 1:
                 batcher.batch_ended(now, decision.rows, decision.urgency)
             continue
         wait = decision.seconds if isinstance(decision, Wait) else None
         until = inf if wait is None else now + max(wait, _TICK)
-        now = min(until, coming[0]) if coming else until
-        _let_in(batcher, coming, now)
+        now = min(until, arrivals[0]) if arrivals else until
+        _add_arrived(batcher, arrivals, now)
 
 
-def _let_in(batcher: Batcher[None], coming: deque[float], now: float) -> None:
-    while coming and coming[0] <= now:
-        batcher.add(Request(None, coming.popleft()))
+def _add_arrived(batcher: Batcher[None], arrivals: deque[float], now: float) -> None:
+    while arrivals and arrivals[0] <= now:
+        batcher.add(Request(None, arrivals.popleft()))
 
 
 @cache
-def _drawn(requests: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Draw the gaps of a load of one request a second, and the luck of its batches."""
-    chance = random.Random(20)  # noqa: S311 (the same load for everybody)
+def _draw(requests: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the gaps of a load of one request a second, and the quantiles of its batches."""
+    chance = random.Random(20)  # noqa: S311 (the same load each time)
     gaps = tuple(chance.expovariate(1.0) for _ in range(requests))
     return gaps, tuple(chance.random() for _ in range(requests))

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from celery_batch.errors import OutOfMemory
-from celery_batch.tuning.measure import Plan, Seen, measure
+from celery_batch.tuning.measure import Plan, Run, measure
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 
@@ -31,7 +31,7 @@ class Lab:
         self.runs.append(size)
         if size > self.room:
             raise OutOfMemory(f"{size} items do not fit\nand so on")
-        return Seen(self.fixed + self.each * size, memory=1000 * size)
+        return Run(self.fixed + self.each * size, memory=1000 * size)
 
 
 def measured(lab, **options):
@@ -60,7 +60,7 @@ def test_times_and_memory_are_those_that_were_seen():
 
     def run(size):
         seen = lab(size)
-        return Seen(9.0) if next(slow) else seen
+        return Run(9.0) if next(slow) else seen
 
     curve = measured(run, sizes=(4,))
     (point,) = curve.points
@@ -110,16 +110,16 @@ def test_a_batch_that_takes_too_long_ends_it():
     assert "a batch of 16 takes 26 ms already" == curve.cap
 
 
-def test_batches_that_answer_fewer_items_end_it():
+def test_batches_that_compute_fewer_items_end_it():
     """Time that grows faster than the batch does is no reason to go on; two steps down are sure."""
 
     def run(size):
-        return Seen(0.01 * max(size / 8, 1) ** 2)
+        return Run(0.01 * max(size / 8, 1) ** 2)
 
     curve = measured(run)
 
     assert [1, 2, 4, 8, 16, 32] == curve.sizes
-    assert "batches of 32 answer fewer items a second than those of 8" == curve.cap
+    assert "batches of 32 compute fewer items a second than those of 8" == curve.cap
 
 
 def test_sizes_that_were_asked_for_are_all_measured():

@@ -1,4 +1,4 @@
-"""Settings that the measured times speak for."""
+"""Settings chosen from measured times."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from hypothesis import strategies as st
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve, Point
-from celery_batch.tuning.propose import Goal, candidates, most_borne, propose
+from celery_batch.tuning.propose import Goal, candidates, max_rate, propose
 from celery_batch.tuning.simulate import Load, simulate
 
 
 def linear(fixed, each, *, largest=64, spread=1.05):
-    """Return what a model takes that has a price for a batch and one for an item."""
+    """Return the curve of a model with a cost for each batch and one for each item."""
     sizes = [1 << n for n in range(largest.bit_length())]
     usual = {size: fixed + each * size for size in sizes}
     return Curve(tuple(Point(n, (seconds, spread * seconds)) for n, seconds in usual.items()))
 
 
 def test_a_model_that_gains_from_batches_gets_large_ones():
-    """The largest that is of use within the target, and what it bears."""
+    """The largest that helps within the target, and its highest rate."""
     proposal = propose(linear(0.010, 0.0001, largest=256), Goal(0.05, rate=500))
     chosen = proposal.chosen
 
     assert chosen.meets
-    assert 128 == chosen.policy.max_batch_size  # 256 bears 6 % more, and takes 2 x 36 ms when full
-    assert 5000 < chosen.bears
+    assert (
+        128 == chosen.policy.max_batch_size
+    )  # 256 reaches 6 % more, and takes 2 x 36 ms when full
+    assert 5000 < chosen.max_rate
     assert chosen.forecast.p99 <= 0.05
 
 
@@ -45,26 +47,26 @@ def test_a_tight_target_keeps_batches_small():
     tight, loose = (propose(curve, Goal(latency)).chosen for latency in (0.04, 0.4))
 
     assert tight.policy.max_batch_size < loose.policy.max_batch_size
-    assert tight.bears < loose.bears
+    assert tight.max_rate < loose.max_rate
 
 
 @pytest.mark.no_cover  # the simulation takes three times as long while it is measured
-def test_of_sizes_about_as_good_the_one_that_a_crowd_needs():
-    """Where the target binds long before batches are full, larger ones are for a crowd."""
+def test_of_sizes_about_as_good_the_one_with_the_throughput():
+    """If the target is reached long before batches are full, larger ones help at higher load."""
     usual = {size: 0.001 * (1 + size / 16) for size in (1, 4, 16, 64)}
     stalls = [Point(size, (*[seconds] * 9, 0.048)) for size, seconds in usual.items()]
     proposal = propose(Curve(tuple(stalls)), Goal(0.05, rate=2))
-    borne = {each.policy.max_batch_size: each.bears for each in proposal.sizes}
+    rates = {each.policy.max_batch_size: each.max_rate for each in proposal.sizes}
 
-    assert borne[4] * 1.1 >= borne[64]  # though four times as many items a second can go
+    assert rates[4] * 1.1 >= rates[64]  # though four times as many items a second can go
     assert 64 == proposal.chosen.policy.max_batch_size
 
 
-def test_who_has_no_rate_is_given_one():
-    """Most of what can be borne, so that the forecast is of a busy day."""
+def test_without_a_rate_one_is_chosen():
+    """Most of the highest rate, so that the forecast is of a busy day."""
     proposal = propose(linear(0.010, 0.001), Goal(0.1))
 
-    assert pytest.approx(0.7 * max(each.bears for each in proposal.sizes)) == proposal.rate
+    assert pytest.approx(0.7 * max(each.max_rate for each in proposal.sizes)) == proposal.rate
     assert proposal.chosen.meets
 
 
@@ -75,20 +77,20 @@ def test_the_defaults_stay_where_nothing_is_gained():
     assert BatchPolicy(chosen.policy.max_batch_size) == chosen.policy
 
 
-def test_what_is_impossible_is_said():
-    """Nothing is borne where one item alone takes too long."""
+def test_an_impossible_target_is_not_met():
+    """The highest rate is 0 if one item alone takes too long."""
     proposal = propose(linear(0.05, 0.001, largest=4), Goal(0.01, rate=1))
 
     assert not proposal.chosen.meets
-    assert 0 == proposal.chosen.bears
+    assert 0 == proposal.chosen.max_rate
 
 
-def test_too_many_for_one_process_is_said():
-    """What is proposed then is what bears most."""
+def test_too_many_for_one_process_are_not_met():
+    """The size with the highest rate is proposed."""
     proposal = propose(linear(0.010, 0.001), Goal(0.1, rate=10_000))
 
     assert not proposal.chosen.meets
-    assert max(each.bears for each in proposal.sizes) <= 1.1 * proposal.chosen.bears
+    assert max(each.max_rate for each in proposal.sizes) <= 1.1 * proposal.chosen.max_rate
 
 
 @settings(max_examples=5, deadline=None)
@@ -116,10 +118,10 @@ def test_nothing_that_misses_is_proposed_while_something_meets(fixed, each, late
     assert proposal.chosen.meets <= (proposal.chosen.forecast.p99 <= latency)
 
 
-def test_what_is_borne_is_borne():
+def test_highest_rate_meets_the_target():
     """At that rate the target is met, and well beyond it is not."""
     curve, policy = linear(0.010, 0.001), BatchPolicy(16)
-    rate = most_borne(policy, curve, 0.06)
+    rate = max_rate(policy, curve, 0.06)
 
     assert simulate(policy, curve, Load.at(rate)).p99 <= 0.06
     assert simulate(policy, curve, Load.at(1.1 * rate)).p99 > 0.06

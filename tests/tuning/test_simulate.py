@@ -1,4 +1,4 @@
-"""What becomes of requests in made-up time."""
+"""Simulated requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def load(*arrivals):
     return Load(arrivals, (0.5,) * len(arrivals))
 
 
-def test_a_lone_request_takes_what_the_model_takes():
-    """And the wait for company that the policy asks for, before it is the only one."""
+def test_a_single_request_takes_what_the_model_takes():
+    """And the linger time of the policy."""
     seen = simulate(BatchPolicy(8, 0.5, 0.25), SECOND, load(10.0))
 
     assert pytest.approx(1.25) == seen.p50 == seen.p99
@@ -29,7 +29,7 @@ def test_a_lone_request_takes_what_the_model_takes():
 
 
 def test_what_comes_meanwhile_goes_together():
-    """While one runs a crowd gathers, and goes when it ends."""
+    """Requests that arrive while one runs are the next batch."""
     seen = simulate(BatchPolicy(8, 0.0), SECOND, load(0.0, 0.1, 0.2, 0.9))
 
     assert 2.0 == seen.batch_size
@@ -45,18 +45,18 @@ def test_a_full_batch_leaves_others_behind():
     assert pytest.approx(2.7) == seen.p99
 
 
-def test_the_way_is_added():
-    """What messages take on their way is everybody's."""
-    curve = Curve(SECOND.points, way=0.125)
+def test_the_overhead_is_added():
+    """Sending takes time for each request."""
+    curve = Curve(SECOND.points, overhead=0.125)
 
     assert 1.125 == simulate(BatchPolicy(8, 0.0), curve, load(0.0)).p50
 
 
 def test_one_load_is_the_same_for_all():
-    """Two rates see the same crowd, faster or slower; two policies the very same."""
+    """Two rates have the same arrivals, faster or slower; two policies the very same."""
     slow, fast = Load.at(1.0, 100), Load.at(10.0, 100)
 
-    assert slow.luck == fast.luck
+    assert slow.quantiles == fast.quantiles
     assert pytest.approx([each / 10 for each in slow.arrivals]) == fast.arrivals
     assert pytest.approx(100, rel=0.3) == slow.arrivals[-1]
 
