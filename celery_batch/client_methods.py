@@ -202,7 +202,7 @@ class ClientMethods(Task):  # type: ignore[misc]
             options: As for `apply_async`, the same for all; the lowest priority unless given.
 
         Returns:
-            An iterator of `Answered`: ``item``, ``output`` and ``error``, "" if there is none.
+            An iterator of `Answer`: ``item``, ``output`` and ``error``, "" if there is none.
             It raises `BackfillStopped` when an operator has stopped it.
 
         Raises:

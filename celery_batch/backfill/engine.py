@@ -53,7 +53,7 @@ def lowest_priority(app: Any) -> int:
 
 class Backfill:
     """
-    Rows that are answered by the workers of a batch task; an iterable of their answers.
+    Rows that are answered by the workers of a batch task.
 
     Args:
         task: The batch task.
@@ -76,11 +76,6 @@ class Backfill:
 
     def __exit__(self, *_exception: object) -> None:
         self._sender.revoke()
-
-    def __iter__(self) -> Iterator[Answer]:
-        with self:
-            while not self.is_over:
-                yield from self.step()
 
     @property
     def is_over(self) -> bool:

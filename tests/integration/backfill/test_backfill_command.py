@@ -379,7 +379,10 @@ def test_options_of_a_task_do_no_harm(app, name):
     wide = list(task.backfill(range(100), window=100))
     source = [Row(n, str(n), (n,)) for n in range(100)]
     limits = Limits(window=100, chunk_size=16)
-    crowded = list(Backfill(task, source, limits))
+    crowded = []
+    with Backfill(task, source, limits) as backfill:
+        while not backfill.is_over:
+            crowded += backfill.step()
 
     wanted = [2 * n for n in range(100)]
     assert (wanted, wanted) == tuple([each.output for each in some] for some in (wide, crowded))
