@@ -27,7 +27,7 @@ from bench.cases import (
     streamers,
     web,
 )
-from bench.sheet import Case, Effort, goals_sheet
+from bench.tables import Case, Effort, goals_table
 
 _ALL = (
     *drains.CASES,
@@ -59,8 +59,8 @@ def main() -> int:
         started = time.monotonic()
         data = _CASES[name].measure(effort)
         measured["cases"][name] = data
-        for sheet in _CASES[name].sheets(data):
-            console.print(sheet.rich())
+        for table in _CASES[name].tables(data):
+            console.print(table.rich())
         console.print(f"[dim]{name}: {time.monotonic() - started:.0f} s[/dim]\n")
     _conclude(measured, options, console)
     return 0
@@ -68,7 +68,7 @@ def main() -> int:
 
 def _conclude(measured: dict[str, Any], options: argparse.Namespace, console: Console) -> None:
     found = [goal for name, data in measured["cases"].items() for goal in _CASES[name].goals(data)]
-    console.print(goals_sheet(found).rich())
+    console.print(goals_table(found).rich())
     if options.json:
         options.json.write_text(json.dumps(measured, indent=1) + "\n")
     if options.write:
@@ -85,7 +85,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("cases", nargs="*", choices=[*_CASES, []], help="all unless named")
     parser.add_argument("--quick", action="store_true", help="one round of a tenth of the items")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each plays (3)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="how often each system is measured (3)"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="of the full number of items (1)")
     parser.add_argument("--no-peers", action="store_true", help="ours and the pure loop only")
     parser.add_argument("--json", type=Path, help="write what was measured to this file")

@@ -13,7 +13,7 @@ import celery
 import psutil
 
 from bench.plot import draw
-from bench.sheet import Case, Effort, goals_sheet
+from bench.tables import Case, Effort, goals_table
 from bench.versions import commit
 from celery_batch import __version__
 
@@ -64,11 +64,11 @@ def write(measured: dict[str, Any], cases: dict[str, Case]) -> None:
 
 def _body(known: dict[str, Any], cases: dict[str, Case]) -> str:
     goals = [goal for name, data in known.items() for goal in cases[name].goals(data)]
-    parts = [goals_sheet(goals).markdown()] if goals else []
+    parts = [goals_table(goals).markdown()] if goals else []
     if (_DOCS / "img" / "benchmarks.svg").exists():
         parts.append("![Items a second, ours and the peers'](img/benchmarks.svg)")
     for name, data in known.items():
-        parts += [f"### {name}", *(sheet.markdown() for sheet in cases[name].sheets(data))]
+        parts += [f"### {name}", *(table.markdown() for table in cases[name].tables(data))]
         parts.append(_where(data["about"]))
     return "\n\n".join(["", *parts, ""])
 

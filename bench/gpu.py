@@ -76,10 +76,10 @@ def _convnet(nn: Any) -> Any:
 
     layers: list[Any] = [_convolution(nn, 3, _CHANNELS, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
     inner = _CHANNELS
-    for stage, blocks in enumerate(_BLOCKS):
-        width = _CHANNELS << stage
+    for testbed, blocks in enumerate(_BLOCKS):
+        width = _CHANNELS << testbed
         for block in range(blocks):
-            layers.append(Block(inner, width, 2 if stage and not block else 1))
+            layers.append(Block(inner, width, 2 if testbed and not block else 1))
             inner = 4 * width
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, 1000))
 

@@ -133,7 +133,7 @@ HTTP_SERVERS = (
         "service-streamer: RedisStreamer, gevent",
         (*_GEVENT, "bench.peers_http.redis_streamer:app"),
         _FIELD,
-        ("-m", "bench.players.redis_streamer_worker", "{address}", "1"),
+        ("-m", "bench.systems.redis_streamer_worker", "{address}", "1"),
         peers="peers",
     ),
     _server_of_models(

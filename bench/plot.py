@@ -1,4 +1,4 @@
-"""The chart of docs/benchmarks.md: items a second, everybody beside the pure loop."""
+"""The chart of docs/benchmarks.md: items a second of each system beside the pure loop."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import psutil
 
 from bench.model import expected
-from bench.queue_of import Copies
-from bench.sheet import Sheet
+from bench.queued_copies import QueuedCopies
 from bench.stack import Stack, broker, running
+from bench.tables import ResultTable
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import wait_until
 
@@ -37,15 +37,15 @@ def main() -> int:
     parser.add_argument("what", choices=["worker", "client"])
     parser.add_argument("--model", default="noop", choices=["noop", "cost"])
     parser.add_argument("--items", type=int, default=30_000)
-    parser.add_argument("--gil", action="store_true", help="count who runs Python code only")
+    parser.add_argument("--gil", action="store_true", help="count only threads that hold the GIL")
     options = parser.parse_args()
     with broker(), running("--concurrency=1") as stack:
         task = stack.app.tasks[f"bench.{options.model}"]
         work = _drain if options.what == "worker" else _ask
-        who = _worker(stack) if options.what == "worker" else {"client": psutil.Process()}
+        processes = _worker(stack) if options.what == "worker" else {"client": psutil.Process()}
         work(task, options.items // 10)
-        for sheet in _watch(who, lambda: work(task, options.items), gil=options.gil):
-            print(f"\n{sheet.markdown()}")
+        for table in _watch(processes, lambda: work(task, options.items), gil=options.gil):
+            print(f"\n{table.markdown()}")
     return 0
 
 
@@ -56,7 +56,7 @@ def _worker(stack: Stack) -> dict[str, psutil.Process]:
 
 
 def _drain(task: object, items: int) -> None:
-    copies = Copies(task)
+    copies = QueuedCopies(task)
     copies.lay(items, items)
     copies.release()
     wait_until(lambda: f"{copies.left()} left"[: copies.left()], [], what="answers", timeout=600)
@@ -71,7 +71,9 @@ def _ask(task: object, items: int) -> None:
         raise AssertionError("wrong answers")
 
 
-def _watch(who: dict[str, psutil.Process], work: Callable[[], object], *, gil: bool) -> list[Sheet]:
+def _watch(
+    processes: dict[str, psutil.Process], work: Callable[[], object], *, gil: bool
+) -> list[ResultTable]:
     """Have py-spy sample these processes while something works."""
     spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}")
     if spy is None:
@@ -79,7 +81,7 @@ def _watch(who: dict[str, psutil.Process], work: Callable[[], object], *, gil: b
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory()))
         spies = {}
-        for name, process in who.items():
+        for name, process in processes.items():
             output = folder / f"{process.pid}.txt"
             record = ["record", "--format", "raw", "--rate", str(_PER_SECOND), "--nonblocking"]
             command = [spy, *record, *["--gil"] * gil, "-o", str(output), "-p", str(process.pid)]
@@ -87,19 +89,19 @@ def _watch(who: dict[str, psutil.Process], work: Callable[[], object], *, gil: b
                 subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE),
                 output,
             )
-        before = {name: sum(process.cpu_times()[:2]) for name, process in who.items()}
+        before = {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
         work()
-        sheets = []
+        tables = []
         for name, (each, output) in spies.items():
             each.send_signal(2)
             each.communicate(timeout=60)
-            used = sum(who[name].cpu_times()[:2]) - before[name]
-            sheets.append(_sheet(name, output.read_text().splitlines(), used))
-        return sheets
+            used = sum(processes[name].cpu_times()[:2]) - before[name]
+            tables.append(_table(name, output.read_text().splitlines(), used))
+        return tables
 
 
-def _sheet(name: str, lines: list[str], used: float) -> Sheet:
-    """Make a table of stacks: who was on top, and who was anywhere."""
+def _table(name: str, lines: list[str], used: float) -> ResultTable:
+    """Make a table of stacks: functions on top of one, and anywhere in one."""
     own: Counter[str] = Counter()
     below: Counter[str] = Counter()
     for line in lines:
@@ -111,11 +113,11 @@ def _sheet(name: str, lines: list[str], used: float) -> Sheet:
     rows = [
         (function, f"{own[function] / total:.1%}", f"{seen / total:.1%}")
         for function, seen in below.most_common()
-        if own[function] / total > 0.005  # noqa: PLR2004 - what is less is nobody's concern
+        if own[function] / total > 0.005  # noqa: PLR2004 - less is noise
     ]
     rows.sort(key=lambda row: -float(row[1].rstrip("%")))
     title = f"{name}: {used:.1f} s of CPU, {total} samples"
-    return Sheet(title, ("function", "itself", "with what it calls"), rows[:_TOP])
+    return ResultTable(title, ("function", "itself", "with what it calls"), rows[:_TOP])
 
 
 def _short(frame: str) -> str:

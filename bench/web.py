@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from bench.roll_call import call_the_roll
-from bench.sleeper import expected
+from bench.bert_model import expected
+from bench.workers_ready import wait_for_workers
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.streamer import RedisStreamer
 from demo.http_client import why_not
@@ -72,7 +72,7 @@ class Site:
         """
         Return when the requests are done whose clients have gone, as wrk's have when it ends.
 
-        Without that the next ones would stand behind them, and nobody counts those.
+        Without that the next requests would wait behind them uncounted.
         """
         deadline = time.monotonic() + _SETTLE_TIMEOUT
         calm = 0
@@ -90,7 +90,7 @@ def web(kind: str, workers: int, broker: str) -> Iterator[Site]:
     Run a web server and what it needs; yield it when it has answered.
 
     Args:
-        kind: A name in `bench.shows.APPS`.
+        kind: A name in `bench.example_servers.APPS`.
         workers: How many processes hold a model, where there are any.
         broker: The Redis.
 
@@ -104,20 +104,27 @@ def web(kind: str, workers: int, broker: str) -> Iterator[Site]:
         env = {**os.environ, "PYTHONPATH": str(_ROOT), "CELERY_BROKER_URL": broker}
         children = []
         if kind == "redis":
-            command = [sys.executable, "-m", "bench.sleeper", str(workers)]
+            command = [sys.executable, "-m", "bench.bert_model", str(workers)]
             children.append(
                 exits.enter_context(ManagedProcess(command, folder / "workers.log", env=env))
             )
         number = listener.fileno()
         options = ["-b", f"fd://{number}", "--no-control-socket", "--log-level", "warning"]
         manner = _GREENLETS if kind == "redis" else _THREADS
-        command = [sys.executable, "-m", "gunicorn", *options, *manner, f"bench.shows:{kind}()"]
+        command = [
+            sys.executable,
+            "-m",
+            "gunicorn",
+            *options,
+            *manner,
+            f"bench.example_servers:{kind}()",
+        ]
         server = ManagedProcess(command, folder / "web.log", env=env, pass_fds=[number])
         children.append(exits.enter_context(server))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         _await(url, children)
         if kind == "redis":
-            call_the_roll(RedisStreamer(broker, prefix=PREFIX).app, workers, children)
+            wait_for_workers(RedisStreamer(broker, prefix=PREFIX).app, workers, children)
         site = Site(f"{url}/{'naive' if kind == 'naive' else 'stream'}", children)
         site.ask()
         yield site

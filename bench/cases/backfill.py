@@ -24,8 +24,8 @@ from typing import Any
 import psutil
 
 from bench.model import BATCH, MODELS
-from bench.sheet import Case, Effort, Goal, Sheet
 from bench.stack import Stack, broker, running
+from bench.tables import Case, Effort, Goal, ResultTable
 
 __all__ = ["CASE"]
 
@@ -42,7 +42,7 @@ _LOOK = 0.25
 #: Seconds of a full batch of the "cost" model.
 _BATCH_SECONDS = 0.010 + 0.0001 * BATCH
 
-#: See `_as_installed`, and `bench.filler`.
+#: See `_as_installed`, and `bench.backfill_process`.
 _COMPILED = (
     "Begun in a process that has asked before;"
     " modules are compiled, as pip does when it installs them."
@@ -113,7 +113,7 @@ def _speeds(rows: int, env: dict[str, str]) -> tuple[float, float, float]:
 def _filling(
     task: str, rows: int, env: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "bench.filler", task, str(rows)]
+    command = [sys.executable, "-m", "bench.backfill_process", task, str(rows)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as filler:
         try:
             yield filler
@@ -203,7 +203,7 @@ def _row(name: str, waits: list[float], spans: list[tuple[float, ...]]) -> dict[
     return {**row, "p50": quantiles[49], "p99": quantiles[98]}
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     producer = data["producer"]
     speeds = [
         ('"cost", share of the bare model', f"{data['cost_share']:.3f}"),
@@ -229,8 +229,8 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
     note = f"A full batch of this model takes {1000 * _BATCH_SECONDS:.1f} ms."
     title = f'{_RATE:g} requests a second at random moments, "cost" (milliseconds)'
     return [
-        Sheet("A backfill by itself", ("what", "measured"), speeds, (_COMPILED,)),
-        Sheet(title, headings, beside, (note,)),
+        ResultTable("A backfill by itself", ("what", "measured"), speeds, (_COMPILED,)),
+        ResultTable(title, headings, beside, (note,)),
     ]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from bench.sheet import Case, Effort, Goal, Sheet
-from bench.stage import OURS, stage
+from bench.tables import Case, Effort, Goal, ResultTable
+from bench.testbed import OURS, testbed
 
 __all__ = ["CASES"]
 
@@ -22,12 +22,12 @@ def _of(kinds: tuple[str, ...], effort: Effort) -> list[str]:
 def _measure_submit(effort: Effort) -> dict[str, Any]:
     kinds = _of(tuple(_SENDERS), effort)
     rounds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    with stage() as ground, ground.players(kinds, "noop") as cast:
-        for player in cast.values():
-            player.ask("submit", n=effort.items(128))
+    with testbed() as bed, bed.systems(kinds, "noop") as systems:
+        for system in systems.values():
+            system.ask("submit", n=effort.items(128))
         for _ in range(effort.rounds):
-            for kind, player in cast.items():
-                rounds[kind].append(player.ask("submit", n=effort.items(_SENDERS[kind])))
+            for kind, system in systems.items():
+                rounds[kind].append(system.ask("submit", n=effort.items(_SENDERS[kind])))
     rows = []
     for kind, each in rounds.items():
         rates = [one["n"] / one["seconds"] for one in each]
@@ -36,14 +36,14 @@ def _measure_submit(effort: Effort) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _submit_sheets(data: dict[str, Any]) -> list[Sheet]:
+def _submit_sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = [
         (row["kind"], f"{row['rate']:,.0f}", f"{1000 * row['client_cpu']:.3f}")
         for row in data["rows"]
     ]
     title = '"noop", one delay() at a time, while a worker works'
     notes = ("stock client: Celery's own, of the version that we run on.",)
-    return [Sheet(title, ("", "submits/s", "client ms"), rows, notes)]
+    return [ResultTable(title, ("", "submits/s", "client ms"), rows, notes)]
 
 
 def _submit_goals(data: dict[str, Any]) -> list[Goal]:
@@ -56,13 +56,13 @@ def _measure_lone(effort: Effort) -> dict[str, Any]:
     rows = []
     for model in ("noop", "cost"):
         kinds = _of(_LONERS, effort)
-        with stage() as ground, ground.players(kinds, model) as cast:
+        with testbed() as bed, bed.systems(kinds, model) as systems:
             times: dict[str, list[float]] = {kind: [] for kind in kinds}
-            for player in cast.values():
-                player.ask("lone", n=5)
+            for system in systems.values():
+                system.ask("lone", n=5)
             for _ in range(effort.rounds):
-                for kind, player in cast.items():
-                    times[kind] += player.ask("lone", n=effort.items(40))["times"]
+                for kind, system in systems.items():
+                    times[kind] += system.ask("lone", n=effort.items(40))["times"]
         own = median(times["pure"])
         for kind in kinds[1:]:
             each = sorted(times[kind])
@@ -71,7 +71,7 @@ def _measure_lone(effort: Effort) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _lone_sheets(data: dict[str, Any]) -> list[Sheet]:
+def _lone_sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = [
         (
             row["kind"],
@@ -82,7 +82,9 @@ def _lone_sheets(data: dict[str, Any]) -> list[Sheet]:
         for row in data["rows"]
     ]
     headings = ("", "model", "model's own", "p50", "p99", "p50 above the model")
-    return [Sheet("A lone request to an idle worker, max_wait=0.1 (milliseconds)", headings, rows)]
+    return [
+        ResultTable("A lone request to an idle worker, max_wait=0.1 (milliseconds)", headings, rows)
+    ]
 
 
 def _lone_goals(data: dict[str, Any]) -> list[Goal]:
@@ -94,23 +96,23 @@ def _lone_goals(data: dict[str, Any]) -> list[Goal]:
 def _measure_chunk(effort: Effort) -> dict[str, Any]:
     rates: dict[str, list[float]] = {"pure": [], "ours": []}
     n = effort.items(6400)
-    with stage() as ground, ground.players(["pure", "ours"], "cost") as cast:
-        if not cast["ours"].ask("able")["delay_rows"]:
+    with testbed() as bed, bed.systems(["pure", "ours"], "cost") as systems:
+        if not systems["ours"].ask("able")["delay_rows"]:
             return {"rates": None}
-        cast["ours"].ask("chunk", n=_ROWS, rows=_ROWS)
+        systems["ours"].ask("chunk", n=_ROWS, rows=_ROWS)
         for _ in range(effort.rounds):
-            rates["pure"].append(n / cast["pure"].ask("drain", n=n)["seconds"])
-            rates["ours"].append(n / cast["ours"].ask("chunk", n=n, rows=_ROWS)["seconds"])
+            rates["pure"].append(n / systems["pure"].ask("drain", n=n)["seconds"])
+            rates["ours"].append(n / systems["ours"].ask("chunk", n=n, rows=_ROWS)["seconds"])
     return {"rates": rates}
 
 
-def _chunk_sheets(data: dict[str, Any]) -> list[Sheet]:
+def _chunk_sheets(data: dict[str, Any]) -> list[ResultTable]:
     rates = data["rates"] or {}
     rows = [
         (kind, f"{median(each):,.0f}", f"{median(each) / median(rates['pure']):.3f}")
         for kind, each in rates.items()
     ]
-    return [Sheet(f'"cost", delay_rows of {_ROWS} rows', ("", "rows/s", "of pure"), rows)]
+    return [ResultTable(f'"cost", delay_rows of {_ROWS} rows', ("", "rows/s", "of pure"), rows)]
 
 
 def _chunk_goals(data: dict[str, Any]) -> list[Goal]:

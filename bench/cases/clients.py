@@ -1,12 +1,12 @@
-"""Few clients or many, each waiting for its answer: do batches fill, and who waits for it?"""
+"""1 to 1,000 clients that each wait for their answer: batch sizes and latencies."""
 
 from __future__ import annotations
 
 from statistics import median
 from typing import Any
 
-from bench.sheet import Case, Effort, Sheet
-from bench.stage import PlayerProcess, stage
+from bench.tables import Case, Effort, ResultTable
+from bench.testbed import SystemProcess, testbed
 
 __all__ = ["CASE"]
 
@@ -19,31 +19,31 @@ _NAIVE = (64, 4)
 
 def _measure(effort: Effort) -> dict[str, Any]:
     rows = []
-    with stage() as ground, ground.players(["ours"], "cost") as cast:
-        player = cast["ours"]
-        ways = ["threads", *(["coroutines"] if player.ask("able")["adelay"] else [])]
+    with testbed() as bed, bed.systems(["ours"], "cost") as systems:
+        system = systems["ours"]
+        ways = ["threads", *(["coroutines"] if system.ask("able")["adelay"] else [])]
         for how in ways:
             for clients, each in _CROWDS.items():
                 if clients <= effort.items(max(_CROWDS)):
                     rows.append(
-                        _row(player, effort, {"how": how, "clients": clients, "each": each})
+                        _row(system, effort, {"how": how, "clients": clients, "each": each})
                     )
         clients, each = _NAIVE
         naive = {"how": "threads", "clients": clients, "each": each, "naive": True}
-        rows.append(_row(player, effort, naive))
+        rows.append(_row(system, effort, naive))
     return {"rows": rows}
 
 
-def _row(player: PlayerProcess, effort: Effort, options: dict[str, Any]) -> dict[str, Any]:
-    player.ask("closed_loop", **{**options, "each": 1})
-    rounds = [player.ask("closed_loop", **options) for _ in range(effort.rounds)]
+def _row(system: SystemProcess, effort: Effort, options: dict[str, Any]) -> dict[str, Any]:
+    system.ask("closed_loop", **{**options, "each": 1})
+    rounds = [system.ask("closed_loop", **options) for _ in range(effort.rounds)]
     figures = {
         name: median(one[name] for one in rounds) for name in ("rate", "p50", "p99", "mean_batch")
     }
     return {**options, **figures, "reasons": rounds[-1]["reasons"]}
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = []
     for row in data["rows"]:
         reasons = ", ".join(f"{count} {name}" for name, count in sorted(row["reasons"].items()))
@@ -59,7 +59,7 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
             )
         )
     headings = ("", "clients", "items/s", "mean batch", "p50 ms", "p99 ms", "why batches left")
-    return [Sheet('"cost", clients in a closed loop, max_wait=0.1', headings, rows)]
+    return [ResultTable('"cost", clients in a closed loop, max_wait=0.1', headings, rows)]
 
 
 CASE = Case("clients", "1 to 1,000 clients in a closed loop", _measure, _sheets)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from bench.sheet import Case, Effort, Goal, Sheet
-from bench.stage import OURS, PlayerProcess, Stage, stage
+from bench.tables import Case, Effort, Goal, ResultTable
+from bench.testbed import OURS, SystemProcess, Testbed, testbed
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 
 __all__ = ["CASES"]
@@ -28,11 +28,11 @@ _ALL = (
 @dataclass(frozen=True, slots=True)
 class Drain:
     """
-    Who plays what.
+    One model on several systems.
 
     Args:
         model: The reference model.
-        kinds: The contestants; "pure" is what the others' rates are divided by.
+        kinds: The systems; the others' rates are divided by that of "pure".
         crews: How many workers, one measurement each.
         rabbitmq: Send ours over RabbitMQ; the results are kept in Redis.
     """
@@ -46,25 +46,25 @@ class Drain:
         """Let all take turns, with each number of workers."""
         kinds = [kind for kind in self.kinds if effort.peers or kind in OURS]
         rows: list[dict[str, Any]] = []
-        with stage() as ground, ExitStack() as exits:
+        with testbed() as bed, ExitStack() as exits:
             env = {}
             if self.rabbitmq:
                 find_rabbitmq_server()
                 env["CELERY_BROKER_URL"] = exits.enter_context(RabbitMQServer()).url
             for workers in self.crews:
-                rows += self._pool(ground, kinds, workers, effort, env)
+                rows += self._pool(bed, kinds, workers, effort, env)
         return {"rows": rows}
 
     def _pool(
-        self, ground: Stage, kinds: list[str], workers: int, effort: Effort, env: dict[str, str]
+        self, bed: Testbed, kinds: list[str], workers: int, effort: Effort, env: dict[str, str]
     ) -> list[dict[str, Any]]:
         rounds: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
-        with ground.players(kinds, self.model, workers, **env) as cast:
-            for kind, player in cast.items():
-                player.ask("drain", n=effort.items(_wanted(kind, workers) // 10))
+        with bed.systems(kinds, self.model, workers, **env) as systems:
+            for kind, system in systems.items():
+                system.ask("drain", n=effort.items(_wanted(kind, workers) // 10))
             for _ in range(effort.rounds):
-                for kind, player in cast.items():
-                    rounds[kind].append(_once(player, effort.items(_wanted(kind, workers))))
+                for kind, system in systems.items():
+                    rounds[kind].append(_once(system, effort.items(_wanted(kind, workers))))
         return [_row(kind, workers, each) for kind, each in rounds.items()]
 
 
@@ -73,8 +73,8 @@ def _wanted(kind: str, workers: int) -> int:
     return _FULL // workers if kind == "pure" else _ITEMS.get(kind, _FULL)
 
 
-def _once(player: PlayerProcess, n: int) -> dict[str, Any]:
-    return player.ask("drain", n=n)
+def _once(system: SystemProcess, n: int) -> dict[str, Any]:
+    return system.ask("drain", n=n)
 
 
 def _row(kind: str, workers: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _row(kind: str, workers: int, rounds: list[dict[str, Any]]) -> dict[str, Any
 
 
 def rate(data: dict[str, Any], kind: str, workers: int = 1) -> float | None:
-    """Return a contestant's median rate, None if it did not play."""
+    """Return a system's median rate; None if it was not measured."""
     found = (row for row in data["rows"] if (row["kind"], row["workers"]) == (kind, workers))
     return next((float(row["rate"]) for row in found), None)
 
@@ -107,19 +107,19 @@ def _ratio(data: dict[str, Any], kind: str, workers: int = 1, mine: str = "ours"
     return ours / theirs if ours and theirs else None
 
 
-def _sheets(title: str) -> Callable[[dict[str, Any]], list[Sheet]]:
-    def make(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(title: str) -> Callable[[dict[str, Any]], list[ResultTable]]:
+    def make(data: dict[str, Any]) -> list[ResultTable]:
         base = "pure" if rate(data, "pure") else "ours"
         headings = ("", "workers", "items", "items/s", f"of {base}", "client ms", "workers' ms")
         rows = []
         for row in data["rows"]:
             against = rate(data, base, row["workers"])
             share = f"{row['rate'] / against:.3f}" if against else ""
-            cpu = [f"{1000 * row[who]:.3f}" for who in ("client_cpu", "worker_cpu")]
+            cpu = [f"{1000 * row[process]:.3f}" for process in ("client_cpu", "worker_cpu")]
             figures = (str(row["workers"]), f"{row['n']:,}", f"{row['rate']:,.0f}", share, *cpu)
             rows.append((row["kind"], *figures))
         note = "Medians of interleaved rounds; ms are CPU time for each item."
-        return [Sheet(title, headings, rows, (note,))]
+        return [ResultTable(title, headings, rows, (note,))]
 
     return make
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from bench.model import BATCH, MODELS
-from bench.sheet import Case, Effort, Sheet
 from bench.stack import broker, running
+from bench.tables import Case, Effort, ResultTable
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.measure import Plan, Run, measure
@@ -91,7 +91,7 @@ def _at(times: list[float], share: float) -> float:
     return times[min(int(len(times) * share), len(times) - 1)]
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = [
         (
             f'"{row["task"]}" at {row["rate"]:,}/s',
@@ -105,7 +105,7 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
     ]
     headings = ("load", "p50 told", "seen", "p99 told", "seen", "batch told", "seen")
     title = "What the simulation tells, and what a worker does (milliseconds; items in a batch)"
-    return [Sheet(title, headings, rows)]
+    return [ResultTable(title, headings, rows)]
 
 
 CASE = Case(

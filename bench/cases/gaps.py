@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from bench.sheet import Case, Effort, Goal, Sheet
 from bench.stack import broker, running
+from bench.tables import Case, Effort, Goal, ResultTable
 
 __all__ = ["CASE"]
 
@@ -84,7 +84,7 @@ def _cpu(pid: int) -> list[float]:
     return [sum(process.cpu_times()[:2]) for process in (server, child)]
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = [
         (
             f"{row['calls']} x cost, {'overlapping' if row['overlap'] else 'one after another'}",
@@ -100,7 +100,7 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
     headings = ("model", "gap p50", "gap p99", "busy", "items/s", "consumer CPU", "child CPU")
     note = "With one call a batch the consumer process is at its limit, with four it is not."
     title = "The device between two batches of 64, work queued (milliseconds; CPU per task)"
-    return [Sheet(title, headings, rows, (note,))]
+    return [ResultTable(title, headings, rows, (note,))]
 
 
 def _goals(data: dict[str, Any]) -> list[Goal]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from bench.sheet import Case, Effort, Sheet
+from bench.tables import Case, Effort, ResultTable
 from demo.load import Question, run_load
 from demo.servers import Servers
 
@@ -57,13 +57,13 @@ def _look(servers: Servers) -> dict[str, int]:
     return dict(sizes)
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = []
     for name, sizes in data["sizes"].items():
         first, last = (f"{size / 2**20:.1f}" for size in (sizes[0], sizes[-1]))
         rows.append((name, first, last, f"{sizes[-1] / sizes[0] - 1:+.1%}"))
     headings = ("process", "after warm-up", "at the end", "growth")
-    return [Sheet(f"Memory of its own (MiB) over {_REQUESTS:,} requests", headings, rows)]
+    return [ResultTable(f"Memory of its own (MiB) over {_REQUESTS:,} requests", headings, rows)]
 
 
 CASE = Case("memory", "the demo's servers over many requests", _measure, _sheets, by_default=False)

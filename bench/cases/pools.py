@@ -6,8 +6,8 @@ import time
 from statistics import median
 from typing import Any
 
-from bench.sheet import Case, Effort, Sheet
 from bench.stack import broker, running
+from bench.tables import Case, Effort, ResultTable
 
 __all__ = ["CASE"]
 
@@ -46,7 +46,7 @@ def _ask(task: Any, n: int) -> list[float]:
     return sorted(times[_WARM_UP:])
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = [
         (
             row["pool"],
@@ -57,7 +57,7 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
         for row in data["rows"]
     ]
     headings = ("pool", "model", "model's own", "p50", "p99", "p50 above the model")
-    return [Sheet("A lone request on each pool, max_wait=0.1 (milliseconds)", headings, rows)]
+    return [ResultTable("A lone request on each pool, max_wait=0.1 (milliseconds)", headings, rows)]
 
 
 CASE = Case(

@@ -9,10 +9,10 @@ from typing import Any
 
 import psutil
 
-from bench.queue_of import Copies
-from bench.sheet import Case, Effort, Sheet
+from bench.queued_copies import QueuedCopies
 from bench.stack import broker, running
-from bench.stage import cpu_of
+from bench.tables import Case, Effort, ResultTable
+from bench.testbed import cpu_of
 
 __all__ = ["CASES"]
 
@@ -57,7 +57,7 @@ def _measure_all(effort: Effort) -> dict[str, Any]:
 def _measure_at(depths: list[int], effort: Effort, most: int) -> dict[str, Any]:
     rows = []
     with broker() as redis, running("--concurrency=1") as stack:
-        copies = Copies(stack.app.tasks["bench.noop"])
+        copies = QueuedCopies(stack.app.tasks["bench.noop"])
         series = itertools.count()
 
         def drain(depth: int) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _measure_at(depths: list[int], effort: Effort, most: int) -> dict[str, Any]:
 
 
 def _drain(
-    copies: Copies, depth: int, wanted: int, series: int, weights: _Weights
+    copies: QueuedCopies, depth: int, wanted: int, series: int, weights: _Weights
 ) -> dict[str, Any]:
     copies.lay(depth, series)
     before, first_sizes = weights.cpu(), weights.sizes()
@@ -119,7 +119,7 @@ def _middle(depth: int, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = []
     for row in data["rows"]:
         cpu = [f"{1000 * each:.3f}" for each in row["cpu"]]
@@ -139,7 +139,7 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
         '"noop", prefilled; ms are CPU time a task.',
         "MiB: a process's own memory before, and the most of it seen.",
     )
-    return [Sheet("One worker drains what is queued", headings, rows, notes)]
+    return [ResultTable("One worker drains what is queued", headings, rows, notes)]
 
 
 CASES = [

@@ -6,8 +6,8 @@ from statistics import median
 from typing import Any
 
 from bench.model import BATCH
-from bench.sheet import Case, Effort, Sheet
-from bench.stage import Stage, stage
+from bench.tables import Case, Effort, ResultTable
+from bench.testbed import Testbed, testbed
 from bench.web import CLIENTS, web
 from bench.wrk import find_wrk, run_wrk
 
@@ -37,8 +37,8 @@ _FUTURES = {
     ("redis", 4): 1356.47,
 }
 
-#: Who plays what the tables call so.
-_PLAYERS = {"pure": "pure", "streamer": "our Streamer", "redis": "our RedisStreamer"}
+#: The system of each name in the tables.
+_SYSTEMS = {"pure": "pure", "streamer": "our Streamer", "redis": "our RedisStreamer"}
 
 _CREWS = (1, 2, 4)
 
@@ -48,17 +48,17 @@ _SECONDS, _BATCHES = 5, 22
 
 def _measure(effort: Effort) -> dict[str, Any]:
     find_wrk()
-    with stage() as ground:
-        futures = [row for crew in _CREWS for row in _through_futures(ground, crew, effort)]
-        over_web = [_over_web(ground, *who, effort) for who in _WEB]
+    with testbed() as bed:
+        futures = [row for crew in _CREWS for row in _through_futures(bed, crew, effort)]
+        over_web = [_over_web(bed, *server, effort) for server in _WEB]
     pure = next(row["rate"] for row in futures if row["kind"] == "pure")
     return {"pure": pure, "web": over_web, "futures": futures}
 
 
-def _over_web(ground: Stage, kind: str, workers: int, effort: Effort) -> dict[str, Any]:
+def _over_web(bed: Testbed, kind: str, workers: int, effort: Effort) -> dict[str, Any]:
     seconds = max(1, round(_SECONDS * effort.share))
     clients, reports = CLIENTS * workers, []
-    with web(kind, workers, ground.url()) as site:
+    with web(kind, workers, bed.url()) as site:
         run_wrk(site.url, clients=clients, seconds=2)
         for _ in range(effort.rounds):
             site.settle()
@@ -72,17 +72,17 @@ def _over_web(ground: Stage, kind: str, workers: int, effort: Effort) -> dict[st
     }
 
 
-def _through_futures(ground: Stage, workers: int, effort: Effort) -> list[dict[str, Any]]:
+def _through_futures(bed: Testbed, workers: int, effort: Effort) -> list[dict[str, Any]]:
     kinds = [kind for kind, crew in _FUTURES if crew == workers]
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     n = BATCH * workers * max(2, round(_BATCHES * effort.share))
-    with ground.players([_PLAYERS[kind] for kind in kinds], "bert", workers) as cast:
-        for player in cast.values():
-            player.ask("drain", n=BATCH * workers, singly=True)
+    with bed.systems([_SYSTEMS[kind] for kind in kinds], "bert", workers) as systems:
+        for system in systems.values():
+            system.ask("drain", n=BATCH * workers, singly=True)
         for _ in range(effort.rounds):
             for kind in kinds:
                 rates[kind].append(
-                    n / cast[_PLAYERS[kind]].ask("drain", n=n, singly=True)["seconds"]
+                    n / systems[_SYSTEMS[kind]].ask("drain", n=n, singly=True)["seconds"]
                 )
     return [
         {"kind": kind, "workers": workers, "rates": each, "rate": median(each)}
@@ -90,20 +90,20 @@ def _through_futures(ground: Stage, workers: int, effort: Effort) -> list[dict[s
     ]
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     return [
-        _sheet("Over HTTP with wrk, one sentence a request", "requests/s", data["web"], _WEB, data),
-        _sheet("Through futures, one item a submit", "items/s", data["futures"], _FUTURES, data),
+        _table("Over HTTP with wrk, one sentence a request", "requests/s", data["web"], _WEB, data),
+        _table("Through futures, one item a submit", "items/s", data["futures"], _FUTURES, data),
     ]
 
 
-def _sheet(
+def _table(
     title: str,
     unit: str,
     rows: list[dict[str, Any]],
     published: dict[tuple[str, int], float],
     data: dict[str, Any],
-) -> Sheet:
+) -> ResultTable:
     headings = ("", "workers", unit, "of pure", f"seeds' {unit}", "seeds' of pure")
     cells = []
     for row in rows:
@@ -111,7 +111,7 @@ def _sheet(
         shares = row["rate"] / (workers * data["pure"]), theirs / (workers * _THEIR_PURE)
         figures = (f"{row['rate']:,.0f}", f"{shares[0]:.2f}", f"{theirs:,.0f}", f"{shares[1]:.2f}")
         cells.append((row["kind"], str(workers), *figures))
-    return Sheet(title, headings, cells, tuple(_notes(rows)))
+    return ResultTable(title, headings, cells, tuple(_notes(rows)))
 
 
 def _notes(rows: list[dict[str, Any]]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from bench.sheet import Case, Effort, Goal, Sheet
+from bench.tables import Case, Effort, Goal, ResultTable
 from celery_batch.cli.deployment import Deployment
 from celery_batch.processes.supervisor import STEADY
 from celery_batch.serve.config import ServeConfig
@@ -102,13 +102,13 @@ def _of(data: dict[str, Any], name: str, what: str) -> float:
     return float(median(each[what] for each in data["rounds"][name]))
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = [
         (name, *(f"{_of(data, name, what):.2f}" for what in ("runs", "serves")))
         for name in data["rounds"]
     ]
     headings = ("killed", "another runs after", "requests are served after")
-    return [Sheet("`celery batch serve`: seconds from a SIGKILL", headings, rows)]
+    return [ResultTable("`celery batch serve`: seconds from a SIGKILL", headings, rows)]
 
 
 def _goals(data: dict[str, Any]) -> list[Goal]:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from bench.sheet import Case, Effort, Goal, Sheet
-from bench.stage import OURS, stage
+from bench.tables import Case, Effort, Goal, ResultTable
+from bench.testbed import OURS, testbed
 
 __all__ = ["CASE"]
 
@@ -36,12 +36,12 @@ def _drained(
 ) -> list[dict[str, Any]]:
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     cpu: dict[str, list[float]] = {kind: [] for kind in kinds}
-    with stage() as ground, ground.players([*kinds], model, workers) as cast:
-        for kind, player in cast.items():
-            player.ask("drain", n=effort.items(_wanted(kind, model, workers) // 10))
+    with testbed() as bed, bed.systems([*kinds], model, workers) as systems:
+        for kind, system in systems.items():
+            system.ask("drain", n=effort.items(_wanted(kind, model, workers) // 10))
         for _ in range(effort.rounds):
-            for kind, player in cast.items():
-                one = player.ask("drain", n=effort.items(_wanted(kind, model, workers)))
+            for kind, system in systems.items():
+                one = system.ask("drain", n=effort.items(_wanted(kind, model, workers)))
                 times = workers if kind == "pure" else 1
                 rates[kind].append(times * one["n"] / one["seconds"])
                 cpu[kind].append((one["client_cpu"] + one["worker_cpu"]) / one["n"])
@@ -59,12 +59,12 @@ def _wanted(kind: str, model: str, workers: int) -> int:
 
 def _lone(kinds: Sequence[str], effort: Effort) -> dict[str, float]:
     times: dict[str, list[float]] = {kind: [] for kind in kinds}
-    with stage() as ground, ground.players([*kinds], "noop") as cast:
-        for player in cast.values():
-            player.ask("lone", n=5)
+    with testbed() as bed, bed.systems([*kinds], "noop") as systems:
+        for system in systems.values():
+            system.ask("lone", n=5)
         for _ in range(effort.rounds):
-            for kind, player in cast.items():
-                times[kind] += player.ask("lone", n=effort.items(40))["times"]
+            for kind, system in systems.items():
+                times[kind] += system.ask("lone", n=effort.items(40))["times"]
     return {kind: median(each) for kind, each in times.items()}
 
 
@@ -74,7 +74,7 @@ def _rate(data: dict[str, Any], kind: str, model: str, workers: int = 1) -> floa
     return next((float(one["rate"]) for one in found), None)
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     rows = []
     for row in data["rows"]:
         pure = _rate(data, "pure", row["model"], row["workers"])
@@ -85,10 +85,10 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
     note = "Medians of interleaved rounds; CPU is of all processes, for each item."
     lone = [(kind, f"{1000 * seconds:.1f}") for kind, seconds in data["lone"].items()]
     return [
-        Sheet(
+        ResultTable(
             "Streamers of one machine, one item a request, batches of 64", headings, rows, (note,)
         ),
-        Sheet("A lone request to an idle streamer, max_latency=0.1", ("", "p50 ms"), lone),
+        ResultTable("A lone request to an idle streamer, max_latency=0.1", ("", "p50 ms"), lone),
     ]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from bench.http_servers import HTTP_SERVERS, RunningServer, running_server
 from bench.model import BATCH
-from bench.sheet import Case, Effort, Goal, Sheet
-from bench.stage import stage
+from bench.tables import Case, Effort, Goal, ResultTable
+from bench.testbed import testbed
 from bench.versions import versions
 from bench.wrk import find_wrk, run_wrk
 
@@ -30,11 +30,11 @@ def _measure(effort: Effort) -> dict[str, Any]:
     find_wrk()
     servers = [each for each in HTTP_SERVERS if effort.peers or each.is_ours]
     rounds: dict[str, list[dict[str, Any]]] = {each.name: [] for each in servers}
-    with stage() as ground:
+    with testbed() as bed:
         for _ in range(effort.rounds):
             for server in servers:
                 # One at a time: an idle one would still use some of the CPU.
-                with running_server(server, ground.redis, ground.url()) as running:
+                with running_server(server, bed.redis, bed.url()) as running:
                     rounds[server.name].append(_round(running, effort))
     return {
         "versions": versions(servers_of_peers=effort.peers),
@@ -70,7 +70,7 @@ def _row(name: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _sheets(data: dict[str, Any]) -> list[Sheet]:
+def _sheets(data: dict[str, Any]) -> list[ResultTable]:
     headings = ("", "requests/s", "min", "max", "p50 ms", "p99 ms", "CPU ms", "Redis ms")
     notes = [
         f'{_CLIENTS} clients in a closed loop, one input a request, the model "cost".',
@@ -80,7 +80,9 @@ def _sheets(data: dict[str, Any]) -> list[Sheet]:
     ]
     notes += [f"{row['name']}: {row['errors']}." for row in data["rows"] if row["errors"]]
     rows = [_cells(row) for row in data["rows"]]
-    return [Sheet("Over HTTP with wrk", headings, rows, (*notes, _versions(data["versions"])))]
+    return [
+        ResultTable("Over HTTP with wrk", headings, rows, (*notes, _versions(data["versions"])))
+    ]
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

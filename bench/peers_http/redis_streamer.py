@@ -1,7 +1,7 @@
 """
 service-streamer's RedisStreamer behind Flask, for several processes of gunicorn.
 
-``BENCH_REDIS`` has the URL of Redis; `bench.players.redis_streamer_worker` has the model.
+``BENCH_REDIS`` has the URL of Redis; `bench.systems.redis_streamer_worker` has the model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from flask import Flask, jsonify, request
 from flask.typing import ResponseReturnValue
 from service_streamer import RedisStreamer
 
-from bench.players.streamers import address, meet
+from bench.systems.streamers import address, meet
 
 meet(os.environ["BENCH_REDIS"])
 

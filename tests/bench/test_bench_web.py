@@ -9,7 +9,7 @@ import celery
 from bench import document
 from bench.cases.web import CASE
 from bench.http_servers import Query
-from bench.sheet import Effort
+from bench.tables import Effort
 from bench.versions import versions
 
 
@@ -24,11 +24,11 @@ def test_table_has_the_median_and_the_spread():
     """A row has the median of the rounds, the worst and the best, and Redis' CPU for itself."""
     data = {"versions": {"celery": "5.7.0"}, "rows": [row("mosec", 3000.0)]}
 
-    (sheet,) = CASE.sheets(data)
+    (table,) = CASE.tables(data)
 
     cells = ("mosec", "3,000", "2,990", "3,020", "50.0", "100.0", "0.50", "0.04")
-    assert [cells] == sheet.rows
-    assert "Versions: celery 5.7.0." == sheet.notes[-1]
+    assert [cells] == table.rows
+    assert "Versions: celery 5.7.0." == table.notes[-1]
 
 
 def test_goals_compare_with_the_better_of_two_peers():

@@ -18,7 +18,7 @@ from service_streamer import (
 )
 
 from bench.model import BATCH, MODELS
-from bench.players.player import TIMEOUT, Player
+from bench.systems.system import TIMEOUT, System
 
 __all__ = ["OnProcesses", "OnRedis", "OnThreads", "Reference", "address", "meet"]
 
@@ -53,7 +53,7 @@ def address(url: str) -> str:
     return f"{place.hostname}:{place.port}"
 
 
-class _Streaming(Player):
+class _Streaming(System):
     streamer: Any
 
     def start(self) -> None:
@@ -101,5 +101,5 @@ class OnRedis(_Streaming):
         meet(self.url)
         workers = str(self.workers)
         place = address(self.url)
-        self.serve(sys.executable, "-m", "bench.players.redis_streamer_worker", place, workers)
+        self.serve(sys.executable, "-m", "bench.systems.redis_streamer_worker", place, workers)
         return RedisStreamer(place)

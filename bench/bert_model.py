@@ -7,10 +7,10 @@ import sys
 from bench.model import MODELS
 from celery_batch import Model
 
-__all__ = ["Sleeper", "expected"]
+__all__ = ["BertModel", "expected"]
 
 
-class Sleeper(Model):
+class BertModel(Model):
     """A model that answers each sentence in capitals, in the time that BERT took."""
 
     def predict(self, batch: list[str]) -> list[str]:
@@ -26,7 +26,7 @@ def expected(sentence: str) -> str:
 
 if __name__ == "__main__":
     # The workers' processes import the model by name, and this file a second time, so it is short.
-    from bench.sleeper import Sleeper as Known
+    from bench.bert_model import BertModel as Known
     from examples.infill_redis_workers import main
 
     main(Known, worker_num=int(sys.argv[1]))

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-__all__ = ["Case", "Effort", "Goal", "Sheet", "goals_sheet"]
+__all__ = ["Case", "Effort", "Goal", "ResultTable", "goals_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class Effort:
     How much is measured.
 
     Args:
-        rounds: How often each contestant plays; they take turns.
+        rounds: How often each system is measured; they take turns.
         share: Of the full number of items.
-        peers: Whether the peers play too.
+        peers: Whether the peers are measured too.
     """
 
     rounds: int = 3
@@ -32,7 +32,7 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class ResultTable:
     """
     One table.
 
@@ -108,10 +108,10 @@ class Goal:
         return (self.what, value, f"{side} {self.bound:g}{self.unit}", aim, self.met)
 
 
-def goals_sheet(goals: list[Goal]) -> Sheet:
+def goals_table(goals: list[Goal]) -> ResultTable:
     """Return the table of goals."""
     headings = ("goal", "measured", "wanted", "aim", "met")
-    return Sheet("Goals", headings, [goal.row() for goal in goals])
+    return ResultTable("Goals", headings, [goal.row() for goal in goals])
 
 
 def _no_goals(_: dict[str, Any]) -> list[Goal]:
@@ -127,7 +127,7 @@ class Case:
         name: How it is chosen.
         about: What it measures, in one line.
         measure: Measures, and returns what can be written as JSON.
-        sheets: Makes tables of that.
+        tables: Makes tables of that.
         goals: Holds that against what is wanted.
         by_default: Measured unless others are named.
     """
@@ -135,6 +135,6 @@ class Case:
     name: str
     about: str
     measure: Callable[[Effort], dict[str, Any]]
-    sheets: Callable[[dict[str, Any]], list[Sheet]]
+    tables: Callable[[dict[str, Any]], list[ResultTable]]
     goals: Callable[[dict[str, Any]], list[Goal]] = field(default=_no_goals)
     by_default: bool = True

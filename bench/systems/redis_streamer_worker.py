@@ -7,7 +7,7 @@ import sys
 
 from service_streamer import run_redis_workers_forever
 
-from bench.players.streamers import Reference, meet
+from bench.systems.streamers import Reference, meet
 
 # The processes that it spawns import this module again, and need the same way to Redis.
 meet(os.environ["BENCH_REDIS"])

@@ -1,4 +1,4 @@
-"""Where a measurement takes place: one Redis, and the contestants in processes of their own."""
+"""The servers of a measurement: one Redis, and each measured system in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import psutil
 from bench.peers import peers_python
 from celery_batch.processes.redis_server import RedisServer
 
-__all__ = ["OURS", "PlayerProcess", "Stage", "cpu_of", "stage"]
+__all__ = ["OURS", "SystemProcess", "Testbed", "cpu_of", "testbed"]
 
 _ROOT = Path(__file__).parents[1]
 
@@ -30,19 +30,19 @@ OURS = frozenset(
     {"pure", "ours", "stock client", "our ThreadedStreamer", "our Streamer", "our RedisStreamer"}
 )
 
-#: Seconds after which a player that says nothing is given up.
+#: Seconds after which a system that says nothing is given up.
 _TIMEOUT = 600.0
 
 #: Databases of a Redis server unless it is told otherwise.
 _DATABASES = 16
 
 
-class PlayerProcess:
+class SystemProcess:
     """
-    One contestant, with its workers below it.
+    One measured system, with its workers as child processes.
 
     Args:
-        kind: Its name in `bench.players.__main__`.
+        kind: Its name in `bench.systems.__main__`.
         command: How it is started.
         env: Its environment.
     """
@@ -79,21 +79,21 @@ class PlayerProcess:
         """Wait until it and its workers are ready."""
         self._receive()
 
-    def ask(self, play: str, **options: Any) -> dict[str, Any]:
+    def ask(self, measurement: str, **options: Any) -> dict[str, Any]:
         """
-        Have it play, and return what it measured, with what its workers used of the CPU.
+        Run a measurement in it; return the results, with the CPU seconds of its workers.
 
         Args:
-            play: A name in `bench.players.plays`.
-            options: Of the play.
+            measurement: A name in `bench.systems.measurements`.
+            options: Of the measurement.
         """
         assert self._process.stdin is not None  # noqa: S101 - for the type checker
         before = self._cpu()
-        self._process.stdin.write(json.dumps({"play": play, **options}) + "\n")
+        self._process.stdin.write(json.dumps({"measurement": measurement, **options}) + "\n")
         return {**self._receive(), "worker_cpu": self._cpu() - before}
 
     def workers(self) -> list[psutil.Process]:
-        """Return all processes below the player's own."""
+        """Return all processes below the system's own."""
         return psutil.Process(self._process.pid).children(recursive=True)
 
     def _cpu(self) -> float:
@@ -132,9 +132,9 @@ def cpu_of(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-class Stage:
+class Testbed:
     """
-    A Redis, and players that share it, each in a database of its own.
+    A Redis, and systems that share it, each in a database of its own.
 
     Args:
         redis: The running server.
@@ -149,35 +149,35 @@ class Stage:
         return f"{self.redis.url.removesuffix('/0')}/{next(self._databases)}"
 
     @contextmanager
-    def players(
+    def systems(
         self, kinds: list[str], model: str, workers: int = 1, **env: str
-    ) -> Iterator[dict[str, PlayerProcess]]:
+    ) -> Iterator[dict[str, SystemProcess]]:
         """
-        Start players side by side, and yield them by name when all are ready.
+        Start systems side by side, and yield them by name when all are ready.
 
         Args:
-            kinds: Who plays.
+            kinds: The systems.
             model: The reference model that answers.
             workers: How many processes hold a model.
             env: Added to their environment, such as another broker's address.
         """
         with ExitStack() as exits:
-            cast = {}
+            systems = {}
             for kind in kinds:
                 python = sys.executable if kind in OURS else peers_python()
-                command = [python, "-m", "bench.players", kind, model, str(workers), self.url()]
+                command = [python, "-m", "bench.systems", kind, model, str(workers), self.url()]
                 inherited = {**os.environ, "PYTHONPATH": str(_ROOT), **env}
-                cast[kind] = exits.enter_context(PlayerProcess(kind, command, inherited))
-            for player in cast.values():
-                player.ready()
-            yield cast
+                systems[kind] = exits.enter_context(SystemProcess(kind, command, inherited))
+            for system in systems.values():
+                system.ready()
+            yield systems
 
 
 @contextmanager
-def stage() -> Iterator[Stage]:
-    """Run a Redis for some measurements, on TCP: the only way that all contestants know."""
+def testbed() -> Iterator[Testbed]:
+    """Run a Redis for some measurements, on TCP, which all systems can use."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with RedisServer(port=port) as redis:
-        yield Stage(redis)
+        yield Testbed(redis)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from bench.model import BATCH, MODELS
-from bench.players.player import Player
+from bench.systems.system import System
 
 __all__ = ["Pure"]
 
 
-class Pure(Player):
+class Pure(System):
     """No message path at all."""
 
     def start(self) -> None:

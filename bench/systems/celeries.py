@@ -8,13 +8,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from bench.players.player import TIMEOUT, Player
-from bench.roll_call import call_the_roll
+from bench.systems.system import TIMEOUT, System
+from bench.workers_ready import wait_for_workers
 
 __all__ = ["CeleryBatches", "Ours", "PlainCelery", "StockClient"]
 
 
-class _OnCelery(Player):
+class _OnCelery(System):
     #: Where the app is; the worker gets the same name.
     module: ClassVar[str]
     #: The task, if it is not called by the model's name.
@@ -33,10 +33,10 @@ class _OnCelery(Player):
             name = f"worker-{number}@bench"
             command = (celery, "-A", self.module, "worker", "--concurrency=1", "-n", name)
             self.serve(*command, *options)
-        call_the_roll(self.app, self.workers, self.servers)
+        wait_for_workers(self.app, self.workers, self.servers)
 
     def submit_one(self, item: int) -> Any:
-        """Send one task as everybody does."""
+        """Send one task with `delay`."""
         return self.task.delay(item)
 
     def collect(self, waiting: list[Any]) -> list[int]:
@@ -47,13 +47,13 @@ class _OnCelery(Player):
 class PlainCelery(_OnCelery):
     """Celery without batches: the model sees one item at a time."""
 
-    module = "bench.players.plain_app"
+    module = "bench.systems.plain_app"
 
 
 class CeleryBatches(_OnCelery):
     """The package celery-batches."""
 
-    module = "bench.players.batches_app"
+    module = "bench.systems.batches_app"
 
 
 class Ours(_OnCelery):

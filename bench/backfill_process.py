@@ -1,4 +1,4 @@
-"""``python -m bench.filler TASK ROWS``: a backfill in a process of its own."""
+"""``python -m bench.backfill_process TASK ROWS``: a backfill in a process of its own."""
 
 from __future__ import annotations
 

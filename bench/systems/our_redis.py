@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from bench.model import BATCH, MODELS
-from bench.players.player import TIMEOUT, Player
+from bench.systems.system import TIMEOUT, System
 from celery_batch.streamer import ManagedModel, RedisStreamer, run_redis_workers_forever
 
 __all__ = ["OurRedis", "Reference"]
@@ -24,13 +24,13 @@ class Reference(ManagedModel):
         return MODELS[os.environ["BENCH_MODEL"]](batch)
 
 
-class OurRedis(Player):
+class OurRedis(System):
     """One request of many items is one write; workers are a program of their own."""
 
     def start(self) -> None:
         """Start the workers; each shows that it is there."""
         os.environ["BENCH_MODEL"] = self.model
-        self.serve(sys.executable, "-m", "bench.players.our_redis", self.url, str(self.workers))
+        self.serve(sys.executable, "-m", "bench.systems.our_redis", self.url, str(self.workers))
         self.streamer = RedisStreamer(self.url, worker_timeout=TIMEOUT)
         self.streamer.predict([0])
         ping = self.streamer.app.control.ping

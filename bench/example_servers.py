@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from flask import Flask
 
-from bench.sleeper import Sleeper
+from bench.bert_model import BertModel
 from examples import infill_naive, infill_processes, infill_redis, infill_threaded
 
 __all__ = ["APPS"]
@@ -14,17 +14,17 @@ __all__ = ["APPS"]
 
 def naive() -> Flask:
     """Make the web server that runs the model for each request."""
-    return infill_naive.create_app(Sleeper)
+    return infill_naive.create_app(BertModel)
 
 
 def threaded() -> Flask:
     """Make the web server with the model in a thread."""
-    return infill_threaded.create_app(Sleeper)
+    return infill_threaded.create_app(BertModel)
 
 
 def streamer() -> Flask:
     """Make the web server with the model in a process."""
-    return infill_processes.create_app(Sleeper)
+    return infill_processes.create_app(BertModel)
 
 
 def redis() -> Flask:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.model import BATCH, MODELS
-from bench.players.player import TIMEOUT, Player
+from bench.systems.system import TIMEOUT, System
 from celery_batch.streamer import ManagedModel, Streamer, ThreadedStreamer
 
 __all__ = ["OnOurProcesses", "OnOurThreads"]
@@ -27,7 +27,7 @@ class Reference(ManagedModel):
         return answers
 
 
-class _Streaming(Player):
+class _Streaming(System):
     streamer: ThreadedStreamer | Streamer
 
     def start(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.sheet import Goal, Sheet, goals_sheet
+from bench.tables import Goal, ResultTable, goals_table
 
 
 @pytest.mark.parametrize(
@@ -27,16 +27,16 @@ def test_goal_with_an_upper_bound(measured, met):
 
 def test_sheet_as_markdown():
     """A table in a document has its title, its bars and its notes."""
-    sheet = Sheet("Speed", ("who", "items/s"), [("ours", "3,000")], ("Medians.",))
+    table = ResultTable("Speed", ("who", "items/s"), [("ours", "3,000")], ("Medians.",))
 
     assert (
         "**Speed**\n\n| who | items/s |\n| --- | --: |\n| ours | 3,000 |\n\nMedians."
-        == sheet.markdown()
+        == table.markdown()
     )
 
 
 def test_goals_as_a_table():
     """Each goal is a row with what was measured, what is wanted and whether it is met."""
-    sheet = goals_sheet([Goal("noop", 2.614, 2.5, 5, " times")])
+    table = goals_table([Goal("noop", 2.614, 2.5, 5, " times")])
 
-    assert [("noop", "2.61 times", "at least 2.5 times", "5 times", "yes")] == sheet.rows
+    assert [("noop", "2.61 times", "at least 2.5 times", "5 times", "yes")] == table.rows

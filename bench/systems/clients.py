@@ -10,32 +10,32 @@ from statistics import median
 from typing import Any
 
 from bench.model import expected
-from bench.players.player import TIMEOUT
+from bench.systems.system import TIMEOUT
 
 __all__ = ["closed_loop"]
 
 
 def closed_loop(
-    player: Any, clients: int, each: int, how: str, *, naive: bool = False
+    system: Any, clients: int, each: int, how: str, *, naive: bool = False
 ) -> dict[str, Any]:
     """
     Let clients ask, and say how long they waited and what batches their items formed.
 
     Args:
-        player: Ours.
+        system: Ours.
         clients: How many ask at the same time.
         each: How many items each asks for.
         how: "threads" or "coroutines".
         naive: Ask the task of batches of one.
     """
     if naive:
-        player.task = player.app.tasks["bench.naive"]
-    before = player.status()
+        system.task = system.app.tasks["bench.naive"]
+    before = system.status()
     started = time.perf_counter()
     ask = _in_threads if how == "threads" else _in_coroutines
-    times = sorted(ask(player.task, clients, each))
+    times = sorted(ask(system.task, clients, each))
     seconds = time.perf_counter() - started
-    after = player.status()
+    after = system.status()
     batches = after["batches"] - before["batches"]
     return {
         "rate": len(times) / seconds,
@@ -81,10 +81,10 @@ def _in_coroutines(task: Any, clients: int, each: int) -> list[float]:
             times.append(time.perf_counter() - started)
             _check(answer, item)
 
-    async def everybody() -> None:
+    async def all_clients() -> None:
         await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(clients))), TIMEOUT)
 
-    asyncio.run(everybody())
+    asyncio.run(all_clients())
     return times
 
 

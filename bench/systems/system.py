@@ -1,4 +1,4 @@
-"""What every contestant can do: take single items, and give their answers."""
+"""The interface of a measured system: it takes single items and returns their answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_batch.processes.managed_process import ManagedProcess
 
-__all__ = ["TIMEOUT", "Player"]
+__all__ = ["TIMEOUT", "System"]
 
 #: Seconds after which an answer is given up, and the measurement with it.
 TIMEOUT = 300.0
@@ -19,7 +19,7 @@ TIMEOUT = 300.0
 _ROOT = Path(__file__).parents[2]
 
 
-class Player(ABC):
+class System(ABC):
     """
     One way to have single items answered, with its workers.
 

@@ -1,4 +1,4 @@
-"""What is measured of a player; every answer is held against the right one."""
+"""What is measured of a system; every answer is held against the right one."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.model import expected
-from bench.players.clients import closed_loop
-from bench.players.player import TIMEOUT, Player
+from bench.systems.clients import closed_loop
+from bench.systems.system import TIMEOUT, System
 
-__all__ = ["PLAYS"]
+__all__ = ["MEASUREMENTS"]
 
 
-def drain(player: Player, n: int, *, singly: bool = False) -> dict[str, Any]:
+def drain(system: System, n: int, *, singly: bool = False) -> dict[str, Any]:
     """Send n items, singly or in the fastest way, then wait for all of them."""
     items = range(n)
     busy, started = time.process_time(), time.perf_counter()
-    waiting = [player.submit_one(item) for item in items] if singly else player.submit(items)
+    waiting = [system.submit_one(item) for item in items] if singly else system.submit(items)
     sent = time.perf_counter()
-    answers = player.collect(waiting)
+    answers = system.collect(waiting)
     ended = time.perf_counter()
     _check(answers, expected(items))
     return {
@@ -30,44 +30,44 @@ def drain(player: Player, n: int, *, singly: bool = False) -> dict[str, Any]:
     }
 
 
-def submit(player: Player, n: int) -> dict[str, Any]:
+def submit(system: System, n: int) -> dict[str, Any]:
     """Send n items one call at a time, and count the calls alone."""
     items = range(n)
     busy, started = time.process_time(), time.perf_counter()
-    waiting = [player.submit_one(item) for item in items]
+    waiting = [system.submit_one(item) for item in items]
     seconds = time.perf_counter() - started
     busy = time.process_time() - busy
-    _check(player.collect(waiting), expected(items))
+    _check(system.collect(waiting), expected(items))
     return {"n": n, "seconds": seconds, "client_cpu": busy}
 
 
-def lone(player: Player, n: int) -> dict[str, Any]:
+def lone(system: System, n: int) -> dict[str, Any]:
     """Ask one item at a time, each when the one before is answered."""
     times = []
     for item in range(n):
         started = time.perf_counter()
-        answers = player.collect([player.submit_one(item)])
+        answers = system.collect([system.submit_one(item)])
         times.append(time.perf_counter() - started)
         _check(answers, expected(range(item, item + 1)))
     return {"n": n, "times": sorted(times)}
 
 
-def chunk(player: Any, n: int, rows: int = 256) -> dict[str, Any]:
+def chunk(system: Any, n: int, rows: int = 256) -> dict[str, Any]:
     """Send n rows as tasks of many rows each, then wait for all of them."""
     items = range(n)
     started = time.perf_counter()
     parts = [items[first : first + rows] for first in range(0, n, rows)]
-    waiting = [player.task.delay_rows(list(part)) for part in parts]
+    waiting = [system.task.delay_rows(list(part)) for part in parts]
     answers = [answer for each in waiting for answer in each.get(timeout=TIMEOUT)]
     seconds = time.perf_counter() - started
     _check(answers, expected(items))
     return {"n": n, "seconds": seconds}
 
 
-def able(player: Any) -> dict[str, Any]:
+def able(system: Any) -> dict[str, Any]:
     """Say which of our calls this version has."""
     return {
-        name: hasattr(getattr(player, "task", None), name)
+        name: hasattr(getattr(system, "task", None), name)
         for name in ("delay_many", "delay_rows", "adelay")
     }
 
@@ -78,7 +78,7 @@ def _check(answers: list[int], right: list[int]) -> None:
         raise AssertionError(f"{len(answers)} answers to {len(right)}, wrong: {wrong[:5]}")
 
 
-PLAYS: dict[str, Callable[..., dict[str, Any]]] = {
+MEASUREMENTS: dict[str, Callable[..., dict[str, Any]]] = {
     "able": able,
     "chunk": chunk,
     "closed_loop": closed_loop,

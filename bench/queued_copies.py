@@ -6,14 +6,14 @@ import base64
 import json
 from typing import Any
 
-__all__ = ["Copies"]
+__all__ = ["QueuedCopies"]
 
 _SLICE = 5_000
 
 
-class Copies:
+class QueuedCopies:
     """
-    Copies of one task's message, each with its own id and its own number as the argument.
+    QueuedCopies of one task's message, each with its own id and its own number as the argument.
 
     Args:
         task: Whose message; its app's broker and result backend are one Redis.

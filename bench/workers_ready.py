@@ -7,13 +7,13 @@ from typing import Any
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
-__all__ = ["call_the_roll"]
+__all__ = ["wait_for_workers"]
 
 #: Seconds a worker gets to import, load and connect, beside others that do the same.
 _READY_TIMEOUT = 120.0
 
 
-def call_the_roll(app: Any, workers: int, children: Sequence[ManagedProcess]) -> None:
+def wait_for_workers(app: Any, workers: int, children: Sequence[ManagedProcess]) -> None:
     """
     Return when so many Celery workers answer.
 
@@ -26,8 +26,8 @@ def call_the_roll(app: Any, workers: int, children: Sequence[ManagedProcess]) ->
         ServerFailed: One of those ended, or the time is up; with its log's last lines.
     """
 
-    def who_is_silent() -> str:
+    def why_not_ready() -> str:
         missing = workers - len(app.control.ping(timeout=1.0, limit=workers))
         return f"{missing} of {workers} do not answer" if missing else ""
 
-    wait_until(who_is_silent, children, what="workers", timeout=_READY_TIMEOUT)
+    wait_until(why_not_ready, children, what="workers", timeout=_READY_TIMEOUT)
