@@ -138,7 +138,9 @@ def documented_worker(document: Path, folder: Path, broker: str) -> Iterator[dic
         yield env
 
 
-@pytest.mark.parametrize("example", [each for each in examples() if each.file != "ask.py"], ids=str)
+@pytest.mark.parametrize(
+    "example", [each for each in examples() if each.file != "client.py"], ids=str
+)
 def test_example_runs(example: Example, in_python, tmp_path: Path):
     """Each Python example runs beside its page's others, and its models load and warm up."""
     if "HF_MODEL" in example.code:
@@ -159,8 +161,8 @@ def test_readme_example_answers(broker: str, tmp_path: Path):
     """The README's app, served by the README's command, gives the README's answers."""
     files = write_files(README, tmp_path)
     with documented_worker(README, tmp_path, broker) as env:
-        asked = subprocess.run(
-            [sys.executable, "ask.py"],
+        ran = subprocess.run(
+            [sys.executable, "client.py"],
             cwd=tmp_path,
             env=env,
             capture_output=True,
@@ -168,10 +170,10 @@ def test_readme_example_answers(broker: str, tmp_path: Path):
             timeout=60,
             check=False,
         )
-    promised = re.findall(r"  # (.+)$", files["ask.py"], re.MULTILINE)
+    promised = re.findall(r"  # (.+)$", files["client.py"], re.MULTILINE)
 
-    assert "" == asked.stderr
-    assert ["42", "1", "999000", "[2, 4, 6]", "42"] == promised == asked.stdout.splitlines()
+    assert "" == ran.stderr
+    assert ["42", "1", "999000", "[2, 4, 6]", "42"] == promised == ran.stdout.splitlines()
 
 
 def test_documented_views_answer(broker: str, tmp_path: Path, in_python):

@@ -98,7 +98,7 @@ def test_readme_example_answers_from_an_empty_environment(installed: Path, tmp_p
     env = {"PATH": f"{installed}:/usr/bin:/bin", "HOME": str(tmp_path)}
     redis, worker, ask = (
         next(line for line in console_lines(README) if shlex.join(line).startswith(start))
-        for start in ("celery batch redis", "celery -A tasks", "python ask.py")
+        for start in ("celery batch redis", "celery -A tasks", "python client.py")
     )
     with ManagedProcess(_in(tmp_path, redis), tmp_path / "redis.log", env=env) as server:
         wait_until(lambda: _missing_export(server), [server], what="Redis", timeout=60)
@@ -108,7 +108,7 @@ def test_readme_example_answers_from_an_empty_environment(installed: Path, tmp_p
             answers = _run(*ask, cwd=tmp_path, env=env).splitlines()
     code = "import celery_batch; print(celery_batch.__file__)"
     where = _run("python", "-c", code, cwd=tmp_path, env=env)
-    promised = re.findall(r"  # (.+)$", files["ask.py"], re.MULTILINE)
+    promised = re.findall(r"  # (.+)$", files["client.py"], re.MULTILINE)
 
     assert where.startswith(str(installed.parent))
     assert ["42", "1", "999000", "[2, 4, 6]", "42"] == promised == answers
