@@ -338,24 +338,27 @@ class Checkpoint:
         self.partial.unlink(missing_ok=True)
 
     def _resume(self) -> None:
-        state = self.state(self._output) or {"version": _VERSION, "bytes": 0, "done": []}
+        state = self.state(self._output)
+        end = 0 if state is None else self._take_over(state)  # without a journal no line counts
+        self._file.truncate(end)
+        self._file.seek(0, os.SEEK_END)
+
+    def _take_over(self, state: dict[str, Any]) -> int:
+        """Take over what an earlier run has answered; return where that ends."""
         if state["version"] != _VERSION:
             raise BackfillError(f"{self._journal}: is of another release; use --restart")
         if self.partial.stat().st_size < state["bytes"]:
             raise BackfillError(
                 f"{self.partial}: is shorter than {self._journal.name} says; use --restart"
             )
-        self.done = RangeSet(state["done"])
-        self.failed = state.get("failed", 0)
-        end = self._read_unsynced(state["bytes"]) if "about" in state else 0
+        self.done, self.failed = RangeSet(state["done"]), state["failed"]
+        end = self._read_unsynced(state["bytes"])
         # Where nothing was answered nothing is lost, whatever has changed.
-        changed = changes(state["about"], self._about) if self.done else ""
-        if changed:
+        if self.done and (changed := changes(state["about"], self._about)):
             raise BackfillError(
                 f"{self._journal}: {changed}; use --restart to begin anew, or name another output"
             )
-        self._file.truncate(end)
-        self._file.seek(0, os.SEEK_END)
+        return end
 
     def _read_unsynced(self, start: int) -> int:
         """Add what was answered since the last sync; return where that ends."""
@@ -482,8 +485,8 @@ def output_status(output: Path) -> dict[str, Any]:
         output: The path that it was given.
 
     Returns:
-        ``output``, ``task``, ``complete``, ``rows`` (None if an older release has written
-        it), ``failed``, and ``at``: of what time that is, as seconds of the epoch.
+        ``output``, ``task``, ``complete``, ``rows`` (None if that is not known), ``failed``, and
+        ``at``: of what time that is, as seconds of the epoch.
 
     Raises:
         BackfillError: No backfill has written there, or what it wrote cannot be read.
