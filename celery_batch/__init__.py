@@ -1,7 +1,7 @@
 """
 Batched model serving on Celery.
 
-Import from here; nothing is loaded before it is used, and nothing here ever
+Import from here. Each module is imported when one of its names is first used, and none
 imports torch.
 """
 

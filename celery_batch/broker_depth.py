@@ -1,7 +1,8 @@
-"""Reads how many messages wait in the broker's queues, and who consumes them."""
+"""Reads how many messages wait in the broker's queues, and whether they are consumed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -11,23 +12,23 @@ from redis.retry import Retry
 
 __all__ = ["DepthReader", "can_read_depth", "driver_of", "open_depth_reader", "served_key"]
 
-#: Seconds without an answer after which a look is given up.
+#: Seconds until a broker that does not answer is an error.
 _TIMEOUT = 1.0
 
 
 def served_key(queue: str, task: str) -> str:
     """
-    Return the key in Redis of those who serve a task, without the app's prefix.
+    Return the key in Redis of the workers that serve a task, without the app's key prefix.
 
     Args:
-        queue: The name of the queue from which they take it.
+        queue: The name of the queue from which they take its messages.
         task: The task's name.
     """
     return f"celery-batch-served.{queue}.{task}"
 
 
 class DepthReader(Protocol):
-    """A connection to a broker that can say how many messages wait."""
+    """A connection to a broker that reads how many messages wait."""
 
     def count(self, queue: str) -> int:
         """
@@ -37,7 +38,7 @@ class DepthReader(Protocol):
             queue: Its name.
 
         Raises:
-            Exception: Whatever the broker's library raises when there is no answer.
+            Exception: Of the broker's library, if there is no answer.
         """
 
     def is_served(self, queue: str, task: str) -> bool:
@@ -46,17 +47,17 @@ class DepthReader(Protocol):
 
         Args:
             queue: Its name.
-            task: The task's; RabbitMQ knows no tasks, and tells of the queue alone.
+            task: The task's name; RabbitMQ knows only whether the queue is consumed.
 
         Raises:
-            Exception: Whatever the broker's library raises when there is no answer.
+            Exception: Of the broker's library, if there is no answer.
         """
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
 
 
-class _RedisLook:
+class _RedisReader:
     def __init__(self, app: Any) -> None:
         timeouts = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _TIMEOUT)
         given = app.conf.broker_transport_options or {}
@@ -65,12 +66,12 @@ class _RedisLook:
         _connect(self._connection)
         self._channel = self._connection.default_channel
         self._channel.client.set_retry(Retry(NoBackoff(), 0))
-        # Past kombu's own client, which puts the key prefix before some keys only.
+        # Not kombu's own client, which puts the key prefix before some keys only.
         self._plain = Redis(connection_pool=self._channel.pool)
         self._plain.set_retry(Retry(NoBackoff(), 0))
 
     def count(self, queue: str) -> int:
-        return int(self._channel._size(queue))  # noqa: SLF001 (of all its priorities' lists)
+        return int(self._channel._size(queue))  # noqa: SLF001 (the lists of all priorities)
 
     def is_served(self, queue: str, task: str) -> bool:
         return bool(self._plain.zcard(self._channel.global_keyprefix + served_key(queue, task)))
@@ -79,7 +80,7 @@ class _RedisLook:
         self._connection.release()
 
 
-class _AmqpLook:
+class _AmqpReader:
     def __init__(self, app: Any) -> None:
         self._connection = app.connection_for_write(connect_timeout=_TIMEOUT, heartbeat=0)
         self._amqp = _connect(self._connection).connection
@@ -104,53 +105,38 @@ class _AmqpLook:
 
     def close(self) -> None:
         with suppress(Exception):
-            self._amqp.collect()  # to close it in form would be to wait
+            self._amqp.collect()  # an orderly close would wait for the broker
         with suppress(Exception):
             self._connection.release()
 
 
 def _connect(connection: Any) -> Any:
-    """Try each of the broker's addresses once; kombu tries again for seconds if left alone."""
+    """Try each of the broker's addresses once; by default kombu retries for seconds."""
     addresses = max(len(connection.alt), 1)
     return connection.ensure_connection(
         max_retries=addresses - 1, interval_start=0, interval_step=0
     )
 
 
-_LOOKS: dict[str, type[DepthReader]] = {"redis": _RedisLook, "amqp": _AmqpLook}
+_READERS: dict[str, Callable[[Any], DepthReader]] = {"redis": _RedisReader, "amqp": _AmqpReader}
 
 
 def can_read_depth(app: Any) -> bool:
-    """
-    Return whether an app's broker can say how many messages wait.
-
-    Args:
-        app: The Celery app.
-    """
-    return driver_of(app) in _LOOKS
+    """Return whether the number of waiting messages can be read from an app's broker."""
+    return driver_of(app) in _READERS
 
 
 def open_depth_reader(app: Any) -> DepthReader:
     """
     Connect to an app's broker.
 
-    Args:
-        app: The Celery app.
-
     Raises:
-        Exception: Whatever the broker's library raises when it cannot be reached.
+        Exception: Of the broker's library, if the broker cannot be reached.
     """
-    make: Any = _LOOKS[driver_of(app)]
-    look: DepthReader = make(app)
-    return look
+    return _READERS[driver_of(app)](app)
 
 
 def driver_of(app: Any) -> str:
-    """
-    Return the kind of an app's broker, "redis" or "amqp" for example; it is not connected to.
-
-    Args:
-        app: The Celery app.
-    """
-    with app.connection_for_write() as connection:  # which connects to nobody yet
+    """Return the kind of an app's broker, such as "redis" or "amqp", without connecting."""
+    with app.connection_for_write() as connection:  # which does not connect yet
         return str(connection.get_transport_cls().driver_type)

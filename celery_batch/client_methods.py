@@ -1,13 +1,12 @@
 """
-
 The client methods of a batch task: `delay_many`, `adelay` and others.
 
-The client's side is imported when something is sent.
+`celery_batch.client` is imported with the first call.
 """
 
 from __future__ import annotations
 
-# redis imports this one with the first call, and while the interpreter ends nobody can.
+# redis imports this with its first call, which may be too late while the interpreter ends.
 import concurrent.futures.thread  # noqa: F401
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ __all__ = ["ClientMethods"]
 
 
 class ClientMethods(Task):  # type: ignore[misc]
-    """A task whose calls take a short road to the broker, with the same message as Celery's."""
+    """A task whose calls take a fast path to the broker, with the same message as Celery's."""
 
     abstract = True
 
@@ -33,7 +32,7 @@ class ClientMethods(Task):  # type: ignore[misc]
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Have groups write their batch tasks at once."""
+        """Make groups send their batch tasks in one write."""
         super().on_bound(app)
         _client("publish.groups").gather_groups()
 
@@ -44,15 +43,15 @@ class ClientMethods(Task):  # type: ignore[misc]
         Args:
             args: Positional arguments.
             kwargs: Keyword arguments.
-            more: Celery's other positional parameters, by which nobody calls.
+            more: Celery's other positional parameters.
             options: Celery's options: ``countdown``, ``queue``, ``link`` and so on.
 
         Raises:
             TypeError: The arguments do not fit the task's function.
             OperationalError: The broker could not be reached, or refused the message.
-            QueueFull: More items wait already than the option ``max_queue`` allows.
+            QueueFull: As many items wait already as the option ``max_queue`` allows.
             BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
-                not answer, so nobody knows how many wait.
+                not answer, so the number of waiting items is unknown.
         """
         if more:
             return super().apply_async(args, kwargs, *more, **options)
@@ -67,7 +66,7 @@ class ClientMethods(Task):  # type: ignore[misc]
 
     def AsyncResult(self, task_id: str, **options: Any) -> Any:  # noqa: N802 (Celery's name)
         """
-        Return the result of a call, a `BatchResult` unless another base has one of its own.
+        Return the result of a call, a `BatchResult` unless another base class overrides this.
 
         Args:
             task_id: The call's id.
@@ -83,7 +82,7 @@ class ClientMethods(Task):  # type: ignore[misc]
         """
         Run a call at once, in this process; see Celery's `Task.apply`.
 
-        Its value is returned as it is; one that a worker could not store is a failure.
+        The value is returned as it is; one that a worker could not store is a failure.
 
         Args:
             args: Celery's parameters.
@@ -101,9 +100,9 @@ class ClientMethods(Task):  # type: ignore[misc]
 
     async def aapply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         """
-        Send a call from a coroutine, and return its result when the broker has it.
+        Send a call from a coroutine, and return its result object when the broker has the message.
 
-        The loop goes on meanwhile, and calls that come together are written together.
+        The event loop is not blocked, and calls of several coroutines share their writes.
 
         Args:
             args: Positional arguments.
@@ -113,9 +112,9 @@ class ClientMethods(Task):  # type: ignore[misc]
         Raises:
             TypeError: The arguments do not fit the task's function.
             OperationalError: The broker could not be reached, or refused the message.
-            QueueFull: More items wait already than the option ``max_queue`` allows.
+            QueueFull: As many items wait already as the option ``max_queue`` allows.
             BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
-                not answer, so nobody knows how many wait.
+                not answer, so the number of waiting items is unknown.
         """
         return await _client("publish.aio").apply_async(self, args, kwargs, options)
 
@@ -127,8 +126,8 @@ class ClientMethods(Task):  # type: ignore[misc]
             items: The only argument of each call.
 
         Raises:
-            PartlySent: Not all of them could be sent; it says which were.
-            QueueFull: There is no room for all of them; none was sent.
+            PartlySent: Only some could be sent; the error says which.
+            QueueFull: There is not enough room for all; none was sent.
         """
         return self.apply_many(((item,), None) for item in items)
 
@@ -141,8 +140,8 @@ class ClientMethods(Task):  # type: ignore[misc]
             options: As for `apply_async`, the same for all; no ``task_id``.
 
         Raises:
-            PartlySent: Not all of them could be sent; it says which were.
-            QueueFull: There is no room for all of them; none was sent.
+            PartlySent: Only some could be sent; the error says which.
+            QueueFull: There is not enough room for all; none was sent.
         """
         return _client("publish.bulk").apply_many(self, rows, options)  # type: ignore[no-any-return]
 
@@ -156,13 +155,13 @@ class ClientMethods(Task):  # type: ignore[misc]
 
     def is_served(self, queue: Any = None, *, timeout: float = 3.0) -> bool:
         """
-        Return whether a worker is there that takes calls of this task, its models loaded.
+        Return whether a worker takes calls of this task and has loaded its models.
 
-        The first call asks the broker. Those that follow are answered from memory, by what was
-        so within the last second, while somebody asks at least every five seconds.
+        The first call asks the broker. Later ones return what was known at most a second ago,
+        without asking, if there is at least one call every five seconds.
 
         Args:
-            queue: The queue that calls would name; the one that the task is routed to if None.
+            queue: The queue of the calls; the one that the task is routed to if None.
             timeout: Seconds to wait for the broker.
 
         Raises:
@@ -172,7 +171,7 @@ class ClientMethods(Task):  # type: ignore[misc]
 
     async def ais_served(self, queue: Any = None, *, timeout: float = 3.0) -> bool:  # noqa: ASYNC109 (as its twin)
         """
-        Return whether a worker is there, from a coroutine; see `is_served`.
+        Return whether a worker takes calls of this task, from a coroutine; see `is_served`.
 
         Args:
             queue: As for `is_served`.
@@ -192,14 +191,14 @@ class ClientMethods(Task):  # type: ignore[misc]
         **options: Any,
     ) -> Any:
         """
-        Answer any number of items, a bounded number at a time, behind everybody else.
+        Run any number of items, a bounded number at a time, with the lowest priority.
 
         Args:
-            items: Read no further than there is room for; a mapping with a key for each
+            items: Read as there is room for them; a mapping with a key for each
                 parameter is spread, anything else, tuples too, is the only argument.
-            window: Most items on their way; enough to keep the workers busy unless given.
-            in_order: Answers come in the items' order; else as they are known.
-            options: As for `apply_async`, the same for all; the lowest priority unless given.
+            window: Most items in progress; by default enough to keep the workers busy.
+            in_order: Yield outputs in the items' order; else as they arrive.
+            options: As for `apply_async`, the same for all; the lowest priority by default.
 
         Returns:
             An iterator of `Answer`: ``item``, ``output`` and ``error``, "" if there is none.

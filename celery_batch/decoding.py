@@ -1,8 +1,8 @@
 """
-JSON decoded to the very values that kombu decodes it to, at half the cost.
+Decodes JSON to the same values as kombu, at half the cost.
 
-What is large is not decoded where it would hold up an event loop: the interpreter does
-nothing else meanwhile, on whatever thread.
+Large bodies are not decoded where that would block an event loop: the interpreter runs
+no other thread meanwhile.
 """
 
 from __future__ import annotations
@@ -28,51 +28,51 @@ __all__ = [
 
 _JSON = "application/json"
 
-#: Bytes of a body that are left to the process that needs it; those below take 1 ms at most.
+#: A larger body is decoded in the process that needs it; a smaller one takes 1 ms at most.
 _LARGE = 1 << 16
 
-#: How an envelope begins that kombu has written.
+#: The beginning of an envelope that kombu has written.
 _BODY = b'{"body": "'
 
 _decoder = json.JSONDecoder()
 _decode, _scan = _decoder.decode, _decoder.scan_once  # type: ignore[attr-defined]
 
-#: An ASCII character in disguise: what no encoder writes, and ``__type__`` could hide in.
-_DISGUISED = re.compile(r"\\u00[2-7]")
+#: An escaped ASCII character, which no encoder writes; ``__type__`` could be written so.
+_ESCAPED_ASCII = re.compile(r"\\u00[2-7]")
 
 
 def decode_json(text: str) -> Any:
     """
     Decode JSON as kombu does.
 
-    Kombu looks into every object for a typed value, such as a date, and calls Python
-    for that; where none can be, that is spared.
+    Kombu calls Python code for every object, to find typed values such as dates; that is
+    skipped if there can be none.
 
     Raises:
         ValueError: It is no JSON.
     """
-    if "__type__" in text or ("\\u00" in text and _DISGUISED.search(text)):
+    if "__type__" in text or ("\\u00" in text and _ESCAPED_ASCII.search(text)):
         return loads(text)
     try:
         found, end = _scan(text, 0)
     except StopIteration:
-        return _decode(text)  # white space before it, or no JSON, which it says
+        return _decode(text)  # white space before it, or no JSON, for which it raises an error
     return found if end == len(text) else _decode(text)
 
 
 class Undecoded(list[Any]):
-    """What stands for the payload of a message whose body nobody has decoded."""
+    """The placeholder for the payload of a message whose body is not decoded."""
 
 
 def leave_undecoded(message: Any) -> bool:
     """
-    Have a message keep its body undecoded, if that is large and of Celery's current protocol.
+    Leave the body of a message undecoded, if it is large and of Celery's current protocol.
 
     Args:
-        message: Kombu's; `Undecoded` stands for its payload afterwards.
+        message: Kombu's; its payload is `Undecoded` afterwards.
 
     Returns:
-        Whether it does; its body may be anything then that begins as a list.
+        Whether the body is left undecoded; then only its beginning, as a list, is known.
     """
     body = message.body
     if len(body or b"") <= _LARGE or message._decoded_cache is not None:  # noqa: SLF001 (as below)
@@ -85,7 +85,7 @@ def leave_undecoded(message: Any) -> bool:
 
 def decode_envelope(raw: bytes | str) -> Any:
     """
-    Decode a message as it lies in Redis; a large body in it is copied, and not looked into.
+    Decode a message as it is in Redis; a large body in it is copied without a look into it.
 
     Raises:
         ValueError: It is no JSON.
@@ -94,7 +94,7 @@ def decode_envelope(raw: bytes | str) -> Any:
         end = raw.find(b'"', len(_BODY))
         body = raw[len(_BODY) : end]
         if end > 0 and b"\\" not in body:
-            with suppress(ValueError):  # which is said below, of the whole
+            with suppress(ValueError):  # raised below, for the whole message
                 envelope = decode_json((_BODY + raw[end:]).decode())
                 envelope["body"] = body.decode()
                 return envelope
@@ -103,7 +103,7 @@ def decode_envelope(raw: bytes | str) -> Any:
 
 class OnceDecoded:
     """
-    A codec for bodies that decodes a large one once, though it is asked for it twice in a row.
+    A codec for bodies that decodes a large one only once if it is called twice in a row.
 
     Args:
         codec: Of a kombu channel.
@@ -115,12 +115,7 @@ class OnceDecoded:
         self._last: tuple[Any, Any] | None = None
 
     def decode(self, text: Any) -> Any:
-        """
-        Return the body that a text encodes.
-
-        Raises:
-            ValueError: It encodes nothing.
-        """
+        """Return the body that a text encodes."""
         last, self._last = self._last, None
         if last is not None and last[0] is text:
             return last[1]
@@ -135,7 +130,7 @@ def payload_of(message: Any) -> Any:
     Return a message's body decoded, as ``message.payload`` does.
 
     Raises:
-        Exception: Whatever kombu says of a body that cannot be decoded.
+        Exception: Of kombu, if the body cannot be decoded.
     """
     if message._decoded_cache is None and _is_plain(message):  # noqa: SLF001 (kombu's own cache)
         try:
@@ -143,20 +138,20 @@ def payload_of(message: Any) -> Any:
             text = body.decode() if type(body) is bytes else body
             message._decoded_cache = decode_json(text)  # noqa: SLF001
         except (ValueError, RecursionError):
-            return message.payload  # kombu comes to the same end, and says so in its own way
+            return message.payload  # for which kombu raises its own error
     return message.payload
 
 
 def decoded_anew(message: Any) -> tuple[Any, Any, dict[str, Any]]:
     """
-    Return the arguments and what is embedded beside them of a message that was left undecoded.
+    Return args, kwargs and embedded options of a message that was left undecoded.
 
     Args:
-        message: Kombu's; nothing is in it if its body cannot be decoded.
+        message: Kombu's; all three are empty if its body cannot be decoded.
     """
     try:
-        args, kwargs, embed = message._decode()  # noqa: SLF001 (which kombu names for this)
-    except Exception:  # noqa: BLE001 (whatever a decoder does with garbage)
+        args, kwargs, embed = message._decode()  # noqa: SLF001 (which skips the cached payload)
+    except Exception:  # noqa: BLE001 (a decoder may raise anything)
         return [], {}, {}
     kinds = isinstance(args, list), isinstance(kwargs, dict), isinstance(embed or {}, dict)
     return (args, kwargs, embed or {}) if all(kinds) else ([], {}, {})
@@ -168,5 +163,5 @@ def _is_plain(message: Any) -> bool:
         and type(message.body) in (bytes, str)
         and message.accept is not None
         and _JSON in message.accept
-        and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or somebody else's decoder)
+        and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or the user has registered another one)
     )

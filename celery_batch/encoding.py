@@ -1,4 +1,4 @@
-"""Outputs that a result backend cannot store, and what to return in their place."""
+"""Explains the errors of outputs that a result backend cannot encode."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kombu.exceptions import EncodeError
 
 __all__ = ["check_output", "explain_encode_errors"]
 
-#: What every serializer takes; NumPy's ``float64`` is a ``float``, and has a ``tolist`` too.
+#: Types that every serializer encodes; NumPy's ``float64`` is a ``float`` with a ``tolist``, too.
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
-#: Values that are looked through for an array.
+#: Most values that are searched for an array.
 _MOST_VALUES = 10_000
 
 
@@ -25,10 +25,10 @@ def check_output(backend: Any, output: Any) -> None:
 
     Args:
         backend: Of the task; nothing is stored.
-        output: What the task has returned.
+        output: The task's return value.
 
     Raises:
-        EncodeError: It could not; an array is named, with what to return in its place.
+        EncodeError: It could not; the message names an array, and what to return instead.
     """
     if isinstance(backend, DisabledBackend):  # a worker stores nothing either
         return
@@ -39,12 +39,7 @@ def check_output(backend: Any, output: Any) -> None:
 
 
 def explain_encode_errors(backend: Any) -> None:
-    """
-    Have a result backend say of an array that it cannot store what to return in its place.
-
-    Args:
-        backend: Any of Celery's; its own `mark_as_done` is called as before.
-    """
+    """Make a result backend's errors name an array that it cannot encode."""
     if "mark_as_done" in vars(backend):
         return
     own = backend.mark_as_done
@@ -60,7 +55,7 @@ def explain_encode_errors(backend: Any) -> None:
 
 
 def _explained(error: EncodeError, backend: Any, output: Any) -> EncodeError:
-    """Return an error that names the first array in an output; the same error if there is none."""
+    """Return an error that names the first array in an output, or else the same error."""
     for place, value in _values(output):
         if not isinstance(value, _PLAIN) and callable(getattr(value, "tolist", None)):
             kind = type(value)
@@ -74,12 +69,12 @@ def _explained(error: EncodeError, backend: Any, output: Any) -> EncodeError:
 
 
 def _values(output: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an output and the values in it, each with its place, the first ones first."""
-    line = [("", output)]
-    for place, value in line:
+    """Yield an output and the values in it, each with its place, breadth first."""
+    queue = [("", output)]
+    for place, value in queue:
         yield place, value
-        left = max(_MOST_VALUES - len(line), 0)
+        left = max(_MOST_VALUES - len(queue), 0)
         if isinstance(value, dict):
-            line += [(f"{place}[{key!r:.50}]", each) for key, each in islice(value.items(), left)]
+            queue += [(f"{place}[{key!r:.50}]", each) for key, each in islice(value.items(), left)]
         elif isinstance(value, (list, tuple)):
-            line += [(f"{place}[{number}]", each) for number, each in enumerate(value[:left])]
+            queue += [(f"{place}[{number}]", each) for number, each in enumerate(value[:left])]

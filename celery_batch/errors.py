@@ -1,12 +1,12 @@
 """
-One tree of errors, shared by every room.
+The errors of all packages.
 
-Arguments are plain strings, so that any result serializer can carry an error
-from the worker to the caller; the HTTP status lives on the class, so that every
-web door can answer with the same one.  A class's docstring is its default message.
+Their arguments are plain strings, so that any result serializer can carry an error
+from the worker to the caller.  The HTTP status is an attribute of the class, so that all
+web helpers use the same one.  A class's docstring is its default message.
 
-Two more, `PartlySent` and `BrokerUnreachable`, are kombu's `OperationalError` too, so they
-live with the client; this module imports nothing of Celery's.
+Two more, `PartlySent` and `BrokerUnreachable`, are kombu's `OperationalError`, too, and defined
+in `celery_batch.client`; this module does not import Celery.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = [
 class BatchError(Exception):
     """Something went wrong while serving a batch."""
 
-    #: What a web server answers when this error reaches it.
+    #: The HTTP status of a web server's response.
     http = 500
 
     def __str__(self) -> str:
@@ -58,8 +58,8 @@ class DeadlineExceeded(BatchError, TimeoutError):
 
     def __init__(self, *words: str, results: Sequence[Any] = ()) -> None:
         super().__init__(*words)
-        #: The result of each call, in order; those of calls that are left to finish can be
-        #: asked for later.
+        #: The result of each call, in order; those of calls that still run can be
+        #: read later.
         self.results = list(results)
 
 
@@ -106,7 +106,7 @@ class QueueFull(BatchError):
 
     def __init__(self, *words: str, retry_after: float | None = 1.0) -> None:
         super().__init__(*words)
-        #: Seconds after which there may be room, as far as is known; None if there never is.
+        #: Estimated seconds until there is room; None if there never will be.
         self.retry_after = retry_after
 
 
@@ -151,8 +151,8 @@ class WrongResultCount(ModelError):
 class ChunkFailed(ModelError):
     """Some rows of the chunk failed."""
 
-    # Its arguments: the message; `[row, error]` for each that failed; the outputs.  Lists
-    # and texts, so that any result serializer carries them; all may be left out.
+    # Its arguments: the message; `[row, error]` for each failed row; the outputs.  Lists
+    # and strings, so that any result serializer carries them; all may be omitted.
 
     @property
     def failures(self) -> dict[int, str]:
@@ -161,11 +161,11 @@ class ChunkFailed(ModelError):
 
     @property
     def outputs(self) -> list[Any]:
-        """One output per row, None in place of those that failed."""
+        """One output per row, None for failed rows."""
         return self._list(2)
 
     def _list(self, index: int) -> list[Any]:
-        # Celery puts a text in place of what the result serializer could not write.
+        # Celery replaces what the result serializer cannot encode by a string.
         value = self.args[index] if len(self.args) > index else []
         return list(value) if isinstance(value, (list, tuple)) else []
 

@@ -1,21 +1,21 @@
-"""Numbers as text: three digits and a unit."""
+"""Formats numbers with three digits and a unit."""
 
 from __future__ import annotations
 
 __all__ = ["figure", "number"]
 
-#: By how many seconds they are, the largest first.
+#: In seconds, the largest first.
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
 
 def number(amount: float) -> str:
-    """Return an amount to three digits, as in 1,230 and 0.123."""
+    """Return a number with three digits, as in 1,230 and 0.123."""
     digits = float(f"{amount:.3g}")
     return f"{digits:,.0f}" if digits >= 100 else f"{digits:g}"  # noqa: PLR2004 (three digits)
 
 
 def figure(seconds: float) -> str:
-    """Return seconds to three digits in their unit, as in 1.5 s, 12.3 ms and 8.26 µs."""
+    """Return seconds with three digits and a unit, as in 1.5 s, 12.3 ms and 8.26 µs."""
     digits = float(f"{seconds:.3g}")
     unit = next((unit for unit, size in _UNITS.items() if digits >= size), "µs" if digits else "s")
     return f"{number(digits / _UNITS[unit])} {unit}"

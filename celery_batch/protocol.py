@@ -1,14 +1,12 @@
 """
+The headers of messages, and the notifications on a client's reply channel.
 
-What a worker sends on a client's reply channel.
+The payload of a notification is a sequence of netstrings, in turn a task's id and its stored
+value.  An empty value means that the client has to read it from the result store.
 
-A payload is a row of netstrings, alternating task id and value, the value as it
-is stored under the task's key.  An empty value says: stored, go and read it.
-
-What else is said comes as a pair, too, with an id that no task has, so that whoever
-does not know it takes no notice.  The first pair may say of which batch the others
-come: what is the same for all in a line of JSON, then four bytes for each one's wait.
-That a task has started is said with a word before its id.
+Further data is a pair with an id that no task has, so that older clients ignore it.  The first
+pair may have the facts of the batch: those that all tasks share, as a line of JSON, then
+the wait of each task in four bytes.  A task that has only started has a prefix before its id.
 """
 
 from __future__ import annotations
@@ -31,53 +29,53 @@ __all__ = [
     "STARTED_ID",
     "TRACK_HEADER",
     "BatchInfo",
-    "facts_of_all",
-    "packed_waits",
+    "batch_facts",
+    "pack_waits",
     "read_facts",
     "read_replies",
     "write_replies",
 ]
 
-#: The message header that says how many rows the arguments have; only chunks have it.
+#: The message header with the number of rows of the arguments; only chunks have it.
 ROWS = "batch_rows"
 
-#: What a revoke says of itself that nobody waits for: that tasks are left out when they come
-#: is enough, and no worker needs to look into the result store for each of them before.
+#: The argument of a revoke whose sender does not wait for it: workers skip the tasks when they
+#: arrive, and need not look up the result of each before.
 QUIETLY = "batch_quietly"
 
 #: The message header that names the sending process's reply channel.
 REPLY_HEADER = "batch_reply"
 
-#: The message header by which one call asks for its start to be stored and told.
+#: The message header of a call whose start is to be stored and notified.
 TRACK_HEADER = "batch_track_started"
 
-#: What the name of every reply channel has in it: the header comes from the wire, and
-#: may have nothing published anywhere else.
+#: A part of the name of every reply channel.  The header comes from the network, and must not
+#: make a worker publish on other channels.
 REPLY_CHANNEL = "celery-batch-replies-"
 
-#: Bytes of one payload, about; Redis cuts off a subscriber that lags 8 to 32 MiB behind.
+#: Bytes of one payload, about; Redis disconnects a subscriber that lags 8 to 32 MiB behind.
 LARGEST_PAYLOAD = 1 << 20
 
-#: Bytes of a value that is still sent along; larger ones are read from where they are stored.
+#: Most bytes of a value in a notification; clients read larger ones from the result store.
 LARGEST_VALUE = 1 << 18
 
-#: In place of a task's id: of which batch the replies that follow come.
+#: In place of a task's id: the facts of the batch of the replies that follow.
 FACTS_ID = "celery-batch-facts"
 
-#: What stands before the id of a task that has started.
+#: The prefix of the id of a task that has started.
 STARTED_ID = "celery-batch-started:"
 
-#: The wait of one whose answer comes from another batch after all.
+#: The wait of a task whose result is from another batch.
 NO_WAIT = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
     """
-    How an answer was made: what is known of the model call that gave it.
+    The model call that computed a result.
 
     Args:
-        size: Rows that went through the model together.
+        size: Rows in the model call.
         wait: Seconds from the task's arrival at the worker to the start of the model call.
         seconds: How long the model call took.
         worker: The worker's name.
@@ -89,8 +87,8 @@ class BatchInfo:
     worker: str
 
 
-def facts_of_all(size: int, seconds: float, worker: str) -> bytes:
-    """Return what a payload says of a batch, but for the waits; see `BatchInfo`."""
+def batch_facts(size: int, seconds: float, worker: str) -> bytes:
+    """Return the facts of a batch that all its tasks share; see `BatchInfo`."""
     return b'{"size": %d, "seconds": %.6f, "worker": %b}\n' % (size, seconds, _quoted(worker))
 
 
@@ -99,48 +97,48 @@ def _quoted(text: str) -> bytes:
     return json.dumps(text).encode()
 
 
-def packed_waits(waits: Sequence[float]) -> bytes:
-    """Return waits, in seconds, as they are said: four bytes each."""
+def pack_waits(waits: Sequence[float]) -> bytes:
+    """Return waits, in seconds, in four bytes each."""
     return struct.pack(f"<{len(waits)}f", *waits)
 
 
-def read_facts(said: bytes, number: int) -> BatchInfo | None:
+def read_facts(facts: bytes, number: int) -> BatchInfo | None:
     """
-    Return what a payload says of the batch of one of its replies; None if it cannot be read.
+    Return the facts of one reply of a payload; None if they cannot be read.
 
     Args:
-        said: What stands behind `FACTS_ID`; from anybody who may publish.
+        facts: The value of `FACTS_ID`, which is not trusted.
         number: The reply's place among those of the payload, from 0.
     """
-    alike, _, waits = said.partition(b"\n")
+    shared, _, waits = facts.partition(b"\n")
     try:
         (wait,) = struct.unpack_from("<f", waits, 4 * number)
-        facts = json.loads(alike)
+        fields = json.loads(shared)
         found = BatchInfo(
-            int(facts["size"]), round(wait, 6), float(facts["seconds"]), str(facts["worker"])
+            int(fields["size"]), round(wait, 6), float(fields["seconds"]), str(fields["worker"])
         )
-    except Exception:  # noqa: BLE001 (nobody shall miss an answer for want of its facts)
+    except Exception:  # noqa: BLE001 (a result does not need its facts)
         return None
     return found if found.wait >= 0 else None
 
 
 def write_replies(
-    replies: Iterable[tuple[str, bytes | str]], alike: bytes = b"", waits: Sequence[float] = ()
+    replies: Iterable[tuple[str, bytes | str]], shared: bytes = b"", waits: Sequence[float] = ()
 ) -> list[bytes]:
     """
     Return the payloads, mostly one, to publish on one client's channel.
 
     Args:
-        replies: Task ids and the values stored for them, in final states only.
-        alike: What is known of their batch, from `facts_of_all`; empty if nothing is.
-        waits: Then the wait of each, in seconds.
+        replies: Task ids and the values stored for them.
+        shared: The facts of their batch, from `batch_facts`; empty for none.
+        waits: If there are facts, the wait of each, in seconds.
     """
     payloads: list[bytes] = []
     parts: list[bytes] = []
     size = first = 0
 
     def close(end: int) -> None:
-        facts = _facts_pair(alike, waits[first:end]) if alike else b""
+        facts = _facts_pair(shared, waits[first:end]) if shared else b""
         payloads.append(facts + b"".join(parts))
 
     number = -1
@@ -160,9 +158,9 @@ def write_replies(
     return payloads
 
 
-def _facts_pair(alike: bytes, waits: Sequence[float]) -> bytes:
-    said = alike + packed_waits(waits)
-    return b"%d:%b,%d:%b," % (len(FACTS_ID), FACTS_ID.encode(), len(said), said)
+def _facts_pair(shared: bytes, waits: Sequence[float]) -> bytes:
+    facts = shared + pack_waits(waits)
+    return b"%d:%b,%d:%b," % (len(FACTS_ID), FACTS_ID.encode(), len(facts), facts)
 
 
 def read_replies(payload: bytes) -> list[tuple[str, bytes]]:
@@ -170,10 +168,10 @@ def read_replies(payload: bytes) -> list[tuple[str, bytes]]:
     Return the ids and values in a payload.
 
     Args:
-        payload: As published; from anybody who may publish.
+        payload: As published; it is not trusted.
 
     Raises:
-        ValueError: This is no row of pairs of netstrings.
+        ValueError: This is no sequence of pairs of netstrings.
     """
     strings: list[bytes] = []
     at, end = 0, len(payload)

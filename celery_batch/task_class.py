@@ -1,7 +1,7 @@
 """
-The app's own task class, beside `BatchTask`.
+Combines the app's own task class with `BatchTask`.
 
-Celery takes ``base=`` in place of the app's task class.  Frameworks put what their tasks
+Celery uses ``base=`` instead of the app's task class.  Frameworks put what their tasks
 need into that class: Flask's pushes the app's context, Django's sends on commit.
 """
 
@@ -15,13 +15,13 @@ from celery_batch.errors import ConfigurationError
 
 __all__ = ["keep_app_class"]
 
-#: What makes a task a batch task in a worker; an app's class must leave both alone.
+#: Attributes that make a task a batch task in a worker; an app's class must not override them.
 _OURS = ("Strategy", "Request")
 
 
 def keep_app_class(cls: Any, app: Any) -> None:
     """
-    Put the app's own task class before the base class of a task that is being made.
+    Insert the app's own task class before the base class of a new task.
 
     Args:
         cls: The task's class, as Celery's decorator makes it.
@@ -51,15 +51,10 @@ def keep_app_class(cls: Any, app: Any) -> None:
 
 
 def app_class(app: Any) -> Any:
-    """
-    Return the task class of an app's ordinary tasks.
-
-    Args:
-        app: The Celery app.
-    """
+    """Return the task class of an app's ordinary tasks."""
     own, declared = app.Task, symbol_by_name(app.task_cls)
-    # Celery derives a class from the declared one, to hold the app. Whatever else stands in
-    # `app.Task` was assigned by the user.
+    # Celery derives a class with the app from the declared one. Any other class in `app.Task`
+    # was assigned by the user.
     is_derived = own.__bases__ == (declared,) and own.__module__ == declared.__module__
     return declared if is_derived and own.__name__ == "Task" else own
 

@@ -1,4 +1,4 @@
-"""The options of a batch task, and which functions cannot become one."""
+"""Checks the options and the function of a batch task."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ NO_PYDANTIC = (
 
 def refuse_unknown_options(cls: Any, known: set[str]) -> None:
     """
-    Refuse an option that the task decorator was given by mistake.
+    Refuse misspelt options of the task decorator.
 
     Args:
         cls: The task class that the decorator made.
-        known: Names that mean something to a task.
+        known: Names of options.
 
     Raises:
-        ConfigurationError: With the nearest name that is known.
+        ConfigurationError: With the nearest known name.
     """
     known = known | _UNDECLARED
-    # Only what the decorator put there: a class written by hand may hold anything.
+    # Only the decorator's options: a class written by hand may have any attributes.
     if not cls.__dict__.get("_decorated"):
         return
     base = cls.__mro__[1]
@@ -51,7 +51,7 @@ def refuse_unknown_options(cls: Any, known: set[str]) -> None:
 
 def listable_signature(cls: Any) -> inspect.Signature:
     """
-    Return the signature of a batch function, whose every parameter becomes a list.
+    Return the signature of a batch function, whose parameters are all lists.
 
     Args:
         cls: The task class, its ``run`` as the user wrote it.

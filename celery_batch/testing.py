@@ -1,9 +1,9 @@
 """
-Doubles for tests of your own: models that behave, or misbehave, on cue, and a clock.
+Test doubles: models that work, or fail on demand, and a clock.
 
-The models are ordinary ones: hand them to a test directly, or make a task of
-them with `as_task`.  A worker constructs a model without arguments, so their
-arguments all have defaults; for other values, subclass and set them there.
+The models are ordinary ones: use them directly, or make a task of
+them with `as_task`.  A worker constructs a model without arguments, so all
+arguments have defaults; for other values, subclass and set them there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["EchoModel", "HungryModel", "ManualClock", "PoisonModel"]
 
 class ManualClock:
     """
-    A monotonic clock that moves when told to, in place of `time.monotonic`.
+    A monotonic clock that only `advance` moves, in place of `time.monotonic`.
 
     Args:
         now: The time it starts at, in seconds.
@@ -31,21 +31,18 @@ class ManualClock:
         return f"<ManualClock at {self._now!r} s>"
 
     def __call__(self) -> float:
-        """Return the time it is, in seconds."""
+        """Return the time, in seconds."""
         return self._now
 
     def advance(self, seconds: float) -> float:
         """
-        Let time pass.
+        Move the clock; return the new time.
 
         Args:
-            seconds: How much, from 0 up.
-
-        Returns:
-            The time it is now.
+            seconds: By how much, from 0 up.
 
         Raises:
-            ValueError: Time would run backwards, or nowhere at all.
+            ValueError: They are negative, or not a number.
         """
         if not seconds >= 0:  # which not-a-number fails, too
             raise ValueError(f"seconds: must be 0 or more, got {seconds!r}")
@@ -54,19 +51,19 @@ class ManualClock:
 
 
 class EchoModel(Model):
-    """Answers every item with itself; needs no library and no device."""
+    """Returns every item as its output; needs no library and no device."""
 
     def predict(self, batch: list[Any]) -> Sequence[Any]:
-        """Return the items as they came."""
+        """Return the items."""
         return list(batch)
 
 
 class PoisonModel(EchoModel):
     """
-    Answers like an echo, but raises when a certain item is in the batch.
+    Returns items like `EchoModel`, but raises if a certain item is in the batch.
 
-    The whole batch fails with it, as with most real models: use it to see what
-    your application does when one caller's input spoils the others'.
+    The whole batch fails, as with most real models: use it to test your
+    application with one caller's bad input among others.
 
     Args:
         poison: Batches with an item equal to this one fail.
@@ -77,7 +74,7 @@ class PoisonModel(EchoModel):
 
     def predict(self, batch: list[Any]) -> Sequence[Any]:
         """
-        Return the items as they came.
+        Return the items.
 
         Raises:
             ValueError: The poison is among them.
@@ -89,7 +86,7 @@ class PoisonModel(EchoModel):
 
 class HungryModel(EchoModel):
     """
-    Answers like an echo, but runs out of memory when the batch is too large.
+    Returns items like `EchoModel`, but runs out of memory if the batch is too large.
 
     Args:
         limit: Most items it has memory for.
@@ -100,10 +97,10 @@ class HungryModel(EchoModel):
 
     def predict(self, batch: list[Any]) -> Sequence[Any]:
         """
-        Return the items as they came.
+        Return the items.
 
         Raises:
-            MemoryError: There are more of them than the limit.
+            MemoryError: They are more than the limit.
         """
         if len(batch) > self.limit:
             raise MemoryError(f"out of memory: {len(batch)} items, room for {self.limit}")

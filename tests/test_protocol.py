@@ -11,7 +11,7 @@ from celery_batch.protocol import (
     LARGEST_PAYLOAD,
     LARGEST_VALUE,
     BatchInfo,
-    facts_of_all,
+    batch_facts,
     read_facts,
     read_replies,
     write_replies,
@@ -96,7 +96,7 @@ def test_payload_cut_short_gives_no_wrong_value(
     assert pairs[: len(read)] == read
 
 
-ALIKE = facts_of_all(32, 0.0125, "w@h\u00fctte\n")
+ALIKE = batch_facts(32, 0.0125, "w@h\u00fctte\n")
 
 
 @given(PAIRS.filter(bool))

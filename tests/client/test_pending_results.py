@@ -15,8 +15,8 @@ from celery_batch.client.results.pending import NOTIFIED, PendingResult, Pending
 from celery_batch.protocol import (
     STARTED_ID,
     BatchInfo,
-    facts_of_all,
-    packed_waits,
+    batch_facts,
+    pack_waits,
     read_replies,
     write_replies,
 )
@@ -245,9 +245,9 @@ def test_first_to_hear_of_a_batch_keeps_it(pending: PendingResults):
     told, found = expected(pending, "told", "found")
     pending.deliver([("found", b"1")])
     pending.deliver(
-        [("told", b"1"), ("found", b"1")], facts_of_all(2, 0.5, "w") + packed_waits([1, 2])
+        [("told", b"1"), ("found", b"1")], batch_facts(2, 0.5, "w") + pack_waits([1, 2])
     )
-    pending.deliver([("told", b"1")], facts_of_all(9, 0.5, "w") + packed_waits([9]))
+    pending.deliver([("told", b"1")], batch_facts(9, 0.5, "w") + pack_waits([9]))
 
     assert BatchInfo(2, 1.0, 0.5, "w") == told.batch_info
     assert BatchInfo(2, 2.0, 0.5, "w") == found.batch_info
@@ -258,7 +258,7 @@ def test_what_an_older_client_does_not_know_does_it_no_harm(pending: PendingResu
     (reply,) = expected(pending, "1")
     payload = b"".join(
         write_replies([(STARTED_ID + "1", b"started")])
-        + write_replies([("1", b"a")], facts_of_all(1, 0.5, "w"), [1.0])
+        + write_replies([("1", b"a")], batch_facts(1, 0.5, "w"), [1.0])
     )
     values = {name: value for name, value in read_replies(payload) if name in pending._known}
 

@@ -27,7 +27,7 @@ from celery_batch.protocol import (
     REPLY_HEADER,
     STARTED_ID,
     BatchInfo,
-    facts_of_all,
+    batch_facts,
     read_facts,
     read_replies,
 )
@@ -610,7 +610,7 @@ def test_backend_of_one_s_own_stores_by_itself(
     assert [("one", client.get("celery-task-meta-one"))] == read_replies(payload)
 
 
-ALIKE = facts_of_all(3, 0.25, "w@here")
+ALIKE = batch_facts(3, 0.25, "w@here")
 
 
 def facts_told(payload: bytes) -> dict[str, BatchInfo | None]:

@@ -9,7 +9,7 @@ from typing import Any
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.pending_answer import pending_answer
-from celery_batch.protocol import facts_of_all
+from celery_batch.protocol import batch_facts
 from celery_batch.rows import CallRows, Chunk, columns_of, count_rows, outcomes_of, run_rows
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Outcome, Timing
@@ -204,6 +204,6 @@ def _facts_of_several(
 
 
 def _shared_facts(timing: Timing, delivery: Delivery) -> bytes:
-    return facts_of_all(
+    return batch_facts(
         len(timing.part), timing.seconds, str(delivery.request.get("hostname") or "")
     )

@@ -33,7 +33,7 @@ from celery_batch.protocol import (
     REPLY_CHANNEL,
     REPLY_HEADER,
     STARTED_ID,
-    packed_waits,
+    pack_waits,
     write_replies,
 )
 from celery_batch.worker.executor.model_call import Facts
@@ -195,7 +195,7 @@ class RedisStore:
             f":{numbers.setdefault(entry.address, len(numbers) + 1) if entry.channel else 0} "
             for order, entry in zip(orders, piece, strict=False)
         ]
-        waits = packed_waits([entry.wait for entry in piece])
+        waits = pack_waits([entry.wait for entry in piece])
         args: list[Any] = [
             LARGEST_VALUE,
             len(backend.task_keyprefix),
