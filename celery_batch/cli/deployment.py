@@ -8,6 +8,7 @@ import shutil
 import socket
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -144,9 +145,10 @@ class Deployment:
             each.check()
         status = [each.status() for each in self.processes]
         if status != self._status:
-            self._status = status
             title = f"{self.config.handle} at {self.url} (logs in {self.folder})"
-            write_status(self.folder, title, status)
+            with suppress(OSError):  # the disk is full: the next call tries again
+                write_status(self.folder, title, status)
+                self._status = status
 
     def restart_workers(self) -> None:
         """Have each worker finish what it runs, and start again."""

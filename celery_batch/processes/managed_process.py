@@ -15,7 +15,7 @@ from typing import Self
 from celery_batch.errors import BatchError
 from celery_batch.processes import reaper
 
-__all__ = ["ManagedProcess", "ServerFailed", "wait_until"]
+__all__ = ["ManagedProcess", "ServerFailed", "end_of", "wait_until"]
 
 #: Seconds between two calls of ``ready``: the first pause, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
@@ -25,6 +25,16 @@ class ServerFailed(BatchError):
     """A server did not start, or ended while it was needed."""
 
     http = 503
+
+
+def end_of(log: Path, size: int, begin: int = 0) -> str:
+    """Return at most so many bytes at the end of a log, none of those before ``begin``."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(begin, file.seek(0, os.SEEK_END) - size))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:  # it was removed
+        return ""
 
 
 class ManagedProcess:
@@ -108,11 +118,7 @@ class ManagedProcess:
 
     def tail(self, lines: int = 20) -> str:
         """Return the last lines of the log, under a line that names it."""
-        with self.log.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(0, size - 200 * lines))
-            text = log.read().decode(errors="replace")
-        last = text.splitlines()[-lines:] or ["(nothing)"]
+        last = end_of(self.log, 200 * lines).splitlines()[-lines:] or ["(nothing)"]
         return "\n".join([f"--- {self.name}: the end of {self.log}", *last])
 
     def wait(self, seconds: float) -> bool:

@@ -58,9 +58,7 @@ class Supervised(ABC):
         if self.process is None or (code := self._exit_code()) is None:
             return
         lived = time.monotonic() - self.started
-        self.early_exits = self.early_exits + 1 if lived < STEADY else 0
-        pause = restart_pause(self.early_exits, FIRST_PAUSE)
-        self.due = time.monotonic() + pause
+        pause = self._pause(is_early=lived < STEADY)
         pid = self.process.pid
         self._ended(code)
         self.process = None
@@ -72,10 +70,24 @@ class Supervised(ABC):
 
     def start_when_due(self) -> None:
         """Start a process where none runs and the pause is over."""
-        if self.process is None and time.monotonic() >= self.due:
+        if self.process is not None or time.monotonic() < self.due:
+            return
+        try:
             self.process = self._start()
+        except OSError as error:  # there is no memory, or no space on the disk
+            if not self.starts:
+                raise
+            pause = self._pause(is_early=True)
+            logger.error("%s cannot be started: %s; tried again in %g s", self.name, error, pause)  # noqa: TRY400
+        else:
             self.starts += 1
             self.started = time.monotonic()
+
+    def _pause(self, *, is_early: bool) -> float:
+        self.early_exits = self.early_exits + 1 if is_early else 0
+        pause = restart_pause(self.early_exits, FIRST_PAUSE)
+        self.due = time.monotonic() + pause
+        return pause
 
     def reset(self) -> None:
         """Forget a process that was stopped, so that the next check starts another."""

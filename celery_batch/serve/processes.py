@@ -11,11 +11,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from celery_batch.processes.managed_process import ManagedProcess
+from celery_batch.processes.managed_process import ManagedProcess, end_of
 from celery_batch.processes.supervisor import STEADY, Supervised
 from celery_batch.runtime.devices import usable_cores
 from celery_batch.serve.config import ServeConfig
@@ -186,11 +187,12 @@ class ServedProcess(Supervised):
     def check(self) -> None:
         """Start a process where none runs and the pause is over; keep the log small."""
         super().check()
-        if self.log.stat().st_size > _LARGEST_LOG:
-            # The processes write at its end, wherever that is.
-            shutil.copyfile(self.log, f"{self.log}.1")
-            os.truncate(self.log, 0)
-            self._log_begin = 0
+        with suppress(OSError):  # the log was removed, or the disk is full
+            if self.log.stat().st_size > _LARGEST_LOG:
+                # The processes write at its end, wherever that is.
+                shutil.copyfile(self.log, f"{self.log}.1")
+                os.truncate(self.log, 0)
+                self._log_begin = 0
 
     @property
     def state(self) -> str:
@@ -239,9 +241,7 @@ class ServedProcess(Supervised):
         number = -code if code < 0 else code - _SIGNALLED  # of the reaper, or of its server
         if number > 0:
             return f"killed by {signal.Signals(number).name}"
-        with self.log.open("rb") as file:
-            file.seek(max(self._log_begin, file.seek(0, os.SEEK_END) - _TAIL))
-            text = file.read().decode(errors="replace")
+        text = end_of(self.log, _TAIL, self._log_begin)
         # Celery's worker ends after a critical error; its errors before that concern requests.
         lines = re.split(r"(?m)^(?=.* CRITICAL/)", text)[-1].splitlines()
         message = next((line.strip() for line in reversed(lines) if _ERROR.fullmatch(line)), "")

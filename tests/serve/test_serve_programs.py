@@ -191,6 +191,27 @@ def test_a_large_log_begins_anew(start, monkeypatch):
     assert "first\n" == old.read_text()
 
 
+def test_what_fails_to_start_is_tried_again(start, monkeypatch, caplog):
+    """Neither a removed log nor a machine without memory ends the command."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.0)
+    process = start("import time; time.sleep(600)")
+    process.process.stop(0)
+    process.log.unlink()
+    working = process._start
+    calls = []
+
+    def failing():
+        calls.append(1)
+        if len(calls) == 1:
+            raise OSError(12, "Cannot allocate memory")
+        return working()
+
+    monkeypatch.setattr(process, "_start", failing)
+    until(process, lambda: process.starts == 2)
+
+    assert "web cannot be started: [Errno 12] Cannot allocate memory" in caplog.text
+
+
 def test_the_status_is_read_as_it_was_written(tmp_path):
     """A folder without one has none."""
     rows = [ProcessStatus("web", "", "running", 1.5, 2, "killed by SIGKILL", 7)]

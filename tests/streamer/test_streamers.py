@@ -42,6 +42,7 @@ def test_predict_answers_in_order(streamer):
 
 def test_many_threads_share_batches(streamer):
     """Items of requests from many threads run together, and each has its own answer."""
+    streamer.submit([("sleep", 0.3)])  # the first requests wait for it, and for each other
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda item: streamer.predict([item, "size"]), range(40)))
 
