@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -29,13 +29,8 @@ class BatchSpan:
         self._task_name = task_name
         self._trace = _tracing()
         self._items: list[Any] = []
-        self._described: dict[str, Any] = {}
-        self._oldest: float | None = None
-
-    @property
-    def is_on(self) -> bool:
-        """Whether this process traces."""
-        return self._trace is not None
+        self._reason = self._worker = ""
+        self._arrived: Iterable[float | None] = ()
 
     def join(self) -> None:
         """Add the item whose span is current now."""
@@ -44,17 +39,17 @@ class BatchSpan:
             if span.get_span_context().is_valid:
                 self._items.append(span)
 
-    def describe(self, reason: str, worker: str, arrived: Sequence[float]) -> None:
+    def describe(self, reason: str, worker: str, arrived: Iterable[float | None]) -> None:
         """
         Set the span's attributes.
 
         Args:
             reason: Why the batch left.
             worker: The worker's name.
-            arrived: When its requests arrived in the worker, on the monotonic clock.
+            arrived: When its requests arrived in the worker, on the monotonic clock, as far as
+                known; used only while tracing.
         """
-        self._described = {"celery_batch.reason": reason, "celery.hostname": worker}
-        self._oldest = min(arrived, default=None)
+        self._reason, self._worker, self._arrived = reason, worker, arrived
 
     def around_model(self, size: int) -> AbstractContextManager[None]:
         """
@@ -83,9 +78,11 @@ class BatchSpan:
             yield
 
     def _attributes(self) -> dict[str, Any]:
-        attributes = {name: value for name, value in self._described.items() if value}
-        if self._oldest is not None:
-            attributes["celery_batch.wait"] = max(time.monotonic() - self._oldest, 0.0)
+        described = {"celery_batch.reason": self._reason, "celery.hostname": self._worker}
+        attributes: dict[str, Any] = {name: value for name, value in described.items() if value}
+        arrived = [moment for moment in self._arrived if moment is not None]
+        if arrived:
+            attributes["celery_batch.wait"] = max(time.monotonic() - min(arrived), 0.0)
         return attributes
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ from celery_batch.worker.executor.fast_trace import (
     can_trace_fast,
     ignores_result,
 )
-from celery_batch.worker.executor.model_call import ModelCall, broken_device, facts_of
+from celery_batch.worker.executor.model_call import ModelCall, broken_device
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
@@ -282,32 +282,21 @@ class _BatchTrace:
             self._call = call = ModelCall(
                 self._task, rows, self._span, Expiries(self._task.app, expires), self._payload.most
             )
-            if self._span.is_on:
-                self._describe(deliveries)
+            self._span.describe(
+                self._payload.reason,
+                str(deliveries[0].request.get("hostname") or ""),
+                (delivery.arrived for delivery in deliveries),
+            )
             self._waited = self._run_model(call)
             outcomes = call.outcomes()
-            attach_facts(self._task, _facts(call, rows, deliveries))
+            attach_facts(self._task, call.facts(deliveries))
         except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(rows)
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))
 
-    def _describe(self, deliveries: Sequence[Delivery]) -> None:
-        hostname = str(deliveries[0].request.get("hostname") or "")
-        arrived = [each.arrived for each in deliveries if each.arrived is not None]
-        self._span.describe(self._payload.reason, hostname, arrived)
-
 
 def _return(outcome: Outcome, _rows: CallRows) -> Outcome:
     return outcome
-
-
-def _facts(
-    call: ModelCall, rows: Sequence[CallRows], deliveries: Sequence[Delivery]
-) -> dict[str, Any]:
-    ran = [index for index in range(len(rows)) if index not in call.expired]
-    return facts_of(
-        call.timings, [rows[index] for index in ran], [deliveries[index] for index in ran]
-    )
 
 
 def _store_starts(task: Any, deliveries: Iterable[Delivery], accept: Any) -> None:

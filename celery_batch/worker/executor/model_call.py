@@ -111,6 +111,11 @@ class ModelCall:
         rest, count = iter(found), len(found) + len(self.expired)
         return [Outcome(again=True) if n in self.expired else next(rest) for n in range(count)]
 
+    def facts(self, deliveries: Sequence[Delivery]) -> dict[str, Facts]:
+        """Return facts about the requests that have run, by request id; see `facts_of`."""
+        ran = [each for n, each in enumerate(deliveries) if n not in self.expired]
+        return facts_of(self.timings, self._calls, ran)
+
     def _run(self, limit: SoftLimit) -> None:
         try:
             self._outputs = self._run_rows(limit)
