@@ -34,7 +34,7 @@ class ClientMethods(Task):  # type: ignore[misc]
     def on_bound(cls, app: Any) -> None:
         """Make groups send their batch tasks in one write."""
         super().on_bound(app)
-        _client("publish.groups").gather_groups()
+        _client("publish.groups").send_groups_in_bulk()
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
         """
@@ -56,7 +56,7 @@ class ClientMethods(Task):  # type: ignore[misc]
         if more:
             return super().apply_async(args, kwargs, *more, **options)
         publisher = _client("publish.publisher").Publisher.of(self.app)
-        with publisher.passage(self, options):
+        with publisher.admit(self, options):
             result = publisher.send(self, args, kwargs, options)
             if result is None:
                 own = super().apply_async
@@ -144,6 +144,35 @@ class ClientMethods(Task):  # type: ignore[misc]
             QueueFull: There is not enough room for all; none was sent.
         """
         return _client("publish.bulk").apply_many(self, rows, options)  # type: ignore[no-any-return]
+
+    async def adelay_many(self, items: Iterable[Any]) -> list[Any]:
+        """
+        Send one call for each item from a coroutine; see `delay_many`.
+
+        Args:
+            items: The only argument of each call.
+
+        Raises:
+            PartlySent: Not all of them could be sent; it says which were.
+            QueueFull: There is no room for all of them; none was sent.
+        """
+        return await self.aapply_many(((item,), None) for item in items)
+
+    async def aapply_many(self, rows: Iterable[Any], **options: Any) -> list[Any]:
+        """
+        Send one call for each row from a coroutine; see `apply_many`.
+
+        The calls are written in a thread, and the event loop goes on meanwhile.
+
+        Args:
+            rows: Positional and keyword arguments of each call; either may be None.
+            options: As for `apply_async`, the same for all; no ``task_id``.
+
+        Raises:
+            PartlySent: Not all of them could be sent; it says which were.
+            QueueFull: There is no room for all of them; none was sent.
+        """
+        return await _client("publish.aio").aapply_many(self, rows, options)  # type: ignore[no-any-return]
 
     def _apply_chunks(self, chunks: Iterable[Any], options: dict[str, Any]) -> list[Any]:
         """Send chunks in one write, as a backfill does; see `celery_batch.client.publish.bulk`."""

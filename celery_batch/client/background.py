@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Self
 
+from celery.utils.functional import noop
+
 __all__ = ["OnDemandThread", "PerProcess"]
 
 #: Seconds without work after which a thread ends.
@@ -41,11 +43,15 @@ class OnDemandThread:
     Args:
         name: Of the thread.
         work: Does what is due; returns the seconds until more is, or None if there is no more.
+        close: Called when the thread ends.
     """
 
-    def __init__(self, name: str, work: Callable[[], float | None]) -> None:
+    def __init__(
+        self, name: str, work: Callable[[], float | None], close: Callable[[], object] = noop
+    ) -> None:
         self._name = name
         self._work = work
+        self._close = close
         #: Released to wake the thread: a signal handler can do that, unlike setting an Event.
         self._wakeup = threading.Lock()
         self._wakeup.acquire()
@@ -72,15 +78,19 @@ class OnDemandThread:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
 
-    def sleep(self, seconds: float) -> bool:
-        """Return whether the thread was woken before the time was over."""
-        return self._wakeup.acquire(timeout=seconds)
-
     def _run(self) -> None:
-        while True:
-            pause = self._work()
-            if not self.sleep(IDLE if pause is None else pause) and pause is None:
-                with self._guard:
-                    if not self._wakeup.acquire(blocking=False):
-                        self._thread = None
-                        return
+        try:
+            while True:
+                pause = self._work()
+                is_woken = self._wakeup.acquire(timeout=IDLE if pause is None else pause)
+                if pause is None and not is_woken and self._ends():
+                    return
+        finally:
+            self._close()
+
+    def _ends(self) -> bool:
+        with self._guard:
+            if self._wakeup.acquire(blocking=False):  # it was woken just now
+                return False
+            self._thread = None
+            return True

@@ -14,20 +14,20 @@ from celery.app.routes import MapRoute
 from celery.exceptions import QueueNotFound
 from kombu.exceptions import OperationalError
 
-from celery_batch.client.publish.message import Terms
+from celery_batch.client.publish.message import PublishSettings
 from celery_batch.client.queue_depth import Depth, DepthWatch
 from celery_batch.errors import BatchError, QueueFull
 from celery_batch.protocol import ROWS
 
-__all__ = ["BrokerUnreachable", "Passage", "QueueAdmission", "admitted", "items_of"]
+__all__ = ["Admission", "BrokerUnreachable", "QueueLimiter", "already_admitted", "items_of"]
 
 #: Options that say where a message goes.
-_WHERE = ("queue", "exchange", "routing_key")
+_DESTINATION = ("queue", "exchange", "routing_key")
 
-#: How it is told that the broker could not be reached.
-_AWAY = (OperationalError, OSError)
+#: Errors of a call that could not reach the broker.
+_UNREACHABLE = (OperationalError, OSError)
 
-#: Names of the tasks whose calls have been let in already, all together.
+#: Names of the tasks whose calls have been admitted already, all together.
 _admitted: ContextVar[frozenset[str]] = ContextVar("celery_batch_admitted", default=frozenset())
 
 
@@ -35,7 +35,7 @@ class BrokerUnreachable(BatchError, OperationalError):
     """
     The broker or the result store cannot be reached.
 
-    With ``max_queue`` that is told at once: nobody knows whether there is room for a call.
+    With ``max_queue`` that is raised at once: whether there is room for a call is not known.
 
     Args:
         words: Why.
@@ -50,15 +50,8 @@ class BrokerUnreachable(BatchError, OperationalError):
         self.retry_after = retry_after
 
 
-class Passage:
-    """
-    What was let in, until it is sent or has failed.
-
-    Args:
-        depth: Of the queue; None if it was not counted.
-        items: How many there are.
-        messages: In how many messages they go.
-    """
+class Admission:
+    """The context in which admitted items are sent; they count as on their way until its end."""
 
     __slots__ = ("_counted", "_depth")
 
@@ -71,54 +64,45 @@ class Passage:
         return self
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if self._depth is not None and isinstance(error, _AWAY):
-            self._depth.fail()
+        if self._depth is not None and isinstance(error, _UNREACHABLE):
+            self._depth.mark_unreachable()
         self.close()
 
     def close(self) -> None:
-        """Take down that it is on its way no more; again, and nothing happens."""
+        """Note that the items are on their way no more; a second call does nothing."""
         if not self._counted:
             return
-        with suppress(IndexError):  # another thread has been as quick
+        with suppress(IndexError):  # another thread was first
             depth, items, messages = self._counted.pop()
-            depth.land(items, messages)
+            depth.settle(items, messages)
 
 
 #: Of calls that are not counted.
-_ANYHOW = Passage()
+_UNCOUNTED = Admission()
 
 
-class QueueAdmission:
+class QueueLimiter:
     """
-    Lets calls of one app pass, or refuses them at once.
+    Admits calls of one app, or refuses them at once.
 
     What runs in a worker is never refused: retries, the next task of a chain, callbacks
-    and whatever a task calls belong to something that was let in.
-
-    Args:
-        app: The Celery app.
-        terms: Its settings.
+    and whatever a task calls belong to a call that was admitted.
     """
 
-    def __init__(self, app: Any, terms: Terms) -> None:
+    def __init__(self, app: Any, settings: PublishSettings) -> None:
         self._app = app
-        self._terms = terms
+        self._settings = settings
         self._router: Any = None
         self._queues: dict[tuple[str, Any], str | None] = {}
 
     def limit(self, task: Any) -> int | None:
-        """
-        Return how many items may wait for a task; None for any number.
-
-        Args:
-            task: The task.
-        """
+        """Return how many items may wait for a task; None for any number."""
         own: int | None = task.max_queue
-        return self._terms.most_queued if own is None else own
+        return self._settings.max_queue if own is None else own
 
-    def passage(self, task: Any, options: dict[str, Any], items: int, messages: int = 1) -> Passage:
+    def admit(self, task: Any, options: dict[str, Any], items: int, messages: int = 1) -> Admission:
         """
-        Count items in, or refuse them; return a context in which they are sent.
+        Count items, or refuse them; return the context in which they are sent.
 
         Args:
             task: The task that is called.
@@ -130,103 +114,91 @@ class QueueAdmission:
             QueueFull: There is no room for all of them.
             BrokerUnreachable: There may be none, and the broker does not answer.
         """
-        queue, most = self._limited_queue(task, options), self.limit(task)
-        if queue is None or most is None:
-            return _ANYHOW
-        if items > most:
+        queue, limit = self._limited_queue(task, options), self.limit(task)
+        if queue is None or limit is None:
+            return _UNCOUNTED
+        if items > limit:
             raise QueueFull(
-                f"{task.name}: {items} items in one call never fit into max_queue={most};"
+                f"{task.name}: {items} items in one call never fit into max_queue={limit};"
                 f" send fewer at a time",
                 retry_after=None,
             )
         now = time.monotonic()
         watch = DepthWatch.of(self._app)
         depth = watch.depth(queue, now)
-        waiting = depth.let_in(items, most, now)
-        if waiting is not None and not depth.is_seen:
-            watch.await_look(depth)  # what waits may all be on its way to a broker that is away
-            waiting = depth.let_in(items, most, time.monotonic())
+        waiting = depth.admit(items, limit, now)
+        if waiting is not None and not depth.is_measured:
+            watch.wait_for_first(depth)  # what waits may all be on its way to a lost broker
+            waiting = depth.admit(items, limit, time.monotonic())
         if waiting is None:
-            if 2 * (depth.at(now) or 0) >= most:
-                watch.hurry()  # before there is no room as far as we know
-            return Passage(depth, items, messages)
-        watch.hurry()
+            if 2 * (depth.waiting(now) or 0) >= limit:
+                watch.measure_soon()  # before there is no room as far as we know
+            return Admission(depth, items, messages)
+        watch.measure_soon()
         raise self._refusal(task, queue, depth, items, waiting)
 
-    async def first_look(self, task: Any, options: dict[str, Any], items: int) -> None:
-        """
-        Wait for the first look at a queue, so that `passage` does not block an event loop.
-
-        Args:
-            task: The task that is called.
-            options: As `apply_async` takes them.
-            items: How many there are.
-        """
-        queue, most = self._limited_queue(task, options), self.limit(task)
-        if queue is None or most is None:
+    async def await_depth(self, task: Any, options: Mapping[str, Any], items: int) -> None:
+        """Wait for the first measurement of a queue, so that `admit` does not block the loop."""
+        limit = self.limit(task)
+        queue = None if limit is None else self._limited_queue(task, {**options})
+        if queue is None or limit is None:
             return
         now = time.monotonic()
         watch = DepthWatch.of(self._app)
         depth = watch.depth(queue, now)
-        if not depth.is_seen and items <= most < (depth.at(now) or 0) + items:
-            await watch.first_look(depth)
+        if not depth.is_measured and items <= limit < (depth.waiting(now) or 0) + items:
+            await watch.await_first(depth)
 
     @contextmanager
-    def passing(
+    def admit_rows(
         self, task: Any, options: dict[str, Any], rows: Iterable[Any]
     ) -> Iterator[Iterable[Any]]:
         """
-        Count the items of many calls in, or refuse all of them; yield the rows, to be sent.
-
-        Args:
-            task: The task that is called.
-            options: As `apply_async` takes them, the same for all.
-            rows: One for each call.
+        Count the items of many calls, or refuse all of them; yield the rows, to be sent.
 
         Raises:
             QueueFull: There is no room for all of them.
         """
-        most = self.limit(task)
-        if most is None:
+        limit = self.limit(task)
+        if limit is None:
             yield rows
             return
         rows = iter(rows)
-        first = list(islice(rows, most + 1))
+        first = list(islice(rows, limit + 1))
         items = len(first) * items_of(options)
-        with self.passage(task, options, items, len(first)), admitted((task.name,)):
+        with self.admit(task, options, items, len(first)), already_admitted((task.name,)):
             # A call from inside a task is not refused, however many they are.
             yield chain(first, rows)
 
     def is_exempt(self) -> bool:
         """Return whether no call made here is refused."""
         is_worker = self._app.current_worker_task or task_join_will_block()
-        return bool(is_worker or self._terms.is_eager)
+        return bool(is_worker or self._settings.is_eager)
 
     def _refusal(
         self, task: Any, queue: str, depth: Depth, items: int, waiting: int
     ) -> QueueFull | BrokerUnreachable:
         """Return why a call is refused: for want of room, or of an answer of the broker's."""
-        if depth.is_doubtful:
+        if depth.may_be_unreachable:
             return BrokerUnreachable(
                 f"{task.name}: the broker does not answer, and {waiting} items for queue"
-                f" {queue!r} waited there or were on their way when it was last heard"
+                f" {queue!r} waited there or were on their way when it last answered"
             )
-        most = self.limit(task) or 0
-        seconds = depth.seconds_until(waiting + items - most)
+        limit = self.limit(task) or 0
+        seconds = depth.seconds_until(waiting + items - limit)
         return QueueFull(
             f"{task.name}: {waiting} items wait in queue {queue!r} and {items} more are"
-            f" too many for max_queue={most}; try again in {seconds:.2g} s",
+            f" too many for max_queue={limit}; try again in {seconds:.2g} s",
             retry_after=seconds,
         )
 
     def _limited_queue(self, task: Any, options: dict[str, Any]) -> str | None:
-        """Return the queue in which calls may find no room; None if they may pass anyhow."""
-        if self.limit(task) is None or task.name in _admitted.get() or self._is_exempt(options):
+        """Return the queue in which there may be no room; None if a call is admitted anyway."""
+        if self.limit(task) is None or task.name in _admitted.get():
+            return None
+        if options.get("retries") or self.is_exempt():
             return None
         return self._queue(task, options)
-
-    def _is_exempt(self, options: dict[str, Any]) -> bool:
-        return bool(options.get("retries")) or self.is_exempt()
 
     def _queue(self, task: Any, options: dict[str, Any]) -> str | None:
         """Return the name of the queue that a call goes to; None if that is not known."""
@@ -235,22 +207,22 @@ class QueueAdmission:
         router = self._app.amqp.router
         if router is not self._router:
             self._router, self._queues = router, {}
-        where = tuple(getattr(each, "name", each) for each in map(options.get, _WHERE))
+        destination = tuple(getattr(each, "name", each) for each in map(options.get, _DESTINATION))
         try:
-            return self._queues[task.name, where]
+            return self._queues[task.name, destination]
         except KeyError:
             found = _routed(self._app, task, options)
         if all(isinstance(route, MapRoute) for route in router.routes):
-            self._queues[task.name, where] = found  # so it is with every call
+            self._queues[task.name, destination] = found  # the same for every call
         return found
 
 
 def _routed(app: Any, task: Any, options: dict[str, Any]) -> str | None:
-    given = {name: options[name] for name in _WHERE if options.get(name) is not None}
+    given = {name: options[name] for name in _DESTINATION if options.get(name) is not None}
     try:
         routed = app.amqp.router.route({**task._get_exec_options(), **given}, task.name)  # noqa: SLF001
     except QueueNotFound:
-        return None  # who sends is told
+        return None  # sending raises it, too
     queue = routed.get("queue")
     if queue is None and routed.get("exchange") is None:
         queue = app.conf.task_default_queue
@@ -259,13 +231,8 @@ def _routed(app: Any, task: Any, options: dict[str, Any]) -> str | None:
 
 
 @contextmanager
-def admitted(names: Iterable[str]) -> Iterator[None]:
-    """
-    Ask nothing more of the calls made meanwhile: they were counted in together.
-
-    Args:
-        names: Of the tasks that are called.
-    """
+def already_admitted(names: Iterable[str]) -> Iterator[None]:
+    """Admit all calls made meanwhile of tasks with these names: they were counted together."""
     token = _admitted.set(_admitted.get().union(names))
     try:
         yield
@@ -274,11 +241,6 @@ def admitted(names: Iterable[str]) -> Iterator[None]:
 
 
 def items_of(options: Mapping[str, Any]) -> int:
-    """
-    Return how many items a call asks for: the rows of a chunk, else one.
-
-    Args:
-        options: As `apply_async` takes them.
-    """
+    """Return how many items a call with some options has: the rows of a chunk, else one."""
     rows = (options.get("headers") or {}).get(ROWS)
     return rows if isinstance(rows, int) else 1

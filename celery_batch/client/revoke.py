@@ -1,9 +1,8 @@
 """
-
 Revokes many calls in one message.
 
-A stock worker that hears of a revoke asks the result store about each task, so what is
-called back in a burst comes to it in pieces.  Ours is told to spare itself that.
+A stock worker that receives a revoke asks the result store about each task, so the ids of
+a burst are sent in pieces.  Our workers are told to skip that.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -19,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
+from celery_batch.client.background import OnDemandThread, PerProcess
 from celery_batch.protocol import QUIETLY
 
 __all__ = ["MOST", "PIECE", "Revokes", "revoke_soon"]
@@ -35,20 +34,17 @@ PIECE = 200
 #: remembers.
 MOST = 50_000
 
-#: Seconds after which the thread ends for want of work.
-_IDLE = 5.0
-
 #: Most seconds that the end of the process waits for what is still to be sent.
 _AT_EXIT = 2.0
 
 
 def revoke_soon(app: Any, task_ids: Iterable[str]) -> None:
     """
-    Have tasks revoked that wait in queues, from any thread, coroutine or callback.
+    Revoke tasks that wait in queues soon, from any thread, coroutine or callback.
 
-    All that are called back at about the same time go to the workers in one broadcast,
-    Celery's own.  It is a courtesy and no promise: while the broker is away they are
-    dropped, and `BatchResult.revoke` is for those who need to know.
+    All ids that are given at about the same time go to the workers in one broadcast, Celery's
+    own.  Without a guarantee: while the broker is away they are dropped; use
+    `BatchResult.revoke` if you need to know.
 
     Args:
         app: The Celery app.
@@ -57,92 +53,43 @@ def revoke_soon(app: Any, task_ids: Iterable[str]) -> None:
     Revokes.of(app).add(task_ids)
 
 
-class Revokes:
-    """
-    One app's revokes in this process.
-
-    Args:
-        app: The Celery app.
-    """
+class Revokes(PerProcess):
+    """The ids of one app that this process is about to revoke."""
 
     def __init__(self, app: Any) -> None:
-        self.pid = os.getpid()
-        self._app = app
+        super().__init__(app)
         self._waiting: deque[str] = deque(maxlen=MOST)
-        self._guard = threading.Lock()
-        self._thread: threading.Thread | None = None
-        #: Free when rung, as a signal's handler may ring, too.
-        self._waker = threading.Lock()
-        self._waker.acquire()
+        self._thread = OnDemandThread("celery-batch-revokes", self._send_some)
         self._is_sending = False
         self._is_failing = False
-
-    @classmethod
-    def of(cls, app: Any) -> Revokes:
-        """Return the app's revokes in this process; a fork has its own."""
-        found: Revokes | None = app.__dict__.get("batch_revokes")
-        if found is None or found.pid != os.getpid():
-            found = app.__dict__["batch_revokes"] = cls(app)
-            _all.add(found)
-        return found
+        _all.add(self)
 
     def add(self, task_ids: Iterable[str]) -> None:
-        """
-        Have tasks revoked soon.
-
-        Args:
-            task_ids: Their ids.
-        """
+        """Have tasks revoked soon."""
         self._waiting.extend(task_ids)
-        if not self._waiting:
-            return
-        with suppress(RuntimeError):  # rung already
-            self._waker.release()
-        if self._thread is None or not self._thread.is_alive():
-            self._start()
+        if self._waiting:
+            with suppress(RuntimeError):  # the interpreter is ending
+                self._thread.wake()
 
     def flush(self, timeout: float) -> bool:
-        """
-        Return whether all is sent, waiting for it.
-
-        Args:
-            timeout: Most seconds to wait.
-        """
+        """Return whether all is sent within some seconds."""
         end = time.monotonic() + timeout
         while self._waiting or self._is_sending:
-            if time.monotonic() > end or self._thread is None or not self._thread.is_alive():
+            if time.monotonic() > end or not self._thread.is_alive:
                 return False
             time.sleep(GATHER / 2)
         return True
 
-    def _start(self) -> None:
-        if not self._guard.acquire(blocking=False):
-            return  # somebody does
-        try:
-            if self._thread is None or not self._thread.is_alive():
-                name = "celery-batch-revokes"
-                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                with suppress(RuntimeError):  # the interpreter is ending
-                    self._thread.start()
-        finally:
-            self._guard.release()
-
-    def _run(self) -> None:
-        while True:
-            while self._waiting or self._waker.acquire(timeout=_IDLE):
-                self._send_some()
-            self._thread = None  # who adds now starts another
-            if not self._waiting:  # else somebody added who has seen us alive
-                return
-            self._thread = threading.current_thread()
-
-    def _send_some(self) -> None:
+    def _send_some(self) -> float | None:
+        if not self._waiting:
+            return None
         time.sleep(GATHER)
         self._is_sending = True  # before they are taken: see `flush`
         try:
             self._send(self._next_piece())
         finally:
             self._is_sending = False
+        return 0.0
 
     def _next_piece(self) -> list[str]:
         piece: list[str] = []
@@ -162,10 +109,10 @@ class Revokes:
         try:
             with self._connection() as connection:
                 self._app.control.revoke(task_ids, connection=connection, **{QUIETLY: True})
-        except Exception as error:  # noqa: BLE001 (whatever it is, nobody waits for this)
+        except Exception as error:  # noqa: BLE001 (whatever it is, no caller waits for this)
             self._waiting.clear()
             if not self._is_failing:
-                logger.warning("Cannot revoke what nobody waits for any more: %s", error)
+                logger.warning("Cannot revoke abandoned calls: %s", error)
             self._is_failing = True
         else:
             self._is_failing = False
@@ -176,8 +123,9 @@ _all: WeakSet[Revokes] = WeakSet()
 
 def _flush_all() -> None:
     end = time.monotonic() + _AT_EXIT
-    for each in [each for each in list(_all) if each.pid == os.getpid()]:
-        each.flush(max(end - time.monotonic(), 0.0))
+    for each in list(_all):
+        if each.pid == os.getpid():
+            each.flush(max(end - time.monotonic(), 0.0))
 
 
 atexit.register(_flush_all)

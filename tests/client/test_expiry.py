@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_batch.client.publish.message import Terms, expiry_of
+from celery_batch.client.publish.message import PublishSettings, expiry_of
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.processes.managed_process import wait_until
 from tests.client.conftest import Sender
@@ -31,7 +31,7 @@ def test_seconds_are_written_as_celery_does(conf: dict[str, Any], seconds: float
     """Seconds become the same time, in the same zone, as in Celery's own message."""
     app = Celery(set_as_current=False, **conf)
     before = app.amqp.as_task_v2("a", "b", expires=seconds).headers["expires"]
-    ours = expiry_of(app, Terms(app), seconds)
+    ours = expiry_of(app, PublishSettings(app), seconds)
     after = app.amqp.as_task_v2("a", "b", expires=seconds).headers["expires"]
 
     assert ours is not None
@@ -43,7 +43,7 @@ def test_seconds_are_written_as_celery_does(conf: dict[str, Any], seconds: float
 def test_a_time_is_written_as_celery_does(conf: dict[str, Any]):
     """A `datetime` is the header's text, and what is left of it the broker's milliseconds."""
     app = Celery(set_as_current=False, **conf)
-    ours = expiry_of(app, Terms(app), SOON)
+    ours = expiry_of(app, PublishSettings(app), SOON)
     left = SOON - dt.datetime.now(dt.UTC)
 
     assert ours is not None
@@ -70,7 +70,7 @@ def test_what_is_strange_is_left_to_celery(expires: Any):
     """What Celery warns of, or refuses, or RabbitMQ would, has no text of ours."""
     app = Celery(set_as_current=False)
 
-    assert expiry_of(app, Terms(app), expires) is None
+    assert expiry_of(app, PublishSettings(app), expires) is None
 
 
 ROAD: dict[str, dict[str, Any]] = {

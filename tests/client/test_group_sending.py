@@ -181,15 +181,15 @@ def test_a_limit_holds_up_nobody_elses_generator(sender: Callable[..., Sender]) 
 
     def members() -> Iterator[Any]:
         """Look at the end how much has been sent."""
-        for number in range(buffer.PIECE + 200):
-            if number == buffer.PIECE + 100:
+        for number in range(buffer.MOST_MESSAGES + 200):
+            if number == buffer.MOST_MESSAGES + 100:
                 seen.append(waiting(here))
             yield here.task.s(number)
 
     group(members()).apply_async()
 
-    assert [buffer.PIECE] == seen
-    assert buffer.PIECE + 200 == len(texts(here.taken()))
+    assert [buffer.MOST_MESSAGES] == seen
+    assert buffer.MOST_MESSAGES + 200 == len(texts(here.taken()))
 
 
 def test_a_mixed_group_passes_whole_or_not_at_all(sender: Callable[..., Sender]) -> None:

@@ -177,8 +177,8 @@ def test_fork_while_the_listener_is_busy(run: Callable[[str], str]):
             while not stop.is_set():
                 results = ask(50)
                 for result in results:
-                    result.pending_result.registry.add_callback(result.reply, print)
-                    result.pending_result.registry.remove_callback(result.reply, print)
+                    result.pending_result.registry.add_callback(result.pending_result, print)
+                    result.pending_result.registry.remove_callback(result.pending_result, print)
         threads = [threading.Thread(target=busy) for _ in range(4)]
         for thread in threads:
             thread.start()

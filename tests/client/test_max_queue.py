@@ -29,7 +29,7 @@ def known(task: Any, waiting: int) -> None:
 
     def why_not() -> str:
         now = time.monotonic()
-        seen = watch.depth("celery", now).at(now)
+        seen = watch.depth("celery", now).waiting(now)
         return "" if seen is not None and round(seen) == waiting else f"{seen} are known to wait"
 
     wait_until(why_not, [], what="a look", timeout=60)

@@ -110,9 +110,9 @@ def test_a_call_that_could_not_be_sent_leaves_a_doubt() -> None:
     """Between a call that failed and the look that fails, no more calls than may wait are tried."""
     task = limited(NOWHERE, 1)
     watch = DepthWatch.of(task.app)
-    watch._thread = threading.current_thread()  # it never looks
+    watch._is_asleep = False  # it never measures
     depth = watch.depth("celery", time.monotonic())
-    depth.note(0, depth.landed(), time.monotonic())
+    depth.record(0, depth.settled(), time.monotonic())
     with pytest.raises(OperationalError) as tried:
         task.delay(1)
     with pytest.raises(BrokerUnreachable, match=r"limited: the broker does not answer") as refused:
@@ -128,7 +128,7 @@ def test_a_full_queue_is_full_again_once_the_broker_answers(server: RedisServer)
     task = limited(server.url, 1)
     task.delay(1)
     known(task, 1)
-    DepthWatch.of(task.app).depth("celery", time.monotonic()).fail()
+    DepthWatch.of(task.app).depth("celery", time.monotonic()).mark_unreachable()
     seen = set()
     while "full" not in seen:
         seen.add(kind_of(lambda: task.delay(2)))

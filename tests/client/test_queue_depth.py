@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from celery_batch.client.queue_depth import FRESH, Depth, Landed
+from celery_batch.client.queue_depth import FRESH, Depth, Settled
 
 
 def looked(*looks: tuple[float, int, int]) -> Depth:
@@ -14,9 +14,9 @@ def looked(*looks: tuple[float, int, int]) -> Depth:
     depth = Depth()
     for now, waiting, sent in looks:
         more = sent - depth.items
-        depth.let_in(more, 1 << 30, now)
-        depth.land(more, more)
-        depth.note(waiting, depth.landed(), now)
+        depth.admit(more, 1 << 30, now)
+        depth.settle(more, more)
+        depth.record(waiting, depth.settled(), now)
     return depth
 
 
@@ -24,18 +24,18 @@ def test_before_the_first_look_what_was_let_in_counts() -> None:
     """A process that has only begun to look lets in as many as may wait, and no more."""
     depth = Depth()
     depth.ask(5.0)
-    depth.let_in(7, 10, 5.0)
+    depth.admit(7, 10, 5.0)
 
-    assert 7 == depth.let_in(4, 10, 5.0)
-    assert depth.let_in(3, 10, 5.0) is None
+    assert 7 == depth.admit(4, 10, 5.0)
+    assert depth.admit(3, 10, 5.0) is None
 
 
 def test_what_was_sent_since_the_look_counts() -> None:
     """A look's number grows by what this process has let in after it."""
     depth = looked((1.0, 7, 100))
-    depth.let_in(5, 12, 1.01)
+    depth.admit(5, 12, 1.01)
 
-    assert 12 == depth.at(1.01)
+    assert 12 == depth.waiting(1.01)
 
 
 def test_who_waits_too_long_for_a_look_may_come() -> None:
@@ -44,55 +44,55 @@ def test_who_waits_too_long_for_a_look_may_come() -> None:
     depth.ask(9.0)
     depth.ask(9.5)
 
-    assert 7 == depth.at(9.0 + FRESH)
-    assert depth.at(9.01 + FRESH) is None
+    assert 7 == depth.waiting(9.0 + FRESH)
+    assert depth.waiting(9.01 + FRESH) is None
 
 
 def test_a_look_that_fails_lets_all_come() -> None:
     """While the broker does not answer nobody is refused; the next look counts again."""
     depth = looked((1.0, 7, 0))
-    depth.lose()
-    unknown = depth.let_in(100, 10, 1.1)
-    depth.land(100, 100)
-    depth.note(9, depth.landed(), 1.2)
+    depth.mark_unknown()
+    unknown = depth.admit(100, 10, 1.1)
+    depth.settle(100, 100)
+    depth.record(9, depth.settled(), 1.2)
 
-    assert (None, 9) == (unknown, depth.at(1.2))
+    assert (None, 9) == (unknown, depth.waiting(1.2))
 
 
 def test_a_broker_that_cannot_be_reached_leaves_the_limit_standing() -> None:
     """After a failure nobody takes the count for unknown, however long no look comes."""
     depth = looked((1.0, 0, 0))
     depth.ask(1.1)
-    depth.let_in(10, 10, 1.1)
-    depth.land(10, 10)
-    depth.fail()
-    doubted, later = depth.is_doubtful, depth.let_in(1, 10, 1.1 + 2 * FRESH)
-    depth.note(0, depth.landed(), 9.0)
+    depth.admit(10, 10, 1.1)
+    depth.settle(10, 10)
+    depth.mark_unreachable()
+    doubted, later = depth.may_be_unreachable, depth.admit(1, 10, 1.1 + 2 * FRESH)
+    depth.record(0, depth.settled(), 9.0)
 
     assert (True, 10) == (doubted, later)
-    assert (False, 0) == (depth.is_doubtful, depth.at(9.0))
+    assert (False, 0) == (depth.may_be_unreachable, depth.waiting(9.0))
 
 
 def test_what_a_look_may_have_missed_counts() -> None:
     """What is on its way while somebody looks counts until a look that begins after it landed."""
     depth = Depth()
-    depth.let_in(10, 10, 0.0)
-    landed = depth.landed()
-    depth.land(10, 10)
-    depth.note(0, landed, 0.1)
-    missed = depth.at(0.1)
-    depth.note(0, depth.landed(), 0.2)
+    depth.admit(10, 10, 0.0)
+    landed = depth.settled()
+    depth.settle(10, 10)
+    depth.record(0, landed, 0.1)
+    missed = depth.waiting(0.1)
+    depth.record(0, depth.settled(), 0.2)
 
-    assert (10, 0) == (missed, depth.at(0.2))
+    assert (10, 0) == (missed, depth.waiting(0.2))
 
 
 def test_nothing_counts_twice() -> None:
     """What may be in a look's number and on its way counts no more than it did before."""
     depth = Depth()
-    depth.let_in(10, 10, 0.0)
-    depth.note(10, Landed(), 0.1)
+    depth.admit(10, 10, 0.0)
+    depth.record(10, Settled(), 0.1)
 
-    assert 10 == depth.at(0.1)
+    assert 10 == depth.waiting(0.1)
 
 
 def test_the_rate_is_what_left_between_looks() -> None:
@@ -106,7 +106,7 @@ def test_what_left_before_makes_no_room_now() -> None:
     """However fast items left, what has not been seen to leave waits."""
     depth = looked(*[(second / 20, 50, 5 * second) for second in range(400)])
 
-    assert 50 == depth.at(399 / 20 + 0.5)
+    assert 50 == depth.waiting(399 / 20 + 0.5)
 
 
 def test_a_batch_that_leaves_at_once_does_not_make_the_rate_leap() -> None:
@@ -120,7 +120,7 @@ def test_what_others_send_makes_the_rate_no_less_than_nothing() -> None:
     """A queue that others fill gives no rate below 0."""
     depth = looked((0.0, 0, 0), (0.1, 100, 0), (0.2, 200, 0))
 
-    assert (0.0, 200) == (depth.rate, depth.at(0.2))
+    assert (0.0, 200) == (depth.rate, depth.waiting(0.2))
 
 
 def test_a_caller_is_told_how_long_what_must_leave_takes() -> None:
@@ -142,12 +142,12 @@ def test_a_pause_begins_the_rate_anew() -> None:
 def test_a_chunk_is_many_items_and_one_message() -> None:
     """The rows of a chunk count until the next look, and not as if they had left."""
     depth = looked((0.0, 0, 0))
-    depth.let_in(100, 100, 0.01)
-    depth.land(100, 1)
-    counted = depth.at(0.01)
-    depth.note(1, depth.landed(), 0.05)
+    depth.admit(100, 100, 0.01)
+    depth.settle(100, 1)
+    counted = depth.waiting(0.01)
+    depth.record(1, depth.settled(), 0.05)
 
-    assert (100, 1, 0.0) == (counted, depth.at(0.05), depth.rate)
+    assert (100, 1, 0.0) == (counted, depth.waiting(0.05), depth.rate)
 
 
 class Alone(RuleBasedStateMachine):
@@ -164,14 +164,14 @@ class Alone(RuleBasedStateMachine):
         self.leaving: list[int] = []
         self.arrived: list[int] = []
         #: What had landed when the look began, and what it has found once it has looked.
-        self.look: tuple[Landed, int | None] | None = None
+        self.look: tuple[Settled, int | None] | None = None
 
     @rule(items=st.integers(1, 8), calls=st.integers(1, 20))
     def call(self, items: int, calls: int) -> None:
         """Some calls come, as many as it takes to fill the queue or not."""
         for _ in range(calls):
             self.depth.ask(self.now)
-            if self.depth.let_in(items, self.MOST, self.now) is None:
+            if self.depth.admit(items, self.MOST, self.now) is None:
                 self.leaving.append(items)
 
     @precondition(lambda self: self.leaving)
@@ -187,14 +187,14 @@ class Alone(RuleBasedStateMachine):
     def fail(self) -> None:
         """A message is lost on its way."""
         items = self.leaving.pop()
-        self.depth.land(items, items)
+        self.depth.settle(items, items)
 
     @precondition(lambda self: self.arrived)
     @rule()
     def land(self) -> None:
         """Who has sent a message hears that it has come."""
         items = self.arrived.pop()
-        self.depth.land(items, items)
+        self.depth.settle(items, items)
 
     @rule(most=st.integers(1, 64))
     def take(self, most: int) -> None:
@@ -205,7 +205,7 @@ class Alone(RuleBasedStateMachine):
     @rule()
     def begin_to_look(self) -> None:
         """A look begins."""
-        self.look = (self.depth.landed(), None)
+        self.look = (self.depth.settled(), None)
 
     @precondition(lambda self: self.look is not None and self.look[1] is None)
     @rule()
@@ -222,13 +222,13 @@ class Alone(RuleBasedStateMachine):
         landed, waiting = self.look
         assert waiting is not None
         self.look = None
-        self.depth.note(waiting, landed, self.now)
+        self.depth.record(waiting, landed, self.now)
 
     @rule(seconds=st.floats(0.0, 0.05))
     def wait(self, seconds: float) -> None:
         """Some time passes, with a look before it is too long for one."""
-        if self.depth.at(self.now + seconds) is None:
-            self.depth.note(self.queued, self.depth.landed(), self.now)
+        if self.depth.waiting(self.now + seconds) is None:
+            self.depth.record(self.queued, self.depth.settled(), self.now)
             self.look = None
         self.now += seconds
 
@@ -236,9 +236,9 @@ class Alone(RuleBasedStateMachine):
     @rule(seconds=st.floats(1.0, 100.0))
     def be_quiet(self, seconds: float) -> None:
         """Nobody asks for long, and what was looked at was empty."""
-        self.depth.note(0, self.depth.landed(), self.now)
-        if self.depth.at(self.now) == 0:
-            self.depth.forget()
+        self.depth.record(0, self.depth.settled(), self.now)
+        if self.depth.waiting(self.now) == 0:
+            self.depth.reset()
             self.now += seconds
 
     @precondition(lambda self: not self.leaving and not self.arrived)
@@ -246,8 +246,8 @@ class Alone(RuleBasedStateMachine):
     def look_at_rest(self) -> None:
         """Once nothing is on its way, a look knows what waits: nobody is refused in vain."""
         self.look = None
-        self.depth.note(self.queued, self.depth.landed(), self.now)
-        assert self.queued == self.depth.at(self.now)
+        self.depth.record(self.queued, self.depth.settled(), self.now)
+        assert self.queued == self.depth.waiting(self.now)
 
     @invariant()
     def never_too_many(self) -> None:

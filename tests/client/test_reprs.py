@@ -7,7 +7,7 @@ import random
 import pytest
 from celery.utils.saferepr import saferepr
 
-from celery_batch.client.publish.message import described
+from celery_batch.client.publish.message import fast_repr
 
 PLAIN = [0, -7, 1.5, float("nan"), True, None, "", "a", "it's", 'say "no"', "ä\n", "x" * 60]
 
@@ -34,4 +34,4 @@ def test_arguments_are_described_as_celery_does(limit, levels):
         same = column(choose)
         for args in ([column(choose)], [same, same], [[], []], [], parts, parts[:1]):
             for value in (args, tuple(args)):
-                assert saferepr(value, limit, levels) == described(value, limit, levels)
+                assert saferepr(value, limit, levels) == fast_repr(value, limit, levels)

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from kombu.exceptions import OperationalError
@@ -88,26 +88,3 @@ def test_what_is_collected_is_sent_at_exit(
     heard.close()
 
     assert message["type"] == "message"
-
-
-def test_what_comes_as_the_thread_ends_is_sent(broadcasts: Any) -> None:
-    """Who adds at the last moment still sees the thread alive, and starts no other."""
-    app, sent = broadcasts
-    revokes = Revokes(app)
-
-    class Bell:
-        """Rings for nobody; somebody comes the first time."""
-
-        late: ClassVar = ["late"]
-
-        def acquire(self, **_: float) -> bool:
-            """Wait in vain."""
-            if self.late:
-                revokes._waiting.append(self.late.pop())
-            return False
-
-    revokes._waker = Bell()  # type: ignore[assignment]
-    revokes._run()
-
-    assert [["late"]] == sent
-    assert revokes._thread is None

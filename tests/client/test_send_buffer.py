@@ -13,9 +13,9 @@ from amqp.exceptions import NotFound
 from kombu.exceptions import OperationalError
 
 from celery_batch.client.publish.buffer import (
-    FULL,
-    PIECE,
-    Gathering,
+    MOST_CHARACTERS,
+    MOST_MESSAGES,
+    BulkWrite,
     PreparedMessage,
     SendBuffer,
     sent_by,
@@ -30,16 +30,16 @@ class Broker:
         self.plan = [*plan]
         self.pieces: list[list[str]] = []
 
-    def write(self, prepared_messages: list[PreparedMessage]) -> None:
+    def write(self, written: list[PreparedMessage]) -> None:
         """Take letters, if the plan has nothing else for this time."""
-        self.pieces.append([prepared.text for prepared in prepared_messages])
+        self.pieces.append([prepared.text for prepared in written])
         if self.plan:
             self.plan.pop(0)()
-        for prepared in prepared_messages:
+        for prepared in written:
             prepared.sent = True
 
 
-def prepared_messages(*texts: str) -> list[PreparedMessage]:
+def messages(*texts: str) -> list[PreparedMessage]:
     """Make letters to one list."""
     return [PreparedMessage("list", text) for text in texts]
 
@@ -47,10 +47,10 @@ def prepared_messages(*texts: str) -> list[PreparedMessage]:
 def test_letters_go_in_pieces() -> None:
     """More letters than a piece are several writes, in order."""
     broker = Broker()
-    SendBuffer(broker.write).send(prepared_messages(*map(str, range(PIECE + 2))))
+    SendBuffer(broker.write).send(messages(*map(str, range(MOST_MESSAGES + 2))))
 
-    assert [PIECE, 2] == [len(piece) for piece in broker.pieces]
-    assert [str(PIECE), str(PIECE + 1)] == broker.pieces[1]
+    assert [MOST_MESSAGES, 2] == [len(piece) for piece in broker.pieces]
+    assert [str(MOST_MESSAGES), str(MOST_MESSAGES + 1)] == broker.pieces[1]
 
 
 def test_nobody_whose_letter_is_sent_waits_for_the_next_write() -> None:
@@ -70,15 +70,15 @@ def test_nobody_whose_letter_is_sent_waits_for_the_next_write() -> None:
     broker = Broker(hold, until_another_is_ready, lambda: last.wait(10))
     send_buffer = SendBuffer(broker.write)
     with ThreadPoolExecutor(8) as threads:
-        leader = threads.submit(send_buffer.send, prepared_messages("a"))
+        leader = threads.submit(send_buffer.send, messages("a"))
         begun.wait(10)
-        crowd = [threads.submit(send_buffer.send, prepared_messages(text)) for text in "bcdef"]
+        crowd = [threads.submit(send_buffer.send, messages(text)) for text in "bcdef"]
         while len(send_buffer) < len(crowd):
             last.wait(0.001)
         first.set()
         leader.result(10)
         second.wait(10)  # else the late one would go along
-        late = threads.submit(send_buffer.send, prepared_messages("g"))
+        late = threads.submit(send_buffer.send, messages("g"))
         for each in crowd:
             each.result(10)
         is_late_sent = late.done()
@@ -92,15 +92,15 @@ def test_nobody_whose_letter_is_sent_waits_for_the_next_write() -> None:
 def test_large_letters_go_in_small_pieces() -> None:
     """A write has no more than one letter beyond 8 MiB, in an outbox and in what is gathered."""
     broker = Broker()
-    quarter = "x" * (FULL // 4)
-    SendBuffer(broker.write).send(prepared_messages(*[quarter] * 9))
+    quarter = "x" * (MOST_CHARACTERS // 4)
+    SendBuffer(broker.write).send(messages(*[quarter] * 9))
     once = [len(piece) for piece in broker.pieces]
     broker.pieces.clear()
-    gathering, send_buffer = Gathering(), SendBuffer(broker.write)
-    for prepared in prepared_messages(*[quarter] * 6):
-        gathering.add(prepared, prepared.text, send_buffer)
+    bulk, send_buffer = BulkWrite(), SendBuffer(broker.write)
+    for prepared in messages(*[quarter] * 6):
+        bulk.add(prepared, prepared.text, send_buffer)
     kept = [len(piece) for piece in broker.pieces]
-    gathering.flush()
+    bulk.flush()
 
     assert [4, 4, 1] == once
     assert ([4], [4, 2]) == (kept, [len(piece) for piece in broker.pieces])
@@ -142,9 +142,9 @@ def test_letters_that_wait_for_a_write_share_the_next() -> None:
     broker = Broker(hold)
     send_buffer = SendBuffer(broker.write)
     with ThreadPoolExecutor(4) as threads:
-        first = threads.submit(send_buffer.send, prepared_messages("first"))
+        first = threads.submit(send_buffer.send, messages("first"))
         writing.wait(10)
-        others = [threads.submit(send_buffer.send, prepared_messages(text)) for text in "abc"]
+        others = [threads.submit(send_buffer.send, messages(text)) for text in "abc"]
         while len(send_buffer) < 3:
             assert not first.done()
         waiting.set()
@@ -163,7 +163,7 @@ def test_a_failed_piece_spares_the_next() -> None:
 
     broker = Broker(fail)
     send_buffer = SendBuffer(broker.write)
-    own = prepared_messages(*map(str, range(PIECE + 1)))
+    own = messages(*map(str, range(MOST_MESSAGES + 1)))
     with pytest.raises(OSError, match="refused"):
         send_buffer.send(own)
 
@@ -191,7 +191,7 @@ def test_an_interrupted_writer_leaves_others_letters_to_them() -> None:
     def send(text: str) -> None:
         """Send, and note how it went."""
         try:
-            send_buffer.send(prepared_messages(text))
+            send_buffer.send(messages(text))
         except KeyboardInterrupt:
             outcomes.append("interrupted")
         else:
@@ -232,7 +232,7 @@ def test_each_caller_of_a_failed_write_has_a_traceback_of_its_own() -> None:
     def send(name: int) -> BaseException | None:
         ready.wait()
         try:
-            send_buffer.send(prepared_messages(str(name)))
+            send_buffer.send(messages(str(name)))
         except OperationalError as error:
             return error
         return None
@@ -274,16 +274,16 @@ def test_a_write_that_has_to_connect_holds_no_sender_beyond_its_deadline(failure
     broker = Broker(*[_succeed, _fail] * failures, lambda: _hang(is_over))
     send_buffer = SendBuffer(broker.write)
     if failures:
-        send_buffer.send(prepared_messages("well"))
+        send_buffer.send(messages("well"))
         with pytest.raises(OperationalError), sent_by(time.monotonic() + 10):
-            send_buffer.send(prepared_messages("lost"))
+            send_buffer.send(messages("lost"))
     began = time.monotonic()
     with pytest.raises(TimeoutError), sent_by(began + 0.2):
-        send_buffer.send(prepared_messages("late"))
+        send_buffer.send(messages("late"))
     took = time.monotonic() - began
     is_over.set()
     with sent_by(time.monotonic() + 10):
-        send_buffer.send(prepared_messages("next"))
+        send_buffer.send(messages("next"))
 
     assert 0.2 <= took < 2.0
     assert ["late", "next"] == [text for piece in broker.pieces[-2:] for text in piece]

@@ -531,7 +531,7 @@ def test_a_call_that_is_cancelled_as_it_is_sent_is_told(
 ) -> None:
     """Where the result and the cancellation come in the same pass of the loop, none is lost."""
     here, told = warmed(sender()), []
-    note = aio._note
+    report = aio.LoopCall.report
 
     async def send() -> None:
         """Cancel right after the future has its result."""
@@ -539,12 +539,12 @@ def test_a_call_that_is_cancelled_as_it_is_sent_is_told(
             apply_async(here.task, ("late",), None, {}, on_abandoned=told.append)
         )
 
-        def note_and_cancel(future: asyncio.Future[Any], result: Any) -> None:
+        def report_and_cancel(call: aio.LoopCall, outcome: Any) -> None:
             """Cancel when the result is there."""
-            note(future, result)
+            report(call, outcome)
             sending.cancel()
 
-        monkeypatch.setattr(aio, "_note", note_and_cancel)
+        monkeypatch.setattr(aio.LoopCall, "report", report_and_cancel)
         with pytest.raises(asyncio.CancelledError):
             await sending
 

@@ -109,13 +109,13 @@ def test_other_apps_workers_do_not_count(shop: Shop):
 def test_only_the_first_question_waits(shop: Shop, monkeypatch: pytest.MonkeyPatch):
     """A thousand questions are a few looks at the broker, none of them on the caller's thread."""
     looks: list[str] = []
-    look = ServedWatch._look_at
+    look = ServedWatch._read
 
     def counted(self: ServedWatch, queue: str, task: str) -> bool:
         looks.append(threading.current_thread().name)
         return look(self, queue, task)
 
-    monkeypatch.setattr(ServedWatch, "_look_at", counted)
+    monkeypatch.setattr(ServedWatch, "_read", counted)
     answers = {shop.double.is_served() for _ in range(1000)}
 
     assert {False} == answers
@@ -150,7 +150,7 @@ def test_a_broker_that_is_away_is_no_answer():
 
 def test_the_thread_ends_when_nobody_asks(shop: Shop, monkeypatch: pytest.MonkeyPatch):
     """Nothing is left of a question a while after it."""
-    monkeypatch.setattr(module, "_IDLE", 0.1)
+    monkeypatch.setattr(module, "_LINGER", 0.1)
     shop.double.is_served()
     names = lambda: {each.name for each in threading.enumerate()}  # noqa: E731
     eventually(lambda: "celery-batch-served" not in names(), "the end of the thread")

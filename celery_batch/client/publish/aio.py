@@ -1,7 +1,8 @@
-"""Calls from coroutines, written together and beside the event loop.
+"""
+Calls from coroutines, written together and beside the event loop.
 
-Those that come while a write is on its way leave with the next one.  Each loop has a thread
-of its own for that: in asyncio's executor a call would wait for whatever else blocks there.
+Those that come while a write is under way leave with the next one.  Each loop has a thread of
+its own for that: in asyncio's executor a call would wait for whatever else blocks there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from contextvars import Context, copy_context
@@ -17,52 +18,49 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from celery_batch.client.backpressure import Passage, admitted, items_of
-from celery_batch.client.publish.buffer import Gathering, gathered_by
-from celery_batch.client.publish.fast_path import Series
+from celery_batch.client.backpressure import Admission, already_admitted, items_of
+from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk
+from celery_batch.client.publish.bulk import apply_many
+from celery_batch.client.publish.fast_path import CallSeries
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.results.listener import is_listening
 from celery_batch.client.results.result import copied
 from celery_batch.client.results.waiting import LoopWaker
 
 __all__ = [
-    "Alike",
     "LoopCall",
+    "SeriesSender",
+    "aapply_many",
     "apply_and_wait",
     "apply_async",
-    "first_look",
+    "await_depth",
     "send_soon",
 ]
 
+logger = logging.getLogger(__name__)
 
-#: What each call of a web server's may have of its own: a deadline, and the name of its request.
+#: Options that each call of a web server may have of its own: a deadline, and a request's id.
 _OWN = ("expires", "headers")
 
+#: Calls in one write from which on it pays to look up what they have in common.
+_SEVERAL = 4
 
-class Alike:
+
+class SeriesSender:
     """
     Makes calls one after another, and looks up once what those of one kind have in common.
 
     Nothing is kept from one write to the next: settings and listeners may change any time.
-
-    Args:
-        gathering: Keeps their messages until they are written.
     """
 
-    def __init__(self, gathering: Gathering) -> None:
-        self._gathering = gathering
+    def __init__(self, bulk: BulkWrite) -> None:
+        self._bulk = bulk
         self._kind: Any = None
-        self._series: Series | None = None
+        self._series: CallSeries | None = None
 
     def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         """
-        Make a call, and return its result; None if it has to go another way.
-
-        Args:
-            task: The task that is called; its calls have been counted in already.
-            args: Positional arguments, or None.
-            kwargs: Keyword arguments, or None.
-            options: As `apply_async` takes them.
+        Make a call that was admitted, and return its result; None if it takes another path.
 
         Raises:
             TypeError: The arguments do not fit the task.
@@ -77,153 +75,138 @@ class Alike:
         if kind != self._kind:
             self._kind = kind
             self._series = Publisher.of(task.app).series(task, options, own)
-        return self._series and self._series.send(args, kwargs, self._gathering, own)
-
-
-logger = logging.getLogger(__name__)
-
-
-#: Calls in one write from which on it pays to look up what they have in common.
-_SEVERAL = 4
+        return self._series and self._series.send(args, kwargs, self._bulk, own)
 
 
 class LoopCall(NamedTuple):
-    """
-    A call of a coroutine.
-
-    Args:
-        task: The task that is called.
-        args: Positional arguments, or None.
-        kwargs: Keyword arguments, or None.
-        options: As for `apply_async`.
-        context: Of the coroutine.
-        passage: Closed when the broker has it.
-        future: Cancelled, or done otherwise, before it leaves, it is not sent.
-        sent: Told on the loop, with the future and the result, that the broker has it.
-        on_abandoned: Called with the result of a call that was sent although the future is done.
-    """
+    """A call of a coroutine."""
 
     task: Any
     args: Any
     kwargs: Any
     options: dict[str, Any]
+    #: Of the coroutine.
     context: Context
-    passage: Passage
+    #: Closed when the broker has the message.
+    admission: Admission
+    #: If it is cancelled, or done otherwise, before the call leaves, that is not sent.
     future: asyncio.Future[Any]
-    sent: Callable[[asyncio.Future[Any], Any], object]
+    #: Called on the loop, with the future and the result, when the broker has the message.
+    on_sent: Callable[[asyncio.Future[Any], Any], object]
+    #: Called with the result of a call that was sent although the future is done.
     on_abandoned: Callable[[Any], object] | None
 
-    def tell(self, outcome: Any) -> None:
-        """Say what has come of sending it, to whoever waits for that or has gone."""
+    def report(self, outcome: Any) -> None:
+        """Say on the loop what has come of sending it: a result or an error."""
         if isinstance(outcome, BaseException):
             if not self.future.done():
-                self.future.set_exception(copied(outcome))  # its neighbours may have it, too
+                self.future.set_exception(copied(outcome))  # other calls may have it, too
         elif not self.future.done():
-            self.sent(self.future, outcome)
+            self.on_sent(self.future, outcome)
         elif self.on_abandoned is not None:
             self.on_abandoned(outcome)
 
-    def send(self, gathering: Gathering, alike: Alike | None) -> Any:
+    def send(self, bulk: BulkWrite, series: SeriesSender | None) -> Any:
         """Make the call, and return its result."""
-        result = alike and alike.send(self.task, self.args, self.kwargs, self.options)
+        result = series and series.send(self.task, self.args, self.kwargs, self.options)
         if result is None:
             apply = partial(self.task.apply_async, self.args, self.kwargs, **self.options)
-            result = gathered_by(gathering, self.task, apply)
+            result = call_in_bulk(bulk, self.task, apply)
         return result
 
 
-class _Outgoing:
-    """The calls of one loop that have not left yet."""
+class _LoopSender:
+    """Sends the calls of one loop's coroutines; `executor` has the loop's one writing thread."""
 
     def __init__(self) -> None:
         self._calls: list[LoopCall] = []
-        self._is_leaving = False
+        self._is_writing = False
         #: Its thread ends with the loop.
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="celery-batch-send")
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="celery-batch-send")
 
     def add(self, loop: asyncio.AbstractEventLoop, call: LoopCall) -> None:
         """Have a call leave once all coroutines that are ready have had their turn."""
         self._calls.append(call)
-        if not self._is_leaving:
-            self._is_leaving = True
-            loop.call_soon(self._leave, loop)
+        if not self._is_writing:
+            self._is_writing = True
+            loop.call_soon(self._start_write, loop)
 
-    def _leave(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _start_write(self, loop: asyncio.AbstractEventLoop) -> None:
         calls, self._calls = [call for call in self._calls if not call.future.done()], []
-        self._is_leaving = bool(calls)
+        self._is_writing = bool(calls)
         if not calls:
             return
-        untaken = [calls]
+        queued = [calls]
         try:
-            self._writer.submit(self._write, loop, untaken)
+            self.executor.submit(self._write, loop, queued)
         except RuntimeError:  # the interpreter is ending, or there are too many threads
-            untaken.clear()  # the executor keeps them, and would write them with the next ones
-            self._arrived(loop, calls, _send(calls))
+            queued.clear()  # the executor keeps them, and would write them with the next ones
+            self._written(loop, calls, _send(calls))
 
-    def _write(self, loop: asyncio.AbstractEventLoop, untaken: list[list[LoopCall]]) -> None:
-        """Write calls, in the thread for it, and have the loop tell what has come of that."""
-        if not untaken:
+    def _write(self, loop: asyncio.AbstractEventLoop, queued: list[list[LoopCall]]) -> None:
+        """Write calls, in the thread for it, and have the loop report what has come of that."""
+        if not queued:
             return
-        calls = untaken.pop()
+        calls = queued.pop()
         try:
             outcomes = _send(calls)
         except BaseException as error:  # noqa: BLE001 (it is raised where the calls were made)
             outcomes = [error] * len(calls)
         try:
-            loop.call_soon_threadsafe(self._arrived, loop, calls, outcomes)
-        except RuntimeError:  # the loop is closed; what was sent may still be called back
-            _tell(calls, outcomes)
+            loop.call_soon_threadsafe(self._written, loop, calls, outcomes)
+        except RuntimeError:  # the loop is closed; what was sent may still be revoked
+            _report(calls, outcomes)
 
-    def _arrived(
+    def _written(
         self, loop: asyncio.AbstractEventLoop, calls: list[LoopCall], outcomes: list[Any]
     ) -> None:
         try:
-            _tell(calls, outcomes)
+            _report(calls, outcomes)
         finally:
-            self._leave(loop)
+            self._start_write(loop)
 
 
 #: Each loop's own, which is used in its thread alone.
-_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, _Outgoing] = WeakKeyDictionary()
+_senders: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopSender] = WeakKeyDictionary()
 
 
-def _outgoing(loop: asyncio.AbstractEventLoop) -> _Outgoing:
-    found = _loops.get(loop)
+def _sender_of(loop: asyncio.AbstractEventLoop) -> _LoopSender:
+    found = _senders.get(loop)
     if found is None:
-        found = _loops[loop] = _Outgoing()
+        found = _senders[loop] = _LoopSender()
     return found
 
 
-async def first_look(task: Any, options: Mapping[str, Any], items: int | None = None) -> None:
+async def await_depth(task: Any, options: Mapping[str, Any], items: int | None = None) -> None:
     """
-    Wait, if ``max_queue`` needs it, for the first look at the queue that calls go to.
+    Wait, if ``max_queue`` needs it, for the first measurement of the queue that calls go to.
 
-    `send_soon` and `room_for` do not have to wait for it then, which would block the loop.
+    `send_soon` and `admit_items` do not have to wait for it then, which would block the loop.
 
     Args:
         task: The task that is called.
         options: As for `apply_async`, the same for all calls.
         items: How many items there are; by default those of one call.
     """
-    room = Publisher.of(task.app).room()
-    if room.limit(task) is not None:
-        await room.first_look(task, {**options}, items or items_of(options))
+    limiter = Publisher.of(task.app).limiter()
+    if limiter.limit(task) is not None:
+        await limiter.await_depth(task, options, items or items_of(options))
 
 
 def send_soon(
     call: tuple[Any, Any, Any, dict[str, Any]],
     future: asyncio.Future[Any],
-    sent: Callable[[asyncio.Future[Any], Any], object],
+    on_sent: Callable[[asyncio.Future[Any], Any], object],
     on_abandoned: Callable[[Any], object] | None,
-) -> Passage:
+) -> Admission:
     """
     Have a call leave once all coroutines that are ready have had their turn.
 
     Args:
         call: The task, its arguments by position and by name, and options as for `apply_async`.
         future: Of this loop; see `LoopCall`, as of the others.
-        sent: Told that the broker has it.
-        on_abandoned: Called with the result where nobody waits for it any more.
+        on_sent: Called when the broker has the message.
+        on_abandoned: Called with the result where the future is done by then.
 
     Returns:
         A context to wait in.
@@ -232,46 +215,46 @@ def send_soon(
         QueueFull: There is no room for it.
     """
     task, _, _, options = call
-    room = Publisher.of(task.app).room()
+    limiter = Publisher.of(task.app).limiter()
+    context = _context(task, is_admitted=limiter.limit(task) is not None)
+    admission = limiter.admit(task, options, items_of(options))
     loop = future.get_loop()
-    context = _context(task, is_admitted=room.limit(task) is not None)
-    passage = room.passage(task, options, items_of(options))
-    _outgoing(loop).add(loop, LoopCall(*call, context, passage, future, sent, on_abandoned))
-    return passage
+    loop_call = LoopCall(*call, context, admission, future, on_sent, on_abandoned)
+    _sender_of(loop).add(loop, loop_call)
+    return admission
 
 
 def _context(task: Any, *, is_admitted: bool) -> Context:
-    """Return the context for a call that may pass."""
     if not is_admitted:
         return copy_context()
-    with admitted((task.name,)):
+    with already_admitted((task.name,)):
         return copy_context()
 
 
 def _send(calls: list[LoopCall]) -> list[Any]:
     """Send calls in one write, each in its own context; return results and errors."""
-    gathering, outcomes = Gathering(), []
-    alike = Alike(gathering) if len(calls) >= _SEVERAL else None
+    bulk, outcomes = BulkWrite(), []
+    series = SeriesSender(bulk) if len(calls) >= _SEVERAL else None
     for call in calls:
         try:
-            outcomes.append(call.context.run(call.send, gathering, alike))
+            outcomes.append(call.context.run(call.send, bulk, series))
         except Exception as error:  # noqa: BLE001 (it is raised where the call was made)
             outcomes.append(error)
-    with closing(gathering), suppress(Exception):  # the same
-        gathering.flush()
-    for call in calls:  # at once: the loop may be long in coming round to them
-        call.passage.close()
-    unsent = {result.id for result in gathering.unsent}
-    return [gathering.failure if getattr(each, "id", None) in unsent else each for each in outcomes]
+    with closing(bulk), suppress(Exception):  # the same
+        bulk.flush()
+    for call in calls:  # at once: the loop may take long to report
+        call.admission.close()
+    unsent = {result.id for result in bulk.unsent}
+    return [bulk.failure if getattr(each, "id", None) in unsent else each for each in outcomes]
 
 
-def _tell(calls: list[LoopCall], outcomes: list[Any]) -> None:
+def _report(calls: list[LoopCall], outcomes: list[Any]) -> None:
     for call, outcome in zip(calls, outcomes, strict=True):
         try:
-            call.tell(outcome)
-        except Exception as error:  # one's own, and not its neighbours'
+            call.report(outcome)
+        except Exception as error:  # one call's own, and not the others'
             if call.future.done():
-                logger.exception("A call of %s was sent, and nobody could be told", call.task.name)
+                logger.exception("A call of %s was sent, but not reported", call.task.name)
             else:
                 call.future.set_exception(error)
 
@@ -296,17 +279,12 @@ async def apply_async(
             One that is cancelled before is not sent.
 
     Raises:
-        QueueFull: There is no room for it; said at once, and not after other calls' writes.
+        QueueFull: There is no room for it; raised at once, and not after other calls' writes.
     """
-    await first_look(task, options)
-    parent = task.app.current_worker_task
-    if parent:  # known to this thread alone
-        request = parent.request
-        options = {"root_id": request.root_id or request.id, "parent_id": request.id, **options}
-        if task.app.conf.task_inherit_parent_priority and request.delivery_info:
-            options.setdefault("priority", request.delivery_info.get("priority"))
+    await await_depth(task, options)
+    options = _with_parent(task.app, options)
     future = asyncio.get_running_loop().create_future()
-    with send_soon((task, args, kwargs, options), future, _note, on_abandoned):
+    with send_soon((task, args, kwargs, options), future, asyncio.Future.set_result, on_abandoned):
         try:
             result = await future
         except asyncio.CancelledError:
@@ -314,13 +292,54 @@ async def apply_async(
             if on_abandoned and future.done() and not (future.cancelled() or future.exception()):
                 on_abandoned(future.result())
             raise
-    if parent and options.get("add_to_parent", True):
-        parent.add_trail(result)
+    _add_to_parent(task.app, [result], options)
     return result
 
 
-def _note(future: asyncio.Future[Any], result: Any) -> None:
-    future.set_result(result)
+async def aapply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[Any]:
+    """
+    Send one call for each row, beside the event loop; see `apply_many`.
+
+    Args:
+        task: The task that is called.
+        rows: Positional and keyword arguments of each call.
+        options: As for `apply_async`, the same for all.
+
+    Raises:
+        PartlySent: Not all of them could be sent.
+        QueueFull: There is no room for all of them.
+    """
+    loop = asyncio.get_running_loop()
+    send = partial(apply_many, task, list(rows), _with_parent(task.app, options))
+    # Whether this is a task of a worker is known to this thread alone.
+    context = _context(task, is_admitted=Publisher.of(task.app).limiter().is_exempt())
+    try:
+        sending = loop.run_in_executor(_sender_of(loop).executor, context.run, send)
+    except RuntimeError:  # the interpreter is ending, or there are too many threads
+        results = send()
+    else:
+        results = await sending
+    _add_to_parent(task.app, results, options)
+    return results
+
+
+def _with_parent(app: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return options that name the task that calls, which is known to this thread alone."""
+    parent = app.current_worker_task
+    if not parent:
+        return options
+    request = parent.request
+    options = {"root_id": request.root_id or request.id, "parent_id": request.id, **options}
+    if app.conf.task_inherit_parent_priority and request.delivery_info:
+        options.setdefault("priority", request.delivery_info.get("priority"))
+    return options
+
+
+def _add_to_parent(app: Any, results: Iterable[Any], options: dict[str, Any]) -> None:
+    parent = app.current_worker_task
+    if parent and options.get("add_to_parent", True):
+        for result in results:
+            parent.add_trail(result)
 
 
 async def apply_and_wait(
@@ -348,7 +367,7 @@ async def apply_and_wait(
         QueueFull: There is no room for it.
         TimeoutError: It was not sent in time.
     """
-    await first_look(task, options)
+    await await_depth(task, options)
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError

@@ -1,5 +1,4 @@
 """
-
 A message to RabbitMQ, made from a template.
 
 As for Redis, but what goes over the wire is not text: tables and short texts begin with
@@ -14,23 +13,19 @@ from struct import pack
 from typing import Any, NamedTuple, Self
 
 from amqp.serialization import dumps
-from kombu import messaging
 
 from celery_batch.client.publish.buffer import PreparedMessage
 from celery_batch.client.publish.message import (
-    BLANK_OPTIONS,
-    MARK,
-    PARTS,
+    FIELDS,
+    PLACEHOLDER,
     Fields,
     Form,
-    mark_parts,
-    payload_of,
-    teach,
+    Probe,
+    put_placeholders,
+    serialized_body,
 )
 
-__all__ = ["AmqpMessage", "AmqpTemplate"]
-
-_Producer: Any = messaging.Producer
+__all__ = ["AmqpMessage", "AmqpProbe", "AmqpTemplate"]
 
 #: AMQP's numbers of the class "basic" and its method "publish".
 _BASIC, _PUBLISH = 60, 40
@@ -38,8 +33,8 @@ _BASIC, _PUBLISH = 60, 40
 #: The largest number that py-amqp writes in four bytes.
 _LARGEST_INT = 2**31 - 1
 
-#: Bytes of a caller's own headers.  All that is no body has to fit into one frame: RabbitMQ
-#: closes the connection on who writes a larger one, and others' letters are on it.
+#: Bytes of a caller's own headers.  Everything but the body has to fit into one frame: RabbitMQ
+#: closes the connection for a larger one, and others' messages are on it.
 _MOST_HEADERS = 1 << 15
 
 #: Characters of a short text, whatever they are: it has 255 bytes.
@@ -47,14 +42,7 @@ _LONGEST_SHORT = 63
 
 
 class AmqpMessage(PreparedMessage):
-    """
-    A message on its way to RabbitMQ.
-
-    Args:
-        template: Its kind, which says where it goes.
-        header: What goes before its body, encoded.
-        body: Its body, encoded.
-    """
+    """A message on its way to RabbitMQ; `header` goes before its body, both are encoded."""
 
     __slots__ = ("body", "header", "template")
 
@@ -63,30 +51,24 @@ class AmqpMessage(PreparedMessage):
         self.template, self.header, self.body = template, header, body
 
 
-class Blanks(NamedTuple):
-    """
-    Bytes with blanks in them.
-
-    Args:
-        first: What comes before the first.
-        rest: Of each blank its name, and what follows it.
-    """
+class _Blanks(NamedTuple):
+    """Bytes with placeholders: what comes before the first, and each with what follows it."""
 
     first: bytes
     rest: list[tuple[str, bytes]]
 
     @classmethod
-    def cut(cls, data: bytes, encode: Callable[[Any], bytes]) -> Self | None:
-        """Find the blanks in encoded bytes; None if one is where it cannot be filled."""
-        names = {encode(MARK + name): name for name in (*BLANK_OPTIONS, *PARTS)}
-        names[_short(MARK + "headers") + _item(None)] = "headers"
+    def parse(cls, data: bytes, encode: Callable[[Any], bytes]) -> Self | None:
+        """Find the placeholders in encoded bytes; None if one is where it cannot be filled."""
+        names = {encode(PLACEHOLDER + name): name for name in FIELDS}
+        names[_short(PLACEHOLDER + "headers") + _item(None)] = "headers"
         first, *rest = re.split(b"(" + b"|".join(map(re.escape, names)) + b")", data)
-        if MARK.encode() in b"".join((first, *rest[1::2])):
+        if PLACEHOLDER.encode() in b"".join((first, *rest[1::2])):
             return None
         return cls(first, list(zip([names[each] for each in rest[::2]], rest[1::2], strict=True)))
 
-    def settle(self, values: Fields, encode: Callable[[Any], bytes]) -> Blanks:
-        """Return the same with some blanks filled in."""
+    def bind(self, values: Fields, encode: Callable[[Any], bytes]) -> _Blanks:
+        """Return the same with some placeholders filled in."""
         first, rest = self.first, []
         for name, after in self.rest:
             if name not in values:
@@ -96,10 +78,10 @@ class Blanks(NamedTuple):
                 rest[-1] = (last, before + encode(values[name]) + after)
             else:
                 first += encode(values[name]) + after
-        return Blanks(first, rest)
+        return _Blanks(first, rest)
 
     def fill(self, values: Fields, encode: Callable[[Any], bytes]) -> bytes:
-        """Return the bytes with values in their blanks."""
+        """Return the bytes with all placeholders filled in."""
         parts = [self.first]
         for name, after in self.rest:
             parts += (encode(values[name]), after)
@@ -107,98 +89,58 @@ class Blanks(NamedTuple):
 
 
 class AmqpTemplate(NamedTuple):
-    """
-    What is the same in all messages of one kind.
+    """What is the same in all messages of one kind to RabbitMQ."""
 
-    Args:
-        place: Where they go, as py-amqp writes it.
-        declare: What has to be declared before.
-        before: The properties before the headers, encoded.
-        headers: The headers, encoded, with blanks.
-        after: The properties that follow, with blanks.
-        taken: Names of headers that are Celery's, and ours.
-        embed: The third part of a body: callbacks and what comes after.
-        serializer: Name of the body's serializer.
-        encoding: Of the body's text.
-    """
-
-    place: bytes
+    #: The method frame: where they go, as py-amqp writes it.
+    method: bytes
+    #: What has to be declared before.
     declare: tuple[Any, ...]
+    #: The properties before the headers, encoded.
     before: bytes
-    headers: Blanks
-    after: Blanks
-    taken: frozenset[str]
+    headers: _Blanks
+    #: The properties that follow the headers.
+    after: _Blanks
+    #: Names of headers that the caller's own must not have.
+    reserved: frozenset[str]
+    #: The third part of a body: callbacks and what comes after.
     embed: dict[str, Any]
+    #: The name of the body's serializer.
     serializer: str
+    #: Of the body's text.
     encoding: str
 
-    @classmethod
-    def learn(
-        cls, task: Any, options: dict[str, Any], producer: Any, form: Form
-    ) -> AmqpTemplate | None:
-        """
-        Have Celery make a message, and look at it; None if it has no such form.
-
-        Args:
-            task: The task that is called.
-            options: The options of all the calls, the task's own among them.
-            producer: Celery's, to the broker that they go to.
-            form: What the messages have beside.
-        """
-        connection = producer.connection
-        with connection._reraise_as_library_errors():  # noqa: SLF001
-            if connection.transport_options.get("confirm_publish"):
-                return None  # these have a road of their own
-            learner = _Learner(producer.channel, auto_declare=False)
-            learner.serializer = producer.serializer
-            teach(task, options, learner, form)
-            return learner.template(form)
-
-    def settle(self, values: Fields) -> AmqpTemplate | None:
-        """Return the template with some blanks filled in; None if a value has no place there."""
+    def bind(self, values: Fields) -> AmqpTemplate | None:
+        """Return the template with some fields filled in; None if a value has no place there."""
         if not self._has_place_for({name: "" for name, _ in self.after.rest} | values):
             return None
         try:
-            headers = self.headers.settle(values, _item)
-        except Exception:  # noqa: BLE001 (Celery meets it as well, and says so in its own way)
+            headers = self.headers.bind(values, _item)
+        except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
             return None
-        return self._replace(headers=headers, after=self.after.settle(values, _short))
+        return self._replace(headers=headers, after=self.after.bind(values, _short))
 
-    def prepared(self, body: tuple[Any, ...], values: Fields) -> PreparedMessage | None:
-        """
-        Return one call's message; None if it has no place for a value.
-
-        Args:
-            body: Its arguments, keyword arguments and what comes after.
-            values: For each blank.
-        """
+    def render(self, body: tuple[Any, ...], values: Fields) -> PreparedMessage | None:
+        """Return the message of a call; None if a value has no place in it."""
         if not self._has_place_for(values):
             return None
-        payload = payload_of(body, self.serializer)
+        payload = serialized_body(body, self.serializer)
         text = payload.encode(self.encoding) if isinstance(payload, str) else payload
         try:
             table = self.headers.fill(values, _item)
-        except Exception:  # noqa: BLE001 (Celery meets it as well, and says so in its own way)
+        except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
             return None
         head = pack(">HHQ", _BASIC, 0, len(text)) + self.before + pack(">I", len(table))
         return AmqpMessage(self, head + table + self.after.fill(values, _short), text)
 
     def _has_place_for(self, values: Fields) -> bool:
         headers = values.get("headers")
-        if headers and not self.taken.isdisjoint(headers):
+        if headers and not self.reserved.isdisjoint(headers):
             return False
         return all(_is_short(values[name]) for name, _ in self.after.rest)
 
 
-class _Learner(_Producer):  # type: ignore[misc]
-    """A producer that keeps a message, and sends nothing."""
-
-    message: Any = None
-
-    def publish(self, body: Any, serializer: Any = None, **options: Any) -> Any:
-        self.embed = body[2]
-        self.body_serializer = serializer or self.serializer or "json"
-        return super().publish(body, serializer=serializer, **{**options, "retry": False})
+class AmqpProbe(Probe):
+    """A probe for RabbitMQ."""
 
     def _publish(self, body: Any, *details: Any) -> None:
         priority, content_type, encoding, headers, properties, key = details[:6]
@@ -208,25 +150,26 @@ class _Learner(_Producer):  # type: ignore[misc]
         if headers.get("compression"):
             return
         self.declare = tuple(declare)
-        self.place = dumps("Bssbb", (0, exchange, key, mandatory, immediate))
+        self.destination = dumps("Bssbb", (0, exchange, key, mandatory, immediate))
         self.message = self.channel.prepare_message(
             body, priority, content_type, encoding, headers, properties
         )
 
     def template(self, form: Form) -> AmqpTemplate | None:
+        """Return a template of the message; None if it has no such form."""
         message = self.message
         if message is None:
             return None
         given = message.properties["application_headers"]
-        mark_parts(given, message.properties, form)
+        put_placeholders(given, message.properties, form)
         table = dumps("F", [given])
         before, found, after = message._serialize_properties().partition(table)  # noqa: SLF001
-        headers, rest = Blanks.cut(table[4:], _item), Blanks.cut(after, _short)
-        encoding = message.properties.get("content_encoding")
-        if not found or headers is None or rest is None or MARK.encode() in before + self.place:
+        headers, rest = _Blanks.parse(table[4:], _item), _Blanks.parse(after, _short)
+        fixed = before + self.destination
+        if not found or headers is None or rest is None or PLACEHOLDER.encode() in fixed:
             return None
         return AmqpTemplate(
-            pack(">HH", _BASIC, _PUBLISH) + self.place,
+            pack(">HH", _BASIC, _PUBLISH) + self.destination,
             self.declare,
             before,
             headers,
@@ -234,7 +177,7 @@ class _Learner(_Producer):  # type: ignore[misc]
             frozenset(given),
             self.embed,
             self.body_serializer,
-            encoding or "utf-8",
+            message.properties.get("content_encoding") or "utf-8",
         )
 
 

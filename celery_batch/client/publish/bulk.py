@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
@@ -11,19 +10,19 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 
-from celery_batch.client.backpressure import QueueAdmission, admitted, items_of
-from celery_batch.client.publish.buffer import Gathering, gathered_by, gathering
-from celery_batch.client.publish.fast_path import foreseen
+from celery_batch.client.backpressure import already_admitted, items_of
+from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk, canvas_bulk
+from celery_batch.client.publish.fast_path import expect_members
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client_methods import ClientMethods
 from celery_batch.errors import BatchError, ConfigurationError
 
 __all__ = [
     "PartlySent",
+    "admit_items",
     "apply_chunks",
     "apply_many",
     "partly_sent",
-    "room_for",
     "send_group",
 ]
 
@@ -67,28 +66,25 @@ def apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[
     """
     if "task_id" in options:
         raise ConfigurationError(f"{task.name}: many calls cannot have one task_id")
-    with Publisher.of(task.app).room().passing(task, options, rows) as passing:
-        return _apply_many(task, passing, options)
-
-
-def _apply_many(task: Any, rows: Iterable[Any], options: dict[str, Any]) -> list[Any]:
+    publisher = Publisher.of(task.app)
     results: list[Any] = []
-    with _in_one_write(results) as gathering:
+    with publisher.limiter().admit_rows(task, options, rows) as admitted, _bulk(results) as bulk:
         series = None
-        for args, kwargs in rows:  # whoever makes the rows may send and wait meanwhile
+        for args, kwargs in admitted:  # a generator of rows may send and wait meanwhile
             if series is None or not series.holds():
                 series = Publisher.of(task.app).series(task, options)
-            result = series and series.send(args, kwargs, gathering)
+            result = series and series.send(args, kwargs, bulk)
             if result is None:
-                call = partial(task.apply_async, args, kwargs, **options)
-                result = gathered_by(gathering, task, call)
+                result = call_in_bulk(
+                    bulk, task, partial(task.apply_async, args, kwargs, **options)
+                )
             results.append(result)
     return results
 
 
 def apply_chunks(task: Any, chunks: Iterable[Any], options: dict[str, Any]) -> list[Any]:
     """
-    Send some chunks; where ``max_queue`` holds, each is let in by itself.
+    Send some chunks; where ``max_queue`` is set, each is admitted by itself.
 
     Args:
         task: The task that is called.
@@ -99,30 +95,26 @@ def apply_chunks(task: Any, chunks: Iterable[Any], options: dict[str, Any]) -> l
         PartlySent: Not all of them could be sent.
     """
     results: list[Any] = []
-    with _in_one_write(results) as gathering:
+    with _bulk(results) as bulk:
         for columns in chunks:
             call = partial(task.apply_rows, *columns, **options)
-            results.append(gathered_by(gathering, task, call))
+            results.append(call_in_bulk(bulk, task, call))
     return results
 
 
 @contextmanager
-def _in_one_write(results: list[Any]) -> Iterator[Gathering]:
-    """Write what is gathered in this block at its end, and say what was sent if not all was."""
-    with closing(Gathering()) as gathering:
+def _bulk(results: list[Any]) -> Iterator[BulkWrite]:
+    """Write the calls of this block at its end, and say which were sent if not all were."""
+    with closing(BulkWrite()) as bulk:
         try:
-            yield gathering
-            gathering.flush()
+            yield bulk
+            bulk.flush()
         except Exception as error:
-            if not gathering.sent:
+            if not bulk.sent:
                 raise
-            raise partly_sent(_by_place(results, gathering), error) from error
-
-
-def _by_place(results: list[Any], gathering: Gathering) -> dict[int, Any]:
-    """Return the results of the calls that were surely sent, by their places."""
-    sent = {each.id for each in gathering.sent}
-    return {place: result for place, result in enumerate(results) if result.id in sent}
+            sent = {result.id for result in bulk.sent}
+            places = {place: each for place, each in enumerate(results) if each.id in sent}
+            raise partly_sent(places, error) from error
 
 
 def partly_sent(places: dict[int, Any], error: Exception) -> PartlySent:
@@ -150,44 +142,40 @@ def send_group(app: Any, tasks: Iterable[Any], producer: Any, apply: Apply) -> I
     Args:
         app: The Celery app.
         tasks: Of each member its signature, its result and the group's id.
-        producer: Whose messages are not gathered; None for one of the app's.
+        producer: With which each member is sent alone; None for one of the app's.
         apply: Celery's own way to send them.
 
     Raises:
         QueueFull: There is no room for all of them.
         PartlySent: Not all of them could be sent; it says which were.
     """
-    tasks, passage = _let_in(app, tasks)
-    is_gathered = producer is None and app.conf.get("batch_bulk", True)
-    if passage is None:
-        return iter(_gathered(app, tasks, apply)) if is_gathered else apply(tasks, producer)
-    with passage:
-        return iter(_gathered(app, tasks, apply) if is_gathered else [*apply(tasks, producer)])
+    tasks, admission = _admit_members(app, tasks)
+    is_bulk = producer is None and app.conf.get("batch_bulk", True)
+    if admission is None:
+        return iter(_send_in_bulk(app, tasks, apply)) if is_bulk else apply(tasks, producer)
+    with admission:
+        return iter(_send_in_bulk(app, tasks, apply) if is_bulk else [*apply(tasks, producer)])
 
 
-def _gathered(app: Any, tasks: Iterable[Any], apply: Apply) -> list[Any]:
+def _send_in_bulk(app: Any, tasks: Iterable[Any], apply: Apply) -> list[Any]:
     results: list[Any] = []
-    with gathering(app) as gathered:
+    with canvas_bulk(app) as bulk:
         try:
-            with app.producer_or_acquire() as producer, gathered.writing_with(producer):
-                for result in apply(foreseen(app, tasks, gathered.frozen), producer):
+            with app.producer_or_acquire() as producer:
+                bulk.producer = producer
+                for result in apply(expect_members(app, tasks, bulk.frozen), producer):
                     results.append(result)
-                    gathered.flush_if_due()
-            gathered.flush()  # with no producer in hand: others' messages go along
+                    bulk.flush_if_due()
+            bulk.producer = None  # so that others' messages go along
+            bulk.flush()
         except OperationalError as error:
-            sent = _surely_sent(results, gathered)
+            unsent = {result.id for result in bulk.unsent + bulk.unwritten()}
+            firsts = [_first(result).id for result in results]
+            sent = {n: each for n, each in enumerate(results) if firsts[n] not in unsent}
             if not sent:
                 raise
             raise partly_sent(sent, error) from error
     return results
-
-
-def _surely_sent(results: list[Any], gathered: Gathering) -> dict[int, Any]:
-    """Return the results of the members that were sent, by their places."""
-    unsent = {result.id for result in gathered.unsent + gathered.kept()}
-    return {
-        place: result for place, result in enumerate(results) if _first(result).id not in unsent
-    }
 
 
 def _first(result: Any) -> Any:
@@ -197,16 +185,19 @@ def _first(result: Any) -> Any:
     return result
 
 
-def _let_in(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitStack | None]:
+class _Count:
+    """How many items and messages a group's members have for one task and queue."""
+
+    options: Any = None
+    items = messages = 0
+
+
+def _admit_members(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitStack | None]:
     """
-    Count a group's members in that are sent now.
+    Admit a group's members that are sent now, or refuse all of them.
 
     A generator is read until its members have no room or all are known.  One whose first
-    members have no limit is not read ahead any further: the others ask for room themselves.
-
-    Args:
-        app: The Celery app.
-        tasks: Of each member its signature, its result and the group's id.
+    members have no limit is not read ahead any further: the others are admitted one by one.
 
     Returns:
         The same tasks, and the context in which they are sent if any were counted.
@@ -214,65 +205,41 @@ def _let_in(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitStack | 
     Raises:
         QueueFull: There is no room for all of them.
     """
-    room = Publisher.of(app).room()
+    limiter = Publisher.of(app).limiter()
     limits = {
-        name: (task, limit)
+        name: limit
         for name, task in app.tasks.items()
-        if isinstance(task, ClientMethods) and (limit := room.limit(task)) is not None
+        if isinstance(task, ClientMethods) and (limit := limiter.limit(task)) is not None
     }
-    if not limits or room.is_exempt():
+    if not limits or limiter.is_exempt():
         return tasks, None
     tasks = iter(tasks)
-    head = list(islice(tasks, max(limit for _, limit in limits.values()) + 1))
-    wanted = _Wanted({name: task for name, (task, _) in limits.items()}, head)
-    if not wanted.items:
+    head = list(islice(tasks, max(limits.values()) + 1))
+    counts = _count(head, limits)
+    if not counts:
         return chain(head, tasks), None
-    if not any(items > limits[name][1] for (name, _), items in wanted.items.items()):
-        rest = list(tasks)
-        wanted.add(rest)
-        head += rest
-    return head, wanted.passages(room)
+    if all(count.items <= limits[name] for (name, _), count in counts.items()):
+        head += tasks
+        counts = _count(head, limits)
+    with ExitStack() as sending:
+        for (name, _), count in counts.items():
+            admission = limiter.admit(app.tasks[name], count.options, count.items, count.messages)
+            sending.enter_context(admission)
+        sending.enter_context(already_admitted(name for name, _ in counts))
+        return head, sending.pop_all()
 
 
-class _Wanted:
-    """
-    How much room a group's members take, by their tasks and queues.
-
-    Args:
-        limited: The tasks that have a limit, by their names.
-        members: Of each its signature, its result and the group's id.
-    """
-
-    def __init__(self, limited: dict[str, Any], members: Iterable[Any]) -> None:
-        self.items: Counter[tuple[str, Any]] = Counter()
-        self._messages: Counter[tuple[str, Any]] = Counter()
-        self._options: dict[tuple[str, Any], Any] = {}
-        self._limited = limited
-        self.add(members)
-
-    def add(self, members: Iterable[Any]) -> None:
-        """Count the members that are sent at once."""
-        for signature, *_ in members:
-            for first in _first_of(signature):
-                if first.task in self._limited:
-                    kind = (first.task, first.options.get("queue"))
-                    self._options[kind] = {**first.options, "headers": None}
-                    self.items[kind] += items_of(first.options)
-                    self._messages[kind] += 1
-
-    def passages(self, room: QueueAdmission) -> ExitStack:
-        """
-        Return the context in which all of them are sent.
-
-        Raises:
-            QueueFull: There is no room for all of them.
-        """
-        with ExitStack() as sending:
-            for kind, items in self.items.items():
-                task, messages = self._limited[kind[0]], self._messages[kind]
-                sending.enter_context(room.passage(task, self._options[kind], items, messages))
-            sending.enter_context(admitted(name for name, _ in self.items))
-            return sending.pop_all()
+def _count(members: Iterable[Any], limits: Mapping[str, int]) -> dict[tuple[str, Any], _Count]:
+    """Count the members that are sent at once and have a limit, by their tasks and queues."""
+    counts: dict[tuple[str, Any], _Count] = {}
+    for signature, *_ in members:
+        for first in _first_of(signature):
+            if first.task in limits:
+                count = counts.setdefault((first.task, first.options.get("queue")), _Count())
+                count.options = {**first.options, "headers": None}
+                count.items += items_of(first.options)
+                count.messages += 1
+    return counts
 
 
 def _first_of(signature: Any) -> Iterator[Any]:
@@ -284,15 +251,15 @@ def _first_of(signature: Any) -> Iterator[Any]:
     if signature.subtask_type == "chain":
         members = members[:1]
     elif not isinstance(members, (list, tuple)):
-        return  # made as they are sent; each asks for room itself
+        return  # made as they are sent, and admitted one by one
     for member in members:
         yield from _first_of(member)
 
 
 @contextmanager
-def room_for(task: Any, options: Mapping[str, Any], items: int) -> Iterator[None]:
+def admit_items(task: Any, options: Mapping[str, Any], items: int) -> Iterator[None]:
     """
-    Count calls in that are made meanwhile, each for one item, or refuse all of them at once.
+    Count calls that are made meanwhile, each for one item, or refuse all of them at once.
 
     Args:
         task: The task that is called.
@@ -302,9 +269,9 @@ def room_for(task: Any, options: Mapping[str, Any], items: int) -> Iterator[None
     Raises:
         QueueFull: There is no room for all of them.
     """
-    room = Publisher.of(task.app).room()
-    if room.limit(task) is None:
+    limiter = Publisher.of(task.app).limiter()
+    if limiter.limit(task) is None:
         yield
         return
-    with room.passage(task, {**options}, items, items), admitted((task.name,)):
+    with limiter.admit(task, {**options}, items, items), already_admitted((task.name,)):
         yield

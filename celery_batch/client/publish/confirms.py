@@ -1,5 +1,4 @@
 """
-
 Publisher confirms of many messages, awaited together.
 
 With ``confirm_publish`` kombu awaits each message's confirm before it sends the
@@ -16,28 +15,28 @@ from typing import TYPE_CHECKING, Any
 from amqp.exceptions import MessageNacked
 from kombu.exceptions import OperationalError
 
-from celery_batch.client.publish.buffer import PIECE
+from celery_batch.client.publish.buffer import MOST_MESSAGES
 
 if TYPE_CHECKING:
-    from celery_batch.client.publish.buffer import Gathering
+    from celery_batch.client.publish.buffer import BulkWrite
 
-__all__ = ["ConfirmedBurst"]
+__all__ = ["ConfirmedBulk"]
 
 #: Seconds without any confirm after which a write is given up.
 _TIMEOUT = 60.0
 
 
-class ConfirmedBurst:
+class ConfirmedBulk:
     """
     Messages on one channel, which RabbitMQ confirms by their number.
 
     Args:
         app: The Celery app.
-        gathering: Is told what was sent.
+        bulk: Is given the results of what was sent, and of what was not.
     """
 
-    def __init__(self, app: Any, gathering: Gathering) -> None:
-        self._gathering = gathering
+    def __init__(self, app: Any, bulk: BulkWrite) -> None:
+        self._bulk = bulk
         self._waiting: dict[int, Any] = {}
         self._count = 0
         self._error: Exception | None = None
@@ -68,7 +67,7 @@ class ConfirmedBurst:
 
     def send(self, apply: Callable[..., Any], options: Any) -> Any:
         """
-        Send one call, and wait for confirms when there is a piece of them.
+        Send one call, and wait for confirms when many are outstanding.
 
         Args:
             apply: Celery's `apply_async` with the call's arguments.
@@ -78,7 +77,7 @@ class ConfirmedBurst:
         result = apply(**{**options, "producer": self._producer, "retry": False})
         self._count += 1
         self._waiting[self._count] = result
-        if len(self._waiting) >= PIECE:
+        if len(self._waiting) >= MOST_MESSAGES:
             self.flush()
         return result
 
@@ -96,11 +95,11 @@ class ConfirmedBurst:
             self._error = error
         if self._waiting:
             self._error = self._error or OperationalError("the channel was closed")
-            self._gathering.unsent += self._waiting.values()
+            self._bulk.unsent += self._waiting.values()
             self._waiting.clear()
         failure, self._error = self._error, None
         if failure is not None:
-            self._gathering.failure = failure
+            self._bulk.failure = failure
             raise failure
 
     def _await_confirms(self) -> None:
@@ -117,16 +116,16 @@ class ConfirmedBurst:
                 raise OperationalError(text) from error
 
     def close(self) -> None:
-        """Let go of the channel."""
+        """Close the channel."""
         self._stack.close()
 
     def _on_ack(self, number: int, multiple: bool) -> None:  # noqa: FBT001 (py-amqp calls so)
         for result in self._take(number, multiple=multiple):
             sent = result.id not in self._returned
-            (self._gathering.sent if sent else self._gathering.unsent).append(result)
+            (self._bulk.sent if sent else self._bulk.unsent).append(result)
 
     def _on_nack(self, number: int, multiple: bool) -> None:  # noqa: FBT001 (the same)
-        self._gathering.unsent += self._take(number, multiple=multiple)
+        self._bulk.unsent += self._take(number, multiple=multiple)
         error = OperationalError("RabbitMQ refused the message")
         error.__cause__ = MessageNacked()
         self._error = self._error or error

@@ -21,16 +21,18 @@ from kombu.exceptions import OperationalError
 from kombu.utils.functional import maybe_list
 
 from celery_batch.broker_depth import driver_of
-from celery_batch.client.publish.amqp_message import AmqpTemplate
-from celery_batch.client.publish.buffer import Gathering, PreparedMessage, SendBuffer
+from celery_batch.client.publish.amqp_message import AmqpProbe, AmqpTemplate
+from celery_batch.client.publish.buffer import BulkWrite, PreparedMessage, SendBuffer
 from celery_batch.client.publish.message import (
     Fields,
     Form,
+    PublishSettings,
+    RedisProbe,
     Template,
-    Terms,
-    described,
     expiry_of,
+    fast_repr,
     new_id,
+    send_probe,
 )
 from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.result import BatchResult
@@ -39,44 +41,61 @@ from celery_batch.client_methods import ClientMethods
 __all__ = [
     "AnyTemplate",
     "Call",
-    "CallTemplates",
-    "Series",
-    "expected",
-    "foreseen",
+    "CallSeries",
+    "MessageTemplates",
+    "expect_members",
+    "expect_result",
     "is_plain_celery",
-    "unsubscribed",
-    "why_singly",
+    "why_slow",
+    "without_subscription",
 ]
 
+logger = logging.getLogger(__name__)
 
 #: For one broker or the other.
 AnyTemplate = Template | AmqpTemplate
 
-
-#: Options that are texts, or nothing.
+#: Options that are texts, or None.
 _TEXTS = frozenset(("task_id", "root_id", "parent_id", "group_id", "reply_to", "shadow"))
-
 
 #: Options that say what comes after.
 _AFTERWARDS = frozenset(("link", "link_error", "chain", "chord"))
 
+#: Options that are the same in all messages of one kind.
+_OF_KIND = frozenset(
+    (
+        *("queue", "routing_key", "priority", "serializer", "delivery_mode"),
+        *("time_limit", "soft_time_limit", "retries", "ignore_result"),
+    )
+)
+
+#: Options that differ from call to call.
+_OF_CALL = frozenset(
+    (
+        *_TEXTS,
+        *_AFTERWARDS,
+        *("group_index", "add_to_parent", "producer", "expires", "headers"),
+    )
+)
+
+#: Types of the values of `_OF_KIND`.
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+#: By the broker's driver.
+_PROBES: dict[str, type[RedisProbe | AmqpProbe]] = {"redis": RedisProbe, "amqp": AmqpProbe}
+
+#: Most kinds of messages that are remembered.
+_MOST = 1000
+
 
 class Call(NamedTuple):
-    """
-    What `apply_async` was given.
-
-    Args:
-        args: Positional arguments, or None.
-        kwargs: Keyword arguments, or None.
-        options: Its options.
-        parent: The task that calls, if one does.
-        expires: When it is to run no more, by its options or by its task's.
-    """
+    """What `apply_async` was given; `parent` is the task that calls, if one does."""
 
     args: Any
     kwargs: Any
     options: dict[str, Any]
     parent: Any
+    #: By its options or by its task's.
     expires: Any = None
 
     def is_plain(self) -> bool:
@@ -104,18 +123,17 @@ class Call(NamedTuple):
         if not isinstance(args, (list, tuple)):
             raise TypeError("task args must be a list or tuple")
 
-    def prepared(
-        self, template: AnyTemplate, terms: Terms, task_id: str, told: Fields
+    def message(
+        self, template: AnyTemplate, settings: PublishSettings, task_id: str, more: Fields
     ) -> PreparedMessage | None:
         """
-        Return the message; None if it has no place for one of its options.
+        Return the message; None if one of its options has no place in it.
 
         Args:
-            template: For its kind.
-            terms: The app's settings.
+            template: Of its kind.
+            settings: The app's.
             task_id: Its id.
-            told: ``reply_to`` and ``reply``: where to Celery and we would have the answer;
-                and what is to be said of its expiry.
+            more: Fields for the reply and the expiry.
         """
         options, args, kwargs = self.options, self.args or (), self.kwargs or {}
         root_id, parent_id = options.get("root_id"), options.get("parent_id")
@@ -123,31 +141,31 @@ class Call(NamedTuple):
             root_id = root_id or self.parent.request.root_id or self.parent.request.id
             parent_id = parent_id or self.parent.request.id
         values: Fields = {
-            **told,
-            **self.constants(told),
+            **more,
+            **self.common_fields(more),
             "task_id": task_id,
             "root_id": root_id or task_id,
             "parent_id": parent_id,
-            "argsrepr": described(args, terms.args_limit, terms.repr_levels),
-            "kwargsrepr": described(kwargs, terms.kwargs_limit, terms.repr_levels),
+            "argsrepr": fast_repr(args, settings.args_limit, settings.repr_levels),
+            "kwargsrepr": fast_repr(kwargs, settings.kwargs_limit, settings.repr_levels),
         }
-        return template.prepared((args, kwargs, self._embed(template)), values)
+        return template.render((args, kwargs, self._embed(template)), values)
 
-    def constants(self, told: Fields) -> Fields:
-        """Return what all calls with these options have, as `letter` is told."""
+    def common_fields(self, reply_fields: Fields) -> Fields:
+        """Return the fields that all calls with the same options have in common."""
         options = self.options
         return {
             "parent_id": options.get("parent_id"),
             "group_id": options.get("group_id"),
             "group_index": options.get("group_index"),
-            "reply_to": options.get("reply_to") or told["reply_to"],
+            "reply_to": options.get("reply_to") or reply_fields["reply_to"],
             "shadow": options.get("shadow") or None,
-            "reply": told["reply"],
+            "reply": reply_fields["reply"],
             "headers": options.get("headers"),
         }
 
-    def leave_trail(self, result: Any) -> None:
-        """Tell the task that calls of its child."""
+    def add_to_parent(self, result: Any) -> None:
+        """Add the result to the children of the task that calls."""
         if self.parent and self.options.get("add_to_parent", True):
             self.parent.add_trail(result)
 
@@ -164,36 +182,43 @@ class Call(NamedTuple):
         }
 
 
-def expected(task: Any, task_id: str, listener: Any, frozen: Any = None) -> Any:
+def expect_result(
+    task: Any, options: Mapping[str, Any], task_id: str, listener: Any, frozen: Any = None
+) -> Any:
     """
     Return the result of a call that is about to be sent.
 
     Args:
         task: The task that is called.
+        options: As `apply_async` takes them.
         task_id: The call's id.
-        listener: Who hears its answer; None for Celery's own way.
+        listener: Receives the result; None if Celery does.
         frozen: The result, if there is one already.
     """
+    if listener is not None and frozen is None and not options.get("task_id"):
+        return BatchResult.of_call(task_id, task.app, listener.registry.expect_new(task_id))
     result = task.AsyncResult(task_id) if frozen is None else frozen
-    if listener is not None and isinstance(result, BatchResult):
+    if listener is None:
+        result.ignored = options.get("ignore_result", task.ignore_result)
+    elif isinstance(result, BatchResult):
         listener.expect(result)
     return result
 
 
-def foreseen(app: Any, tasks: Iterable[Any], frozen: dict[str, Any]) -> Iterator[Any]:
+def expect_members(app: Any, tasks: Iterable[Any], frozen: dict[str, Any]) -> Iterator[Any]:
     """
-    Have the members of a group hear of their answers, where they are batch tasks.
+    Have the listener receive the results of a group's batch tasks.
 
     Args:
         app: The Celery app.
         tasks: Of each member its signature, its result and the group's id.
-        frozen: Is given the results that hear, by their tasks' ids.
+        frozen: Is given the results that are received, by their tasks' ids.
     """
     for signature, result, group_id in tasks:
         if isinstance(result, BatchResult) and not signature.subtask_type:
             task = app.tasks.get(signature.task)
-            is_told = isinstance(task, ClientMethods) and task.backend is app.backend
-            if is_told and listener_for(app) is not None:
+            is_ours = isinstance(task, ClientMethods) and task.backend is app.backend
+            if is_ours and listener_for(app) is not None:
                 frozen[result.id] = result
         yield signature, result, group_id
 
@@ -201,27 +226,19 @@ def foreseen(app: Any, tasks: Iterable[Any], frozen: dict[str, Any]) -> Iterator
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class Series(NamedTuple):
-    """
-    Calls of one task with the same options, by nobody's order and in nobody's name.
-
-    Args:
-        task: The task that is called.
-        call: One of them, without arguments.
-        terms: The app's settings.
-        template: For their kind, its blanks filled in where all calls have the same.
-        listener: Who hears their answers; None if nobody does.
-        send_buffer: Of the app.
-        still_holds: Whether all of this is as it was.
-        pid: Of this process.
-    """
+class CallSeries(NamedTuple):
+    """Calls of one task with the same options, made by no task of Celery's."""
 
     task: Any
+    #: One of them, without arguments.
     call: Call
-    terms: Terms
+    settings: PublishSettings
+    #: Of their kind, with the fields filled in that are the same for all.
     template: AnyTemplate
+    #: Receives the results; None if Celery does.
     listener: Any
     send_buffer: SendBuffer
+    #: Whether all of this is as it was.
     still_holds: Callable[[], bool]
     pid: int
 
@@ -230,24 +247,24 @@ class Series(NamedTuple):
         return self.pid == os.getpid() and self.still_holds()
 
     def send(
-        self, args: Any, kwargs: Any, gathering: Gathering, own: Mapping[str, Any] = _NOTHING
+        self, args: Any, kwargs: Any, bulk: BulkWrite, own: Mapping[str, Any] = _NOTHING
     ) -> Any:
         """
-        Make a call, and return its result; None if it has to go Celery's own road.
+        Make a call, and return its result; None if it has to take Celery's path.
 
         Args:
             args: Positional arguments, or None.
             kwargs: Keyword arguments, or None.
-            gathering: Keeps the message until it is written.
+            bulk: Takes the message until it is written.
             own: The options that this series has left to its calls, all of them.
 
         Raises:
             TypeError: The arguments do not fit the task.
         """
-        task, terms = self.task, self.terms
+        task, settings = self.task, self.settings
         call = self.call._replace(args=args, kwargs=kwargs)
         call.check(task)
-        expiry = expiry_of(task.app, terms, own.get("expires", call.expires))
+        expiry = expiry_of(task.app, settings, own.get("expires", call.expires))
         if expiry is None:
             return None
         args, kwargs = args or (), kwargs or {}
@@ -255,115 +272,51 @@ class Series(NamedTuple):
         values: Fields = {
             "task_id": task_id,
             "root_id": task_id,
-            "argsrepr": described(args, terms.args_limit, terms.repr_levels),
-            "kwargsrepr": described(kwargs, terms.kwargs_limit, terms.repr_levels),
+            "argsrepr": fast_repr(args, settings.args_limit, settings.repr_levels),
+            "kwargsrepr": fast_repr(kwargs, settings.kwargs_limit, settings.repr_levels),
             **expiry,
         }
         if "headers" in own:
             values["headers"] = own["headers"]
-        prepared = self.template.prepared((args, kwargs, self.template.embed), values)
-        if prepared is None:
+        message = self.template.render((args, kwargs, self.template.embed), values)
+        if message is None:
             return None
-        if self.listener is None:
-            result = expected(task, task_id, None)
-            result.ignored = call.options.get("ignore_result", task.ignore_result)
-        else:
-            result = BatchResult.of_call(
-                task_id, task.app, self.listener.registry.expect_new(task_id)
-            )
-        gathering.add(prepared, result, self.send_buffer)
+        result = expect_result(task, call.options, task_id, self.listener)
+        bulk.add(message, result, self.send_buffer)
         return result
 
 
-_is_told: ContextVar[bool] = ContextVar("celery_batch_is_told", default=False)
+#: Whether our listener receives the results of what this thread or coroutine sends.
+_is_received: ContextVar[bool] = ContextVar("celery_batch_is_received", default=False)
 
 
 @contextmanager
-def unsubscribed(app: Any) -> Iterator[None]:
+def without_subscription(app: Any) -> Iterator[None]:
     """
     Keep the app's backend from subscribing to what this thread or coroutine sends meanwhile.
 
     Celery's flag for it would hold for all threads, and keep them from waiting.
-
-    Args:
-        app: The Celery app.
     """
     backend = app.backend
     if "on_task_call" not in vars(backend):
         own = backend.on_task_call
 
         def on_task_call(producer: Any, task_id: str) -> None:
-            if not _is_told.get():
+            if not _is_received.get():
                 own(producer, task_id)
 
         backend.on_task_call = on_task_call
-    token = _is_told.set(True)
+    token = _is_received.set(True)
     try:
         yield
     finally:
-        _is_told.reset(token)
-
-
-logger = logging.getLogger(__name__)
-
-
-#: Options that are the same in all messages of one kind.
-_OF_KIND = frozenset(
-    [
-        "queue",
-        "routing_key",
-        "priority",
-        "serializer",
-        "delivery_mode",
-        "time_limit",
-        "soft_time_limit",
-        "retries",
-        "ignore_result",
-    ]
-)
-
-
-#: Options that differ from call to call.
-_OF_CALL = frozenset(
-    [
-        "task_id",
-        "root_id",
-        "parent_id",
-        "group_id",
-        "group_index",
-        "reply_to",
-        "add_to_parent",
-        "shadow",
-        "link",
-        "link_error",
-        "chain",
-        "chord",
-        "producer",
-        "expires",
-        "headers",
-    ]
-)
-
-
-_PLAIN = frozenset((str, int, float, bool, type(None)))
-
-
-#: By the broker.
-_LEARN: dict[str, Callable[..., AnyTemplate | None]] = {
-    "redis": Template.learn,
-    "amqp": AmqpTemplate.learn,
-}
-
-
-#: Most kinds of messages that are remembered.
-_MOST = 1000
+        _is_received.reset(token)
 
 
 #: Set while Celery sends a callback, which it tries again in a way of its own.
 _sending_callback: ContextVar[bool] = getattr(
     amqp, "_callback_publish_retry", ContextVar("none", default=False)
 )
-
 
 _SIGNALS = (signals.before_task_publish, signals.after_task_publish, signals.task_sent)
 
@@ -376,17 +329,13 @@ def _own(method: Any, module: Any) -> Any:
 
 
 _APPLY = _own(Task.apply_async, task)
-
-
 _SEND = _own(Celery.send_task, base)
-
-
 _PUBLISH = _own(messaging.Producer.publish, messaging)
 
 
 def is_plain_celery(app: Any) -> bool:
     """
-    Return whether a call passes nobody on Celery's own road.
+    Return whether nothing but Celery itself takes part in a call.
 
     Tracing libraries and applications listen to signals, and wrap or override methods.
     """
@@ -399,13 +348,12 @@ def is_plain_celery(app: Any) -> bool:
     )
 
 
-def why_singly(app: Any) -> str:
-    """Return why calls go Celery's own road; an empty text if they do not have to."""
-    with app.connection_for_write() as connection:
-        driver = connection.get_transport_cls().driver_type
+def why_slow(app: Any) -> str:
+    """Return why calls take Celery's path; an empty text if they do not have to."""
+    driver = driver_of(app)
     reasons = {
         "batch_bulk is False": not app.conf.get("batch_bulk", True),
-        f"the broker is {driver}": driver not in _LEARN,
+        f"the broker is {driver}": driver not in _PROBES,
         "Task.apply_async is wrapped": Task.apply_async is not _APPLY,
         "send_task is overridden": type(app).send_task is not _SEND,
         "Producer.publish is wrapped": messaging.Producer.publish is not _PUBLISH,
@@ -421,13 +369,8 @@ def _are_maps(routes: Any) -> bool:
     return all(isinstance(route, MapRoute) for route in routes)
 
 
-class CallTemplates:
-    """
-    The templates of one app's messages.
-
-    Args:
-        app: The Celery app.
-    """
+class MessageTemplates:
+    """The templates of one app's messages."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -438,12 +381,12 @@ class CallTemplates:
         """
         Return the template for a call; None if it has none, or none yet.
 
-        The first message of a kind goes Celery's own road, which also declares its queue.
+        The first message of a kind takes Celery's path, which also declares its queue.
 
         Args:
             task: The task that is called.
             call: The call.
-            reply: Whether the message says where its answer is told.
+            reply: Whether the message names our reply channel.
         """
         router = self._app.amqp.router
         if router is not self._router or len(self._known) > _MOST:
@@ -461,37 +404,36 @@ class CallTemplates:
         try:
             return self._known[kind]
         except KeyError:
-            self._learn(kind, task, options.get("producer"))
+            given = {name: value for name, value, _ in of_kind}
+            self._known[kind] = None
+            self._probe(kind, task, given, options.get("producer"))
             return None
 
-    def _learn(self, kind: Any, task: Any, producer: Any) -> None:
-        own = task._get_exec_options()  # noqa: SLF001
-        form, *of_kind = kind[2:]
-        options = {**own, **{name: value for name, value, _ in of_kind}}
-        options.setdefault("ignore_result", task.ignore_result)
-        learn = self._way_to_learn(producer) if _is_plain(task, options) else None
-        if learn is None:
-            self._known[kind] = None
+    def _probe(self, kind: Any, task: Any, given: dict[str, Any], producer: Any) -> None:
+        app, form = self._app, kind[2]
+        options = {"ignore_result": task.ignore_result, **task._get_exec_options(), **given}  # noqa: SLF001
+        driver = driver_of(app) if producer is None else producer.connection.transport.driver_type
+        probe_class = _PROBES.get(driver)
+        is_stock = type(app.amqp) is amqp.AMQP and _are_maps(app.amqp.router.routes)
+        if probe_class is None or not is_stock or not _is_plain(task, options):
             return
         try:
-            with unsubscribed(self._app), self._app.producer_or_acquire(producer) as one:
-                self._known[kind] = learn(task, options, one, form)
+            with without_subscription(app), app.producer_or_acquire(producer) as own:
+                connection = own.connection
+                if driver == "amqp" and connection.transport_options.get("confirm_publish"):
+                    return  # these have a path of their own
+                with connection._reraise_as_library_errors():  # noqa: SLF001
+                    probe = probe_class(own)
+                    send_probe(task, options, probe, form)
+                    self._known[kind] = probe.template(form)
         except (OperationalError, QueueNotFound):
-            pass  # Celery's own road meets it too, and says so
+            self._known.pop(kind, None)  # Celery's path meets it too, and raises it
         except Exception:
-            self._known[kind] = None
             logger.warning("%s: messages are sent singly", task.name, exc_info=True)
-
-    def _way_to_learn(self, producer: Any) -> Callable[..., AnyTemplate | None] | None:
-        app = self._app
-        driver = driver_of(app) if producer is None else producer.connection.transport.driver_type
-        if type(app.amqp) is amqp.AMQP and _are_maps(app.amqp.router.routes):
-            return _LEARN.get(driver)
-        return None
 
 
 def _is_plain(task: Any, options: dict[str, Any]) -> bool:
-    """Return whether nothing in a task's messages depends on what is called."""
+    """Return whether a task's messages depend on nothing but its options."""
     kind = type(task)
     on_call = type(task.backend).on_task_call
     return (

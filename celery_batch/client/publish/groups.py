@@ -10,21 +10,21 @@ from typing import Any
 
 from celery import group
 
-__all__ = ["gather_groups"]
+__all__ = ["send_groups_in_bulk"]
 
-#: How Celery's own method begins, which is all that we rely on.
+#: The first parameters of Celery's own method, which are all that we rely on.
 _KNOWN = ["self", "tasks", "producer", "app"]
 
 
-def gather_groups() -> None:
+def send_groups_in_bulk() -> None:
     """
     Have every group of this process write its batch tasks together.
 
-    What it sends otherwise goes as ever, and so does all of it where Celery's method
-    is not the one that we know.
+    Its other tasks are sent as in Celery, and so are all where Celery's method is not the one
+    that we know.
     """
     own = group._apply_tasks  # noqa: SLF001
-    if getattr(own, "gathers", False) or list(inspect.signature(own).parameters)[:4] != _KNOWN:
+    if getattr(own, "is_ours", False) or list(inspect.signature(own).parameters)[:4] != _KNOWN:
         return
 
     @wraps(own)
@@ -36,8 +36,8 @@ def gather_groups() -> None:
         def apply(tasks: Any, producer: Any) -> Iterator[Any]:
             return own(self, tasks, producer, app, *more, **options)  # type: ignore[no-any-return]
 
-        together = import_module("celery_batch.client.publish.bulk")
-        return together.send_group(app, tasks, producer, apply)  # type: ignore[no-any-return]
+        bulk = import_module("celery_batch.client.publish.bulk")
+        return bulk.send_group(app, tasks, producer, apply)  # type: ignore[no-any-return]
 
-    _apply_tasks.gathers = True  # type: ignore[attr-defined]
+    _apply_tasks.is_ours = True  # type: ignore[attr-defined]
     group._apply_tasks = _apply_tasks  # noqa: SLF001

@@ -1,8 +1,9 @@
-"""A message as Celery would send it, made from a template.
+"""
+A message as Celery would send it, made from a template.
 
-Celery makes one message of each kind, with words of ours in the places that
-change from call to call; filled in, it is byte for byte what Celery would send.
-What a message looks like is therefore known to Celery alone.
+Celery makes one message of each kind, with placeholders for the fields that differ from call to
+call; filled in, it is byte for byte what Celery would send.  So only Celery knows what a message
+looks like.
 """
 
 from __future__ import annotations
@@ -32,150 +33,87 @@ from celery_batch.config import max_queue_of
 from celery_batch.protocol import REPLY_HEADER
 
 __all__ = [
-    "BLANK_OPTIONS",
-    "MARK",
-    "PARTS",
+    "FIELDS",
+    "PLACEHOLDER",
     "Fields",
     "Form",
-    "MessageMaker",
+    "Probe",
+    "PublishSettings",
+    "RedisProbe",
+    "RedisProducer",
     "Template",
-    "Terms",
-    "described",
     "expiry_of",
-    "mark_parts",
+    "fast_repr",
     "new_id",
-    "payload_of",
-    "teach",
+    "put_placeholders",
+    "send_probe",
+    "serialized_body",
 ]
 
+#: What placeholders begin with; a random text, so that no value contains it.
+PLACEHOLDER = f"blank-{os.urandom(12).hex()}-"
 
-#: Never part of a message that is not ours, as nobody can foresee it.
-MARK = f"blank-{os.urandom(12).hex()}-"
+#: Seconds: Celery computes what a message says of its expiry, and we replace it.
+_ANY_EXPIRY = 60
 
-
-#: Seconds: for Celery to say what it makes of them, and we where.
-_SOME_TIME = 60
-
-
-#: Arguments of `Celery.send_task` that become blanks.
-BLANK_OPTIONS = (
+#: Arguments of `Celery.send_task` that become placeholders.
+_OPTION_FIELDS = (
     *("task_id", "root_id", "parent_id", "group_id", "group_index"),
     *("reply_to", "shadow"),
 )
 
-
-#: Blanks that are put into the message once it is made.
-PARTS = ("argsrepr", "kwargsrepr", "reply", "headers", "expires", "expiration")
-
-
-class Form(NamedTuple):
-    """
-    Which parts a message has that others of its task leave out.
-
-    Args:
-        reply: It says where its answer is told.
-        expires: It says when it is to run no more.
-        headers: It has headers of its caller's.
-    """
-
-    reply: bool
-    expires: bool
-    headers: bool
-
-
-def teach(
-    task: Any,
-    options: dict[str, Any],
-    learner: Any,
-    form: Form,
-) -> None:
-    """
-    Have Celery send a call whose options are blanks.
-
-    Args:
-        task: The task that is called.
-        options: The options of all the calls, the task's own among them.
-        learner: A producer that keeps the message.
-        form: What the message has beside.
-    """
-    headers: dict[str, str | None] = {MARK + "headers": None} if form.headers else {}
-    if form.reply:
-        headers[REPLY_HEADER] = MARK + "reply"
-    options = {**options, "headers": headers, "expires": _SOME_TIME if form.expires else None}
-    blanks = {option: MARK + option for option in BLANK_OPTIONS}
-    task.app.send_task(
-        task.name,
-        (),
-        {},
-        producer=learner,
-        task_type=task,
-        result_cls=_NoResult,
-        add_to_parent=False,
-        **blanks,
-        **options,
-    )
-
-
-def mark_parts(headers: dict[str, Any], properties: dict[str, Any], form: Form) -> None:
-    """
-    Make blanks of what Celery has worked out for itself.
-
-    Args:
-        headers: Of a message that Celery made.
-        properties: Likewise.
-        form: What the message has beside.
-    """
-    for part in ("argsrepr", "kwargsrepr"):
-        headers[part] = MARK + part
-    if form.expires:
-        headers["expires"] = MARK + "expires"
-        properties["expiration"] = MARK + "expiration"
-
-
-class _NoResult:
-    def __init__(self, _task_id: str) -> None:
-        self.ignored = True
-
+#: All fields for which a message has placeholders; the last ones are put in once it is made.
+FIELDS = (
+    *_OPTION_FIELDS,
+    *("argsrepr", "kwargsrepr", "reply", "headers", "expires", "expiration"),
+)
 
 #: Celery's message protocol that has headers.
 _WITH_HEADERS = 2
 
+_Producer: Any = messaging.Producer
 
-class Terms:
+#: The values of a call's fields: texts and numbers, and as ``headers`` a dict of them.
+Fields = dict[str, Any]
+
+
+class Form(NamedTuple):
+    """Which parts a message has that others of its task leave out."""
+
+    #: The header that names our reply channel.
+    reply: bool
+    expires: bool
+    #: Headers of the caller's own.
+    headers: bool
+
+
+class PublishSettings:
     """
     What an app's settings say of its calls at one time.
 
     Looking a setting up costs more than the rest of a call, so that is done once.
-
-    Args:
-        app: The Celery app.
     """
 
     def __init__(self, app: Any) -> None:
         conf = app.conf
-        self._outer = conf.changes
+        self._changes = conf.changes
         self._live = _dict_of(conf)
         self._seen = dict(self._live)
         self.bulk = bool(conf.get("batch_bulk", True))
         self.is_eager = bool(conf.task_always_eager)
-        self.most_queued = max_queue_of(app)
+        self.max_queue = max_queue_of(app)
         self.is_plain = not (conf.task_always_eager or conf.task_send_sent_event)
         self.inherits_priority = conf.task_inherit_parent_priority
         self.has_headers = conf.task_protocol == _WITH_HEADERS
-        #: Whether its times are UTC, told by Celery's own clock.
+        #: Whether its times are UTC, by Celery's own clock.
         self.is_utc = app.uses_utc_timezone() and getattr(app.now, "__func__", None) is Celery.now
         self.repr_levels = conf.task_repr_maxlevels
         self.args_limit = app.amqp.argsrepr_maxsize
         self.kwargs_limit = app.amqp.kwargsrepr_maxsize
 
-    def hold(self, conf: Any) -> bool:
-        """
-        Return whether no setting has changed since.
-
-        Args:
-            conf: The app's settings.
-        """
-        return conf.changes is self._outer and self._live == self._seen
+    def are_current(self, conf: Any) -> bool:
+        """Return whether no setting has changed since."""
+        return conf.changes is self._changes and self._live == self._seen
 
 
 def _dict_of(conf: Any) -> Any:
@@ -189,25 +127,35 @@ def _dict_of(conf: Any) -> Any:
     return changes
 
 
+#: Each hexadecimal digit with the two bits that say which kind of UUID it is.
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+
+
+def new_id() -> str:
+    """Return a random UUID as Celery's are, at a third of the cost."""
+    digits = urandom(16).hex()
+    return (
+        f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}"
+        f"-{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:]}"
+    )
+
+
 #: Characters from which on a text may have to be cut.
 _LONG = 1000
 
+#: Characters around a list's values, and some to spare.
+_BRACKETS = 8
 
-#: Characters beside what is inside, and some to spare.
-_AROUND = 8
-
-
-#: Characters of a number in a list, with what parts it from the next.
+#: Characters of a number in a list, with what separates it from the next.
 _SHORTEST = 3
 
-
-#: Described by their text alone.
+#: Types whose `saferepr` is their `str`.
 _NUMBERS = frozenset((int, float, bool, type(None)))
 
 
-def described(value: Any, limit: int | None, levels: int) -> str:
+def fast_repr(value: Any, limit: int | None, levels: int) -> str:
     """
-    Return what Celery's `saferepr` returns, sooner where the value is plain.
+    Return what Celery's `saferepr` returns, in an eighth of the time where the value is plain.
 
     Args:
         value: A tuple or list of positional, or a dict of keyword arguments.
@@ -219,7 +167,7 @@ def described(value: Any, limit: int | None, levels: int) -> str:
         parts = [_part(each, limit, levels) for each in value]
         if None not in parts:
             inside = ", ".join(parts)  # type: ignore[arg-type]
-            if limit is None or len(inside) < limit - _AROUND:
+            if limit is None or len(inside) < limit - _BRACKETS:
                 if kind is list:
                     return f"[{inside}]"
                 return f"({inside},)" if len(parts) == 1 else f"({inside})"
@@ -229,11 +177,11 @@ def described(value: Any, limit: int | None, levels: int) -> str:
 
 
 def _part(value: Any, limit: int | None, levels: int) -> str | None:
-    """Return an argument as `described` would have it, None if only Celery knows; so below."""
-    return _listed(value, limit) if type(value) is list and levels != 1 else _plain(value)
+    """Return an argument as `fast_repr` would, None if only Celery can; so below."""
+    return _list_repr(value, limit) if type(value) is list and levels != 1 else _plain_repr(value)
 
 
-def _listed(values: list[Any], limit: int | None) -> str | None:
+def _list_repr(values: list[Any], limit: int | None) -> str | None:
     """Return a list of plain values, as chunks have for each parameter."""
     if limit is not None and len(values) * _SHORTEST > limit:
         return None  # it will be cut
@@ -241,7 +189,7 @@ def _listed(values: list[Any], limit: int | None) -> str | None:
         return repr(values)
     parts, size = [], 0
     for each in values:
-        part = _plain(each)
+        part = _plain_repr(each)
         size += len(part or "")
         if part is None or (limit is not None and size > limit):
             return None
@@ -249,81 +197,92 @@ def _listed(values: list[Any], limit: int | None) -> str | None:
     return f"[{', '.join(parts)}]"
 
 
-def _plain(value: Any) -> str | None:
+def _plain_repr(value: Any) -> str | None:
     kind = type(value)
     if kind is str:
         return "'" + value.replace("'", "\\'") + "'" if len(value) < _LONG else None
     return str(value) if kind in _NUMBERS else None
 
 
-#: Each hexadecimal digit with the two bits that say which kind of UUID it is.
-_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
+#: Seconds: RabbitMQ counts milliseconds in 32 bits, and closes the channel for a larger number.
+_LONGEST_EXPIRY = 2**32 / 1000 - 1
 
 
-def new_id() -> str:
-    """Return a random UUID as Celery's are, for a third of the price."""
-    digits = urandom(16).hex()
-    return (
-        f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}"
-        f"-{_VARIANT[digits[16]]}{digits[17:20]}-{digits[20:]}"
-    )
+def expiry_of(app: Any, settings: PublishSettings, expires: Any) -> Fields | None:
+    """
+    Return the fields of a message's expiry; None if that is left to Celery.
+
+    Args:
+        app: The Celery app.
+        settings: Its settings.
+        expires: Seconds from now, a `datetime`, or one as a text; None for never.
+    """
+    if expires is None:
+        return {}
+    if type(expires) in (int, float):
+        at, left = None, expires
+    elif type(expires) is datetime and expires.tzinfo is UTC and settings.is_utc:
+        at, left = expires.isoformat(), (expires - datetime.now(UTC)).total_seconds()
+    else:
+        try:
+            time = isoparse(expires) if type(expires) is str else expires
+            at = expires if type(expires) is str else expires.isoformat()
+            left = subtract_datetimes(time, app.now()).total_seconds()
+        except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
+            return None
+    if not 0 <= left <= _LONGEST_EXPIRY:
+        return None
+    return {"expires": at or _after(app, settings, left), "expiration": str(int(left * 1000))}
 
 
-_Producer: Any = messaging.Producer
-
-
-#: What a call fills in: texts and numbers, and as ``headers`` an object of them.
-Fields = dict[str, Any]
-
-
-#: In a text; what is put into one may look like another.
-_BLANK = re.compile(r"%%|%\((?P<name>\w+)\)s")
+def _after(app: Any, settings: PublishSettings, seconds: float) -> str:
+    if settings.is_utc:  # what follows returns the same
+        return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
+    at = maybe_make_aware(add_seconds_to_datetime(app.now(), seconds), tz=app.timezone)
+    return at.isoformat()  # type: ignore[no-any-return]
 
 
 _encode_json = JSONEncoder().encode
 
 
+def serialized_body(body: tuple[Any, ...], serializer: str) -> Any:
+    """
+    Return a body serialized as kombu does it, with one encoder for all where it is JSON.
+
+    Raises:
+        EncodeError: Kombu's; it cannot be.
+    """
+    known = registry._encoders.get(serializer)  # noqa: SLF001 (or another encoder)
+    if serializer == "json" and known is not None and known.encoder is dumps:
+        try:
+            return _encode_json(body)
+        except Exception:  # noqa: BLE001 (kombu meets it as well, and raises its own error)
+            return serialized(body, serializer=serializer)[2]
+    return serialized(body, serializer=serializer)[2]
+
+
+#: In a template's text; a value that is filled in may look like one.
+_BLANK = re.compile(r"%%|%\((?P<name>\w+)\)s")
+
+
 class Template(NamedTuple):
-    """
-    What is the same in all messages of one kind.
+    """What is the same in all messages of one kind to Redis."""
 
-    Args:
-        key: The Redis list that they go to, with its prefix.
-        text: The message with blanks for %-formatting.
-        taken: Names of headers that are Celery's, and ours.
-        embed: The third part of a body: callbacks and what comes after.
-        serializer: Name of the body's serializer.
-        codec: Makes a serialized body fit for JSON.
-    """
-
+    #: The list that they go to, with its prefix.
     key: str
+    #: The message, with placeholders for %-formatting.
     text: str
-    taken: frozenset[str]
+    #: Names of headers that the caller's own must not have.
+    reserved: frozenset[str]
+    #: The third part of a body: callbacks and what comes after.
     embed: dict[str, Any]
+    #: The name of the body's serializer.
     serializer: str
+    #: Makes a serialized body fit for JSON.
     codec: Any
 
-    @classmethod
-    def learn(
-        cls, task: Any, options: dict[str, Any], producer: Any, form: Form
-    ) -> Template | None:
-        """
-        Have Celery make a message, and look at it; None if it has no such form.
-
-        Args:
-            task: The task that is called.
-            options: The options of all the calls, the task's own among them.
-            producer: Celery's, to the broker that they go to.
-            form: What the messages have beside.
-        """
-        with producer.connection._reraise_as_library_errors():  # noqa: SLF001
-            learner = _Learner(producer.channel, auto_declare=False)
-            learner.serializer = producer.serializer
-            teach(task, options, learner, form)
-            return learner.template(form)
-
-    def settle(self, values: Fields) -> Template | None:
-        """Return the template with some blanks filled in; None if a value has no place there."""
+    def bind(self, values: Fields) -> Template | None:
+        """Return the template with some fields filled in; None if a value has no place there."""
         texts = self._texts(values)
         if texts is None:
             return None
@@ -334,15 +293,9 @@ class Template(NamedTuple):
 
         return self._replace(text=_BLANK.sub(fill, self.text))
 
-    def prepared(self, body: tuple[Any, ...], values: Fields) -> PreparedMessage | None:
-        """
-        Return one call's message; None if it has no place for a value.
-
-        Args:
-            body: Its arguments, keyword arguments and what comes after.
-            values: For each blank but the body and the tag.
-        """
-        payload = payload_of(body, self.serializer)
+    def render(self, body: tuple[Any, ...], values: Fields) -> PreparedMessage | None:
+        """Return the message of a call; None if a value has no place in it."""
+        payload = serialized_body(body, self.serializer)
         texts = self._texts(values)
         if texts is None:
             return None
@@ -352,51 +305,39 @@ class Template(NamedTuple):
 
     def _texts(self, values: Fields) -> dict[str, str] | None:
         headers = values.get("headers")
-        if headers and not self.taken.isdisjoint(headers):
+        if headers and not self.reserved.isdisjoint(headers):
             return None
         try:
             return {name: _json_text(value) for name, value in values.items()}
-        except Exception:  # noqa: BLE001 (Celery meets it as well, and says so in its own way)
+        except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
             return None
 
 
-def payload_of(body: tuple[Any, ...], serializer: str) -> Any:
-    """
-    Return a body serialized as kombu does it, with one encoder for all where it is JSON.
-
-    Raises:
-        EncodeError: Kombu's; it cannot be.
-    """
-    known = registry._encoders.get(serializer)  # noqa: SLF001 (or somebody else's encoder)
-    if serializer == "json" and known is not None and known.encoder is dumps:
-        try:
-            return _encode_json(body)
-        except Exception:  # noqa: BLE001 (kombu meets it as well, and says so in its own way)
-            return serialized(body, serializer=serializer)[2]
-    return serialized(body, serializer=serializer)[2]
+def _json_text(value: Any) -> str:
+    if type(value) is str:
+        return quoted(value)
+    if type(value) is dict:  # some headers among others
+        return _encode_json(value)[1:-1]
+    return "null" if value is None else str(value)
 
 
-class MessageMaker(_Producer):  # type: ignore[misc]
-    """A producer that makes messages for Redis, and leaves it to others to put them there."""
+class _SameChannel(_Producer):  # type: ignore[misc]
+    """A producer on another one's channel."""
+
+    def __init__(self, producer: Any) -> None:
+        super().__init__(producer.channel, auto_declare=False)
+        self.serializer = producer.serializer
+
+
+class RedisProducer(_SameChannel):
+    """A producer that makes messages for Redis, and leaves it to `take` to send them."""
 
     def take(self, key: str, message: dict[str, Any]) -> None:
-        """
-        Do with a message what is to be done.
-
-        Args:
-            key: The list that it goes to, with its prefix.
-            message: As kombu would write it.
-        """
+        """Do with a message, as kombu would write it to a list, what is to be done."""
         raise NotImplementedError
 
     def pass_on(self, body: Any, details: tuple[Any, ...]) -> None:
-        """
-        Send a message that is not simply put into one list, as kombu does.
-
-        Args:
-            body: Serialized.
-            details: The other parameters of kombu's method.
-        """
+        """Send a message that is not simply put into one list, as kombu does."""
         super()._publish(body, *details)
 
     def _publish(self, body: Any, *details: Any) -> None:
@@ -417,24 +358,31 @@ class MessageMaker(_Producer):  # type: ignore[misc]
         self.take(key, message)
 
 
-class _Learner(MessageMaker):
-    """A producer that keeps a message, and sends nothing."""
+class Probe(_SameChannel):
+    """A producer that keeps a message, to make a template of it, and sends nothing."""
 
-    message: dict[str, Any] | None = None
+    message: Any = None
 
     def publish(self, body: Any, serializer: Any = None, **options: Any) -> Any:
+        """Note the body's third part and its serializer, and make the message."""
         self.embed = body[2]
         self.body_serializer = serializer or self.serializer or "json"
         return super().publish(body, serializer=serializer, **{**options, "retry": False})
 
+
+class RedisProbe(Probe, RedisProducer):
+    """A probe for Redis."""
+
     def take(self, key: str, message: dict[str, Any]) -> None:
+        """Keep the message unless it is compressed."""
         if not message["headers"].get("compression"):
             self.key, self.message = key, message
 
     def pass_on(self, body: Any, details: tuple[Any, ...]) -> None:
-        pass
+        """Keep nothing."""
 
     def template(self, form: Form) -> Template | None:
+        """Return a template of the message; None if it has no such form."""
         message = self.message
         if message is None:
             return None
@@ -442,67 +390,55 @@ class _Learner(MessageMaker):
         codec = self.channel.codecs.get(properties["body_encoding"])
         if codec is None:
             return None
-        message["body"] = MARK + "body"
-        properties["delivery_tag"] = MARK + "tag"
-        mark_parts(headers, properties, form)
+        message["body"] = PLACEHOLDER + "body"
+        properties["delivery_tag"] = PLACEHOLDER + "tag"
+        put_placeholders(headers, properties, form)
         text = dumps(message).replace("%", "%%")
-        text = text.replace(f'"{MARK}headers": null', "%(headers)s")
-        for blank in (*BLANK_OPTIONS, *PARTS, "body", "tag"):
-            text = text.replace(f'"{MARK}{blank}"', f"%({blank})s")
-        if MARK in text:
+        text = text.replace(f'"{PLACEHOLDER}headers": null', "%(headers)s")
+        for field in (*FIELDS, "body", "tag"):
+            text = text.replace(f'"{PLACEHOLDER}{field}"', f"%({field})s")
+        if PLACEHOLDER in text:
             return None
-        taken = frozenset(headers)
-        return Template(self.key, text, taken, self.embed, self.body_serializer, codec)
+        reserved = frozenset(headers)
+        return Template(self.key, text, reserved, self.embed, self.body_serializer, codec)
 
 
-def _json_text(value: Any) -> str:
-    if type(value) is str:
-        return quoted(value)
-    if type(value) is dict:  # some headers among others
-        return _encode_json(value)[1:-1]
-    return "null" if value is None else str(value)
-
-
-#: Seconds: RabbitMQ counts milliseconds in 32 bits, and closes the channel on who asks for more.
-_LONGEST = 2**32 / 1000 - 1
-
-
-def expiry_of(app: Any, terms: Terms, expires: Any) -> Fields | None:
+def send_probe(task: Any, options: dict[str, Any], probe: Probe, form: Form) -> None:
     """
-    Return what a message says of its expiry; None where Celery has something to say of it.
+    Have Celery send a call whose options are placeholders.
 
     Args:
-        app: The Celery app.
-        terms: Its settings.
-        expires: Seconds from now, a `datetime`, or one as a text; None for never.
+        task: The task that is called.
+        options: The options of all the calls, the task's own among them.
+        probe: Keeps the message.
+        form: Which parts the message has.
     """
-    if expires is None:
-        return {}
-    if type(expires) in (int, float):
-        at, left = None, expires
-    elif type(expires) is datetime and expires.tzinfo is UTC and terms.is_utc:
-        at, left = expires.isoformat(), (expires - datetime.now(UTC)).total_seconds()
-    else:
-        try:
-            at, left = _time_of(expires), _left(app, expires)
-        except Exception:  # noqa: BLE001 (Celery meets it as well, and says so in its own way)
-            return None
-    if not 0 <= left <= _LONGEST:
-        return None
-    return {"expires": at or _after(app, terms, left), "expiration": str(int(left * 1000))}
+    headers: dict[str, str | None] = {PLACEHOLDER + "headers": None} if form.headers else {}
+    if form.reply:
+        headers[REPLY_HEADER] = PLACEHOLDER + "reply"
+    options = {**options, "headers": headers, "expires": _ANY_EXPIRY if form.expires else None}
+    task.app.send_task(
+        task.name,
+        (),
+        {},
+        producer=probe,
+        task_type=task,
+        result_cls=_NoResult,
+        add_to_parent=False,
+        **{option: PLACEHOLDER + option for option in _OPTION_FIELDS},
+        **options,
+    )
 
 
-def _time_of(expires: Any) -> Any:
-    return expires if type(expires) is str else expires.isoformat()
+class _NoResult:
+    def __init__(self, _task_id: str) -> None:
+        self.ignored = True
 
 
-def _left(app: Any, expires: Any) -> float:
-    at = isoparse(expires) if type(expires) is str else expires
-    return subtract_datetimes(at, app.now()).total_seconds()  # type: ignore[no-any-return]
-
-
-def _after(app: Any, terms: Terms, seconds: float) -> str:
-    if terms.is_utc:  # what follows comes to the same
-        return (datetime.now(UTC) + timedelta(seconds=seconds)).isoformat()
-    at = maybe_make_aware(add_seconds_to_datetime(app.now(), seconds), tz=app.timezone)
-    return at.isoformat()  # type: ignore[no-any-return]
+def put_placeholders(headers: dict[str, Any], properties: dict[str, Any], form: Form) -> None:
+    """Replace what Celery has computed for itself in a probe's message."""
+    for field in ("argsrepr", "kwargsrepr"):
+        headers[field] = PLACEHOLDER + field
+    if form.expires:
+        headers["expires"] = PLACEHOLDER + "expires"
+        properties["expiration"] = PLACEHOLDER + "expiration"

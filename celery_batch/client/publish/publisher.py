@@ -1,167 +1,78 @@
-"""Publishes calls, on the fast path or on Celery's.
+"""
+Publishes calls, on the fast path or on Celery's.
 
-Whatever listens to signals, wraps a method or gives an option of its own finds
-everything as ever; only the write comes after all of it.
-
-It takes the calls that it knows; all others go Celery's own road.  Both end in the
-same message.
+The fast path takes the calls that it knows; all others take Celery's.  Both end in the same
+message.  On Celery's path, receivers of signals, wrapped methods and special options see
+everything as in Celery; only the write comes after all of it.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
 from kombu.utils.json import dumps
 
-from celery_batch.client.backpressure import Passage, QueueAdmission, items_of
-from celery_batch.client.publish.buffer import Gathering, PreparedMessage, SendBuffer, gathered
-from celery_batch.client.publish.confirms import ConfirmedBurst
+from celery_batch.client.background import PerProcess
+from celery_batch.client.backpressure import Admission, QueueLimiter, items_of
+from celery_batch.client.publish.buffer import (
+    BulkWrite,
+    PreparedMessage,
+    SendBuffer,
+    current_bulk,
+)
+from celery_batch.client.publish.confirms import ConfirmedBulk
 from celery_batch.client.publish.fast_path import (
     Call,
-    CallTemplates,
-    Series,
-    expected,
+    CallSeries,
+    MessageTemplates,
+    expect_result,
     is_plain_celery,
-    unsubscribed,
-    why_singly,
+    why_slow,
+    without_subscription,
 )
-from celery_batch.client.publish.message import Fields, MessageMaker, Terms, expiry_of, new_id
+from celery_batch.client.publish.message import (
+    Fields,
+    PublishSettings,
+    RedisProducer,
+    expiry_of,
+    new_id,
+)
 from celery_batch.client.publish.transport import Transport
 from celery_batch.client.results.listener import ResultStore, listener_for
-from celery_batch.client.results.result import BatchResult
 from celery_batch.client_methods import ClientMethods
 from celery_batch.protocol import REPLY_HEADER
 
-__all__ = [
-    "CeleryPath",
-    "Publisher",
-]
-
-
-#: Options that say how or where a message is published.
-_OTHER_WAYS = frozenset(("connection", "publisher", "producer", "retry", "retry_policy"))
-
-
-class CeleryPath:
-    """
-    Sends calls as Celery does.
-
-    Args:
-        app: The Celery app.
-        send_buffer: Writes messages to Redis.
-    """
-
-    def __init__(self, app: Any, send_buffer: SendBuffer) -> None:
-        self._app = app
-        self._send_buffer = send_buffer
-
-    def send(self, apply: Callable[..., Any], options: Any, gathering: Gathering | None) -> Any:
-        """
-        Send one call.
-
-        Args:
-            apply: Celery's `apply_async` with the call's arguments.
-            options: The call's options.
-            gathering: Where messages are kept, if they are.
-        """
-        if gathering is None:
-            return apply(**options)
-        is_canvas = gathering.app is not None
-        ways = _OTHER_WAYS - {"producer"} if is_canvas else _OTHER_WAYS
-        if not ways.isdisjoint(options):
-            return self._singly(partial(apply, **options), gathering)
-        if gathering.burst is not None:
-            return gathering.burst.send(apply, options)
-        with self._app.producer_or_acquire(options.get("producer")) as producer:
-            connection = producer.connection
-            is_redis = connection.transport.driver_type == "redis"
-            if is_redis:
-                prepared_messages: list[PreparedMessage] = []
-                writer = _Writer(producer, prepared_messages)
-                result = apply(**{**options, "producer": writer})
-            confirms = not is_canvas and _confirms(connection)
-        # With no producer in hand: whoever writes needs one, and there may be no other.
-        if is_redis and prepared_messages:
-            gathering.add(prepared_messages[0], result, self._send_buffer)
-        elif is_redis:
-            gathering.sent.append(result)
-        elif confirms:
-            gathering.burst = ConfirmedBurst(self._app, gathering)
-            result = gathering.burst.send(apply, options)
-        else:
-            result = self._singly(partial(apply, **options), gathering)
-        return result
-
-    def _singly(self, apply: Callable[[], Any], gathering: Gathering) -> Any:
-        gathering.flush()  # first come, first served
-        gathering.close()
-        result = apply()
-        gathering.sent.append(result)
-        return result
-
-
-def _confirms(connection: Any) -> bool:
-    is_amqp = connection.transport.driver_type == "amqp"
-    return bool(is_amqp and connection.transport_options.get("confirm_publish"))
-
-
-class _Writer(MessageMaker):
-    """
-    A producer whose messages to Redis are written with others, later.
-
-    Args:
-        producer: Celery's.
-        prepared_messages: Where they are left.
-    """
-
-    def __init__(self, producer: Any, prepared_messages: list[PreparedMessage]) -> None:
-        super().__init__(producer.channel, auto_declare=False)
-        self.serializer, self._prepared_messages = producer.serializer, prepared_messages
-
-    def take(self, key: str, message: dict[str, Any]) -> None:
-        self._prepared_messages.append(PreparedMessage(key, dumps(message)))
-
+__all__ = ["Publisher"]
 
 logger = logging.getLogger(__name__)
 
+#: Options that say how a message is published, so that it cannot be written with others.
+_SINGLE = frozenset(("connection", "publisher", "producer", "retry", "retry_policy"))
 
 #: Options by which a call differs from others of its kind in more than its arguments.
 _OWN = frozenset(("producer", "root_id", "link", "link_error", "chain", "chord"))
 
 
-class Publisher:
-    """
-    Sends one app's batch tasks from this process.
-
-    Args:
-        app: The Celery app.
-    """
+class Publisher(PerProcess):
+    """Sends one app's batch tasks from this process."""
 
     def __init__(self, app: Any) -> None:
-        self.pid = os.getpid()
-        self._app = app
-        self._terms = Terms(app)
-        self._templates = CallTemplates(app)
-        self._room = QueueAdmission(app, self._terms)
+        super().__init__(app)
+        self._use(PublishSettings(app))
         self._send_buffer = SendBuffer(Transport(app).write)
-        self._celery_path = CeleryPath(app, self._send_buffer)
         _log_fast_paths(app)
 
-    @classmethod
-    def of(cls, app: Any) -> Publisher:
-        """Return the app's publisher in this process; a fork has its own."""
-        found: Publisher | None = app.__dict__.get("batch_publisher")
-        if found is None or found.pid != os.getpid():
-            found = app.__dict__["batch_publisher"] = cls(app)
-        return found
+    def _use(self, settings: PublishSettings) -> None:
+        self._settings = settings
+        self._templates = MessageTemplates(self._app)
+        self._limiter = QueueLimiter(self._app, settings)
 
     def send(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Any:
         """
-        Send one call on the short road; None if it has to go Celery's own.
+        Send one call on the fast path; None if it has to take Celery's.
 
         Args:
             task: The task that is called.
@@ -173,43 +84,40 @@ class Publisher:
             TypeError: The arguments do not fit the task.
             OperationalError: The broker could not be reached, or refused the message.
         """
-        terms = self._settled()
-        if not (terms.bulk and terms.is_plain and is_plain_celery(self._app)):
+        settings = self._current_settings()
+        if not (settings.bulk and settings.is_plain and is_plain_celery(self._app)):
             return None
-        gathering = gathered(task, options)
-        if "producer" in options and (gathering is None or gathering.app is None):
+        bulk = current_bulk(task, options)
+        if "producer" in options and (bulk is None or bulk.app is None):
             return None  # not Celery's own, for all we know
         call = self._call(task, args, kwargs, options)
-        frozen = gathering and gathering.frozen.get(options.get("task_id", ""))
-        listener = self._listener(task, options, gathering, frozen)
-        if not call.is_plain() or (call.parent and terms.inherits_priority):
+        frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
+        listener = self._listener(task, options, bulk, frozen)
+        if not call.is_plain() or (call.parent and settings.inherits_priority):
             return None
         template = self._templates.template(task, call, reply=listener is not None)
-        expiry = expiry_of(self._app, terms, call.expires)
+        expiry = expiry_of(self._app, settings, call.expires)
         if template is None or expiry is None:
             return None
         call.check(task)
         task_id = options.get("task_id") or new_id()
-        prepared = call.prepared(template, terms, task_id, {**self._told(listener), **expiry})
-        if prepared is None:
+        more = {**self._reply_fields(listener), **expiry}
+        message = call.message(template, settings, task_id, more)
+        if message is None:
             return None
-        if listener is None or frozen is not None or options.get("task_id"):
-            result = expected(task, task_id, listener, frozen)
-            result.ignored = options.get("ignore_result", task.ignore_result)
+        result = expect_result(task, options, task_id, listener, frozen)
+        if bulk is None:
+            self._send_buffer.send((message,))
         else:
-            result = BatchResult.of_call(task_id, self._app, listener.registry.expect_new(task_id))
-        if gathering is None:
-            self._send_buffer.send((prepared,))
-        else:
-            gathering.add(prepared, result, self._send_buffer)
-        call.leave_trail(result)
+            bulk.add(message, result, self._send_buffer)
+        call.add_to_parent(result)
         return result
 
     def series(
         self, task: Any, options: dict[str, Any], own: Collection[str] = ()
-    ) -> Series | None:
+    ) -> CallSeries | None:
         """
-        Return a way to make many calls on the short road; None if there is none, or none yet.
+        Return a way to make many calls on the fast path; None if there is none, or none yet.
 
         Args:
             task: The task that is called.
@@ -217,30 +125,32 @@ class Publisher:
             own: Those of ``expires`` and ``headers`` that each call has of its own, all of
                 them or none.
         """
-        app, terms = self._app, self._settled()
+        app, settings = self._app, self._current_settings()
         call = self._call(task, (), {}, options)
-        if not (terms.bulk and terms.is_plain and is_plain_celery(app) and _is_usual(task, call)):
+        is_plain = settings.bulk and settings.is_plain and is_plain_celery(app)
+        if not (is_plain and _is_usual(task, call)):
             return None
         listener = self._listener(task, options, None, None)
         template = self._templates.template(task, call, reply=listener is not None)
-        constants = call.constants(self._told(listener))
-        same = {name: value for name, value in constants.items() if name not in own}
-        settled = template and template.settle(same)
-        if settled is None:
+        common = call.common_fields(self._reply_fields(listener))
+        bound = template and template.bind(
+            {name: value for name, value in common.items() if name not in own}
+        )
+        if bound is None:
             return None
         router = app.amqp.router
 
         def holds() -> bool:
-            is_same = terms.hold(app.conf) and app.amqp.router is router
+            is_same = settings.are_current(app.conf) and app.amqp.router is router
             return is_same and is_plain_celery(app)
 
-        return Series(task, call, terms, settled, listener, self._send_buffer, holds, self.pid)
+        return CallSeries(task, call, settings, bound, listener, self._send_buffer, holds, self.pid)
 
     def send_as_celery_does(
         self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
     ) -> Any:
         """
-        Send one call on Celery's own road, and have its answer told to us where it can be.
+        Send one call on Celery's path, and have our listener receive its result if it can.
 
         Args:
             task: The task that is called.
@@ -249,25 +159,60 @@ class Publisher:
             kwargs: Keyword arguments, or None.
             options: As `apply_async` takes them.
         """
-        gathering = gathered(task, options)
-        own = partial(apply, args, kwargs)
-        if not self._settled().bulk or self._app.conf.task_always_eager:
-            result = own(**options)
-            if gathering is not None:
-                gathering.sent.append(result)
+        bulk = current_bulk(task, options)
+        apply = partial(apply, args, kwargs)
+        if not self._current_settings().bulk or self._app.conf.task_always_eager:
+            result = apply(**options)
+            if bulk is not None:
+                bulk.sent.append(result)
             return result
         headers = options.get("headers") or {}
-        frozen = gathering and gathering.frozen.get(options.get("task_id", ""))
-        listener = self._listener(task, options, gathering, frozen)
+        frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
+        listener = self._listener(task, options, bulk, frozen)
         if listener is None or REPLY_HEADER in headers:
-            return self._celery_path.send(own, options, gathering)
+            return self._apply(apply, options, bulk)
         task_id = options.get("task_id") or new_id()
-        result = expected(task, task_id, listener, frozen)
-        headers = {**headers, REPLY_HEADER: listener.channel}
-        with unsubscribed(self._app):
-            options = {**options, "task_id": task_id, "headers": headers}
-            done = self._celery_path.send(own, options, gathering)
-        result.ignored = done.ignored
+        options = {**options, "task_id": task_id}
+        result = expect_result(task, options, task_id, listener, frozen)
+        options["headers"] = {**headers, REPLY_HEADER: listener.channel}
+        with without_subscription(self._app):
+            sent = self._apply(apply, options, bulk)
+        result.ignored = sent.ignored
+        return result
+
+    def _apply(self, apply: Callable[..., Any], options: Any, bulk: BulkWrite | None) -> Any:
+        """Send one call as Celery does; leave its message to a bulk write if that can take it."""
+        if bulk is None:
+            return apply(**options)
+        is_canvas = bulk.app is not None
+        if not (_SINGLE - {"producer"} if is_canvas else _SINGLE).isdisjoint(options):
+            return self._apply_singly(partial(apply, **options), bulk)
+        if bulk.confirmed is not None:
+            return bulk.confirmed.send(apply, options)
+        with self._app.producer_or_acquire(options.get("producer")) as producer:
+            connection = producer.connection
+            driver = connection.transport.driver_type
+            if driver == "redis":
+                collector = _Collector(producer)
+                result = apply(**{**options, "producer": collector})
+            confirms = connection.transport_options.get("confirm_publish")
+        # With no producer held: the write needs one, and there may be no other.
+        if driver == "redis" and collector.messages:
+            bulk.add(collector.messages[0], result, self._send_buffer)
+        elif driver == "redis":
+            bulk.sent.append(result)
+        elif driver == "amqp" and confirms and not is_canvas:
+            bulk.confirmed = ConfirmedBulk(self._app, bulk)
+            result = bulk.confirmed.send(apply, options)
+        else:
+            result = self._apply_singly(partial(apply, **options), bulk)
+        return result
+
+    def _apply_singly(self, apply: Callable[[], Any], bulk: BulkWrite) -> Any:
+        bulk.flush()  # the order of the calls is kept
+        bulk.close()
+        result = apply()
+        bulk.sent.append(result)
         return result
 
     def _call(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Call:
@@ -275,13 +220,13 @@ class Publisher:
         expires = options.get("expires", own.get("expires"))
         return Call(args, kwargs, options, self._app.current_worker_task, expires)
 
-    def _told(self, listener: Any) -> Fields:
+    def _reply_fields(self, listener: Any) -> Fields:
         channel = None if listener is None else listener.channel
         return {"reply_to": self._app.thread_oid, "reply": channel}
 
-    def passage(self, task: Any, options: dict[str, Any]) -> Passage:
+    def admit(self, task: Any, options: dict[str, Any]) -> Admission:
         """
-        Return the context in which one call is sent, whichever road it goes.
+        Return the context in which one call is sent, on whichever path.
 
         Args:
             task: The task that is called.
@@ -290,60 +235,67 @@ class Publisher:
         Raises:
             QueueFull: There is no room for it.
         """
-        return self.room().passage(task, options, items_of(options))
+        return self.limiter().admit(task, options, items_of(options))
 
     def is_eager(self) -> bool:
         """Return whether tasks are run at once, where they are called."""
-        return self._settled().is_eager
+        return self._current_settings().is_eager
 
-    def room(self) -> QueueAdmission:
-        """Return what lets calls pass, or refuses them."""
-        self._settled()
-        return self._room
+    def limiter(self) -> QueueLimiter:
+        """Return what admits calls or refuses them."""
+        self._current_settings()
+        return self._limiter
 
-    def _settled(self) -> Terms:
-        terms = self._terms
-        if not terms.hold(self._app.conf):
-            terms = self._terms = Terms(self._app)
-            self._templates = CallTemplates(self._app)
-            self._room = QueueAdmission(self._app, terms)
-        return terms
+    def _current_settings(self) -> PublishSettings:
+        if not self._settings.are_current(self._app.conf):
+            self._use(PublishSettings(self._app))
+        return self._settings
 
     def _listener(
-        self, task: Any, options: dict[str, Any], gathering: Gathering | None, frozen: Any
+        self, task: Any, options: dict[str, Any], bulk: BulkWrite | None, frozen: Any
     ) -> Any:
-        """Return who hears of the call's answer, if somebody may wait for it here."""
+        """Return the listener that receives the call's result, if it may be waited for here."""
         if options.get("ignore_result", task.ignore_result):
             return None
-        if not self._terms.has_headers or self._app.current_worker_task:
+        if not self._settings.has_headers or self._app.current_worker_task:
             return None
         if task.backend is not self._app.backend:
-            return None  # the listener hears of nothing that is kept elsewhere
-        if gathering is not None and gathering.app is not None and frozen is None:
+            return None  # the listener receives nothing that is stored elsewhere
+        if bulk is not None and bulk.app is not None and frozen is None:
             return None  # a canvas has results of its own
         return listener_for(self._app)
 
 
+class _Collector(RedisProducer):
+    """A producer whose messages to Redis are written later, with others."""
+
+    def __init__(self, producer: Any) -> None:
+        super().__init__(producer)
+        self.messages: list[PreparedMessage] = []
+
+    def take(self, key: str, message: dict[str, Any]) -> None:
+        self.messages.append(PreparedMessage(key, dumps(message)))
+
+
 def _log_fast_paths(app: Any) -> None:
-    """Say once in each process what of the fast paths can be taken, and why not the others."""
+    """Log once in each process which fast paths can be taken, and why not the others."""
     if not logger.isEnabledFor(logging.INFO) or app.conf.task_always_eager:
         return
     try:
-        singly, kind = why_singly(app), type(app.backend).__name__
-        is_told = ResultStore.supports(app.backend) and app.conf.get("batch_bulk", True)
-    except Exception:  # noqa: BLE001 (the call itself meets it, and says so)
+        reasons, kind = why_slow(app), type(app.backend).__name__
+        is_received = ResultStore.supports(app.backend) and app.conf.get("batch_bulk", True)
+    except Exception:  # noqa: BLE001 (the call itself meets it, and raises it)
         return
     logger.info(
         "Fast paths of %s here: publishing %s, results %s",
         app.main,
-        f"off ({singly})" if singly else "on",
-        "on" if is_told else f"off ({kind})",
+        f"off ({reasons})" if reasons else "on",
+        "on" if is_received else f"off ({kind})",
     )
 
 
 def _is_usual(task: Any, call: Call) -> bool:
     """Return whether a call needs nothing that is not the same for all of many."""
-    is_asked_so = type(task).apply_async is ClientMethods.apply_async and "apply_async" not in vars(
-        task
-    )
-    return is_asked_so and not call.parent and call.is_plain() and _OWN.isdisjoint(call.options)
+    if type(task).apply_async is not ClientMethods.apply_async or "apply_async" in vars(task):
+        return False
+    return not call.parent and call.is_plain() and _OWN.isdisjoint(call.options)

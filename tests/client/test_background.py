@@ -1,0 +1,105 @@
+"""Threads that run while there is work, and objects that an app has once in each process."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_batch.client import background
+from celery_batch.client.background import OnDemandThread, PerProcess
+from tests.services.eventually import eventually
+
+SOON = 20.0
+
+
+def test_thread_ends_without_work_and_starts_again(monkeypatch: pytest.MonkeyPatch):
+    """A thread that has had no work for a while ends; what comes later has another one."""
+    monkeypatch.setattr(background, "IDLE", 0.01)
+    ended = threading.Semaphore(0)
+    workers: list[threading.Thread] = []
+
+    def work() -> None:
+        workers.append(threading.current_thread())
+
+    thread = OnDemandThread("worker", work, ended.release)
+    for _ in range(2):
+        thread.wake()
+        assert ended.acquire(timeout=SOON)
+
+    assert 2 == len(set(workers))
+    assert not thread.is_alive
+
+
+def test_what_comes_as_the_thread_ends_is_done():
+    """A wake at the last moment, which still finds the thread alive, is not lost."""
+    waiting, done = ["early"], []
+
+    def work() -> None:
+        done.extend(waiting)
+        waiting.clear()
+
+    thread = OnDemandThread("worker", work)
+
+    class Wakeup:
+        """Wakes nobody at first; then work comes when the thread has given up waiting."""
+
+        is_late = False
+
+        def acquire(self, *, timeout: float | None = None, blocking: bool = True) -> bool:
+            """Wait in vain; at the last look, find what has come meanwhile."""
+            if timeout or blocking or self.is_late:
+                return False
+            waiting.append("late")
+            self.is_late = True
+            return True
+
+    thread._wakeup = Wakeup()  # type: ignore[assignment]
+    thread._run()
+
+    assert ["early", "late"] == done
+
+
+def test_thread_works_again_when_it_is_due():
+    """Work that says when it is due again is done then, with no wake."""
+    times = iter([0.001, 0.001, None])
+    done = threading.Event()
+
+    def work() -> float | None:
+        due = next(times)
+        if due is None:
+            done.set()
+        return due
+
+    OnDemandThread("worker", work).wake()
+
+    assert done.wait(SOON)
+
+
+def _pid(app: Celery, told: Any) -> None:
+    told.put(PerProcess.of(app).pid)
+
+
+def test_app_has_one_object_in_each_process():
+    """All threads have the same one, another class another one, and a fork its own."""
+
+    class Other(PerProcess):
+        pass
+
+    app = Celery("objects", set_as_current=False)
+    with ThreadPoolExecutor(16) as pool:
+        found = set(pool.map(lambda _: PerProcess.of(app), range(64)))
+    context = multiprocessing.get_context("fork")
+    told = context.SimpleQueue()
+    child = context.Process(target=_pid, args=(app, told))
+    child.start()
+    child.join(SOON)
+
+    assert {PerProcess.of(app)} == found
+    assert Other.of(app) is not PerProcess.of(app)
+    assert child.pid == told.get()
+    eventually(child.close)

@@ -1,0 +1,121 @@
+"""Many calls of a coroutine in one write."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from kombu.exceptions import OperationalError
+
+from celery_batch import ConfigurationError, PartlySent, QueueFull
+from celery_batch.client.publish.publisher import Publisher
+from tests.client.conftest import Sender
+from tests.client.test_sending import counted, texts, warmed
+
+
+def test_many_calls_of_a_coroutine_are_one_write(sender: Callable[..., Sender]) -> None:
+    """The results come in order, and the calls are as those that a thread sends."""
+    here = warmed(sender())
+    with counted(here) as calls:
+        results = asyncio.run(here.task.adelay_many(range(500)))
+    sent = here.taken()
+    rows = [(("a",), {"mark": 1}), (("b", 2), None)]
+    asyncio.run(here.task.aapply_many(rows, queue="slow", priority=3))
+    asked = here.taken()
+    here.task.apply_many(rows, queue="slow", priority=3)
+    kept = ("task", "argsrepr", "kwargsrepr", "parent_id")
+    plain = [
+        [[[message["headers"].get(name) for name in kept] for message in each], key]
+        for lists in (asked, here.taken())
+        for key, each in lists.items()
+    ]
+
+    assert 1 == calls["lpush"]
+    assert [f"({number},)" for number in range(500)] == texts(sent)
+    assert [each.id for each in results] == [message["headers"]["id"] for message in sent["celery"]]
+    assert plain[0] == plain[1]
+
+
+def test_event_loop_goes_on_while_many_calls_are_written(
+    sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls wait neither for the loop's thread nor for those that the application blocks."""
+    here = warmed(sender())
+    writing, go_on = threading.Event(), threading.Event()
+    send_buffer = Publisher.of(here.app)._send_buffer
+    write = send_buffer._write
+
+    def slowly(messages: Any) -> None:
+        """Write when the loop has gone on."""
+        writing.set()
+        assert go_on.wait(20)
+        write(messages)
+
+    monkeypatch.setattr(send_buffer, "_write", slowly)
+
+    async def send() -> list[Any]:
+        """Send, and have the loop end the write."""
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        blocking = loop.run_in_executor(None, go_on.wait, 20)
+        sending = asyncio.ensure_future(here.task.adelay_many("abc"))
+        while not writing.is_set():  # noqa: ASYNC110 (of a thread)
+            await asyncio.sleep(0.001)
+        go_on.set()
+        await blocking
+        return await sending
+
+    assert 3 == len(asyncio.run(send()))
+    assert 3 == len(texts(here.taken()))
+
+
+def test_what_cannot_be_sent_is_raised_in_the_coroutine(sender: Callable[..., Sender]) -> None:
+    """Errors are those of `apply_many`: too many for the queue, one id, a refused write."""
+    here = warmed(sender())
+    few = here.make("few", max_queue=3)
+    with pytest.raises(QueueFull):
+        asyncio.run(few.adelay_many(range(4)))
+    with pytest.raises(ConfigurationError, match="one task_id"):
+        asyncio.run(here.task.aapply_many([(("a",), None)], task_id="one"))
+    here.redis.set("celery", "not a list")
+    with pytest.raises(OperationalError, match="WRONGTYPE") as caught:
+        asyncio.run(here.task.adelay_many("abc"))
+    here.redis.delete("celery")
+
+    assert PartlySent is not caught.type
+    assert {} == here.taken()
+
+
+def test_many_calls_inside_a_task_are_its_children(sender: Callable[..., Sender]) -> None:
+    """A task that sends many names itself in their messages, and is refused by no limit."""
+    here = warmed(sender())
+    few = here.make("few", max_queue=1)
+    parent = here.task
+    parent.push_request(id="parent", root_id="root", called_directly=False, children=[])
+    try:
+        from celery._state import _task_stack  # noqa: PLC0415 (as a worker does)
+
+        _task_stack.push(parent)
+        try:
+            results = asyncio.run(few.adelay_many("ab"))
+        finally:
+            _task_stack.pop()
+        children = list(parent.request.children)
+    finally:
+        parent.pop_request()
+    headers = [message["headers"] for each in here.taken().values() for message in each]
+
+    assert [("root", "parent")] * 2 == [(each["root_id"], each["parent_id"]) for each in headers]
+    assert results == children
+
+
+def test_many_calls_of_an_eager_app_run_at_once(sender: Callable[..., Sender]) -> None:
+    """Where tasks run at once, so do these."""
+    here = sender(task_always_eager=True)
+    results = asyncio.run(here.task.adelay_many("ab"))
+
+    assert [["a", None], ["b", None]] == [list(each.get()) for each in results]
