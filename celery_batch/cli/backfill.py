@@ -29,12 +29,26 @@ _INTERRUPTED = 130
 @click.command(name="backfill", cls=CeleryCommand)
 @click.argument("task")
 @click.option("--input", "source", required=True, help="A file, a folder of files, or - for stdin.")
-@click.option("--output", required=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--format", "kind", type=click.Choice([*FORMATS]), help="Of the input.")
+@click.option(
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A .jsonl, .csv or .parquet file.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice([*FORMATS]),
+    help="The format of the input; by its suffix unless given.",
+)
 @click.option("--key", help="The field that names a record; id or key unless given.")
 @click.option("--field", help="The field that is the task's only argument.")
-@click.option("--queue", help="Where the task's messages go.")
-@click.option("--priority", type=click.IntRange(0, 9), help="The lowest unless given.")
+@click.option("--queue", help="The queue of the messages; the task's unless given.")
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 9),
+    help="The priority of the messages; the lowest unless given.",
+)
 @click.option("--window", type=click.IntRange(min=1), help="Most pending rows.")
 @click.option(
     "--window-bytes",
@@ -50,17 +64,20 @@ _INTERRUPTED = 130
     show_default=True,
     help="Seconds without any answer after which lost rows are sent again.",
 )
-@click.option("--as-completed", is_flag=True, help="Answers as they are known, in no order.")
-@click.option("--max-errors", help="Stop when more rows than this, or this share (5%), failed.")
-@click.option("--retry-errors", is_flag=True, help="Run an output's failed rows again.")
+@click.option("--as-completed", is_flag=True, help="Write answers as they come, in any order.")
+@click.option(
+    "--max-errors", help="Stop when more rows than this, or than this share (5%), have failed."
+)
+@click.option("--retry-errors", is_flag=True, help="Run the failed rows of an output again.")
 @click.option("--restart", is_flag=True, help="Remove what an earlier run has answered.")
 @click.pass_context
 def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **options: Any) -> None:
     """
-    Answer every row of INPUT with TASK, and write OUTPUT.
+    Run every row of INPUT through TASK, and write the answers to OUTPUT.
 
-    Interrupted by whatever it may be, the same command goes on from there.
-    Exit code: 0 if every row has an output or all is done already, 1 if some have failed.
+    After any interruption the same command goes on from there.
+    Exit code: 0 if every row has an output, now or before; 1 if rows have failed; 130 if it was
+    interrupted.
     """
     _interrupt_on_signals()
     try:

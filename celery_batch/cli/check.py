@@ -1,4 +1,4 @@
-"""``celery batch check``: what will cap or break batches, and what to do about it."""
+"""``celery batch check``: what will limit or break batches, and what to do about it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 
 @click.command(name="check", cls=CeleryCommand)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.pass_context
 def check(ctx: click.Context, *, as_json: bool) -> None:
     """
-    Look for what will cap or break batches, and say what to do about it.
+    Look for what will limit or break batches, and say what to do about it.
 
-    It reads the app's settings and asks broker, result backend, this machine and
-    the workers that are up.  Exit code: 1 if there is a problem, else 0.
+    It checks the app's settings, the broker, the result backend, this machine and the
+    running workers.  Exit code: 1 if there is a problem, else 0.
     """
     if sys.stderr.isatty():
         click.echo("Checking the app, its servers, this machine and the workers ...", err=True)

@@ -35,7 +35,7 @@ _COMMANDS = {
 
 
 @click.group(name="jobs", invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects as JSON.")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),
@@ -82,11 +82,11 @@ jobs.add_command(_command("resume", "Go on with paused backfills."))
 jobs.add_command(_command("stop", "End backfills as Ctrl-C does; commands keep their answers."))
 
 
-@jobs.command(name="show", short_help="Say how far backfills have come that do not run.")
+@jobs.command(name="show", short_help="Say how far backfills have come, by their files.")
 @click.argument("outputs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of objects as JSON.")
 def show(outputs: Sequence[Path], *, as_json: bool) -> None:
-    """Say how far the backfills into OUTPUTS have come, by what lies beside these on disk."""
+    """Say how far the backfills into OUTPUTS have come, by the files beside them."""
     found = (_or_error(lambda output=output: output_status(output)) for output in outputs)
     if as_json:
         click.echo(json.dumps(list(found), indent=2))

@@ -374,7 +374,7 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
     type=click.FloatRange(min=0, min_open=True),
     default=0.1,
     show_default=True,
-    help="Seconds in which 99 of 100 requests are to have their answers.",
+    help="Seconds within which 99 of 100 requests are to be answered.",
 )
 @click.option(
     "--rate",
@@ -389,20 +389,24 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
     type=click.FloatRange(min=0, min_open=True),
     default=2.0,
     show_default=True,
-    help="How long each size is measured for, about.",
+    help="For about how long each size is measured.",
 )
 @click.option(
     "--way",
     type=click.FloatRange(min=0),
     default=0.003,
     show_default=True,
-    help="Seconds that a message and its answer are on their way.",
+    help="Seconds that a message and its answer take beside the model.",
 )
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it: a .png, .svg or .pdf."
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A .png, .svg or .pdf file to draw the result to.",
 )
 @click.option("--json", "is_json", is_flag=True, help="Print everything as JSON.")
-@click.option("--device", help="Such as cuda:1 or cpu; the first of batch_devices unless given.")
+@click.option(
+    "--device", help="Where to measure, as in cuda:1; the first of batch_devices unless given."
+)
 @click.pass_context
 def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) -> None:
     """
