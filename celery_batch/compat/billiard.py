@@ -34,8 +34,9 @@ _WORKER = ("wait_for_job", "inq", "outq", "inqW_fd", "_ensure_messages_consumed"
 
 
 def pool_processes(pool: Any) -> list[Any]:
-    """Return the processes of Celery's started prefork pool."""
-    return list(pool._pool._pool)  # noqa: SLF001 (billiard has no public list)
+    """Return the processes of Celery's prefork pool; none before it starts or after it stops."""
+    started = getattr(pool, "_pool", None)
+    return list(getattr(started, "_pool", None) or ())  # billiard has no public list
 
 
 def current_worker() -> Any:

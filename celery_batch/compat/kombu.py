@@ -20,7 +20,13 @@ from kombu.transport.virtual import Channel, QoS
 from kombu.utils import json
 from kombu.utils.objects import cached_property
 
-__all__ = ["decodes_json", "renew_property_locks", "returns_here", "wake_for_callbacks"]
+__all__ = [
+    "consume_again",
+    "decodes_json",
+    "renew_property_locks",
+    "returns_here",
+    "wake_for_callbacks",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +69,16 @@ def returns_here(consumer: Any, exchange: Any, routing_key: Any, consumer_tag: A
         queues = channel._lookup(exchange, routing_key)  # noqa: SLF001
         return any(map(consumer.consuming_from, queues))
     return consumer_tag in consumer._active_tags.values()  # noqa: SLF001
+
+
+def consume_again(consumer: Any) -> None:
+    """Have the broker start a new consumer for each queue of a kombu consumer."""
+    tags = dict(consumer._active_tags)  # noqa: SLF001 (kombu knows one of each queue)
+    consumer._active_tags.clear()  # noqa: SLF001
+    consumer.consume()
+    # Only now: a queue that deletes itself does so with its last consumer.
+    for tag in tags.values():
+        consumer.channel.basic_cancel(tag)
 
 
 def _with_subclasses(classes: Iterable[type]) -> Iterator[type]:

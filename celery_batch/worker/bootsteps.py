@@ -18,8 +18,6 @@ from celery_batch.compat.celery import defer_signals, reconnect_soon
 from celery_batch.config import Settings
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
 from celery_batch.runtime import registry
-from celery_batch.worker.amqp.acks import AmqpAcks
-from celery_batch.worker.amqp.reader import read_together
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.context import WorkerContext
@@ -28,8 +26,7 @@ from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.control.served_tasks import ServedTasksEntry
 from celery_batch.worker.executor.loader import load_failed, load_models
 from celery_batch.worker.executor.warmup import WarmUp
-from celery_batch.worker.intake import unrouted
-from celery_batch.worker.intake.unrouted import announce
+from celery_batch.worker.intake.unrouted import log_not_loaded, log_policy
 from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.metrics.snapshot import in_words, stats_of
 from celery_batch.worker.redis.result_backend import notify_clients, stores_in_bulk
@@ -42,10 +39,9 @@ __all__ = ["BatchConsumer", "BatchWorker"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds.  The pool is woken when a process ends, finds it not quite dead as a rule,
+#: Seconds.  The pool is woken when a process ends, usually finds it still alive,
 #: and would look again after 5 s; the batch's other items wait for that.
-_LOOK_AFTER_DEAD = 0.25
-
+_MAINTAIN_POOL_EVERY = 0.25
 
 #: Pools of green threads, by the modules of their classes.
 _GREEN = ("gevent", "eventlet")
@@ -53,10 +49,10 @@ _GREEN = ("gevent", "eventlet")
 
 class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     """
-    Has the models loaded before the worker takes its first task.
+    Loads the models before the worker takes its first task.
 
-    A model that cannot be loaded or warmed up is a failed start of the worker,
-    not a worker that takes tasks and fails them.
+    If a model cannot be loaded or warmed up, the worker does not start: it would
+    take tasks and fail them.
     """
 
     requires = (
@@ -70,14 +66,14 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         self.tasks = self._context.tasks = served_tasks(worker.app)
         self._context.routed = frozenset(self._names)
         self._warm_up: WarmUp | None = None
-        self._concurrency_warning = ConcurrencyWarning.unasked(worker, self.tasks, kwargs)
-        self._listens = False
+        self._concurrency_warning = ConcurrencyWarning.if_default(worker, self.tasks, kwargs)
+        self._is_registered = False
         if self.tasks:
-            self._hold_enough(worker)
+            self._raise_prefetch(worker)
         notify_clients(worker.app, batch_tasks(worker.app))
 
     def create(self, worker: Any) -> None:
-        """Prepare to hear from pool processes, before the first of them starts."""
+        """Prepare to receive the reports of pool processes, before the first of them starts."""
         if not issubclass(worker.pool_cls, PreforkPool):
             return
         timeout = Settings.of(worker.app).load_timeout
@@ -87,16 +83,16 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         processes = worker.max_concurrency or worker.concurrency
         self._warm_up = WarmUp(self._names, processes, timeout, self._concurrency_warning)
         self._context.warm_up = self._warm_up
-        # Who quits while models load would wait for them: a pool stops when its processes do.
+        # A shutdown while models load would wait for them: a pool stops when its processes do.
         worker.pool.on_stop = worker.pool.on_terminate
 
     def start(self, worker: Any) -> None:
         """Return when every process of the pool is warm."""
         defer_signals()
         if self._concurrency_warning is not None:
-            self._concurrency_warning.announce()
+            self._concurrency_warning.log_processes()
         try:
-            _require_threads_of_its_own(worker, self.tasks)
+            _refuse_green_threads(worker, self.tasks)
             if self._warm_up is not None:
                 self._warm_up.wait(worker.pool)
                 del worker.pool.on_stop
@@ -110,11 +106,11 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         if self._warm_up is not None:
             gc.collect_less_often()
         for task in self.tasks:
-            announce(task)
-        unrouted.say_what_is_cold(worker.app, self.tasks)
+            log_policy(task)
+        log_not_loaded(worker.app, self.tasks)
 
     def stop(self, worker: Any) -> None:  # noqa: ARG002 (Celery's signature)
-        """Let go of the models of this process, and of what was heard on."""
+        """Unload the models of this process, and close the socket of the pool's reports."""
         registry.unload_all()
         if self._warm_up is not None:
             self._warm_up.close()
@@ -122,22 +118,22 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
     terminate = stop
 
     def register_with_event_loop(self, worker: Any, hub: Any) -> None:
-        """Go on listening, for processes that replace others; and look after the dead."""
+        """Receive the reports of new pool processes, and replace dead ones soon."""
         if self._warm_up is not None:
             self._warm_up.watch(hub)
-            hub.call_repeatedly(_LOOK_AFTER_DEAD, worker.pool.maintain_pool)
-            if not self._listens:  # once: this is called for each connection
-                self._listens = True
+            hub.call_repeatedly(_MAINTAIN_POOL_EVERY, worker.pool.maintain_pool)
+            if not self._is_registered:  # once: this is called for each connection
+                self._is_registered = True
                 read_before_flush(worker.pool, hub)
 
     @property
     def _names(self) -> list[str]:
         return [task.name for task in self.tasks]
 
-    def _hold_enough(self, worker: Any) -> None:
-        wanted = prefetch.held_per_process(self.tasks)
-        prefetch.warn_about_caps(worker, wanted)
-        if worker.prefetch_multiplier != 0:  # 0 is Celery's word for no limit
+    def _raise_prefetch(self, worker: Any) -> None:
+        wanted = prefetch.messages_per_process(self.tasks)
+        prefetch.warn_about_limits(worker, wanted)
+        if worker.prefetch_multiplier != 0:  # Celery's value for no limit
             worker.prefetch_multiplier = max(worker.prefetch_multiplier, wanted)
 
     def _fail(self, error: BatchError) -> None:
@@ -147,9 +143,9 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         raise WorkerShutdown(EX_FAILURE)
 
 
-def _require_threads_of_its_own(worker: Any, tasks: list[Any]) -> None:
+def _refuse_green_threads(worker: Any, tasks: list[Any]) -> None:
     """
-    Refuse a pool whose tasks run on the thread of the worker's loop, and stop it while they do.
+    Refuse a pool whose tasks would block the thread of the worker's event loop.
 
     Raises:
         ConfigurationError: The pool is gevent's or eventlet's.
@@ -164,7 +160,7 @@ def _require_threads_of_its_own(worker: Any, tasks: list[Any]) -> None:
 
 
 class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
-    """Keeps the lanes of the batch tasks, from one broker connection to the next."""
+    """Has the parts of the consumer that batch its requests, over all its connections."""
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
 
@@ -173,70 +169,57 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         self.validator = MessageValidator(consumer)
         self.scheduler = Scheduler(consumer, self.validator.refuse_read)
         self.bulk = BulkPath(consumer, self.scheduler, self.validator.read)
-        self.presence = ServedTasksEntry(consumer, self.scheduler)
-        self.runtime_config = RuntimeConfig(consumer, self.scheduler, self.presence)
+        self.served_tasks = ServedTasksEntry(consumer, self.scheduler)
+        self.runtime_config = RuntimeConfig(consumer, self.scheduler, self.served_tasks)
         worker = WorkerContext.of(consumer.controller)
         consumer.batch_context = ConsumerContext(
             worker, self.validator, self.scheduler, self.runtime_config
         )
-        self.acks: AmqpAcks | None = None
-        self._reads_together = False
         self._fast_paths = ""
         reconnect_soon(consumer)
         commands.register()
 
     def start(self, consumer: Any) -> None:
         """Let batches leave."""
-        prefetch.lift_disabled_prefetch(consumer, self.scheduler)
+        prefetch.override_disabled_prefetch(consumer, self.scheduler)
         self.validator.open()
         self.bulk.open()
-        if not self.bulk.is_open:
-            prefetch.read_what_is_useful(consumer, self.scheduler)
-        self._go_together(consumer)
+        if not self.bulk.reads:
+            prefetch.limit_to_capacity(consumer, self.scheduler)
         self._log_fast_paths(consumer)
-        self.join()
+        self.open()
 
-    def join(self) -> None:
-        """Let batches leave on a connection whose messages may be read by Celery alone."""
+    def open(self) -> None:
+        """Let batches leave; the messages of this connection may be read by Celery alone."""
         self.scheduler.open()
         self.runtime_config.open()
-        self.presence.open()
-
-    def _go_together(self, consumer: Any) -> None:
-        is_amqp = consumer.connection.transport.driver_type == "amqp"
-        if is_amqp and consumer.hub and consumer.app.conf.get("batch_bulk", True):
-            self._reads_together = read_together(consumer.connection.connection, self.scheduler)
-            self.scheduler.running_messages = self.acks = AmqpAcks(consumer, self.scheduler)
+        self.served_tasks.open()
 
     def _log_fast_paths(self, consumer: Any) -> None:
-        """Say at the start, and when it has changed, which fast paths this worker takes."""
-        backend = consumer.app.backend
+        """Log the fast paths of this worker at its start, and when they have changed."""
         paths = {
-            "messages in bulk": self.bulk.is_open or self._reads_together,
-            "acknowledgements in bulk": self.bulk.is_open or self.acks is not None,
-            "results in bulk": stores_in_bulk(backend),
+            "messages in bulk": self.bulk.reads,
+            "acknowledgements in bulk": self.scheduler.running_messages.collects,
+            "results in bulk": stores_in_bulk(consumer.app.backend),
         }
-        said = ", ".join(f"{path} {'on' if is_on else 'off'}" for path, is_on in paths.items())
-        if said != self._fast_paths:
-            logger.info("Fast paths: %s", said)
-        self._fast_paths = said
+        text = ", ".join(f"{path} {'on' if is_on else 'off'}" for path, is_on in paths.items())
+        if text != self._fast_paths:
+            logger.info("Fast paths: %s", text)
+        self._fast_paths = text
 
     def stop(self, consumer: Any) -> None:
-        """Give back what has not been sent to the pool."""
+        """Give back the requests that have not been sent to the pool."""
         restarting = consumer.blueprint.state == bootsteps.RUN
         if not restarting:
-            self.presence.close()
+            self.served_tasks.close()
         self.scheduler.close(restarting=restarting)
         if restarting:
-            self.bulk.close()  # at a shutdown what runs is still ours until the channel closes
-            self.acks = None
+            self.bulk.close()  # at a shutdown running messages are ours until the channel closes
 
     def shutdown(self, consumer: Any) -> None:  # noqa: ARG002 (Celery's signature)
         """Send the last acknowledgements, while the connection is still there."""
         self.validator.close()
         self.bulk.flush()
-        if self.acks is not None:
-            self.acks.flush()
 
     def info(self, consumer: Any) -> dict[str, Any]:
         """Return the batch counters for ``celery inspect stats`` and Flower."""

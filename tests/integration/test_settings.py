@@ -1,4 +1,4 @@
-"""Prefetch needs no thought, and settings that would cap batches are told or lifted."""
+"""Prefetch needs no thought, and settings that would limit batches are told or lifted."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def test_disabled_prefetch_still_fills_batches(shop: Shop):
         result.get(timeout=30)
 
     assert "full" in worker.status()["shop.slow"]["reasons"]
-    assert "worker_disable_prefetch would cap batches" in worker.log
+    assert "worker_disable_prefetch would limit batches" in worker.log
 
 
 @pytest.mark.parametrize(
     ("conf", "warning"),
     [
-        ({"worker_eta_task_limit": 10}, "worker_eta_task_limit=10 caps batches"),
+        ({"worker_eta_task_limit": 10}, "worker_eta_task_limit=10 limits batches"),
         ({"worker_prefetch_multiplier": 0}, "worker_prefetch_multiplier=0 lets this worker take"),
         (
             {"batch_max_wait": 10},

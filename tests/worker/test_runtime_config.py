@@ -139,15 +139,15 @@ def test_prefetch_follows_the_sizes(app: Celery):
         ),
     )
     single, trios = app.tasks["single"], app.tasks["trios"]
-    wanted = prefetch.held_per_process([single, trios], lambda _: BatchPolicy(5))
-    changes = [prefetch.hold(consumer, each) for each in (wanted, 1)]
+    wanted = prefetch.messages_per_process([single, trios], lambda _: BatchPolicy(5))
+    changes = [prefetch.set_prefetch(consumer, each) for each in (wanted, 1)]
     held = consumer.qos.value
     consumer.prefetch_multiplier = 0
 
     assert 30 == wanted
     assert [(18, 60), (60, 8)] == changes
     assert 8 + 2 == held
-    assert (0, 0) == prefetch.hold(consumer, 50)
+    assert (0, 0) == prefetch.set_prefetch(consumer, 50)
 
 
 def test_paused_task_queue_keeps_new_requests_and_runs_retried_ones(worker: Worker, pool: Pool):

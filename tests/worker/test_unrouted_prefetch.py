@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Queue
 
-from celery_batch.worker.intake import unrouted
+from celery_batch.compat.kombu import consume_again
 
 
 def test_no_queue_is_without_a_consumer(monkeypatch: pytest.MonkeyPatch):
@@ -36,9 +35,7 @@ def test_no_queue_is_without_a_consumer(monkeypatch: pytest.MonkeyPatch):
 
         monkeypatch.setattr(channel, "basic_consume", basic_consume)
         monkeypatch.setattr(channel, "basic_cancel", basic_cancel)
-        qos = SimpleNamespace(update=lambda: None)
-        consumer = SimpleNamespace(task_consumer=tasks, qos_global=False, qos=qos)
-        unrouted._consume_anew(consumer)
+        consume_again(tasks)
         monkeypatch.undo()
 
         assert [1, 1] == least

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_batch import BatchTask
-from celery_batch.worker.intake.unrouted import say_what_is_cold
+from celery_batch.worker.intake.unrouted import log_not_loaded
 
 
 def same(x):
@@ -32,7 +32,7 @@ def test_a_queue_that_no_task_is_routed_to(app: Celery, caplog: pytest.LogCaptur
     """Such a queue is only named at calls, which may be those of batch tasks."""
     app.amqp.queues.select(["slow"])
     with caplog.at_level(logging.INFO):
-        say_what_is_cold(app, [])
+        log_not_loaded(app, [])
 
     assert "-Q slow: no batch task is routed" in caplog.text
 
@@ -42,6 +42,6 @@ def test_a_queue_that_has_its_tasks(app: Celery, caplog: pytest.LogCaptureFixtur
     """A worker of queues that tasks are routed to is what it is meant to be."""
     app.amqp.queues.select([queue])
     with caplog.at_level(logging.INFO):
-        say_what_is_cold(app, [app.tasks["batched"]] if queue == "celery" else [])
+        log_not_loaded(app, [app.tasks["batched"]] if queue == "celery" else [])
 
     assert not caplog.text

@@ -19,7 +19,7 @@ from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control.pause import PauseControl
 from celery_batch.worker.control.reload import REPLY_AFTER, ModelReload
 from celery_batch.worker.control.served_tasks import ServedTasksEntry
-from celery_batch.worker.scheduling.prefetch import hold_enough
+from celery_batch.worker.scheduling.prefetch import adjust_prefetch
 from celery_batch.worker.scheduling.scheduler import Scheduler
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
@@ -167,7 +167,7 @@ class RuntimeConfig:
         consumer = self._consumer
         if not self._tasks:
             return
-        before, now = hold_enough(consumer, self._scheduler)
+        before, now = adjust_prefetch(consumer, self._scheduler)
         if now > before and not consumer.qos_global and _is_amqp(consumer):
             notes.append(
                 f"queues of this kind keep their prefetch while they are consumed: the worker"

@@ -25,5 +25,8 @@ class RunningMessages:
         for request in task_requests:
             request.reject(requeue=True)
 
+    def flush(self) -> None:
+        """Send the acknowledgements that are collected."""
+
     def drop_lost(self) -> None:
         """Drop requests that other workers have taken; called before batches leave."""

@@ -118,7 +118,7 @@ class WarmUp:
             raise LoadFailed(report["error"])
         self._warm.add(report["pid"])
         if self._concurrency_warning is not None:
-            self._concurrency_warning.weigh(report["pid"])
+            self._concurrency_warning.log_memory(report["pid"])
 
     def _on_report(self) -> None:
         try:

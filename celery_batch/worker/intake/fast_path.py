@@ -1,9 +1,8 @@
 """The fast path of messages that use no rare Celery feature, to a queued request.
 
-Celery's strategy asks of each message what is the same for all of them, and makes
-objects for what hardly ever comes.  Here the common case is told first; Celery's own
-request class is made of it, in the state that Celery's strategy would leave it in.
-Everything else is left to that strategy.
+Celery's strategy computes for each message what is the same for all of them, and handles
+every feature.  Here a message without rare features becomes one of Celery's own requests, in
+the state in which Celery's strategy would leave it.  All other messages go to that strategy.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ __all__ = [
 
 class FastPath:
     """
-    A batch task's strategy: Celery's own, and the short way past it.
+    A batch task's strategy: the fast path, and Celery's own for all other messages.
 
     Args:
         consumer: Celery's consumer.
         scheduler: Its scheduler.
         task: The batch task.
         usual: Celery's own strategy for it.
-        line_up: Puts Celery's request in its lane.
+        add: Adds Celery's request to its task queue.
     """
 
     def __init__(
@@ -48,13 +47,13 @@ class FastPath:
         scheduler: Scheduler,
         task: Any,
         usual: Callable[..., Any],
-        line_up: Callable[[Any], None],
+        add: Callable[[Any], None],
     ) -> None:
         self._consumer = consumer
         self._scheduler = scheduler
         self._task = task
         self._usual = usual
-        self._line_up = line_up
+        self._add = add
         app, eventer = consumer.app, consumer.event_dispatcher
         self._eventer = eventer
         self._request = create_request_cls(
@@ -74,25 +73,25 @@ class FastPath:
         self._logs = strategy.logger.isEnabledFor(logging.INFO)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Take a message as Celery's strategy does."""
+        """Handle a message as Celery's strategy does."""
         return self._usual(*args, **kwargs)
 
     def admit(self, message: Any) -> bool:
         """
-        Take a message that asks for nothing rare.
+        Handle a message that uses no rare feature.
 
         Args:
             message: Checked, decoded unless its body is large, and of Celery's current protocol.
 
         Returns:
-            Whether it has been taken; if not, nothing has been done.
+            Whether it was handled; if not, nothing has been done.
         """
         if self._is_rare(message):
             return False
         try:
             request = self._make(message)
         except InvalidTaskError:
-            return False  # which Celery says in its own way
+            return False  # Celery reports it
         if self._logs:
             _log_received(request)
         if (request.expires or request.id in revoked) and request.revoked():
@@ -100,7 +99,7 @@ class FastPath:
         task_reserved(request)
         for callback in self._consumer.on_task_message:
             callback(request)
-        self._line_up(request)
+        self._add(request)
         return True
 
     def _is_rare(self, message: Any) -> bool:

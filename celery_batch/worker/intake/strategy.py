@@ -3,7 +3,7 @@
 Celery's task strategy, with a last step that queues requests for batches.
 
 Revoked, expired, ETA, rate limits, received events and bookkeeping stay Celery's
-code.  Where it would hand a request to the pool, the request joins its lane.
+code.  Where it would hand a request to the pool, the request joins its task queue.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from celery.worker.consumer import Consumer
 from celery.worker.state import task_reserved
 
 from celery_batch.worker.consumer_context import ConsumerContext
-from celery_batch.worker.intake import unrouted
 from celery_batch.worker.intake.fast_path import FastPath
+from celery_batch.worker.intake.unrouted import add_unrouted
 
 __all__ = ["batches"]
 
@@ -36,19 +36,19 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
         consumer: Celery's consumer.
     """
     if not ConsumerContext.is_attached(consumer):
-        return partial(_attach_and_take, task, app, consumer)
+        return partial(_attach_and_handle, task, app, consumer)
     context = ConsumerContext.of(consumer)
     scheduler = context.scheduler
     task_queue = scheduler.task_queue(task)
-    line_up: Callable[[Any], None] = partial(scheduler.add, task_queue)
+    add: Callable[[Any], None] = partial(scheduler.add, task_queue)
     if task not in context.worker.tasks:
-        line_up = partial(unrouted.line_up, consumer, task_queue)
-    usual = strategy.default(task, app, _ConsumerProxy(consumer, line_up))
-    return FastPath(consumer, scheduler, task, usual, line_up)
+        add = partial(add_unrouted, consumer, task_queue)
+    usual = strategy.default(task, app, _ConsumerProxy(consumer, add))
+    return FastPath(consumer, scheduler, task, usual, add)
 
 
-def _attach_and_take(task: Any, app: Any, consumer: Any, *message: Any, **options: Any) -> Any:
-    """Take the first message of a batch task that was defined after this worker's start."""
+def _attach_and_handle(task: Any, app: Any, consumer: Any, *message: Any, **options: Any) -> Any:
+    """Handle the first message of a batch task that was defined after this worker's start."""
     if not ConsumerContext.is_attached(consumer):  # else another task's message came first
         import_module("celery_batch.worker.scheduling.late_tasks").attach_steps(consumer)
     handle = consumer.strategies[task.name] = batches(task, app, consumer)
@@ -68,7 +68,7 @@ class _ConsumerProxy:
     def apply_eta_task(self, request: Any) -> None:
         """As the consumer's own, which would hand the request to the pool."""
         task_reserved(request)
-        if not request.revoked():  # meanwhile, or its time is over
+        if not request.revoked():  # or expired
             self.on_task_request(request)
         self._consumer.qos.decrement_eventually()
 

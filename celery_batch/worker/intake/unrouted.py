@@ -2,10 +2,10 @@
 
 Batch tasks that arrive on a queue that they are not routed to.
 
-A call may name any queue, so any batch task of the app may come to any worker.  What is
-routed to a worker's queues is prepared at its start: models are loaded, and the prefetch is
-large enough for batches.  For every other task that is done when its first message comes: a
-worker of ordinary tasks, of the same app, is not to load models that nobody wants from it.
+A call may name any queue, so any batch task of the app may come to any worker.  Tasks that are
+routed to a worker's queues are prepared at its start: their models are loaded, and the prefetch
+is large enough for their batches.  Every other task is prepared when its first message comes: a
+worker of ordinary tasks of the same app should not load models that it may never need.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 from collections.abc import Collection
 from typing import Any
 
+from celery_batch.compat.kombu import consume_again
 from celery_batch.config import milliseconds_warnings, policy_of
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.consumer_context import ConsumerContext
@@ -21,20 +22,15 @@ from celery_batch.worker.scheduling import prefetch
 from celery_batch.worker.scheduling.routing import batch_tasks, routed_queues
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 
-__all__ = ["announce", "line_up", "say_what_is_cold"]
+__all__ = ["add_unrouted", "log_not_loaded", "log_policy"]
 
 logger = logging.getLogger(__name__)
 
-_WAY_OUT = "to have it loaded at the start, route the task here (task_routes)"
+_REMEDY = "to have it loaded at the start, route the task here (task_routes)"
 
 
-def announce(task: Any) -> None:
-    """
-    Say in the log when a task's batches leave.
-
-    Args:
-        task: The batch task.
-    """
+def log_policy(task: Any) -> None:
+    """Log when the batches of a task leave."""
     policy = policy_of(task)
     for warning in milliseconds_warnings(task.name, policy):
         logger.warning("%s", warning)
@@ -47,9 +43,9 @@ def announce(task: Any) -> None:
     )
 
 
-def say_what_is_cold(app: Any, routed: Collection[Any]) -> None:
+def log_not_loaded(app: Any, routed: Collection[Any]) -> None:
     """
-    Say which batch tasks may come to this worker and find no model loaded.
+    Log which batch tasks may come to this worker and find no model loaded.
 
     Args:
         app: The Celery app.
@@ -62,17 +58,17 @@ def say_what_is_cold(app: Any, routed: Collection[Any]) -> None:
             " by the name of the queue is batched, and its model is loaded by its first request,"
             " which waits for that; %s",
             ",".join(queues),
-            _WAY_OUT,
+            _REMEDY,
         )
         return
-    cold = [task.name for task in batch_tasks(app) if task.model and task not in routed]
-    if cold:
-        logger.info("Not loaded at the start, as other queues are theirs: %s", ", ".join(cold))
+    names = [task.name for task in batch_tasks(app) if task.model and task not in routed]
+    if names:
+        logger.info("Not loaded at the start, as other queues are theirs: %s", ", ".join(names))
 
 
-def line_up(consumer: Any, task_queue: TaskQueue, request: Any) -> None:
+def add_unrouted(consumer: Any, task_queue: TaskQueue, request: Any) -> None:
     """
-    Put a request in its lane, and prepare this worker for its task if it is the first.
+    Add a request to its task queue, and prepare the worker for its task if it is the first.
 
     Args:
         consumer: Celery's consumer.
@@ -81,25 +77,25 @@ def line_up(consumer: Any, task_queue: TaskQueue, request: Any) -> None:
     """
     context = ConsumerContext.of(consumer)
     if task_queue.task not in context.worker.tasks:
-        _take_on(consumer, context, task_queue.task)
+        _serve(consumer, context, task_queue.task)
     context.scheduler.add(task_queue, request)
 
 
-def _take_on(consumer: Any, context: ConsumerContext, task: Any) -> None:
+def _serve(consumer: Any, context: ConsumerContext, task: Any) -> None:
     worker = context.worker
     worker.tasks.append(task)
     context.validator.limit_all()
-    prefetch.warn_about_caps(consumer.controller, prefetch.held_per_process(worker.tasks))
-    before, now = prefetch.hold_enough(consumer, context.scheduler)
-    if now > before and consumer.connection.transport.driver_type == "amqp":
-        consumer.call_soon(_consume_anew, consumer)
-    announce(task)
+    prefetch.warn_about_limits(consumer.controller, prefetch.messages_per_process(worker.tasks))
+    before, after = prefetch.adjust_prefetch(consumer, context.scheduler)
+    if after > before and consumer.connection.transport.driver_type == "amqp":
+        consumer.call_soon(_apply_prefetch, consumer)
+    log_policy(task)
     if task.model is not None:
         logger.warning(
             "%s comes to a queue that it was not routed to when this worker started: its model"
             " is loaded by this request, which waits for that; %s",
             task.name,
-            _WAY_OUT,
+            _REMEDY,
         )
         if worker.warm_up is not None:
             worker.warm_up.add(task.name)
@@ -109,19 +105,8 @@ def _take_on(consumer: Any, context: ConsumerContext, task: Any) -> None:
         logger.error("No metrics: %s", error)  # noqa: TRY400 (its message says it all)
 
 
-def _consume_anew(consumer: Any) -> None:
-    """
-    Have RabbitMQ take a new prefetch for queues that are consumed already.
-
-    Where each consumer has a prefetch of its own, it keeps the one that it began with.
-    """
-    tasks = consumer.task_consumer
-    if tasks is None or consumer.qos_global:
-        return
-    consumer.qos.update()
-    tags = dict(tasks._active_tags)  # noqa: SLF001 (kombu knows one of each queue)
-    tasks._active_tags.clear()  # noqa: SLF001
-    tasks.consume()
-    # Only now: a queue that deletes itself does so with its last consumer.
-    for tag in tags.values():
-        tasks.channel.basic_cancel(tag)
+def _apply_prefetch(consumer: Any) -> None:
+    """Have RabbitMQ use the new prefetch; a consumer with one of its own keeps it otherwise."""
+    if consumer.task_consumer is not None and not consumer.qos_global:
+        consumer.qos.update()
+        consume_again(consumer.task_consumer)

@@ -1,4 +1,4 @@
-"""Warns of a worker that loads its models once for each core by default."""
+"""Warns that a worker loads its models once for each core by default."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 class ConcurrencyWarning:
     """
-    The copies of its models that one worker loads.
+    The warning of one worker.
 
     Args:
-        models: Their names.
+        models: The names of its models.
         processes: How many pool processes there will be.
     """
 
     def __init__(self, models: Collection[str], processes: int) -> None:
         self._models = models
         self._processes = processes
-        self._is_weighed = False
+        self._has_logged_memory = False
 
     @classmethod
-    def unasked(
+    def if_default(
         cls, worker: Any, tasks: Collection[Any], given: dict[str, Any]
     ) -> ConcurrencyWarning | None:
         """
-        Return those of a worker whose number of processes is Celery's default; None if it is not.
+        Return the warning if the number of processes is Celery's default, else None.
 
         Args:
-            worker: Celery's.
+            worker: Celery's worker.
             tasks: The batch tasks that it serves.
-            given: What the worker was started with, as its steps are told.
+            given: The worker's options, as its steps receive them.
         """
         is_chosen = given.get("concurrency") or worker.app.conf.worker_concurrency
         models = sorted({task.model.__qualname__ for task in tasks if task.model})
@@ -56,8 +56,8 @@ class ConcurrencyWarning:
             return None
         return cls(models, worker.concurrency)
 
-    def announce(self) -> None:
-        """Say how many there will be, before they are loaded."""
+    def log_processes(self) -> None:
+        """Log how many processes will load the models."""
         logger.warning(
             "--concurrency is not set: each of %d pool processes, one for each core, loads %s;"
             " start the worker with --concurrency=1, or one process for each GPU",
@@ -65,16 +65,11 @@ class ConcurrencyWarning:
             ", ".join(self._models),
         )
 
-    def weigh(self, pid: int) -> None:
-        """
-        Say how much memory all of them will take, by the first that is there.
-
-        Args:
-            pid: A pool process that has loaded its copy.
-        """
-        if self._is_weighed:
+    def log_memory(self, pid: int) -> None:
+        """Log how much memory all processes will need, once, by the first that is warm."""
+        if self._has_logged_memory:
             return
-        self._is_weighed = True
+        self._has_logged_memory = True
         each, most = private_bytes(pid), _memory()
         if each is not None:
             logger.warning(
@@ -88,12 +83,7 @@ class ConcurrencyWarning:
 
 
 def private_bytes(pid: int) -> int | None:
-    """
-    Return the memory that a process shares with no other; None where that cannot be told.
-
-    Args:
-        pid: The process.
-    """
+    """Return the memory that a process shares with no other; None where that is unknown."""
     with suppress(OSError, ValueError):
         lines = (_PROC / str(pid) / "smaps_rollup").read_text().splitlines()
         return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * _KIB
@@ -101,7 +91,7 @@ def private_bytes(pid: int) -> int | None:
 
 
 def _memory() -> int | None:
-    """Return the memory that there is for this worker; None where that cannot be told."""
+    """Return the memory of this machine or container; None where that is unknown."""
     with suppress(OSError, ValueError):
         return int(_LIMIT.read_text())
     with suppress(OSError, ValueError, IndexError):

@@ -3,9 +3,9 @@
 Batch tasks of an app that had none when its worker started.
 
 Celery reads an app's steps when it makes a worker, and a batch task adds ours when it is
-bound.  Where the first one is bound later, in a test beside a running worker or in a module
-that a running worker imports, the worker is given with its first message what can be given
-to it then.  Its next connection has everything.
+bound.  If the first one is bound later, in a test beside a running worker or in a module
+that a running worker imports, its first message attaches what can be attached then.  The
+next connection has everything.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ logger = logging.getLogger(__name__)
 
 def attach_steps(consumer: Any) -> None:
     """
-    Give a running worker our steps.
+    Attach our steps to the consumer of a running worker.
 
-    Called on the thread that reads messages, as what it changes belongs to that.
-
-    Args:
-        consumer: Celery's consumer, without our steps.
+    Called on the thread that reads messages, which owns what it changes.
     """
     worker = consumer.controller
     logger.info("The first batch task was defined after this worker's start: it is served now")
-    BatchMetrics(worker)
+    BatchMetrics(worker)  # which registers in the context of the worker
     notify_clients(worker.app, batch_tasks(worker.app))
     step = BatchConsumer(consumer)
     # Another list: Celery is still going through the old one, whose last step is running.
@@ -45,4 +42,4 @@ def attach_steps(consumer: Any) -> None:
     steps.insert(ends[0] if ends else len(steps), step)
     consumer.steps = steps
     consumer.blueprint.started += 1
-    step.join()
+    step.open()

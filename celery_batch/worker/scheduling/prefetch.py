@@ -15,101 +15,94 @@ from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = [
-    "held_per_process",
-    "hold",
-    "hold_enough",
-    "lift_disabled_prefetch",
-    "read_what_is_useful",
-    "warn_about_caps",
+    "adjust_prefetch",
+    "limit_to_capacity",
+    "messages_per_process",
+    "override_disabled_prefetch",
+    "set_prefetch",
+    "warn_about_limits",
 ]
-
 
 logger = logging.getLogger(__name__)
 
 
-def held_per_process(tasks: Iterable[Any], policy: Callable[[Any], BatchPolicy] = policy_of) -> int:
+def messages_per_process(
+    tasks: Iterable[Any], policy: Callable[[Any], BatchPolicy] = policy_of
+) -> int:
     """
-    Return how many messages of these tasks one pool process can put to use.
+    Return how many messages of these tasks one pool process can use.
 
-    A batch is running, one is ready and one is gathering; a message that is
-    acknowledged when its batch starts no longer counts as held.
+    One batch runs, one is ready and one is being formed; a message that is acknowledged when
+    its batch starts no longer counts as prefetched.
 
     Args:
         tasks: Batch tasks.
-        policy: Says of a task when its batches leave.
+        policy: Returns the policy of a task.
     """
     return sum(policy(task).max_batch_size * (3 if task.acks_late else 2) for task in tasks)
 
 
-def hold(consumer: Any, wanted: int) -> tuple[int, int]:
+def set_prefetch(consumer: Any, per_process: int) -> tuple[int, int]:
     """
-    Have a running consumer hold another number of messages, from its next message on.
+    Change the prefetch of a running consumer, from its next message on.
 
     Args:
-        consumer: Celery's consumer; what its user has asked for is held in any case.
-        wanted: What one pool process can put to use.
+        consumer: Celery's consumer; it prefetches at least what its user has set.
+        per_process: How many messages one pool process can use.
 
     Returns:
-        How many messages it held at most, and how many it holds now; 0 for any number.
+        The prefetch before and after; 0 for no limit.
     """
     before: int = consumer.prefetch_multiplier
-    if not before:  # 0 is Celery's word for no limit
+    if not before:  # Celery's value for no limit
         return 0, 0
-    now: int = max(WorkerContext.of(consumer.controller).user_prefetch, wanted)
+    after: int = max(WorkerContext.of(consumer.controller).user_prefetch, per_process)
     processes: int = max(consumer.initial_prefetch_count // before, 1)
-    consumer.prefetch_multiplier = consumer.controller.prefetch_multiplier = now
-    consumer.initial_prefetch_count = processes * now
+    consumer.prefetch_multiplier = consumer.controller.prefetch_multiplier = after
+    consumer.initial_prefetch_count = processes * after
     if consumer.qos is not None:
-        consumer.qos.increment_eventually(max(now - before, 0) * processes)
-        consumer.qos.decrement_eventually(max(before - now, 0) * processes)
-    return processes * before, processes * now
+        consumer.qos.increment_eventually(max(after - before, 0) * processes)
+        consumer.qos.decrement_eventually(max(before - after, 0) * processes)
+    return processes * before, processes * after
 
 
-def hold_enough(consumer: Any, scheduler: Scheduler) -> tuple[int, int]:
+def adjust_prefetch(consumer: Any, scheduler: Scheduler) -> tuple[int, int]:
+    """Set the prefetch to what the served tasks can use now; return it before and after."""
+    tasks = WorkerContext.of(consumer.controller).tasks
+    wanted = messages_per_process(tasks, lambda task: scheduler.task_queue(task).policy)
+    return set_prefetch(consumer, wanted)
+
+
+def warn_about_limits(worker: Any, per_process: int) -> None:
     """
-    Have a running consumer hold what the tasks that it serves can put to use now.
-
-    Args:
-        consumer: Celery's consumer.
-        scheduler: Its scheduler.
-
-    Returns:
-        As `hold`.
-    """
-    served = WorkerContext.of(consumer.controller).tasks
-    return hold(consumer, held_per_process(served, lambda task: scheduler.task_queue(task).policy))
-
-
-def warn_about_caps(worker: Any, wanted: int) -> None:
-    """
-    Say loudly which setting would keep batches below their size.
+    Log which settings of the user would keep batches below their size.
 
     Args:
         worker: Celery's worker, its prefetch multiplier as the user set it.
-        wanted: What one pool process can put to use.
+        per_process: How many messages one pool process can use.
     """
-    limit = worker.app.conf.worker_eta_task_limit
-    if limit is not None and limit < wanted * worker.concurrency:
+    limit, wanted = worker.app.conf.worker_eta_task_limit, per_process * worker.concurrency
+    if limit is not None and limit < wanted:
         logger.warning(
-            "worker_eta_task_limit=%s caps batches: this worker needs to hold %s messages;"
+            "worker_eta_task_limit=%s limits batches: this worker needs to hold %s messages;"
             " raise the limit to that, or lower max_batch_size",
             limit,
-            wanted * worker.concurrency,
+            wanted,
         )
     if worker.prefetch_multiplier == 0:
         logger.warning(
-            "worker_prefetch_multiplier=0 lets this worker take the whole queue away from"
+            "worker_prefetch_multiplier=0 lets this worker take all messages of a queue from"
             " the others; leave the setting out, batches then get the %s messages they need",
-            wanted * worker.concurrency,
+            wanted,
         )
 
 
-def lift_disabled_prefetch(consumer: Any, scheduler: Scheduler) -> None:
+def override_disabled_prefetch(consumer: Any, scheduler: Scheduler) -> None:
     """
-    Let whole batches through where ``--disable-prefetch`` would let one task through.
+    Fetch whole batches where ``--disable-prefetch`` would fetch one task per process.
 
     Celery then stops reading as soon as it holds one request per pool process.
-    Requests that gather for a batch are held, so every batch would be of one.
+    Requests that wait for a batch are held, so every batch would have one request.
 
     Args:
         consumer: Celery's consumer, its task consumer started.
@@ -121,8 +114,8 @@ def lift_disabled_prefetch(consumer: Any, scheduler: Scheduler) -> None:
     tasks = WorkerContext.of(consumer.controller).tasks
 
     def per_process() -> int:
-        served = map(scheduler.task_queue, tasks)
-        return 2 * sum(int(task_queue.policy.max_batch_size) for task_queue in served)
+        task_queues = map(scheduler.task_queue, tasks)
+        return 2 * sum(each.policy.max_batch_size for each in task_queues)
 
     def can_consume(qos: Any) -> bool:
         most = per_process()
@@ -134,20 +127,20 @@ def lift_disabled_prefetch(consumer: Any, scheduler: Scheduler) -> None:
     qos = consumer.task_consumer.channel.qos
     celerys_own = qos.can_consume
     qos.can_consume = MethodType(can_consume, qos)
-    if per_process():
+    if most := per_process():
         logger.warning(
-            "worker_disable_prefetch would cap batches at the pool's size;"
+            "worker_disable_prefetch would limit batches to the pool's size;"
             " this worker holds up to %s messages per pool process instead",
-            per_process(),
+            most,
         )
 
 
-def read_what_is_useful(consumer: Any, scheduler: Scheduler) -> None:
+def limit_to_capacity(consumer: Any, scheduler: Scheduler) -> None:
     """
-    Leave messages in the broker while some lane has all it can use, where we can count.
+    Leave messages in the broker while some task has all it can use; on Redis only.
 
-    The prefetch has to be wide enough for all batch tasks of the worker at once; without
-    this, one that is busy would fill the whole of it.
+    The prefetch is wide enough for all batch tasks of the worker at once; without
+    this, one busy task would fill it.
 
     Args:
         consumer: Celery's consumer, its task consumer started.
@@ -157,8 +150,4 @@ def read_what_is_useful(consumer: Any, scheduler: Scheduler) -> None:
         return
     qos = consumer.task_consumer.channel.qos
     within_prefetch = qos.can_consume
-
-    def can_consume() -> bool:
-        return bool(within_prefetch() and scheduler.fetch_limits.has_capacity())
-
-    qos.can_consume = can_consume
+    qos.can_consume = lambda: bool(within_prefetch() and scheduler.fetch_limits.has_capacity())

@@ -14,6 +14,8 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
+from celery_batch.compat.billiard import pool_processes
+
 __all__ = ["Slots"]
 
 logger = logging.getLogger(__name__)
@@ -60,8 +62,7 @@ class Slots:
         """The process ids of these; one that is being replaced may be missing."""
         if not self._is_prefork:
             return {os.getpid()}
-        started = getattr(self._pool, "_pool", None)  # billiard's, which has no public list
-        return {each.pid for each in list(getattr(started, "_pool", None) or ())}
+        return {each.pid for each in pool_processes(self._pool)}
 
     @property
     def is_free(self) -> bool:

@@ -55,8 +55,9 @@ class BatchTimer:
             entry.cancel()
 
     def _fire(self) -> None:
-        self._entry = None
-        self._callback(time.monotonic() - self._due)
+        with self._lock:  # else `set` may store the entry after it has fired
+            self._entry, due = None, self._due
+        self._callback(time.monotonic() - due)
 
 
 def _call_in_thread(seconds: float, function: Callable[[], None]) -> threading.Timer:
