@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, TypeGuard
+from typing import Any
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import ConfigurationError
@@ -105,8 +105,7 @@ class Settings:
                 raise ConfigurationError(f"{key}: no such setting{did_you_mean(name, SETTINGS)}")
         for name in ("batch_bulk", "batch_overlap"):
             switch = _setting(app, name)
-            if not isinstance(switch, bool):
-                raise ConfigurationError(f"{name}: must be True or False, got {switch!r}")
+            _require(isinstance(switch, bool), name, "True or False", switch)
         devices = _setting(app, "batch_devices")
         timeout, lease = _seconds(app, "batch_load_timeout"), _seconds(app, "batch_lease")
         if isinstance(devices, str):
@@ -124,11 +123,9 @@ def isolates_failures(task: Any) -> bool:
         ConfigurationError: The option or the setting is wrong.
     """
     isolates = _option(task, "isolate_failures")
-    if not isinstance(isolates, bool):
-        raise ConfigurationError(
-            f"{task.name}.isolate_failures: must be True or False, got {isolates!r}"
-        )
-    return isolates
+    name = f"{task.name}.isolate_failures"
+    _require(isinstance(isolates, bool), name, "True or False", isolates)
+    return isolates  # type: ignore[no-any-return]
 
 
 def max_worker_losses(task: Any) -> int:
@@ -139,11 +136,9 @@ def max_worker_losses(task: Any) -> int:
         ConfigurationError: The option or the setting is wrong.
     """
     losses = _option(task, "max_worker_losses")
-    if not _is_positive(losses):
-        raise ConfigurationError(
-            f"{task.name}.max_worker_losses: must be a whole number of at least 1, got {losses!r}"
-        )
-    return losses
+    name = f"{task.name}.max_worker_losses"
+    _require(_is_positive(losses), name, "a whole number of at least 1", losses)
+    return losses  # type: ignore[no-any-return]
 
 
 def max_queue_of(app: Any, task: Any = None) -> int | None:
@@ -159,12 +154,10 @@ def max_queue_of(app: Any, task: Any = None) -> int | None:
     """
     own = None if task is None else task.max_queue
     most = _setting(app, "batch_max_queue") if own is None else own
-    if most is None or _is_positive(most):
-        return most
     name = "batch_max_queue" if own is None else f"{task.name}.max_queue"
-    raise ConfigurationError(
-        f"{name}: must be a whole number of at least 1, or None for any number, got {most!r}"
-    )
+    expected = "a whole number of at least 1, or None for any number"
+    _require(most is None or _is_positive(most), name, expected, most)
+    return most  # type: ignore[no-any-return]
 
 
 def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolicy:
@@ -232,12 +225,10 @@ def _without_namespace(key: str, namespace: str | None) -> str:
 
 
 def _message_size(app: Any) -> int | None:
-    size = _setting(app, "batch_max_message_size")
-    if size is None or _is_positive(size):
-        return size
-    raise ConfigurationError(
-        f"batch_max_message_size: must be a whole number of bytes above 0, or None, got {size!r}"
-    )
+    name, expected = "batch_max_message_size", "a whole number of bytes above 0, or None"
+    size = _setting(app, name)
+    _require(size is None or _is_positive(size), name, expected, size)
+    return size  # type: ignore[no-any-return]
 
 
 def _device(name: Any) -> Any:
@@ -247,10 +238,11 @@ def _device(name: Any) -> Any:
 
 
 def _queue_name(app: Any) -> str | None:
-    name = _setting(app, "batch_dead_letter_queue")
-    if name is None or (isinstance(name, str) and name):
-        return name
-    raise ConfigurationError(f"batch_dead_letter_queue: must be the name of a queue, got {name!r}")
+    name = "batch_dead_letter_queue"
+    queue = _setting(app, name)
+    is_name = isinstance(queue, str) and queue
+    _require(queue is None or is_name, name, "the name of a queue", queue)
+    return queue  # type: ignore[no-any-return]
 
 
 def _setting(app: Any, name: str) -> Any:
@@ -263,13 +255,17 @@ def _option(task: Any, name: str) -> Any:
     return _setting(task.app, OPTIONS.get(name, f"batch_{name}")) if own is None else own
 
 
-def _is_positive(value: object) -> TypeGuard[int]:
+def _require(is_valid: object, name: str, expected: str, value: object) -> None:
+    if not is_valid:
+        raise ConfigurationError(f"{name}: must be {expected}, got {value!r}")
+
+
+def _is_positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _seconds(app: Any, name: str) -> float:
     seconds = _setting(app, name)
     is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds < math.inf:
-        raise ConfigurationError(f"{name}: must be seconds above 0, got {seconds!r}")
+    _require(is_number and 0 < seconds < math.inf, name, "seconds above 0", seconds)
     return float(seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from statistics import median_high
 
 __all__ = ["MEDIAN", "SLOW", "Curve", "Point"]
 
@@ -70,8 +71,7 @@ class Curve:
     @property
     def scatter(self) -> float:
         """The ratio of a slow run's time to a usual one's, for the median size."""
-        times = sorted(point.quantile(SLOW) / point.quantile(MEDIAN) for point in self.points)
-        return times[len(times) // 2]
+        return median_high(each.quantile(SLOW) / each.quantile(MEDIAN) for each in self.points)
 
     def seconds(self, size: int, share: float = MEDIAN) -> float:
         """

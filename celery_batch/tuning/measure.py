@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import median_high
 
 from celery_batch.errors import OutOfMemory
 from celery_batch.formatting import figure
@@ -154,7 +155,7 @@ def _round(run: Callable[[int], Run], sizes: list[int], found: dict[int, list[Ru
 
 
 def _median(runs: list[Run]) -> float:
-    return sorted(each.seconds for each in runs)[len(runs) // 2]
+    return median_high(each.seconds for each in runs)
 
 
 def _point(size: int, runs: list[Run]) -> Point:

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,7 +74,7 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 @pytest.fixture
 def make_app(broker: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Celery]:
     """Make an app with these settings, with one batch task, whose time stands still."""
-    monkeypatch.setattr(RedisStore, "no_scripts", None)
+    monkeypatch.setattr(RedisStore, "without_scripts_until", 0.0)
     monkeypatch.setattr(RedisStore, "_has_warned", False)
 
     def make(**conf: Any) -> Celery:
@@ -469,7 +470,7 @@ def test_full_memory_is_reported_as_such(make_app: Callable[..., Celery], client
         client.config_set("maxmemory", "0")
 
     assert recorder is not None
-    assert recorder._store.no_scripts is None
+    assert 0.0 == recorder._store.without_scripts_until
 
 
 def test_what_is_too_large_is_the_item_s_error(
@@ -629,7 +630,7 @@ def test_client_hears_how_its_answers_were_made(
 ):
     """What is known of the model call is told with the replies, each one's wait apart."""
     app = make_app(batch_bulk=way != "one by one")
-    monkeypatch.setattr(RedisStore, "no_scripts", "forbidden" if way == "no script" else None)
+    monkeypatch.setattr(RedisStore, "without_scripts_until", inf if way == "no script" else 0.0)
     subscription = listen(client, HERE, THERE)
     task = app.tasks["results.same"]
     with buffered_results(task):
@@ -657,7 +658,7 @@ def test_what_stands_was_not_made_by_this_batch(
 ):
     """An answer that was there before is told without the facts of the batch that came late."""
     app = make_app()
-    monkeypatch.setattr(RedisStore, "no_scripts", None if scripts else "forbidden")
+    monkeypatch.setattr(RedisStore, "without_scripts_until", 0.0 if scripts else inf)
     store(app, ("one", states.SUCCESS, "first"))
     subscription = listen(client, HERE)
     task = app.tasks["results.same"]
@@ -697,7 +698,7 @@ def test_start_is_told_under_a_name_of_its_own(
 ):
     """Who names a channel hears of a start too, which nobody can take for an end."""
     app = make_app(batch_bulk=way != "one by one")
-    monkeypatch.setattr(RedisStore, "no_scripts", "forbidden" if way == "no script" else None)
+    monkeypatch.setattr(RedisStore, "without_scripts_until", inf if way == "no script" else 0.0)
     subscription = listen(client, HERE)
     store(app, ("one", states.STARTED, {"pid": 1}), **{REPLY_HEADER: HERE})
     started = client.get("celery-task-meta-one")
@@ -721,7 +722,7 @@ def test_start_after_the_end_tells_the_end(
 ):
     """A message that comes again starts nothing anew: its client hears of the success."""
     app = make_app()
-    monkeypatch.setattr(RedisStore, "no_scripts", None if scripts else "forbidden")
+    monkeypatch.setattr(RedisStore, "without_scripts_until", 0.0 if scripts else inf)
     store(app, ("one", states.SUCCESS, "first"))
     first = client.get("celery-task-meta-one")
     subscription = listen(client, HERE)

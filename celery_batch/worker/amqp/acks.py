@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from functools import partial
 from typing import Any
 
-from celery_batch.worker.dispatch.running_messages import RunningMessages
+from celery_batch.worker.dispatch.running_messages import CollectedAcks
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 __all__ = ["AmqpAcks"]
@@ -22,9 +21,9 @@ __all__ = ["AmqpAcks"]
 logger = logging.getLogger(__name__)
 
 
-class AmqpAcks(RunningMessages):
+class AmqpAcks(CollectedAcks):
     """
-    Collects acknowledgements and sends them once in a pass of the event loop.
+    Acknowledges consecutive deliveries together.
 
     Args:
         consumer: Celery's consumer, with an event loop, and connected to RabbitMQ; it has
@@ -32,11 +31,8 @@ class AmqpAcks(RunningMessages):
         scheduler: Of the same worker.
     """
 
-    collects = True
-
     def __init__(self, consumer: Any, scheduler: Scheduler) -> None:
-        self._consumer = consumer
-        self._scheduler = scheduler
+        super().__init__(consumer, scheduler)
         channel = consumer.task_consumer.channel
         self._consume_now = channel.basic_consume
         self._ack_now, self._reject_now = channel.basic_ack, channel.basic_reject
@@ -46,8 +42,6 @@ class AmqpAcks(RunningMessages):
         #: Tags of deliveries that are neither acknowledged nor rejected, in ascending order; as
         #: many as the prefetch allows.
         self._open: dict[int, None] = {}
-        self._is_flushing_soon = self._is_sending = False
-        self._lock = threading.RLock()  # pools may acknowledge on threads
 
     def _consume(
         self, *args: Any, callback: Any = None, no_ack: bool = False, **options: Any
@@ -78,21 +72,14 @@ class AmqpAcks(RunningMessages):
         with self._lock:
             self._open.pop(delivery_tag, None)
 
-    def flush(self) -> None:
-        """Send the collected acknowledgements; Celery itself notices a lost connection."""
-        self._is_flushing_soon = False
-        with self._lock:
-            if self._is_sending:  # in a signal handler that interrupted this very function
-                return
-            self._is_sending = True
-            try:
-                while self._tags:
-                    tags, self._tags = self._tags, []
-                    self._send(sorted(self._open.keys() & tags))
-            except (*self._consumer.connection_errors, AttributeError) as error:
-                logger.warning("Could not acknowledge (%s): RabbitMQ delivers again", error)
-            finally:
-                self._is_sending = False
+    def _send_collected(self) -> None:
+        try:
+            while self._tags:
+                tags, self._tags = self._tags, []
+                self._send(sorted(self._open.keys() & tags))
+        except (*self._consumer.connection_errors, AttributeError) as error:
+            # Celery itself notices a lost connection.
+            logger.warning("Could not acknowledge (%s): RabbitMQ delivers again", error)
 
     def _send(self, tags: list[int]) -> None:
         for tag in tags:
@@ -103,10 +90,3 @@ class AmqpAcks(RunningMessages):
             self._ack_now(together[-1], multiple=len(together) > 1)
         for tag in tags[len(together) :]:
             self._ack_now(tag)
-
-    def _flush_soon(self) -> None:
-        if not self._scheduler.is_open:
-            self.flush()  # there is no further pass of the event loop
-        elif not self._is_flushing_soon:
-            self._is_flushing_soon = True
-            self._consumer.hub.call_soon(self.flush)

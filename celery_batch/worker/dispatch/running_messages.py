@@ -1,11 +1,12 @@
-"""Records which messages run, for the case that the worker dies."""
+"""Records which messages run, for the case that the worker dies, and acknowledges them together."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["RunningMessages"]
+__all__ = ["CollectedAcks", "RunningMessages"]
 
 
 class RunningMessages:
@@ -30,3 +31,43 @@ class RunningMessages:
 
     def drop_lost(self) -> None:
         """Drop requests that other workers have taken; called before batches leave."""
+
+
+class CollectedAcks(RunningMessages):
+    """
+    Collects acknowledgements and sends them once in a pass of the event loop.
+
+    Args:
+        consumer: Celery's consumer, with an event loop.
+        scheduler: Of the same worker.
+    """
+
+    collects = True
+
+    def __init__(self, consumer: Any, scheduler: Any) -> None:
+        self._consumer = consumer
+        self._scheduler = scheduler
+        self._is_flushing_soon = self._is_sending = False
+        self._lock = threading.RLock()  # pools may acknowledge on threads
+
+    def flush(self) -> None:
+        """Send what has been collected; what cannot be sent is kept."""
+        self._is_flushing_soon = False
+        with self._lock:
+            if self._is_sending:  # in a signal handler that interrupted this very function
+                return
+            self._is_sending = True
+            try:
+                self._send_collected()
+            finally:
+                self._is_sending = False
+
+    def _send_collected(self) -> None:
+        raise NotImplementedError
+
+    def _flush_soon(self) -> None:
+        if not self._scheduler.is_open:
+            self.flush()  # there is no further pass of the event loop
+        elif not self._is_flushing_soon:
+            self._is_flushing_soon = True
+            self._consumer.hub.call_soon(self.flush)

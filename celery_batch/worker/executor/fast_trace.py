@@ -217,7 +217,7 @@ class FastTrace:
         if self._extends:
             meta.update(self._extended(item))
         meta["task_id"] = request["id"]
-        self._buffer.add_meta(meta, named_channel(request.get(REPLY_HEADER)), self._encode)
+        self._buffer.add(meta, named_channel(request.get(REPLY_HEADER)), self._encode)
 
     def _extended(self, item: FastItem) -> dict[str, Any]:
         request = item.request

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
-from celery_batch.worker.dispatch.running_messages import RunningMessages
+from celery_batch.worker.dispatch.running_messages import CollectedAcks
 from celery_batch.worker.redis.lease import Lease
 from celery_batch.worker.redis.scripts import script
 from celery_batch.worker.scheduling.scheduler import Scheduler
@@ -24,13 +23,13 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER = 1.0
 
 
-class RedisAcks(RunningMessages):
+class RedisAcks(CollectedAcks):
     """
-    Collects acknowledgements and sends them once in a pass of the event loop.
+    Acknowledges and records messages of one connection.
 
-    They are late by less than a pass, so delivery stays at least once.  Acknowledgements of
-    messages of a lost connection are kept for the next one: the delivery tags are the
-    messages' own and stay valid.
+    Acknowledgements are late by less than a pass, so delivery stays at least once.  Those that
+    could not be sent on a lost connection are kept for the next one: the delivery tags are
+    the messages' own and stay valid.
 
     Args:
         channel: Kombu's Redis channel.
@@ -41,24 +40,21 @@ class RedisAcks(RunningMessages):
             this one has ended.
     """
 
-    collects = reads_by_room = True
+    reads_by_room = True
 
     def __init__(
         self, channel: Any, consumer: Any, scheduler: Scheduler, lease: Lease, tags: list[str]
     ) -> None:
+        super().__init__(consumer, scheduler)
         self._qos = qos = channel.qos
-        self._consumer = consumer
-        self._scheduler = scheduler
         self._lease = lease
         # Not kombu's own client, which puts the key prefix before some keys only.
         client = Redis(connection_pool=channel.pool)
         self._acknowledge = client.register_script(script("acknowledge"))
         self._tags = tags
         self._running: list[str] = []
-        self._is_flushing_soon = self._is_retrying = self._is_sending = False
-        self._lock = threading.RLock()  # pools may acknowledge on threads
         self._sweeps = 0
-        self._has_ended = False
+        self._is_retrying = self._has_ended = False
         qos.ack, qos.reject = self.ack, self._reject
         qos.restore_by_tag, qos.restore_unacked = self._restore_by_tag, self._restore_all
         qos.restore_unacked_once = self._restore_all
@@ -126,23 +122,9 @@ class RedisAcks(RunningMessages):
         for tag in tags:
             self._qos._quick_ack(tag)  # noqa: SLF001
 
-    def flush(self) -> None:
-        """
-        Send what has been collected; what cannot be sent is kept.
-
-        Raises:
-            redis.ConnectionError: Redis is gone; Celery then makes a new connection.
-        """
-        self._is_flushing_soon = False
-        with self._lock:
-            if self._is_sending:  # in a signal handler that interrupted this very function
-                return
-            self._is_sending = True
-            try:
-                while not self._has_ended and (self._tags or self._running) and self._send():
-                    pass
-            finally:
-                self._is_sending = False
+    def _send_collected(self) -> None:
+        while not self._has_ended and (self._tags or self._running) and self._send():
+            pass
 
     def _send(self) -> bool:
         keys = self._lease.keys
@@ -173,13 +155,6 @@ class RedisAcks(RunningMessages):
         qos._on_collect.cancel()  # noqa: SLF001 (kombu's own last try, at the exit, keeps it alive)
         qos._delivered.clear()  # noqa: SLF001
         qos._delivered.restored = True  # noqa: SLF001
-
-    def _flush_soon(self) -> None:
-        if not self._scheduler.is_open:
-            self.flush()  # there is no further pass of the event loop
-        elif not self._is_flushing_soon:
-            self._is_flushing_soon = True
-            self._consumer.hub.call_soon(self.flush)
 
     def _reject(self, tag: str, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (kombu's signature)
         if not requeue:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from celery.backends.redis import RedisBackend, SentinelBackend
@@ -81,12 +81,6 @@ class Recorder(threading.local):
         finally:
             self.buffer, self.facts = before
 
-    def attach_facts(self, facts: Mapping[str, Facts]) -> None:
-        """Attach the facts of model calls, by task id, to results stored later in this block."""
-        self.facts = facts
-        if self.buffer is not None:
-            self.buffer.facts = facts
-
     def record(
         self,
         task_id: str,
@@ -110,12 +104,13 @@ class Recorder(threading.local):
             result=result, state=state, traceback=traceback, request=request
         )
         meta["task_id"] = bytes_to_str(task_id)
-        entry = entry_of(self._backend, meta, channel, self._backend.encode, facts)
+        encode = self._backend.encode
         if self.buffer is None or getattr(request, "chord", None):
             # Its body may start, and read the result, as soon as this part of the chord is counted.
+            entry = entry_of(self._backend, meta, channel, encode, facts)
             self._backend.ensure(self._store.write, ([entry],))
         else:
-            self.buffer.add(entry)
+            self.buffer.add(meta, channel, encode)
         return result
 
 
@@ -140,25 +135,21 @@ def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
         Recorder.of(backend)
 
 
-@contextmanager
-def buffered_results(task: Any) -> Iterator[ResultBuffer | None]:
+def buffered_results(task: Any) -> AbstractContextManager[ResultBuffer | None]:
     """
-    Collect the results stored in this block and store them at its end.
+    Return a context that collects the results stored in it, and stores them at its end.
 
-    Yields:
-        The buffer, or None where results are stored one by one: on other backends, and
-        with ``batch_bulk = False``.
+    Its value is the buffer, or None where results are stored one by one: on other backends,
+    and with ``batch_bulk = False``.
     """
     recorder = Recorder.of(task.backend)
-    if recorder is None:
-        yield None
-        return
-    with recorder.buffering() as buffer:
-        yield buffer
+    return nullcontext() if recorder is None else recorder.buffering()
 
 
 def attach_facts(task: Any, facts: Mapping[str, Facts]) -> None:
     """Attach the facts of model calls, by task id, to results stored in `buffered_results`."""
     recorder = Recorder.of(task.backend)
     if recorder is not None:
-        recorder.attach_facts(facts)
+        recorder.facts = facts
+        if recorder.buffer is not None:
+            recorder.buffer.facts = facts

@@ -8,7 +8,6 @@ was revoked while its batch was running.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
@@ -116,11 +115,8 @@ class RedisStore:
         backend: A Redis or Sentinel backend.
     """
 
-    #: Redis' error, while this backend does without scripts.
-    no_scripts: str | None = None
-
-    #: When scripts are tried again, on the monotonic clock.
-    _tries_again_at = math.inf
+    #: Until when this backend does without scripts, on the monotonic clock.
+    without_scripts_until = 0.0
 
     _has_failed = False
 
@@ -154,7 +150,7 @@ class RedisStore:
             self._publish({entry.address: [(name, stored, entry.wait)]})
 
     def _write_piece(self, piece: list[Entry]) -> None:
-        if self.no_scripts is not None and time.monotonic() < self._tries_again_at:
+        if time.monotonic() < self.without_scripts_until:
             self._write_without_script(piece)
             return
         try:
@@ -164,15 +160,14 @@ class RedisStore:
             self._write_without_script(piece)
             self._note_failure(error)
         else:
-            self.no_scripts, self._has_failed = None, False
+            self._has_failed = False
 
     def _note_failure(self, error: ResponseError) -> None:
         """Do without scripts for a while if Redis refuses all, else this time only."""
         level = logging.DEBUG if self._has_failed else logging.WARNING
         self._has_failed = True
         if _forbids_scripts(error):
-            self.no_scripts = str(error)
-            self._tries_again_at = time.monotonic() + _TRY_AGAIN
+            self.without_scripts_until = time.monotonic() + _TRY_AGAIN
             text = "Redis runs no script for us (%s): results take two steps"
         else:
             text = "A script has failed (%s): its results took two steps"
@@ -358,13 +353,10 @@ class ResultBuffer:
         #: The facts of model calls, by task id.
         self.facts: Mapping[str, Facts] = NO_FACTS
 
-    def add_meta(self, meta: dict[str, Any], channel: str, encode: Encode) -> None:
-        """Add one result; the arguments are those of `entry_of`."""
+    def add(self, meta: dict[str, Any], channel: str, encode: Encode) -> None:
+        """Add one result, unless the task has succeeded before; see `entry_of`."""
         facts = self.facts.get(meta["task_id"], UNKNOWN_FACTS)
-        self.add(entry_of(self._backend, meta, channel, encode, facts))
-
-    def add(self, entry: Entry) -> None:
-        """Add one result, unless the task has succeeded before."""
+        entry = entry_of(self._backend, meta, channel, encode, facts)
         former = self._entries.get(entry.key)
         if former is None or former.state != states.SUCCESS:
             self._entries[entry.key] = entry
