@@ -1,4 +1,4 @@
-"""``make backfill-kills``: strike at backfills at random moments; what became of them."""
+"""``make backfill-kills``: inject faults into backfills at random moments, and compare outputs."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Trial:
     def __enter__(self):
         """Start everything but the command."""
         self._redis.start()
-        self.employ()
+        self.start_worker()
         return self
 
     def __exit__(self, *_error):
@@ -79,7 +79,7 @@ class Trial:
         path = os.pathsep.join([str(HERE), str(ROOT)])
         return {**os.environ, **urls, "PYTHONPATH": path, "COMPUTED": f"{self.folder}/computed"}
 
-    def employ(self):
+    def start_worker(self):
         """Start a worker."""
         self._starts += 1
         log = self.folder / f"worker{self._starts}.log"
@@ -139,7 +139,7 @@ class Trial:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._worker.stop()
-        self.employ()
+        self.start_worker()
 
     def kill_redis(self):
         """Kill the Redis, and start it again after a while."""
@@ -151,8 +151,8 @@ class Trial:
         self._redis.start()
 
 
-#: What is struck, and how; and whether the Redis writes down what it has.
-BLOWS = {
+#: How each fault is injected, and whether the Redis writes down what it has.
+FAULTS = {
     "producer, SIGKILL": (Trial.end, True),
     "producer, Ctrl-C": (lambda trial: trial.end(signal.SIGINT), True),
     "worker, SIGKILL": (Trial.kill_worker, True),
@@ -162,20 +162,20 @@ BLOWS = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """
     What became of one backfill.
 
     Args:
-        blow: What was struck.
+        fault: What was done.
         share: Of the output that was there, about.
         runs: Of the command.
         again: Rows that the model has seen more than once.
         identical: Whether the output is that of an undisturbed run.
-        seconds: From the blow to the end.
+        seconds: From the fault to the end.
     """
 
-    blow: str
+    fault: str
     share: float
     runs: int
     again: int
@@ -183,9 +183,9 @@ class Verdict:
     seconds: float
 
 
-def attempt(blow, seed, folder):
-    """Begin a backfill, strike once, see it through, and return what became of it."""
-    strike, keeps = BLOWS[blow]
+def attempt(fault, seed, folder):
+    """Begin a backfill, inject one fault, and return the outcome."""
+    inject, keeps = FAULTS[fault]
     chance = random.Random(seed)  # noqa: S311 (chance that can be repeated)
     share = chance.uniform(0.05, 0.9)
     rows = [{"id": f"r{n}", "number": n} for n in range(ROWS)]
@@ -194,12 +194,12 @@ def attempt(blow, seed, folder):
         trial.begin()
         trial.until(share)
         since = time.monotonic()
-        strike(trial)
+        inject(trial)
         runs = trial.finish()
         seconds = time.monotonic() - since
     undisturbed = "".join(json.dumps({"key": f"r{n}", "output": 2 * n}) + "\n" for n in range(ROWS))
-    return Verdict(
-        blow,
+    return Outcome(
+        fault,
         share,
         runs,
         len(trial.computed) - len(set(trial.computed)),
@@ -208,17 +208,17 @@ def attempt(blow, seed, folder):
     )
 
 
-def table(verdicts):
-    """Return what the documents say, a line for each blow."""
-    yield "| struck | times | output identical | rows run again | seconds to the end |"
+def table(outcomes):
+    """Yield the lines of the documents' table, one for each fault."""
+    yield "| fault | times | output identical | rows run again | seconds to the end |"
     yield "|---|---:|---:|---:|---:|"
-    for blow in BLOWS:
-        found = [each for each in verdicts if each.blow == blow]
+    for fault in FAULTS:
+        found = [each for each in outcomes if each.fault == fault]
         if found:
             same = sum(each.identical for each in found)
             again = _between([each.again for each in found])
             seconds = _between([round(each.seconds) for each in found])
-            yield f"| {blow} | {len(found)} | {same} | {again} | {seconds} |"
+            yield f"| {fault} | {len(found)} | {same} | {again} | {seconds} |"
 
 
 def _between(numbers):
@@ -227,19 +227,19 @@ def _between(numbers):
 
 
 def main():
-    """Try the seeds, each blow in turn; 1 if an output was another one."""
+    """Try the seeds, each fault in turn; 1 if an output was another one."""
     parser = argparse.ArgumentParser(prog="make backfill-kills", description=__doc__)
     parser.add_argument("--seeds", type=int, default=20, help="how many trials (20)")
-    verdicts = []
+    outcomes = []
     for seed in range(parser.parse_args().seeds):
         with ExitStack() as stack:
             # Short, since a socket's path must be.
             folder = Path(tempfile.mkdtemp(prefix="kills-"))
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            verdicts.append(attempt([*BLOWS][seed % len(BLOWS)], seed, folder))
-        print(verdicts[-1], file=sys.stderr)  # noqa: T201 (it is a command)
-    print("\n".join(table(verdicts)))  # noqa: T201
-    sys.exit(not all(each.identical for each in verdicts))
+            outcomes.append(attempt([*FAULTS][seed % len(FAULTS)], seed, folder))
+        print(outcomes[-1], file=sys.stderr)  # noqa: T201 (it is a command)
+    print("\n".join(table(outcomes)))  # noqa: T201
+    sys.exit(not all(each.identical for each in outcomes))
 
 
 if __name__ == "__main__":

@@ -181,15 +181,15 @@ def test_what_cannot_begin_says_why(place, options, words):
     assert ["in.jsonl"] == [each.name for each in place.folder.iterdir()]
 
 
-def strike(place, chance, blow):
-    """Begin a backfill, and strike after a random part of it; return whether it was struck."""
+def interrupt(place, chance, kill):
+    """Begin a backfill, and kill it after a random part of it; return whether it was killed."""
     process = place.begin("backfill_tasks.double")
     target = chance.uniform(0.05, 0.9) * MANY * 20
     partial = place.out.with_name("out.jsonl.partial")
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
         if partial.exists() and partial.stat().st_size >= target:
-            blow(process)
+            kill(process)
             break
         time.sleep(0.005)
     process.wait(60)
@@ -213,7 +213,7 @@ def test_a_killed_backfill_goes_on(place, number):
     chance = random.Random(seed_for(f"kill {number}"))  # noqa: S311 (chance that can be repeated)
     place.write(rows(MANY))
     kill = chance.choice([signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
-    strike(place, chance, lambda process: process.send_signal(kill))
+    interrupt(place, chance, lambda process: process.send_signal(kill))
     if not place.out.exists():
         place.run("backfill_tasks.double")
 

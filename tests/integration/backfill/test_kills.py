@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.backfill.kills import BLOWS, attempt
+from tests.integration.backfill.kills import FAULTS, attempt
 
 #: Seconds; a trial has limits of its own, which say more.
 pytestmark = pytest.mark.timeout(400)
@@ -22,9 +22,9 @@ def folder():
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.mark.parametrize("blow", [blow for blow in BLOWS if not blow.startswith("producer")])
-def test_a_backfill_survives(folder, blow):
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if not fault.startswith("producer")])
+def test_a_backfill_survives(folder, fault):
     """Its workers and its broker may be killed, and come back empty."""
-    verdict = attempt(blow, 1, folder)
+    outcome = attempt(fault, 1, folder)
 
-    assert (True, 1) == (verdict.identical, verdict.runs)
+    assert (True, 1) == (outcome.identical, outcome.runs)
