@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from copy import copy
 from typing import Any
@@ -73,19 +74,13 @@ class Meter:
     """
 
     def __init__(self, since: float) -> None:
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self.since = since
         self.idle = DeviceIdle(since)
 
-    def tally(self, task: str) -> Tally:
-        """Return a task's counts."""
-        if task not in self.tallies:
-            self.tallies[task] = Tally()
-        return self.tallies[task]
-
     def add(self, report: BatchReport) -> None:
         """Add one batch."""
-        self.tally(report.task).add(report)
+        self.tallies[report.task].add(report)
         work, pid = report.work, report.pid
         if pid is None:
             return
@@ -96,7 +91,7 @@ class Meter:
 
     def add_outcome(self, task: str, outcome: Outcome, count: int = 1) -> None:
         """Add requests that ended without a batch."""
-        self.tally(task).outcomes[outcome] += count
+        self.tallies[task].outcomes[outcome] += count
 
     def copy(self) -> dict[str, Tally]:
         """Return a copy of the counts, by task."""

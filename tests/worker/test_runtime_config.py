@@ -211,14 +211,14 @@ def test_kept_requests_wait_from_their_arrival(
     clock.advance(1.0)
     late = worker.send("pairs", "b", "c")
     clock.advance(4.0)
-    paused = runtime_config.halted("pairs")
+    report = runtime_config.report("pairs")
     ages = [worker.scheduler.ages(clock())["pairs"]]
     worker.scheduler.resume(task_queue, OPERATOR)
     clock.advance(1.0)
     ages.append(worker.scheduler.ages(clock())["pairs"])
 
     assert 0.0 == before
-    assert {"paused": True, "drained": False} == paused
+    assert (True, False) == (report["paused"], report["drained"])
     assert [5.0, 5.0] == ages  # of the first, and of the last, who still waits
     assert ["a", "b"] == pool.batches[0]
     assert [came, came + 1.0, came + 1.0] == [each.arrived for each in (early, *late)]

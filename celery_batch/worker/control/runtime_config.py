@@ -54,30 +54,21 @@ class RuntimeConfig:
         self._model_reload.open()
 
     def report(self, name: str) -> dict[str, Any]:
-        """Return what has been changed about a task, as plain data."""
+        """Return a task's state and what has been changed about it, as plain data."""
         task_queue = self._task_queue(name)
         own, now = _numbers(policy_of(task_queue.task)), _numbers(task_queue.policy)
         return {
+            "warm": self._model_reload.is_warm(task_queue.task),
             "task_says": {option: own[option] for option in own if own[option] != now[option]},
-            **self.halted(name),
+            "paused": task_queue.is_paused,
+            "drained": self.is_drained,
             "reload": self._model_reload.report(task_queue.task),
         }
-
-    def is_warm(self, name: str) -> bool:
-        """Return whether a task's model is loaded."""
-        return self._model_reload.is_warm(self._task_queue(name).task)
 
     @property
     def is_drained(self) -> bool:
         """Whether this worker takes no messages at all."""
         return self._pause_control.is_drained
-
-    def halted(self, name: str) -> dict[str, bool]:
-        """Return whether a task is paused or drained."""
-        return {
-            "paused": self._task_queue(name).is_paused,
-            "drained": self.is_drained,
-        }
 
     def configure(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """

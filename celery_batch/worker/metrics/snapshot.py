@@ -34,7 +34,6 @@ def task_reports(context: ConsumerContext) -> dict[str, dict[str, Any]]:
         name: {
             "served": name in served,
             "routed": name in context.worker.routed,
-            "warm": config.is_warm(name),
             **reports.get(name, {}),
             **config.report(name),
             "oldest_age": round(ages.get(name, 0.0), 6),
