@@ -1,4 +1,4 @@
-"""No fork beside a thread that connects: the child would wait for ever for what it holds."""
+"""No fork while a thread connects: the child would wait for ever for its locks."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from celery_batch.worker.redis.owner import own_pool
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine is no server that does not answer."""
+    """Use a long timeout, for slow machines."""
     monkeypatch.setattr(fork_guard, "_TIMEOUT", 60.0)
 
 
 @pytest.fixture
 def order() -> list[str]:
-    """What came after what."""
+    """The order of events."""
     return []
 
 
 @pytest.fixture
 def on_a_thread() -> Iterator[Callable[[Callable[[], object]], threading.Thread]]:
-    """Run something on a thread, which ends with the test."""
+    """Run a function on a thread, which ends with the test."""
     threads: list[threading.Thread] = []
 
     def run(what: Callable[[], object]) -> threading.Thread:
@@ -48,7 +48,7 @@ def on_a_thread() -> Iterator[Callable[[Callable[[], object]], threading.Thread]
 
 
 def forked(order: list[str]) -> None:
-    """Fork, and have the child connect, too."""
+    """Fork, and have the child connect."""
     pid = os.fork()
     if not pid:
         with forks_delayed():
@@ -58,10 +58,10 @@ def forked(order: list[str]) -> None:
     order.append(f"child {os.waitstatus_to_exitcode(status)}")
 
 
-def test_a_fork_waits_for_who_connects(
+def test_a_fork_waits_for_connecting_threads(
     order: list[str], on_a_thread: Callable[[Callable[[], object]], threading.Thread]
 ) -> None:
-    """It comes after them, whoever comes meanwhile waits for it, and the child is free."""
+    """The fork waits for them, later ones wait for the fork, and the child can connect."""
 
     def connect() -> None:
         with forks_delayed():
@@ -84,7 +84,7 @@ def test_a_fork_does_not_wait_for_ever(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A server that does not answer keeps no worker's loop, and the child is free all the same."""
+    """A server that does not answer delays a fork for a moment, and the child can connect."""
     monkeypatch.setattr(fork_guard, "_TIMEOUT", 0.0)
     with forks_delayed():
         on_a_thread(lambda: forked(order)).join()
@@ -93,14 +93,14 @@ def test_a_fork_does_not_wait_for_ever(
     assert "forked while a thread connects" in caplog.text
 
 
-def test_a_workers_own_connections_hold_forks_off(
+def test_a_workers_own_connections_delay_forks(
     order: list[str], on_a_thread: Callable[[Callable[[], object]], threading.Thread]
 ) -> None:
-    """A fork waits for what the lease and its like connect with, on threads of their own."""
+    """A fork waits for the connections of the lease and other threads of a worker."""
     begun, may_end = threading.Event(), threading.Event()
 
     class Slow(redis.Connection):
-        """Takes as long as it is told to."""
+        """Connects when the test lets it."""
 
         def _connect(self) -> None:
             begun.set()
@@ -125,10 +125,10 @@ def test_a_workers_own_connections_hold_forks_off(
     assert ["connected", "forked", "child 7"] == order
 
 
-def test_what_a_worker_puts_off_holds_forks_off(
+def test_background_work_delays_forks(
     order: list[str], on_a_thread: Callable[[Callable[[], object]], threading.Thread]
 ) -> None:
-    """A dead letter is written, on a connection perhaps, as the process that died is replaced."""
+    """A dead letter may be written on a new connection while a dead process is replaced."""
     begun, may_end = threading.Event(), threading.Event()
 
     def write() -> None:
@@ -149,5 +149,5 @@ def test_what_a_worker_puts_off_holds_forks_off(
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for something that comes soon."""
+    """Wait until a condition holds."""
     wait_until(lambda: "" if holds() else "it has not come", [], what="it", timeout=60)

@@ -1,4 +1,4 @@
-"""What a real worker says of its batches: to who asks it, and in its log."""
+"""A real worker's statistics of its batches, and its log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def shop(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def worker(shop: Shop) -> Worker:
-    """A worker that has answered some, failed some and retried some."""
+    """A worker with successes, failures and retries."""
     worker = shop.worker("-c", "1")
     results = [shop.double.delay(n) for n in range(40)]
     assert [2 * n for n in range(40)] == [result.get(timeout=30) for result in results]
@@ -38,7 +38,7 @@ def worker(shop: Shop) -> Worker:
 
 
 def test_every_request_is_in_the_numbers(worker: Worker):
-    """Requests, sizes and outcomes add up to what was sent."""
+    """Requests, sizes and outcomes add up to the sent requests."""
     stats = worker.ask("batch_stats")["tasks"]["shop.double"]
 
     assert 40 == stats["requests"] == stats["rows"] == stats["outcomes"]["succeeded"]
@@ -48,8 +48,8 @@ def test_every_request_is_in_the_numbers(worker: Worker):
     assert (0, 0, 0) == (stats["waiting"], stats["running"], stats["oldest_age"])
 
 
-def test_times_are_told(worker: Worker):
-    """Waits and model times are there, in order, and the model had less than all of the time."""
+def test_times_are_in_order(worker: Worker):
+    """Quantiles of waits and model times are in order, and the model ran for a part of the time."""
     everything = worker.ask("batch_stats")
     stats = everything["tasks"]["shop.double"]
     wait, model = stats["wait"], stats["model"]
@@ -61,8 +61,8 @@ def test_times_are_told(worker: Worker):
     assert 0 < everything["device_idle_share"] <= 1
 
 
-def test_failures_and_retries_are_told_apart(worker: Worker):
-    """An error of an item, a retry, and the answers of its neighbours each have their place."""
+def test_failures_and_retries_are_counted_separately(worker: Worker):
+    """Failures, retries and successes of one batch are counted separately."""
     tasks = worker.ask("batch_stats")["tasks"]
 
     assert 2 == tasks["shop.odd"]["outcomes"]["succeeded"]
@@ -72,7 +72,7 @@ def test_failures_and_retries_are_told_apart(worker: Worker):
 
 
 def test_expired_and_revoked_requests_are_counted(worker: Worker, shop: Shop):
-    """Those whom nobody waits for any more have their places among the outcomes."""
+    """Expired and revoked requests are outcomes of their own."""
     late = shop.slow.apply_async((2,), expires=datetime(2020, 1, 1, tzinfo=UTC))
     gone = shop.slow.apply_async((3,), countdown=3600)
     gone.revoke()
@@ -84,7 +84,7 @@ def test_expired_and_revoked_requests_are_counted(worker: Worker, shop: Shop):
 
 
 def test_item_that_takes_processes_down_is_counted(worker: Worker, shop: Shop):
-    """Lost processes are told, and in the end the item that they died of."""
+    """Lost processes are counted, and in the end the item that killed them."""
     with pytest.raises(PoisonItem):
         shop.odd.delay("exit").get(timeout=60)
     worker.counted("shop.odd", failed=2, again=1)

@@ -1,4 +1,4 @@
-"""What a real worker tells whoever scrapes it."""
+"""The Prometheus metrics of a real worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shop(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def worker(shop: Shop) -> Worker:
-    """A worker with two pool processes that has answered forty, and can be scraped."""
+    """A worker with two pool processes, forty results, and metrics."""
     worker = shop.worker(
         *("-c", "2"), CELERY_BATCH_METRICS="127.0.0.1:0", PYTHONPATH=f"{NVML}:{ROOT}"
     )
@@ -37,12 +37,12 @@ def worker(shop: Shop) -> Worker:
 
 @pytest.fixture
 def url(worker: Worker) -> str:
-    """Where to scrape it, as it says itself."""
+    """The URL of its metrics, from its statistics."""
     return worker.ask("batch_stats")["metrics"]
 
 
 def test_numbers_are_those_of_batch_stats(worker: Worker, url: str):
-    """One endpoint tells of all pool processes, and the same as the control command."""
+    """One endpoint has the numbers of all pool processes, equal to those of the command."""
     stats = worker.ask("batch_stats")["tasks"]["shop.double"]
     found = scrape(url)
     of = '{task="shop.double"}'
@@ -59,7 +59,7 @@ def test_numbers_are_those_of_batch_stats(worker: Worker, url: str):
 
 
 def test_numbers_of_queue_process_and_gpu_are_there(url: str):
-    """What waits in the broker is told, and GPUs where NVIDIA's library says of any."""
+    """Metrics include queue depths, and GPUs where NVIDIA's library has any."""
     found = scrape(url)
 
     assert 0 == found['celery_batch_queue_depth{queue="celery"}']
@@ -69,8 +69,8 @@ def test_numbers_of_queue_process_and_gpu_are_there(url: str):
     assert [name for name in found if name.startswith("celery_batch_worker_info{")]
 
 
-def test_gpus_that_batch_devices_leaves_out_are_not_told_of(shop: Shop):
-    """A worker that is kept off the GPUs shows none."""
+def test_gpus_that_batch_devices_leaves_out_have_no_metrics(shop: Shop):
+    """A worker on the CPU has no GPU metrics."""
     worker = shop.worker(
         *("-c", "1", "-Q", "elsewhere"),
         conf={"batch_devices": "cpu"},
@@ -83,8 +83,8 @@ def test_gpus_that_batch_devices_leaves_out_are_not_told_of(shop: Shop):
     assert [] == [name for name in found if name.startswith("celery_batch_gpu_")]
 
 
-def test_what_has_not_gone_wrong_is_nought(url: str):
-    """A counter that were missing until the first time would hide just that from an alert."""
+def test_failures_are_counted_from_zero(url: str):
+    """A counter that appears with the first failure would hide that from an alert."""
     found = scrape(url)
 
     assert 0 == found['celery_batch_requests_total{outcome="failed",task="shop.odd"}']
@@ -95,7 +95,7 @@ def test_what_has_not_gone_wrong_is_nought(url: str):
 
 
 def test_second_worker_takes_the_next_port_of_a_range(shop: Shop):
-    """Several workers on a machine share a setting; where it has one port, that is said."""
+    """Several workers on a machine share a setting with a range of ports."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         other = shop.worker("-P", "solo", conf={"batch_metrics": f"127.0.0.1:{port}-{port + 50}"})
@@ -108,7 +108,7 @@ def test_second_worker_takes_the_next_port_of_a_range(shop: Shop):
 
 
 def test_taken_port_is_tried_again(shop: Shop):
-    """A worker whose port is taken says so, serves, and is scraped when the port is free."""
+    """A worker whose port is taken logs it, runs, and has metrics when the port is free."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         other = shop.worker("-P", "solo", CELERY_BATCH_METRICS=str(port))
@@ -127,7 +127,7 @@ def test_taken_port_is_tried_again(shop: Shop):
 
 @pytest.mark.parametrize("address", ["somewhere", "host:99999", "9000-8000"])
 def test_wrong_address_is_a_failed_start(shop: Shop, address: str):
-    """The worker ends, and says what it wants to be told."""
+    """The worker ends, and logs the valid forms."""
     other = shop.launch("-P", "solo", CELERY_BATCH_METRICS=address)
 
     assert other.child.wait(60)

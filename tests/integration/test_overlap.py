@@ -1,4 +1,4 @@
-"""A batch is settled while the next one's model runs; nobody else notices."""
+"""A batch is finished while the next one's model runs, without other effects."""
 
 from __future__ import annotations
 
@@ -38,62 +38,62 @@ def work(stage: Stage, *options: str, **conf: Any) -> ManagedProcess:
 
 
 def wait_for(stage: Stage, place: str) -> None:
-    """Return when somebody has been at this place."""
+    """Return when the worker has reached this place."""
     there = lambda: stage.redis.sismember("stage:places", place)  # noqa: E731
-    wait_until(lambda: "" if there() else "nobody yet", [], what=place, timeout=SOON)
+    wait_until(lambda: "" if there() else "not yet", [], what=place, timeout=SOON)
 
 
 @pytest.fixture
 def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
-    """Nobody has been anywhere, nothing is remembered, and the worker ends with the test."""
+    """A stage without records, whose worker ends with the test."""
     with Stage(redis_server, tmp_path) as stage:
         yield stage
 
 
-def test_model_runs_while_the_last_batch_is_settled(fresh: Stage):
-    """Hooks of one batch wait for the next one's model, and that one's are entered before."""
+def test_model_runs_while_the_last_batch_is_finished(fresh: Stage):
+    """Hooks of one batch wait for the next one's model, whose own hooks ran before."""
     client = fresh.client()
-    results = send(client, "a", running=["b entered"], settling=["b running"])
-    results += send(client, "b", running=["a settling"])
+    results = send(client, "a", running=["b entered"], finishing=["b running"])
+    results += send(client, "b", running=["a finishing"])
     work(fresh)
 
     assert ["a", "a", "b", "b"] == answers(results)
     assert [["a", True, "main"], ["b", True, "main"]] == [fact[:3] for fact in fresh.facts("ran")]
     assert [["a", True, "worker thread"]] * 2 + [["b", True, "worker thread"]] * 2 == sorted(
-        fresh.facts("settled")
+        fresh.facts("finished")
     )
 
 
 def test_switch_keeps_batches_apart(fresh: Stage):
-    """With `batch_overlap = False` a batch is settled before the next is begun."""
+    """With `batch_overlap = False` a batch is finished before the next one begins."""
     client = fresh.client()
     results = send(client, "a") + send(client, "b")
     work(fresh, batch_overlap=False)
 
     assert ["a", "a", "b", "b"] == answers(results)
-    assert {"main"} == {where for _, _, where in fresh.facts("settled")}
+    assert {"main"} == {where for _, _, where in fresh.facts("finished")}
 
 
-def test_neighbours_soft_limit_does_not_strike(fresh: Stage):
-    """A limit that passes while its batch is settled leaves the model of the next one alone."""
+def test_soft_limit_of_another_batch_does_not_interrupt(fresh: Stage):
+    """A limit that expires while its batch is finished does not interrupt the next model."""
     client = fresh.client()
-    results = send(client, "a", settling=["limit over"], options={"soft_time_limit": 1})
+    results = send(client, "a", finishing=["limit over"], options={"soft_time_limit": 1})
     results += send(client, "b", running=["limit over"], options={"soft_time_limit": 30})
     worker = work(fresh)
     wait_for(fresh, "b running")
     log = Path(worker.log)
-    struck = lambda: "Soft time limit (1s) exceeded" in log.read_text()  # noqa: E731
-    wait_until(lambda: "" if struck() else "not struck", [worker], what="limit", timeout=SOON)
+    expired = lambda: "Soft time limit (1s) exceeded" in log.read_text()  # noqa: E731
+    wait_until(lambda: "" if expired() else "not expired", [worker], what="limit", timeout=SOON)
     go_on(fresh.redis, "limit over")
 
     assert ["a", "a", "b", "b"] == answers(results)
     assert [["a", True], ["b", True]] == [fact[:2] for fact in fresh.facts("ran")]
 
 
-def test_soft_limit_strikes_its_own_model(fresh: Stage):
-    """The limit of the running batch interrupts it, though its neighbour is being settled."""
+def test_soft_limit_interrupts_its_own_model(fresh: Stage):
+    """The limit of the running batch interrupts it, while another one is finished."""
     client = fresh.client()
-    results = send(client, "a", settling=["b interrupted"])
+    results = send(client, "a", finishing=["b interrupted"])
     late = send(client, "b", running=["never"], options={"soft_time_limit": 1})
     work(fresh)
     for result in late:
@@ -104,26 +104,26 @@ def test_soft_limit_strikes_its_own_model(fresh: Stage):
 
 
 def test_process_killed_between_two_batches(fresh: Stage):
-    """Whoever was settled, ran or lay ready is answered; what had not begun runs once."""
+    """Batches that were finished, ran or were ready have results; later ones run once."""
     client = fresh.client()
-    results = send(client, "a", settling=["go"]) + send(client, "b", running=["go"])
+    results = send(client, "a", finishing=["go"]) + send(client, "b", running=["go"])
     results += send(client, "c")
     worker = work(fresh)
-    wait_for(fresh, "a settling")
+    wait_for(fresh, "a finishing")
     wait_for(fresh, "b running")
     pool_process(worker).kill()
     go_on(fresh.redis, "go")
 
     assert list("aabbcc") == answers(results)
     ran = Counter(name for name, *_ in fresh.facts("ran"))
-    assert {"a": 3, "b": 2, "c": 1} == ran  # who was lost runs alone
+    assert {"a": 3, "b": 2, "c": 1} == ran  # lost requests run alone
 
 
-def test_killer_finds_its_end(fresh: Stage):
-    """A model that kills its process is found out, though its neighbours are with it there."""
+def test_killing_item_is_found(fresh: Stage):
+    """An item that kills its process is found, though other batches are in the process."""
     client = fresh.client()
-    results = send(client, "a", settling=["b running"])
-    bad = send(client, "b", running=["a settling"], kills=True)
+    results = send(client, "a", finishing=["b running"])
+    bad = send(client, "b", running=["a finishing"], kills=True)
     results += send(client, "c")
     work(fresh)
 
@@ -131,10 +131,10 @@ def test_killer_finds_its_end(fresh: Stage):
     assert ["PoisonItem"] * 2 == [type(error).__name__ for error in answers(bad)]
 
 
-def test_hook_that_exits_is_found_out(fresh: Stage):
-    """A hook that ends the process costs its own items alone, and nobody waits for ever."""
+def test_hook_that_exits_fails_its_own_items(fresh: Stage):
+    """A hook that ends the process fails only its own items, and all have an end."""
     client = fresh.client()
-    results = send(client, "a", settling=["b entered"])
+    results = send(client, "a", finishing=["b entered"])
     bad = send(client, "b", exits=True)
     results += send(client, "c")
     work(fresh)
@@ -143,12 +143,12 @@ def test_hook_that_exits_is_found_out(fresh: Stage):
     assert ["PoisonItem"] * 2 == [type(error).__name__ for error in answers(bad)]
 
 
-def test_warm_shutdown_ends_what_is_settled_and_what_lies_ready(fresh: Stage):
-    """A worker told to stop leaves when each batch that reached its process has its end."""
+def test_warm_shutdown_finishes_the_batches_of_the_process(fresh: Stage):
+    """A stopped worker ends when each batch that reached its process has its end."""
     client = fresh.client()
-    results = send(client, "a", settling=["go"]) + send(client, "b", running=["go"])
+    results = send(client, "a", finishing=["go"]) + send(client, "b", running=["go"])
     worker = work(fresh)
-    wait_for(fresh, "a settling")
+    wait_for(fresh, "a finishing")
     wait_for(fresh, "b running")
     os.kill(psutil.Process(worker.pid).children()[0].pid, 15)
     go_on(fresh.redis, "go")
@@ -162,8 +162,8 @@ def test_warm_shutdown_ends_what_is_settled_and_what_lies_ready(fresh: Stage):
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3])
-def test_process_that_is_replaced_takes_nothing_along(fresh: Stage, tasks: int):
-    """With `--max-tasks-per-child` each batch runs once, and each process its number of them."""
+def test_replaced_process_loses_no_batch(fresh: Stage, tasks: int):
+    """With `--max-tasks-per-child` each batch runs once, and each process runs that many."""
     client = fresh.client()
     names = [f"n{n}" for n in range(6)]
     results = [result for name in names for result in send(client, name)]
@@ -175,8 +175,8 @@ def test_process_that_is_replaced_takes_nothing_along(fresh: Stage, tasks: int):
     assert [tasks] * (6 // tasks) == list(Counter(pid for *_, pid in ran).values())
 
 
-def test_process_with_too_much_memory_takes_nothing_along(fresh: Stage):
-    """With `worker_max_memory_per_child` each batch is answered, though one lies in the process."""
+def test_process_with_too_much_memory_loses_no_batch(fresh: Stage):
+    """With `worker_max_memory_per_child` each batch has results, though one is ready there."""
     client = fresh.client()
     names = [f"n{n}" for n in range(3)]
     results = [result for name in names for result in send(client, name)]
@@ -189,7 +189,7 @@ def test_process_with_too_much_memory_takes_nothing_along(fresh: Stage):
 
 
 def test_ordinary_task_has_the_process_to_itself(fresh: Stage):
-    """An ordinary task begins when the batch before it has been settled."""
+    """An ordinary task begins when the batch before it is finished."""
     client = fresh.client()
     work(fresh)
     results = send(client, "a", running=["sent"])
@@ -199,4 +199,4 @@ def test_ordinary_task_has_the_process_to_itself(fresh: Stage):
     go_on(fresh.redis, "sent")
 
     assert ["a", "a", "plain", "b", "b"] == answers(results)
-    assert ["a", "a", "plain"] == [name for name, *_ in fresh.facts("settled") if name != "b"]
+    assert ["a", "a", "plain"] == [name for name, *_ in fresh.facts("finished") if name != "b"]

@@ -1,4 +1,4 @@
-"""An app whose models and hooks wait for each other, so that the order of things shows."""
+"""An app whose models and hooks wait for each other, to test their order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = stage_app("overlapped")
 
 
 def at(place: str, *others: str, timeout: float = 20.0) -> bool:
-    """Say where we are; return whether somebody has been at the other places by then."""
+    """Record a place; return whether the other places are reached before the timeout."""
     with redis.Redis(unix_socket_path=os.environ["STAGE_MEMORY"]) as client:
         client.sadd("stage:places", place)
         deadline = time.monotonic() + timeout
@@ -31,26 +31,26 @@ def at(place: str, *others: str, timeout: float = 20.0) -> bool:
 
 
 def go_on(client: redis.Redis, place: str) -> None:
-    """Be at a place without going there, for those who wait for it."""
+    """Record a place that others wait for."""
     client.sadd("stage:places", place)
 
 
 class Watched(BatchTask):
-    """Waits in its hooks and its model for whatever its argument names."""
+    """Waits in its hooks and its model for the places that its argument names."""
 
     def before_start(self, _task_id: str, args: Any, _kwargs: Any) -> None:
-        """Be entered."""
+        """Record the start of an item."""
         name, waits = args[0]
         at(f"{name} entered")
         if waits.get("exits"):
             sys.exit(3)
 
     def on_success(self, _retval: Any, _task_id: str, args: Any, _kwargs: Any) -> None:
-        """Be settled."""
+        """Record the end of an item."""
         name, waits = args[0]
-        met = at(f"{name} settling", *waits.get("settling", ()))
+        met = at(f"{name} finishing", *waits.get("finishing", ()))
         where = threading.current_thread() is threading.main_thread()
-        remember("settled", [name, met, "main" if where else "worker thread"])
+        remember("finished", [name, met, "main" if where else "worker thread"])
 
 
 @app.task(base=Watched, name="overlapped.watched", max_batch_size=2, max_wait=5.0, linger=0.5)
@@ -72,5 +72,5 @@ def watched(item):
 @app.task(name="overlapped.plain")
 def plain(name):
     """Run as an ordinary task, which nothing of ours goes on beside."""
-    remember("settled", [name, True, "plain"])
+    remember("finished", [name, True, "plain"])
     return name

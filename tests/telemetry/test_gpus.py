@@ -1,4 +1,4 @@
-"""What NVIDIA's library says of GPUs, with a double of it."""
+"""GPU metrics, with a double of NVIDIA's library."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _double(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a double of CUDA's own library, which names the places of two GPUs."""
+    """A folder with a double of CUDA's library, which has the PCI bus ids of two GPUs."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
@@ -48,8 +48,8 @@ def cuda_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def told(*devices: str) -> dict[tuple[str, str], float]:
-    """Return what is told of each GPU that a worker may use, by its name and the metric's."""
+def metrics(*devices: str) -> dict[tuple[str, str], float]:
+    """Return the metrics of a worker's GPUs, by the names of GPU and metric."""
     gpus = find_gpus(devices or None)
     if gpus is None:
         return {}
@@ -61,18 +61,20 @@ def told(*devices: str) -> dict[tuple[str, str], float]:
 
 
 def memory(*devices: str) -> dict[str, int]:
-    """Return how many GiB each GPU has."""
+    """Return the GiB of each GPU."""
     name = "memory_total_bytes"
-    return {gpu: int(value) >> 30 for (gpu, what), value in told(*devices).items() if what == name}
+    return {
+        gpu: int(value) >> 30 for (gpu, what), value in metrics(*devices).items() if what == name
+    }
 
 
-def test_each_gpu_tells_what_it_can():
-    """One is 87 % busy; the other, which tells nothing, takes nothing from it."""
+def test_gpu_without_metrics_is_left_out():
+    """One GPU is 87 % busy; the other has no metrics, which does not matter for the first."""
     assert {
         ("0", "utilization_ratio"): 0.87,
         ("0", "memory_used_bytes"): 6 << 30,
         ("0", "memory_total_bytes"): 80 << 30,
-    } == told()
+    } == metrics()
 
 
 @pytest.mark.parametrize(
@@ -87,11 +89,11 @@ def test_each_gpu_tells_what_it_can():
         ("", set()),
     ],
 )
-def test_only_the_workers_own_gpus_are_told_of(visible: str, names: set[str], monkeypatch):
-    """``CUDA_VISIBLE_DEVICES`` chooses, by number or by id, which CUDA lets one shorten."""
+def test_only_visible_gpus_have_metrics(visible: str, names: set[str], monkeypatch):
+    """``CUDA_VISIBLE_DEVICES`` chooses by number or by id, which may be shortened."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
-    assert names == {name for name, _ in told()}
+    assert names == {name for name, _ in metrics()}
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_batch_devices_choose_among_what_is_visible(visible, devices, found, mon
 
 
 def test_numbers_are_cudas(monkeypatch, cuda_library: Path):
-    """Of different GPUs the fastest is number 0, whatever the slots are; CUDA itself is asked."""
+    """If GPUs differ, the fastest is number 0, whatever its slot; CUDA is asked."""
     monkeypatch.setattr(pynvml, "GPUS", MIXED)
     monkeypatch.setenv("LD_LIBRARY_PATH", str(cuda_library))
 
@@ -129,16 +131,16 @@ def test_numbers_are_cudas(monkeypatch, cuda_library: Path):
     assert {"1": 16} == memory()
 
 
-def test_numbers_are_those_of_the_slots_where_they_are_asked_for(monkeypatch):
-    """With ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` nobody needs to be asked."""
+def test_numbers_follow_the_slots_with_pci_bus_id(monkeypatch):
+    """With ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` CUDA is not asked."""
     monkeypatch.setattr(pynvml, "GPUS", MIXED[::-1])
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
     assert {"0": 16, "1": 140} == memory()
 
 
-def test_numbers_that_nobody_can_explain_tell_nothing(monkeypatch, caplog):
-    """Without CUDA's word nothing is told of a number, rather than of another GPU."""
+def test_unknown_numbers_have_no_metrics(monkeypatch, caplog):
+    """Without CUDA's order a numbered GPU has no metrics, rather than those of another."""
     monkeypatch.setattr(pynvml, "GPUS", MIXED)
     monkeypatch.setenv("LD_LIBRARY_PATH", "/nowhere")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-small")
@@ -147,8 +149,8 @@ def test_numbers_that_nobody_can_explain_tell_nothing(monkeypatch, caplog):
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in caplog.text
 
 
-def test_nothing_is_told_without_a_driver(monkeypatch: pytest.MonkeyPatch):
-    """Where the library finds no driver, or is not installed, there is nothing to tell."""
+def test_no_metrics_without_a_driver(monkeypatch: pytest.MonkeyPatch):
+    """Without a driver or the library there are no metrics."""
 
     def no_driver() -> None:
         raise pynvml.NVMLError("Driver Not Loaded")

@@ -1,4 +1,4 @@
-"""Where a worker is to be scraped, and what is missing for it."""
+"""The address of a worker's metrics, and the library that they need."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from celery_batch.worker.metrics.exporter import _Exporter, address_of
     ],
 )
 def test_address_is_a_host_and_ports(given: str | int, understood: str):
-    """A port alone is this machine's affair; a colon before it means all addresses."""
+    """A port alone is on localhost; a colon before it means all addresses."""
     app = Celery(set_as_current=False)
     app.conf.batch_metrics = given
 
@@ -31,16 +31,16 @@ def test_address_is_a_host_and_ports(given: str | int, understood: str):
 
 
 @pytest.mark.parametrize("given", ["", None])
-def test_nothing_is_served_unless_somebody_says_so(given: str | None):
-    """It is off by default; an empty value is off as well."""
+def test_metrics_are_off_by_default(given: str | None):
+    """Metrics are off by default and with an empty value."""
     app = Celery(set_as_current=False)
     app.conf.batch_metrics = given
 
     assert address_of(app, {}) is None
 
 
-def test_environment_wins():
-    """What is said of one worker counts more than what is said of all."""
+def test_environment_overrides_the_setting():
+    """The variable of one worker overrides the setting of all."""
     app = Celery(set_as_current=False)
     app.conf.batch_metrics = "127.0.0.1:9808"
 
@@ -49,8 +49,8 @@ def test_environment_wins():
 
 
 @pytest.mark.parametrize("given", [True, "here", "a:b", "70000", "9000-8000", -1])
-def test_what_is_no_address_is_refused(given: object):
-    """The error names the setting and shows what it wants."""
+def test_invalid_address_is_an_error(given: object):
+    """The error names the setting and the valid forms."""
     app = Celery(set_as_current=False)
     app.conf.batch_metrics = given
 
@@ -59,7 +59,7 @@ def test_what_is_no_address_is_refused(given: object):
 
 
 def test_missing_library_is_named(monkeypatch: pytest.MonkeyPatch):
-    """Without prometheus_client nothing can be served, and the error says how to get it."""
+    """Without prometheus_client the error says how to install it."""
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     address = address_of(Celery(set_as_current=False), {"CELERY_BATCH_METRICS": "9808"})
 

@@ -1,4 +1,4 @@
-"""What is known of how each answer of a batch was made."""
+"""Facts about the model call of each request of a batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_batch.worker.executor.model_call import facts_of
 
 
 def delivery(name: str, arrived: float | None = 10.0) -> Delivery:
-    """Return what came to a worker for a task of this name."""
+    """Return the delivery of a task of this name."""
     return Delivery(name, {"hostname": "w@here"}, b"", None, None, arrived)
 
 
@@ -28,16 +28,16 @@ def known(
     return found
 
 
-def test_all_of_one_call_have_it_in_common_and_wait_apart():
-    """Size and seconds are the call's, the wait is counted from each one's own arrival."""
+def test_requests_of_one_call_share_its_facts():
+    """Size and seconds are the call's, the wait counts from each request's arrival."""
     timings = [Timing(range(2), 12.0, 0.25)]
     found = known(timings, [(1,), (2,)], delivery("a", 10.0), delivery("b", 11.5))
 
     assert {"a": (2, 2.0, 0.25), "b": (2, 0.5, 0.25)} == found
 
 
-def test_of_a_batch_that_was_cut_the_last_call_counts():
-    """Who stood alone in the end has the facts of that, not of the call that failed."""
+def test_last_call_of_a_divided_batch_counts():
+    """A request that ran alone in the end has the facts of that call, not of the failed one."""
     timings = [
         Timing(range(4), 11.0, 1.0),
         Timing(range(2), 12.0, 0.5),
@@ -61,8 +61,8 @@ def test_chunk_in_several_calls_has_their_seconds_together():
     assert {"chunk": (3, 1.0, 0.75), "row": (2, 2.0, 0.25)} == found
 
 
-def test_nothing_is_made_up():
-    """Nobody's facts are known where no call ended, a call never came, or an arrival was missed."""
+def test_unknown_facts_are_left_out():
+    """There are no facts where no call ended, no call was made, or the arrival is not known."""
     timings = [Timing(range(1), 11.0, 0.5), Timing(range(1, 2), 12.0, 0.5)]
     asked: list[CallRows] = [(1,), (2,), (3,)]
     found = known(timings, asked, delivery("a"), delivery("b", None), delivery("c"))
@@ -73,7 +73,7 @@ def test_nothing_is_made_up():
 
 
 def test_runner_times_each_of_its_calls():
-    """Calls are timed one by one, those that fail as well, and with the rows they were given."""
+    """Each call is timed, failed ones too, with its rows."""
 
     def predict(items: list[int]) -> list[int]:
         if 3 in items and len(items) > 1:

@@ -1,4 +1,4 @@
-"""What Flower's worker page says of batches."""
+"""The text of Flower's worker page about batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BUSY = {
 
 
 def test_a_line_for_each_task():
-    """People read a sentence where programs read a tree of numbers."""
+    """Each task has a readable line."""
     idle = {"served": True, "max_batch_size": 8, "batches": 0}
     tasks = {"a": BUSY, "b": idle, "of another queue": {**idle, "served": False}}
     stats = {"devices": ["cuda:0"], "device_idle_share": 0.25, "tasks": tasks}
@@ -33,7 +33,7 @@ def test_a_line_for_each_task():
     } == in_words(stats)
 
 
-def test_what_is_not_known_yet():
+def test_unknown_numbers():
     """A batch that has not ended has no time, and a new worker no idle share."""
     spread = {"p50": None, "p95": None}
     stats = {"devices": ["cpu"], "tasks": {"a": {**BUSY, "wait": spread, "model": spread}}}

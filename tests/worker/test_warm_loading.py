@@ -1,4 +1,4 @@
-"""What a pool process is told before its models are loaded."""
+"""The environment of a pool process before its models are loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_batch.worker.executor.loader import load_models
 
 
 def test_pool_processes_share_the_cores_that_they_may_use(monkeypatch):
-    """Cores of the machine that the worker is kept from are no one's share."""
+    """Only the cores that the worker may use are divided among its processes."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
