@@ -28,7 +28,7 @@ from celery_batch.serve.processes import (
     ProcessStatus,
     ServedProcess,
     environment,
-    programs,
+    processes,
     write_status,
 )
 from celery_batch.serve.readiness import warm_workers
@@ -79,7 +79,7 @@ class Deployment:
         if self._lock is None:
             return
         # The web server first, then the workers, then Redis.
-        for _, group in itertools.groupby(reversed(self.processes), lambda each: each.program.rank):
+        for _, group in itertools.groupby(reversed(self.processes), lambda each: each.rank):
             _stop(group)
         if kind is None or not issubclass(kind, Exception):
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -115,9 +115,7 @@ class Deployment:
         path.write_text(self.config.to_json(), encoding="utf-8")
         env = environment(self._asked, [Path.cwd(), beside.absolute()], os.environ)
         env |= {CONFIG: str(path), "TMPDIR": str(self.folder)}
-        self.processes = [
-            ServedProcess(each, self.folder, env) for each in programs(self._asked, self.folder)
-        ]
+        self.processes = list(processes(self._asked, self.folder, env))
         self.check()
 
     def wait_until_ready(self) -> None:
@@ -152,7 +150,7 @@ class Deployment:
 
     def restart_workers(self) -> None:
         """Have each worker finish what it runs, and start again."""
-        workers = [each for each in self.processes if each.program.device]
+        workers = [each for each in self.processes if each.device]
         _stop(workers)
         for each in workers:
             each.reset()
@@ -161,13 +159,12 @@ class Deployment:
     def why_crashing(self) -> str:
         """Return why a worker ends soon after its start; empty if none does."""
         crashing = (each for each in self.processes if each.state in ("crashing", "given up"))
-        return next((each.how_it_ended() for each in crashing if each.program.device), "")
+        return next((each.how_it_ended() for each in crashing if each.device), "")
 
     def why_not_loaded(self) -> str:
         """Return which workers have not loaded their handle; empty if all have."""
         host = socket.gethostname()  # others may serve the same queue
-        nodes = (each.program.node for each in self.processes)
-        wanted = {f"{node}@{host}" for node in nodes if node}
+        wanted = {f"{each.node}@{host}" for each in self.processes if each.node}
         try:
             with make_app(self.config) as app:
                 warm = warm_workers(app, self.config.task_name)
@@ -178,7 +175,7 @@ class Deployment:
 
     def warnings(self) -> list[str]:
         """Return the warnings that were logged while the handle was loaded."""
-        first = next(each for each in self.processes if each.program.device)
+        first = next(each for each in self.processes if each.device)
         lines = first.log.read_text(errors="replace").splitlines()
         return [line.partition("] ")[2] for line in lines if "WARNING/ForkPoolWorker" in line]
 
@@ -198,8 +195,8 @@ class Deployment:
         return ""
 
 
-def _stop(processes: Iterable[ServedProcess]) -> None:
-    running = [each.process for each in processes if each.process is not None]
+def _stop(group: Iterable[ServedProcess]) -> None:
+    running = [each.process for each in group if each.process is not None]
     for process in running:
         process.terminate(GRACE)
     for process in running:

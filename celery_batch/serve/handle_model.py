@@ -6,24 +6,29 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
+from importlib import import_module
 from typing import Any, ClassVar
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
-from celery_batch.errors import BatchError, MessageRefused, WrongResultCount
+from celery_batch.config import did_you_mean
+from celery_batch.errors import BatchError, ConfigurationError, MessageRefused, WrongResultCount
 from celery_batch.runtime.devices import require_seen, usable_cores
 from celery_batch.runtime.failures import is_device_broken
 from celery_batch.runtime.model import Model
 from celery_batch.serve.envelope import opened
-from celery_batch.serve.finding import find_handle
-from celery_batch.serve.handle import NO_GPU, Handle
+from celery_batch.serve.handle import NO_GPU, Handle, registry
 
-__all__ = ["HandleModel"]
+__all__ = ["HandleModel", "find_handle"]
 
 logger = logging.getLogger(__name__)
 
 #: Most threads for preprocessing and postprocessing in one worker process.
 _MOST_THREADS = 8
+
+
+#: The module of a class that is named without one, as in easy-serve.
+_USUAL_MODULE = "handle"
 
 
 class HandleModel(Model):
@@ -144,3 +149,42 @@ def _plain(error: Exception) -> Exception:
 
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(min(_MOST_THREADS, usable_cores()), "handle")
+
+
+def find_handle(name: str) -> type:
+    """
+    Import the class of a handle.
+
+    Args:
+        name: ``"module:Class"``; or ``"Class"``, which importing a module ``handle``
+            registers or defines.
+
+    Raises:
+        ConfigurationError: There is no such module or class.
+        Exception: Whatever importing the module raises.
+    """
+    module_name, _, class_name = name.rpartition(":")
+    module = _module(module_name or _USUAL_MODULE, name)
+    known = {key: value for key, value in vars(module).items() if isinstance(value, type)}
+    if not module_name or class_name not in known:
+        known |= registry.class_dict
+    found = known.get(class_name)
+    if found is None:
+        raise ConfigurationError(
+            f"Handle: {module.__name__} ({module.__file__}) has no class"
+            f" {class_name}{did_you_mean(class_name, known)}"
+        )
+    return found
+
+
+def _module(module_name: str, name: str) -> Any:
+    try:
+        return import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists, but not one that it imports
+        hint = "" if ":" in name else f", or write Handle: module:{name}"
+        raise ConfigurationError(
+            f"Handle: no module {module_name} for {name}; put {module_name}.py into"
+            f" the folder of the configuration or where the command runs{hint}"
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -25,10 +26,9 @@ __all__ = [
     "DEVICE",
     "GRACE",
     "ProcessStatus",
-    "Program",
     "ServedProcess",
     "environment",
-    "programs",
+    "processes",
     "read_status",
     "table",
     "write_status",
@@ -77,54 +77,11 @@ _SIGNALLED = 128
 _WIDEST = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """
-    A process that is kept alive.
-
-    Args:
-        name: As the status shows it.
-        command: Its command line.
-        rank: Those of a low rank are started first and stopped last.
-        device: Where its handle lives, if it has one.
-        node: What the worker is called in Celery, without its host.
-    """
-
-    name: str
-    command: Sequence[str]
-    rank: int
-    device: str = ""
-    node: str = ""
-
-
-def programs(config: ServeConfig, folder: Path) -> Iterator[Program]:
-    """
-    Return all processes that serve a configuration.
-
-    Args:
-        config: As it was read: without a broker, a private Redis is among them.
-        folder: Private, for sockets and logs.
-    """
-    celery = (sys.executable, "-m", "celery")
-    if config.broker is None:
-        yield Program("redis", (*celery, "batch", "redis", "--dir", str(folder / "redis")), 10)
-    options = ("--concurrency=1", "--loglevel=WARNING", "--without-mingle", "--without-gossip")
-    for device in config.devices:
-        for slot in range(config.slots):
-            name = f"{device.replace(':', '').replace('/', '-')}-{slot}"
-            node = f"{config.queue}.{name}.{config.port}"
-            worker = (*celery, "-A", "celery_batch.serve.worker", "worker", "-n", f"{node}@%h")
-            yield Program(name, (*worker, *options), 20, device, node)
-    for number in range(config.web_workers):
-        name = "web" if config.web_workers == 1 else f"web-{number}"
-        yield Program(name, (sys.executable, "-m", "celery_batch.serve.web"), 30)
-
-
 def environment(
     config: ServeConfig, places: Sequence[Path], ours: Mapping[str, str]
 ) -> dict[str, str]:
     """
-    Return the environment of all programs.
+    Return the environment of all processes.
 
     Args:
         config: What is served.
@@ -150,8 +107,8 @@ class ProcessStatus:
     The status of one process.
 
     Args:
-        name: Of its program.
-        device: Likewise.
+        name: Its name.
+        device: Where its handle lives, if it has one.
         state: ``"running"``, ``"starting"``, ``"crashing"`` (it ended soon after its start, and
             is started again and again) or ``"given up"``.
         since: When it was last started, or ended; in seconds since the epoch.
@@ -170,17 +127,40 @@ class ProcessStatus:
 
 
 class ServedProcess(Supervised):
-    """A process of a served handle, and its successors."""
+    """
+    A process of a served handle, and its successors.
 
-    def __init__(self, program: Program, folder: Path, env: Mapping[str, str]) -> None:
-        super().__init__(program.name)
-        self.program = program
-        self.log = folder / f"{program.name}.log"
+    Args:
+        name: As the status shows it.
+        command: Its command line.
+        rank: Those of a low rank are started first and stopped last.
+        log: Where its output goes.
+        env: Its environment.
+        device: Where its handle lives, if it has one.
+        node: What the worker is called in Celery, without its host.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        rank: int,
+        log: Path,
+        env: Mapping[str, str],
+        device: str = "",
+        node: str = "",
+    ) -> None:
+        super().__init__(name)
+        self.command = command
+        self.rank = rank
+        self.log = log
+        self.device = device
+        self.node = node
         #: Whether the process that runs was seen to serve.
         self.is_ready = False
         #: Why the last process ended, and the end of its log.
         self.error = self.last_lines = ""
-        self._env = {**env, DEVICE: program.device} if program.device else env
+        self._env = {**env, DEVICE: device} if device else env
         self._since = time.time()
         self._log_begin = 0
 
@@ -207,7 +187,7 @@ class ServedProcess(Supervised):
         """Return its status."""
         return ProcessStatus(
             self.name,
-            self.program.device,
+            self.device,
             self.state,
             self._since,
             max(0, self.starts - 1),
@@ -222,7 +202,7 @@ class ServedProcess(Supervised):
     def _start(self) -> ManagedProcess:
         self.is_ready, self._since = False, time.time()
         self._log_begin = self.log.stat().st_size if self.log.exists() else 0
-        return ManagedProcess(self.program.command, self.log, env=self._env, orphan_grace=GRACE)
+        return ManagedProcess(self.command, self.log, env=self._env, orphan_grace=GRACE)
 
     def _exit_code(self) -> int | None:
         code: int | None = self.process.exit_code
@@ -246,6 +226,33 @@ class ServedProcess(Supervised):
         lines = re.split(r"(?m)^(?=.* CRITICAL/)", text)[-1].splitlines()
         message = next((line.strip() for line in reversed(lines) if _ERROR.fullmatch(line)), "")
         return _PREFIX.sub("", message) or f"exit code {code}"
+
+
+def processes(config: ServeConfig, folder: Path, env: Mapping[str, str]) -> Iterator[ServedProcess]:
+    """
+    Return all processes that serve a configuration, not started.
+
+    Args:
+        config: As it was read: without a broker, a private Redis is among them.
+        folder: Private, for sockets and logs.
+        env: Their environment.
+    """
+    celery = (sys.executable, "-m", "celery")
+    if config.broker is None:
+        redis = (*celery, "batch", "redis", "--dir", str(folder / "redis"))
+        yield ServedProcess("redis", redis, 10, folder / "redis.log", env)
+    options = ("--concurrency=1", "--loglevel=WARNING", "--without-mingle", "--without-gossip")
+    for device, slot in itertools.product(config.devices, range(config.slots)):
+        name = f"{device.replace(':', '').replace('/', '-')}-{slot}"
+        node = f"{config.queue}.{name}.{config.port}"
+        worker = (*celery, "-A", "celery_batch.serve.worker", "worker", "-n", f"{node}@%h")
+        yield ServedProcess(
+            name, (*worker, *options), 20, folder / f"{name}.log", env, device, node
+        )
+    web = (sys.executable, "-m", "celery_batch.serve.web")
+    for number in range(config.web_workers):
+        name = "web" if config.web_workers == 1 else f"web-{number}"
+        yield ServedProcess(name, web, 30, folder / f"{name}.log", env)
 
 
 def write_status(folder: Path, title: str, rows: Sequence[ProcessStatus]) -> None:

@@ -34,9 +34,8 @@ def warm_workers(app: Any, task: str) -> set[str]:
         name
         for reply in replies or ()
         for name, tasks in reply.items()
-        if isinstance(tasks, dict) and _is_ready(tasks.get(task) or {})
+        if isinstance(tasks, dict)
+        and (state := tasks.get(task))
+        and state.get("warm")
+        and not state.get("paused")
     }
-
-
-def _is_ready(state: dict[str, Any]) -> bool:
-    return bool(state.get("warm")) and not state.get("paused")

@@ -17,8 +17,8 @@ from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from celery_batch.processes.redis_server import find_redis_server
 from celery_batch.serve.app import CONFIG
 from celery_batch.serve.config import ServeConfig, read_config
-from celery_batch.serve.finding import find_handle
 from celery_batch.serve.handle import Handle
+from celery_batch.serve.handle_model import find_handle
 from examples.serving.client import post_many
 from tests.conftest import ROOT, need
 from tests.services.nginx import Nginx, find_nginx

@@ -9,9 +9,8 @@ from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.errors import ConfigurationError, WrongResultCount
 from celery_batch.runtime.runner import Runner
-from celery_batch.serve.finding import find_handle
 from celery_batch.serve.handle import BaseHandle, Handle, registry
-from celery_batch.serve.handle_model import HandleModel
+from celery_batch.serve.handle_model import HandleModel, find_handle
 
 
 class Listed(Handle):

@@ -15,10 +15,8 @@ from celery_batch.serve import processes
 from celery_batch.serve.config import ServeConfig
 from celery_batch.serve.processes import (
     ProcessStatus,
-    Program,
     ServedProcess,
     environment,
-    programs,
     read_status,
     table,
     write_status,
@@ -30,10 +28,10 @@ FOLDER = Path("/run/100%")
 def test_each_slot_of_each_gpu_has_a_worker():
     """Two GPUs with four processes each are eight workers, and a Redis where none is named."""
     config = ServeConfig("H", ("cuda:0", "cuda:1"), 4, queue="q")
-    found = list(programs(config, FOLDER))
-    workers = [program for program in found if program.device]
+    found = list(processes.processes(config, FOLDER, {}))
+    workers = [each for each in found if each.device]
 
-    assert ["redis", "web"] == [program.name for program in found if not program.device]
+    assert ["redis", "web"] == [each.name for each in found if not each.device]
     assert [f"cuda{gpu}-{slot}" for gpu in (0, 1) for slot in range(4)] == [
         worker.name for worker in workers
     ]
@@ -46,14 +44,16 @@ def test_each_web_worker_is_a_process():
     """One has the plain name; several are numbered."""
     config = ServeConfig("H", broker="redis://h", queue="q", web_workers=2)
 
-    assert ["cpu-0", "web-0", "web-1"] == [each.name for each in programs(config, FOLDER)]
+    assert ["cpu-0", "web-0", "web-1"] == [
+        each.name for each in processes.processes(config, FOLDER, {})
+    ]
 
 
 def test_a_named_broker_is_not_started():
     """Somebody else keeps it alive."""
     config = ServeConfig("H", broker="redis://h", queue="q")
 
-    assert ["cpu-0", "web"] == [program.name for program in programs(config, FOLDER)]
+    assert ["cpu-0", "web"] == [each.name for each in processes.processes(config, FOLDER, {})]
 
 
 def test_the_workers_share_the_cores_unless_configured_otherwise(monkeypatch):
@@ -76,7 +76,8 @@ def start(tmp_path):
 
     def start(program, device=""):
         command = (sys.executable, "-c", program)
-        started.append(ServedProcess(Program("web", command, 30, device), tmp_path, os.environ))
+        log = tmp_path / "web.log"
+        started.append(ServedProcess("web", command, 30, log, os.environ, device))
         started[-1].check()
         return started[-1]
 
