@@ -35,7 +35,8 @@ ROUND, BETWEEN = 60, 4
 DOWN = (
     *("Unrecoverable error", "Connection to broker lost", "RestartFreqExceeded"),
     *("exited prematurely", "WorkerLostError", "Timed out waiting for UP message"),
-    "Could not settle",
+    "Could not finish",
+    "Could not run a batch",
 )
 
 

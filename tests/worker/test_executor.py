@@ -41,7 +41,7 @@ def deliver(
         Delivery(task_id, about, json.dumps(_body(call)), "application/json", "utf-8")
         for task_id, about, call in zip(ids, headers, calls, strict=True)
     ]
-    return run_batch(task.name, BatchPayload(deliveries)).settled
+    return run_batch(task.name, BatchPayload(deliveries)).results
 
 
 def _headers(task: Any, task_id: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_item_that_does_not_fit_the_signature_is_left_out(app: Celery):
 
     good = Delivery("good", _headers(single, "good"), (["a"], {}, {}), None, None)
     wrong = Delivery("wrong", _headers(single, "wrong"), (["a", "b"], {}, {}), None, None)
-    settled = run_batch(single.name, BatchPayload([wrong, good, wrong])).settled
+    settled = run_batch(single.name, BatchPayload([wrong, good, wrong])).results
 
     assert [1, 0, 1] == [failed for failed, _, _ in settled]
     assert isinstance(_error(settled[0][1]), TypeError)
@@ -222,7 +222,7 @@ def test_failure_that_cannot_be_stored_is_its_own(app: Celery, monkeypatch: pyte
         Delivery(task_id, _headers(fine, task_id), body, "application/json", "utf-8")
         for task_id, body in bodies.items()
     ]
-    settled = run_batch(fine.name, BatchPayload(deliveries)).settled
+    settled = run_batch(fine.name, BatchPayload(deliveries)).results
 
     assert ["1", "2"] == [settled[n][1] for n in (0, 2)]
     assert isinstance(settled[1], ExceptionInfo)
@@ -267,7 +267,7 @@ def test_what_cannot_be_stored_is_left_to_the_worker(app: Celery, monkeypatch: p
     monkeypatch.setattr(type(fine.backend), "_store_result", broken)
     monkeypatch.setattr(type(fine.backend), "mark_as_failure", broken)
     delivery = Delivery("id", _headers(fine, "id"), (["a"], {}, {}), None, None)
-    (settled,) = run_batch(fine.name, BatchPayload([delivery])).settled
+    (settled,) = run_batch(fine.name, BatchPayload([delivery])).results
 
     assert "no right to write" in str(_error(settled))
 

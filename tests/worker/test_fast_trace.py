@@ -149,7 +149,7 @@ def _outcome(
     with client.pubsub() as subscription, caplog.at_level(logging.INFO):
         subscription.psubscribe("*")
         subscription.get_message(timeout=5)
-        settled = run_batch(task.name, payload).settled
+        settled = run_batch(task.name, payload).results
         told = []
         while message := subscription.get_message(timeout=0.1):
             told.append((message["channel"], message["data"]))
@@ -274,8 +274,8 @@ def test_batch_of_all_kinds_is_answered_in_order(
         )
 
     assert ["a", "bad", "b", "c"] == seen
-    assert [0, 1, 1, 0, 0, 1] == [failed for failed, _, _ in end.settled]
-    assert ["'a'", "'b'", "'c'"] == [shown for failed, shown, _ in end.settled if not failed]
+    assert [0, 1, 1, 0, 0, 1] == [failed for failed, _, _ in end.results]
+    assert ["'a'", "'b'", "'c'"] == [shown for failed, shown, _ in end.results if not failed]
     assert ["id0", "id3"] == short
     assert ["a", "b", "c"] == [app.AsyncResult(f"id{n}").get(timeout=1) for n in (0, 3, 4)]
 
@@ -293,7 +293,7 @@ def test_model_runs_in_the_name_of_the_last_item(make_app: Callable[..., Celery]
     names = []
     for bodies in ([good] * 3, [good, good, wrong], [good]):
         calls = [(f"id{n}", {}, body) for n, body in enumerate(bodies)]
-        names.append(run_batch(task.name, deliver(task, *calls)).settled[0][1])
+        names.append(run_batch(task.name, deliver(task, *calls)).results[0][1])
 
     assert ["'id2'", "'id1'", "'id0'"] == names
 
@@ -311,7 +311,7 @@ def test_runtime_covers_the_model_s(make_app: Callable[..., Celery]):
 
     task = ready(sleepy)
     calls = [(f"id{n}", {}, [[n], {}, NOTHING]) for n in range(3)]
-    settled = run_batch(task.name, deliver(task, *calls)).settled
+    settled = run_batch(task.name, deliver(task, *calls)).results
 
     assert all(0.05 <= runtime < 5 for _, _, runtime in settled)
 

@@ -61,7 +61,7 @@ def test_trouble_with_one_request_does_not_keep_news_from_others(
     assert ["a", "c"] == worker.ids("settled")
     assert ["b"] == worker.ids("marked failed")
     assert ["a", "b", "c"] == worker.ids("acknowledged")
-    assert ["Could not settle shop.task[b]"] == caplog.messages
+    assert ["Could not finish shop.task[b]"] == caplog.messages
     assert 0 == worker.in_flight
 
 

@@ -92,7 +92,7 @@ class Completion:
         try:
             succeed(wanted)
         except Exception:
-            logger.exception("Could not settle %d requests at once: one by one", len(wanted))
+            logger.exception("Could not finish %d requests at once: one by one", len(wanted))
             self.notify(
                 Notification(request, request.on_success, (_SUCCESS,)) for request in wanted
             )

@@ -261,9 +261,9 @@ class BatchJob:
             self._on_failure(answer)
             return
         requests = self._close()
-        if len(answer.settled) != len(requests):  # never; but each caller must get an answer
-            settled, asked = len(answer.settled), len(requests)
-            what = f"the pool process settled {settled} of {asked} requests"
+        if len(answer.results) != len(requests):  # never; but each caller must get an answer
+            found, asked = len(answer.results), len(requests)
+            what = f"the pool process returned {found} results for {asked} requests"
             einfo = error_info(BatchError(what))
             self._end(after_failure(self.task, requests, einfo, began=self.began, was_alone=False))
             return

@@ -55,7 +55,7 @@ class Notification:
             with self.request.acknowledging_last():
                 self.handler(*self.arguments)
         except Exception as error:
-            logger.exception("Could not settle %s[%s]", self.request.name, self.request.id)
+            logger.exception("Could not finish %s[%s]", self.request.name, self.request.id)
             return self.request.acknowledged or self._fail(error)
         return True
 

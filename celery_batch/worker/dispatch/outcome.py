@@ -30,7 +30,7 @@ __all__ = [
     "BatchEnd",
     "FollowUp",
     "Refused",
-    "Settled",
+    "TraceResult",
     "Unanswered",
     "after_answer",
     "after_failure",
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 _GRACE = 4.0
 
 #: What Celery's request handler expects of a finished task: failed, result or error, runtime.
-Settled = tuple[int, Any, float]
+TraceResult = tuple[int, Any, float]
 
 
 class Unanswered(Enum):
@@ -74,7 +74,7 @@ class BatchEnd:
     What a pool process returns for a batch.
 
     Args:
-        settled: For each request what Celery's tracer returned, in order; the error of
+        results: For each request what Celery's tracer returned, in order; the error of
             one whose failure is still to be stored; `Refused` for a malformed one; None for
             one that has no answer and is to run again.
         work: What the model did for it.
@@ -83,7 +83,7 @@ class BatchEnd:
         unanswered: Why some requests have no answer, if some have none.
     """
 
-    settled: list[Settled | ExceptionInfo | Refused | None]
+    results: list[TraceResult | ExceptionInfo | Refused | None]
     work: Work = NO_WORK
     safe_size: int | None = None
     broken: str | None = None
@@ -131,15 +131,15 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Fol
     """
     follow_up = FollowUp()
     notify = follow_up.notifications.append
-    for request, settled in zip(requests, end.settled, strict=True):
-        if isinstance(settled, Refused):
-            follow_up.refused.append((request, settled.reason))
-        elif isinstance(settled, ExceptionInfo):
-            notify(Notification(request, request.on_failure, (settled,)))
-        elif settled is not None and not settled[0] and is_routine(request):
+    for request, result in zip(requests, end.results, strict=True):
+        if isinstance(result, Refused):
+            follow_up.refused.append((request, result.reason))
+        elif isinstance(result, ExceptionInfo):
+            notify(Notification(request, request.on_failure, (result,)))
+        elif result is not None and not result[0] and is_routine(request):
             follow_up.succeeded.append(request)
-        elif settled is not None:
-            notify(Notification(request, request.on_success, (settled,)))
+        elif result is not None:
+            notify(Notification(request, request.on_success, (result,)))
         elif request.has_expired:
             notify(Notification(request, request.revoked, ()))
         elif end.unanswered is not Unanswered.NOT_STARTED and not request.task.acks_late:

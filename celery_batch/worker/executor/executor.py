@@ -39,7 +39,13 @@ from celery_batch.runtime.runner import Outcome
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_WORK
-from celery_batch.worker.dispatch.outcome import BatchEnd, Refused, Settled, Unanswered, error_info
+from celery_batch.worker.dispatch.outcome import (
+    BatchEnd,
+    Refused,
+    TraceResult,
+    Unanswered,
+    error_info,
+)
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.fast_trace import (
     FastItem,
@@ -132,8 +138,8 @@ class _BatchTrace:
         self._payload = payload
         self._run_model = run_model
         self._accept = prepare_accept_content(task.app.conf.accept_content)
-        #: What Celery's worker is told of each request.
-        self._settled: list[Settled | ExceptionInfo | Refused | None] = [None] * len(payload)
+        #: The result of each request for Celery's worker.
+        self._results: list[TraceResult | ExceptionInfo | Refused | None] = [None] * len(payload)
         #: The rows of the items to run, and the model's outcomes, by the items' indexes.
         self._rows: dict[int, CallRows] = {}
         self._outcomes: dict[int, Outcome] = {}
@@ -167,9 +173,9 @@ class _BatchTrace:
             return BatchEnd([None] * count, work, unanswered=Unanswered.NOT_STORED)
         except Exception as error:
             logger.exception("Could not store the results of a batch")
-            self._settled = [self._fail(delivery, error) for delivery in self._payload]
+            self._results = [self._fail(delivery, error) for delivery in self._payload]
         return BatchEnd(
-            self._settled,
+            self._results,
             work=self._call.work if self._call else NO_WORK,
             safe_size=self._task._batch_runner.safe_size.largest,
             broken=broken_device(),
@@ -211,7 +217,7 @@ class _BatchTrace:
             self._enter(place + 1)
             return self._outcomes[index]
 
-        self._settle(index, answer)
+        self._trace_item(index, answer)
         if not has_run:  # the tracer did not call run: a hook raised, or the task ran before
             self._enter(place + 1)
 
@@ -219,20 +225,20 @@ class _BatchTrace:
         """Store the successes of the fast items; others go through their tracers."""
         for index, item in self._fast_items.items():
             outcome = self._outcomes[index]
-            settled = None
+            result = None
             if self._fast_trace is not None and outcome.error is None and not outcome.again:
-                settled = self._fast_trace.store(item, outcome.value, self._waited)
-            if settled is not None:
-                self._settled[index] = settled
+                result = self._fast_trace.store(item, outcome.value, self._waited)
+            if result is not None:
+                self._results[index] = result
             else:
-                self._settle(index, partial(_return, outcome))
+                self._trace_item(index, partial(_return, outcome))
 
-    def _settle(self, index: int, answer: Answer) -> None:
-        settled = self._trace(self._payload[index], answer)
+    def _trace_item(self, index: int, answer: Answer) -> None:
+        result = self._trace(self._payload[index], answer)
         outcome = self._outcomes.get(index)
-        self._settled[index] = None if outcome is not None and outcome.again else settled
+        self._results[index] = None if outcome is not None and outcome.again else result
 
-    def _trace(self, delivery: Delivery, answer: Answer) -> Settled | ExceptionInfo | Refused:
+    def _trace(self, delivery: Delivery, answer: Answer) -> TraceResult | ExceptionInfo | Refused:
         task = self._task
         try:
             args, kwargs, embed = delivery.decode(self._accept)
@@ -254,7 +260,7 @@ class _BatchTrace:
             runtime = max(runtime - self._waited, 0.0)
         return (1, retval, runtime) if info else (0, shown, runtime)
 
-    def _fail(self, delivery: Delivery, error: Exception) -> Settled | ExceptionInfo:
+    def _fail(self, delivery: Delivery, error: Exception) -> TraceResult | ExceptionInfo:
         """Store a failure that no tracer has stored; the worker stores it if that fails."""
         einfo, backend = error_info(error), self._task.backend
         if not self._can_store:

@@ -29,7 +29,7 @@ from celery_batch.compat.kombu import decodes_json
 from celery_batch.decoding import decode_json
 from celery_batch.protocol import REPLY_HEADER, ROWS
 from celery_batch.task import BatchTask
-from celery_batch.worker.dispatch.outcome import Settled
+from celery_batch.worker.dispatch.outcome import TraceResult
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.redis.result_store import ResultBuffer, named_channel
 
@@ -138,7 +138,7 @@ class FastTrace:
             return None
         return FastItem(request, args, kwargs, row)
 
-    def store(self, item: FastItem, value: Any, waited: float) -> Settled | None:
+    def store(self, item: FastItem, value: Any, waited: float) -> TraceResult | None:
         """
         Store and log an item's success.
 

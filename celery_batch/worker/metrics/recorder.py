@@ -24,7 +24,13 @@ from celery_batch.task import BatchTask
 from celery_batch.telemetry.meter import Meter
 from celery_batch.telemetry.report import NO_WORK, BatchReport, End, Outcome
 from celery_batch.worker.dispatch.job import BatchJob
-from celery_batch.worker.dispatch.outcome import BatchEnd, FollowUp, Refused, Settled, Unanswered
+from celery_batch.worker.dispatch.outcome import (
+    BatchEnd,
+    FollowUp,
+    Refused,
+    TraceResult,
+    Unanswered,
+)
 
 __all__ = ["BatchRecorder"]
 
@@ -48,7 +54,7 @@ def _end_of(job: BatchJob) -> End:
     """Return how a batch ended as a whole."""
     answer = job.answer
     if answer is not None:
-        return _ENDS[answer.unanswered] if None in answer.settled else End.ANSWERED
+        return _ENDS[answer.unanswered] if None in answer.results else End.ANSWERED
     error = _unwrapped(job.error)
     if isinstance(error, TimeLimitExceeded):
         return End.TIME_LIMIT
@@ -79,18 +85,18 @@ def _outcome(request: Any, answer: BatchEnd | None, number: int) -> Outcome:
         return Outcome.REVOKED
     if answer is None:  # a cancelled request goes back to the broker
         return Outcome.AGAIN if request.is_cancelled else Outcome.FAILED
-    settled = answer.settled[number]
-    if settled is None:
+    result = answer.results[number]
+    if result is None:
         return Outcome.EXPIRED if request.has_expired else Outcome.FAILED
-    return Outcome.REJECTED if isinstance(settled, Refused) else _settled(settled)
+    return Outcome.REJECTED if isinstance(result, Refused) else _outcome_of(result)
 
 
-def _settled(settled: Settled | ExceptionInfo) -> Outcome:
-    if isinstance(settled, ExceptionInfo):
+def _outcome_of(result: TraceResult | ExceptionInfo) -> Outcome:
+    if isinstance(result, ExceptionInfo):
         return Outcome.FAILED
-    if not settled[0]:
+    if not result[0]:
         return Outcome.SUCCEEDED
-    error = _unwrapped(settled[1].exception)
+    error = _unwrapped(result[1].exception)
     if isinstance(error, Retry):
         return Outcome.RETRIED
     return Outcome.REJECTED if isinstance(error, (Ignore, Reject)) else Outcome.FAILED
