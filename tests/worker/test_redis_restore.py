@@ -1,4 +1,4 @@
-"""Messages that somebody held, given back on a real Redis."""
+"""Messages of dead workers, put back on a real Redis."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def place(broker: str) -> Iterator[Any]:
 
 
 def hold(place: Any, tag: str, *, flag: str = "0", owner: str = "other", **headers: Any) -> Keys:
-    """Write a message down as another worker would have."""
+    """Record a message as another worker would have."""
     keys = Keys.of(place.channel, owner)
     message = {
         "body": "W10=",
@@ -54,93 +54,93 @@ def queued(place: Any) -> list[dict[str, Any]]:
 
 
 def left(place: Any) -> set[str]:
-    """Return the keys that are left of the books."""
+    """Return the remaining keys of kombu's and our records."""
     return {key.decode() for key in place.client.keys(f"{PREFIX}unacked*")}
 
 
-def test_a_rescue_marks_and_counts(place: Any):
-    """What ran counts one loss more, what waited none; both say that they come again."""
+def test_restoring_marks_and_counts(place: Any):
+    """A running message counts one more loss, a waiting one none; both are marked redelivered."""
     hold(place, "ran", flag="1", batch_losses=1)
     keys = hold(place, "waited")
     restorer = Restorer(place.channel, place.client, keys)
-    given = restorer.restore_dead("other", alive="")
+    restored = restorer.restore_dead("other", alive="")
     found = {message["headers"]["id"]: message for message in queued(place)}
 
-    assert 2 == given
+    assert 2 == restored
     assert {"id": "ran", "batch_losses": 2, "redelivered": True} == found["ran"]["headers"]
     assert {"id": "waited", "redelivered": True} == found["waited"]["headers"]
     assert found["ran"]["properties"]["delivery_info"]["redelivered"]
     assert set() == left(place)
 
 
-@pytest.mark.parametrize("forged", ["many", None, -3, True, 1.5], ids=repr)
-def test_a_forged_count_counts_as_none(place: Any, forged: object):
-    """Whatever a message claims, the count stays a whole number."""
-    keys = hold(place, "ran", flag="1", batch_losses=forged)
+@pytest.mark.parametrize("invalid", ["many", None, -3, True, 1.5], ids=repr)
+def test_an_invalid_count_counts_as_none(place: Any, invalid: object):
+    """For any value in the message, the count stays a whole number."""
+    keys = hold(place, "ran", flag="1", batch_losses=invalid)
     Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
 
     assert [1] == [message["headers"]["batch_losses"] for message in queued(place)]
 
 
-def test_two_rescuers_give_a_message_back_once(place: Any):
-    """However many workers notice a death at the same moment."""
+def test_several_workers_restore_a_message_once(place: Any):
+    """Even if several workers notice a death at the same moment."""
     tags = [f"m{n}" for n in range(250)]
     for tag in tags:
         keys = hold(place, tag)
-    start, given = Barrier(4), []
+    start, restored = Barrier(4), []
 
-    def rescue() -> None:
+    def restore() -> None:
         restorer = Restorer(place.channel, place.client, keys)
         start.wait(10)
-        given.append(restorer.restore_dead("other", alive=""))
+        restored.append(restorer.restore_dead("other", alive=""))
 
-    rescuers = [Thread(target=rescue) for _ in range(4)]
-    for each in rescuers:
+    threads = [Thread(target=restore) for _ in range(4)]
+    for each in threads:
         each.start()
-    for each in rescuers:
+    for each in threads:
         each.join(30)
 
-    assert 250 == sum(given)
+    assert 250 == sum(restored)
     assert sorted(tags) == sorted(message["headers"]["id"] for message in queued(place))
     assert set() == left(place)
 
 
-def test_who_came_back_to_life_keeps_its_messages(place: Any):
-    """The sign of life is looked at in the very step that moves a message."""
+def test_a_worker_that_is_alive_again_keeps_its_messages(place: Any):
+    """The script that moves a message checks the `alive` key in the same step."""
     keys = hold(place, "mine")
     place.client.set(keys.alive, "I live")
-    given = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
+    restored = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
 
-    assert 0 == given
+    assert 0 == restored
     assert [] == queued(place)
     assert place.client.hexists(keys.unacked, "mine")
 
 
-def test_a_message_that_has_found_another_worker_is_left_to_it(place: Any):
-    """Given back by a visibility timeout and read again, it is no longer the dead one's."""
+def test_a_message_of_another_worker_stays_with_it(place: Any):
+    """After a visibility timeout it may be another worker's, and no longer the dead one's."""
     keys = hold(place, "moved")
     hold(place, "moved", owner="living")
-    given = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
+    restored = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
 
-    assert 0 == given
+    assert 0 == restored
     assert b"living" == place.client.hget(keys.owner_of, "moved")
     assert not place.client.exists(keys.held)
 
 
-def test_an_entry_that_cannot_be_read_stays_and_spoils_nothing(place: Any):
-    """The others come back; what is unreadable is kept for a person to see."""
+def test_an_unreadable_entry_stays_alone(place: Any):
+    """The other messages are restored; the unreadable one is kept."""
     hold(place, "broken")
     keys = hold(place, "good")
     place.client.hset(keys.unacked, "broken", "[{")
-    given = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
+    restored = Restorer(place.channel, place.client, keys).restore_dead("other", alive="")
 
-    assert 1 == given
+    assert 1 == restored
     assert b"[{" == place.client.hget(keys.unacked, "broken")
     assert not place.client.exists(keys.held, keys.owners)
 
 
-def test_a_sweep_spares_what_a_living_worker_holds(place: Any):
-    """Also where that was too busy to refresh it in time; a stock worker's goes back."""
+def test_the_visibility_timeout_spares_live_workers(place: Any):
+    """Even if a worker was too busy to refresh in time; a stock worker's message is restored."""
     keys = hold(place, "living", owner="living")
     place.client.set(keys.alive, "I live")
     hold(place, "dead")
@@ -148,14 +148,14 @@ def test_a_sweep_spares_what_a_living_worker_holds(place: Any):
     hold(place, "stock")
     place.client.hdel(keys.owner_of, "stock")
     place.client.zadd(keys.index, {"living": 1, "dead": 1, "stock": 1})
-    given = Restorer(place.channel, place.client, keys).restore_expired(5, None)
+    restored = Restorer(place.channel, place.client, keys).restore_expired(5, None)
 
-    assert 2 == given
+    assert 2 == restored
     assert {"dead", "stock"} == {message["headers"]["id"] for message in queued(place)}
 
 
 def test_a_message_goes_to_either_end(place: Any):
-    """To the front when it comes back, to the end when it is put back on purpose."""
+    """To the front when it is redelivered, to the end when it is put there on purpose."""
     for tag in ("front", "middle", "end"):
         keys = hold(place, tag)
     restorer = Restorer(place.channel, place.client, keys)
@@ -165,8 +165,8 @@ def test_a_message_goes_to_either_end(place: Any):
     assert ["front", "middle", "end"] == [message["headers"]["id"] for message in queued(place)]
 
 
-def test_a_lease_takes_over_from_one_that_lapsed_and_leaves_nothing_behind(place: Any):
-    """Orphans of another machine come back once their lease is over; the end is tidy."""
+def test_a_lease_takes_over_from_an_expired_one_and_leaves_nothing_behind(place: Any):
+    """Messages of another machine are restored once their lease expires; no key is left."""
     hold(place, "orphan", flag="1")
     lease = Lease(place.channel, "w1@here", 1.0, on_doubt=lambda: None)
     lease.open()
@@ -179,8 +179,8 @@ def test_a_lease_takes_over_from_one_that_lapsed_and_leaves_nothing_behind(place
     assert set() == left(place)
 
 
-def test_a_lease_that_was_taken_for_lapsed_says_so(place: Any):
-    """When its sign of life is gone, others may have acted on that."""
+def test_a_lease_that_expired_is_in_doubt(place: Any):
+    """Once its `alive` key is gone, others may have taken its messages."""
     doubts: list[bool] = []
     lease = Lease(place.channel, "w1@here", 2.0, on_doubt=lambda: doubts.append(True))
     lease.open()
@@ -193,8 +193,8 @@ def test_a_lease_that_was_taken_for_lapsed_says_so(place: Any):
     assert not lease.in_doubt
 
 
-#: How a worker of an earlier version asks whom to look after: those whose sign of life is
-#: gone, and those of its machine.
+#: The script with which a worker of an earlier version finds owners to check: those without
+#: an `alive` key, and those of its machine.
 EARLIER = """
 local found = {}
 for _, owner in ipairs(redis.call('SMEMBERS', KEYS[1])) do
@@ -208,8 +208,8 @@ return found
 
 
 @pytest.mark.parametrize("ends", ["on this machine", "elsewhere"])
-def test_worker_of_an_earlier_version_is_seen_to(place: Any, ends: str):
-    """During an upgrade: it says nowhere when it is due, lives for a while, and is killed."""
+def test_messages_of_an_earlier_version_are_restored(place: Any, ends: str):
+    """During an upgrade: it does not record when its lease expires, and is killed."""
     keys = hold(place, "orphan", owner="earlier")
     facts = json.loads(describe_self("w0@here"))
     elsewhere = json.dumps({**facts, "machine": "elsewhere"}, sort_keys=True)
@@ -232,8 +232,8 @@ def test_worker_of_an_earlier_version_is_seen_to(place: Any, ends: str):
     assert set() == left(place)
 
 
-def test_worker_of_an_earlier_version_sees_ours(place: Any):
-    """During an upgrade: should ours die, it finds and rescues what ours held."""
+def test_worker_of_an_earlier_version_finds_ours(place: Any):
+    """During an upgrade: if ours dies, it finds its messages."""
     lease = Lease(place.channel, "w1@here", 15.0, on_doubt=lambda: None)
     lease.open()
     keys = lease.keys
@@ -244,8 +244,8 @@ def test_worker_of_an_earlier_version_sees_ours(place: Any):
     assert [[keys.owner.encode(), describe_self("w1@here").encode()]] == found
 
 
-def test_one_worker_of_a_machine_searches(place: Any):
-    """When it ends, another one does; with the last of them no trace of that is left."""
+def test_one_worker_of_a_machine_is_its_sweeper(place: Any):
+    """When it ends, another one does; after the last one no key is left."""
     first, second = (
         Lease(place.channel, f"w{n}@here", 1.0, on_doubt=lambda: None) for n in range(2)
     )
@@ -264,8 +264,8 @@ def test_one_worker_of_a_machine_searches(place: Any):
     assert set() == left(place)
 
 
-def test_all_that_a_worker_holds_is_refreshed(place: Any):
-    """However much that is: it is done in pieces."""
+def test_all_messages_of_a_worker_are_refreshed(place: Any):
+    """Even if there are many: it is done in parts."""
     tags = {f"m{n}": "0" for n in range(1500)}
     lease = Lease(place.channel, "w1@here", 1.0, on_doubt=lambda: None)
     place.client.hset(lease.keys.held, mapping=tags)

@@ -1,4 +1,4 @@
-"""Results in a Redis backend: stored as Celery stores them, many at once, and told of."""
+"""Results in a Redis backend: stored as by Celery, many at once, with notifications."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ STATES = {
 
 
 def same(x):
-    """Return what came."""
+    """Return the argument."""
     return x
 
 
 @pytest.fixture
 def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
-    """A connection to the Redis of this test, which begins empty."""
+    """A connection to the Redis of this test, which is empty."""
     emptied(redis_server)
     with redis.Redis(unix_socket_path=str(redis_server.directory / "redis.sock")) as client:
         yield client
@@ -73,7 +73,7 @@ def client(redis_server: RedisServer) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 def make_app(broker: str, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Celery]:
-    """Make an app with these settings, with one batch task, whose time stands still."""
+    """Return a function that makes an app with one batch task, at a fixed time."""
     monkeypatch.setattr(RedisStore, "without_scripts_until", 0.0)
     monkeypatch.setattr(RedisStore, "_has_warned", False)
 
@@ -96,7 +96,7 @@ def store(app: Celery, *stored: tuple[str, str, Any], **options: Any) -> None:
 
 
 def context(task_id: str, **fields: Any) -> Context:
-    """Return what Celery knows of a running task."""
+    """Return Celery's context of a running task."""
     about = {"task": "results.same", "args": [1], "kwargs": {"y": 2}, "hostname": "w@here"}
     info = {"delivery_info": {"routing_key": "celery"}, "parent_id": "parent", "group": "group"}
     return Context(id=task_id, **about, **info, **fields)
@@ -116,7 +116,7 @@ def listen(client: redis.Redis, *channels: str) -> Any:
     return subscription
 
 
-def heard(subscription: Any) -> list[tuple[str, bytes]]:
+def received(subscription: Any) -> list[tuple[str, bytes]]:
     """Return what has been published on the channels, in order."""
     messages = []
     while message := subscription.get_message(timeout=0.2):
@@ -127,7 +127,7 @@ def heard(subscription: Any) -> list[tuple[str, bytes]]:
 @pytest.mark.parametrize("extended", [True, False], ids=["extended", "brief"])
 @pytest.mark.parametrize("serializer", SERIALIZERS)
 @pytest.mark.parametrize("state", STATES)
-def test_what_is_stored_is_celery_s(
+def test_results_are_stored_as_by_celery(
     make_app: Callable[..., Celery],
     client: redis.Redis,
     state: str,
@@ -142,14 +142,14 @@ def test_what_is_stored_is_celery_s(
     backend = app._get_backend()
     backend.store_result("one", STATES[state], state, request=context("one"))
     expected = client.get("celery-task-meta-one"), client.ttl("celery-task-meta-one")
-    told = heard(subscription)
+    told = received(subscription)
     client.flushall()
     store(app, ("one", state, STATES[state]))
     actual = client.get("celery-task-meta-one"), client.ttl("celery-task-meta-one")
 
     assert expected == actual
     assert expected[0]
-    assert told == heard(subscription)
+    assert told == received(subscription)
     subscription.close()
 
 
@@ -181,7 +181,7 @@ def test_settings_of_the_backend_are_kept(
 
 
 def standing(status: str, how: str) -> bytes:
-    """Return a stored state in one of the forms in which it may be found."""
+    """Return a stored state in one of several forms."""
     meta = {"status": status, "result": [[]], "task_id": "one"}
     match how:
         case "celery's json":
@@ -207,10 +207,10 @@ FORMS = ["celery's json", "other json", "deep json"]
         (states.STARTED, states.SUCCESS),
     ],
 )
-def test_what_is_final_stands(
+def test_final_results_are_not_overwritten(
     make_app: Callable[..., Celery], client: redis.Redis, before: str, after: str, form: str
 ):
-    """A success or a revocation in any JSON is not overwritten; what is no end is."""
+    """A success or a revocation in any JSON is not overwritten; other states are."""
     client.set("celery-task-meta-one", standing(before, form))
     store(make_app(), ("one", states.SUCCESS, "new"))
     stored = json.loads(client.get("celery-task-meta-one"))
@@ -221,10 +221,10 @@ def test_what_is_final_stands(
 
 @pytest.mark.parametrize("serializer", ["yaml", "msgpack", "pickle", "json"])
 @pytest.mark.parametrize("before", [states.SUCCESS, states.FAILURE])
-def test_what_redis_cannot_read_python_judges(
+def test_results_that_redis_cannot_read_are_read_in_python(
     make_app: Callable[..., Celery], client: redis.Redis, before: str, serializer: str
 ):
-    """In other forms than JSON, or compressed, a success stands and a failure does not."""
+    """In other formats or compressed, a success is kept and a failure overwritten."""
     compression = "zlib" if serializer == "json" else None
     app = make_app(result_serializer=serializer, result_compression=compression)
     store(app, ("one", before, STATES[before]), ("other", states.FAILURE, ValueError("x")))
@@ -252,8 +252,8 @@ def test_a_batch_takes_one_round_trip(make_app: Callable[..., Celery], client: r
     assert "cmdstat_mget" not in client.info("commandstats")
 
 
-def test_large_results_go_in_pieces(make_app: Callable[..., Celery], client: redis.Redis):
-    """No script carries more than about a megabyte, unless one result is larger."""
+def test_large_results_take_several_scripts(make_app: Callable[..., Celery], client: redis.Redis):
+    """No script has more than about a megabyte, unless one result is larger."""
     app = make_app()
     store(app, ("first", states.SUCCESS, 0))
     client.config_resetstat()
@@ -263,10 +263,10 @@ def test_large_results_go_in_pieces(make_app: Callable[..., Celery], client: red
     assert {400_000} == {len(app.AsyncResult(f"large{n}").result) for n in range(8)}
 
 
-def test_each_client_hears_once_of_all_its_results(
+def test_each_client_gets_one_notification_of_all_its_results(
     make_app: Callable[..., Celery], client: redis.Redis
 ):
-    """One message for each reply channel: ids and values, as they are stored, in order."""
+    """One message for each reply channel has ids and stored values in order."""
     app = make_app()
     subscription = listen(client, HERE, THERE)
     task = app.tasks["results.same"]
@@ -276,7 +276,7 @@ def test_each_client_hears_once_of_all_its_results(
             request = context(task_id, **({REPLY_HEADER: channel} if channel else {}))
             state, value = (states.RETRY, KeyError()) if task_id == "e" else (states.SUCCESS, "Ü")
             task.backend.store_result(task_id, value, state, request=request)
-    messages = {channel: read_replies(payload) for channel, payload in heard(subscription)}
+    messages = {channel: read_replies(payload) for channel, payload in received(subscription)}
     stored = {name: client.get(f"celery-task-meta-{name}") for name in channels}
     subscription.close()
 
@@ -287,25 +287,29 @@ def test_each_client_hears_once_of_all_its_results(
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
-def test_what_stands_is_told(make_app: Callable[..., Celery], client: redis.Redis, serializer: str):
-    """Whoever asks for what has succeeded before hears of that success, not of the late news."""
+def test_clients_are_notified_of_the_stored_result(
+    make_app: Callable[..., Celery], client: redis.Redis, serializer: str
+):
+    """If the task has succeeded before, the notification has that success."""
     app = make_app(result_serializer=serializer)
     store(app, ("one", states.SUCCESS, "first"))
     first = client.get("celery-task-meta-one")
     subscription = listen(client, HERE)
     store(app, ("one", states.FAILURE, ValueError("late")), **{REPLY_HEADER: HERE})
-    ((_, payload),) = heard(subscription)
+    ((_, payload),) = received(subscription)
     subscription.close()
 
     assert [("one", first)] == read_replies(payload)
 
 
-def test_what_is_large_is_not_sent_along(make_app: Callable[..., Celery], client: redis.Redis):
-    """Of a large result a client hears that it is there, and reads it where it is stored."""
+def test_large_results_are_not_in_notifications(
+    make_app: Callable[..., Celery], client: redis.Redis
+):
+    """A client is notified that a large result is stored, and reads it itself."""
     subscription = listen(client, HERE)
     results = (("small", states.SUCCESS, "x"), ("large", states.SUCCESS, "x" * 300_000))
     store(make_app(), *results, **{REPLY_HEADER: HERE})
-    ((_, payload),) = heard(subscription)
+    ((_, payload),) = received(subscription)
     subscription.close()
 
     assert [("small", False), ("large", True)] == [
@@ -320,23 +324,23 @@ def test_what_is_large_is_not_sent_along(make_app: Callable[..., Celery], client
         *(REPLY_CHANNEL + "\ud800", REPLY_CHANNEL + "\n"),
     ],
 )
-def test_channel_that_is_no_name_is_nobody_s(
+def test_invalid_channels_are_ignored(
     make_app: Callable[..., Celery], client: redis.Redis, name: Any
 ):
-    """The header comes from the wire: what cannot be a channel is left alone."""
+    """The header comes from the network: a value that is no reply channel is ignored."""
     store(make_app(), ("one", states.SUCCESS, 1), **{REPLY_HEADER: name})
 
     assert client.get("celery-task-meta-one")
     assert "" == named_channel(name)
 
 
-def test_storing_twice_does_no_harm(make_app: Callable[..., Celery], client: redis.Redis):
-    """A script whose answer was lost is run again: the first result stands, and is told again."""
+def test_storing_is_idempotent(make_app: Callable[..., Celery], client: redis.Redis):
+    """A script whose reply was lost runs again: the first result stays, and is notified again."""
     app = make_app()
     subscription = listen(client, HERE)
     for value in ("first", "second"):
         store(app, ("one", states.SUCCESS, value), **{REPLY_HEADER: HERE})
-    payloads = [payload for _, payload in heard(subscription)]
+    payloads = [payload for _, payload in received(subscription)]
     subscription.close()
 
     assert "first" == app.AsyncResult("one").result
@@ -346,20 +350,20 @@ def test_storing_twice_does_no_harm(make_app: Callable[..., Celery], client: red
 
 @pytest.fixture
 def without_scripts(client: redis.Redis, broker: str) -> Iterator[str]:
-    """The URL of a user who may do everything but run scripts."""
+    """The URL of a user who may do everything except run scripts."""
     rules = ("on", "nopass", "~*", "&*", "+@all", "-@scripting")
     client.execute_command("ACL", "SETUSER", "plain", "reset", *rules)
     yield broker.replace("://", "://plain:any@", 1)
     client.acl_deluser("plain")
 
 
-def test_without_scripts_the_same_is_stored_and_told(
+def test_without_scripts_the_outcome_is_the_same(
     make_app: Callable[..., Celery],
     client: redis.Redis,
     without_scripts: str,
     caplog: pytest.LogCaptureFixture,
 ):
-    """Where Redis lets us run no script the same happens in steps, and one warning says so."""
+    """If Redis runs no scripts the same happens in several steps, with one warning."""
     app = make_app()
     app.conf.result_backend = without_scripts
     client.set("celery-task-meta-old", standing(states.SUCCESS, "celery's json"))
@@ -368,7 +372,7 @@ def test_without_scripts_the_same_is_stored_and_told(
         for n in range(2):
             results = ((name, states.SUCCESS, n) for name in ("old", f"new{n}"))
             store(app, *results, **{REPLY_HEADER: HERE})
-    told = [read_replies(payload) for _, payload in heard(subscription)]
+    told = [read_replies(payload) for _, payload in received(subscription)]
     subscription.close()
 
     assert 1 == len([each for each in caplog.records if "no script" in each.message])
@@ -382,10 +386,10 @@ def scripts_run(client: redis.Redis) -> int:
     return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
 
 
-def test_forbidden_scripts_of_one_backend_are_run_for_another(
+def test_scripts_are_refused_for_each_backend_by_itself(
     make_app: Callable[..., Celery], client: redis.Redis, without_scripts: str
 ):
-    """What one user of a Redis may not do is no reason for the others to go without."""
+    """Another user of the same Redis may run scripts."""
     poor, rich = make_app(), make_app()
     poor.conf.result_backend = without_scripts
     store(rich, ("none", states.SUCCESS, 0))  # the server has the script from here on
@@ -397,13 +401,13 @@ def test_forbidden_scripts_of_one_backend_are_run_for_another(
     assert [1, 2] == [rich.AsyncResult(name).result for name in ("one", "two")]
 
 
-def test_scripts_are_tried_again_when_the_rules_are_mended(
+def test_scripts_are_tried_again_later(
     make_app: Callable[..., Celery],
     client: redis.Redis,
     without_scripts: str,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Nobody has to restart the worker for it."""
+    """After the ACL has been changed no restart is needed."""
     monkeypatch.setattr("celery_batch.worker.redis.result_store._TRY_AGAIN", 0.0, raising=False)
     app = make_app()
     app.conf.result_backend = without_scripts
@@ -416,10 +420,10 @@ def test_scripts_are_tried_again_when_the_rules_are_mended(
     assert 1 == scripts_run(client)
 
 
-def test_script_that_fails_once_is_run_the_next_time(
+def test_script_that_fails_once_runs_the_next_time(
     make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    """Say somebody has killed it: its results are stored in steps, and later ones at once."""
+    """If it was killed, for example, its results are stored in steps, and later ones at once."""
     app = make_app()
     store(app, ("none", states.SUCCESS, 0))  # the server has the script from here on
     run = RedisStore._run_script
@@ -437,13 +441,13 @@ def test_script_that_fails_once_is_run_the_next_time(
     assert [1, 2] == [app.AsyncResult(name).result for name in ("one", "two")]
 
 
-def test_client_that_may_not_be_told_keeps_nobody_from_being_stored(
+def test_failed_notifications_do_not_affect_storing(
     make_app: Callable[..., Celery],
     client: redis.Redis,
     broker: str,
     caplog: pytest.LogCaptureFixture,
 ):
-    """Where the rules forbid a reply channel results are stored, and one warning says so."""
+    """If the ACL forbids a reply channel, results are stored, with one warning."""
     rules = ("on", "nopass", "~*", "resetchannels", "&celery-task-meta-*", "+@all")
     client.execute_command("ACL", "SETUSER", "narrow", "reset", *rules)
     app = make_app()
@@ -457,8 +461,8 @@ def test_client_that_may_not_be_told_keeps_nobody_from_being_stored(
     assert 1 == len([each for each in caplog.records if "notify a client" in each.message])
 
 
-def test_full_memory_is_reported_as_such(make_app: Callable[..., Celery], client: redis.Redis):
-    """A Redis without room is one that may have room later, and is not without scripts."""
+def test_full_memory_is_a_temporary_error(make_app: Callable[..., Celery], client: redis.Redis):
+    """A full Redis may have room later, and scripts are still used."""
     app = make_app()
     backend = app.tasks["results.same"].backend
     recorder = Recorder.of(backend)
@@ -473,10 +477,10 @@ def test_full_memory_is_reported_as_such(make_app: Callable[..., Celery], client
     assert 0.0 == recorder._store.without_scripts_until
 
 
-def test_what_is_too_large_is_the_item_s_error(
+def test_a_result_that_is_too_large_is_the_items_error(
     make_app: Callable[..., Celery], monkeypatch: pytest.MonkeyPatch
 ):
-    """A result that Redis would not take is refused when it is stored, as by Celery."""
+    """A result that Redis cannot store is refused, as by Celery."""
     app = make_app()
     monkeypatch.setattr(RedisBackend, "_MAX_STR_VALUE_SIZE", 1000)
     with pytest.raises(BackendStoreError, match="too large"):
@@ -487,14 +491,14 @@ def test_what_is_too_large_is_the_item_s_error(
 @pytest.mark.parametrize(
     ("state", "told"), [("FAILURE", True), ("REVOKED", True), ("SUCCESS", True), ("RETRY", False)]
 )
-def test_every_end_is_told_whoever_stores_it(
+def test_clients_are_notified_of_every_end(
     make_app: Callable[..., Celery],
     client: redis.Redis,
     state: str,
     told: bool,  # noqa: FBT001
     bulk: bool,  # noqa: FBT001
 ):
-    """Celery's own handlers tell the client of each end that they store, on every path."""
+    """Also of ends that Celery's own handlers store, on every path."""
     app = make_app(batch_bulk=bulk)
     notify_clients(app, [])
     subscription = listen(client, HERE)
@@ -508,16 +512,16 @@ def test_every_end_is_told_whoever_stores_it(
             app.backend.mark_as_done("one", 1, request=request)
         case "RETRY":
             app.backend.mark_as_retry("one", ValueError("x"), request=request)
-    replies = [read_replies(payload) for _, payload in heard(subscription)]
+    replies = [read_replies(payload) for _, payload in received(subscription)]
     subscription.close()
 
     assert [[("one", client.get("celery-task-meta-one"))]] * told == replies
 
 
-def test_what_is_stored_stands_though_it_cannot_be_told(
+def test_a_lost_connection_after_storing_is_no_error(
     make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    """Redis goes away between storing and telling: the caller of the backend hears of success."""
+    """Redis goes away between storing and notifying: storing has succeeded."""
     app = make_app(batch_bulk=False)
     notify_clients(app, [])
     backend, looks = app.backend, []
@@ -536,10 +540,10 @@ def test_what_is_stored_stands_though_it_cannot_be_told(
     assert "SUCCESS" == json.loads(client.get("celery-task-meta-one"))["status"]
 
 
-def test_who_is_revoked_by_id_is_told(
+def test_clients_are_notified_of_revokes_by_id(
     make_app: Callable[..., Celery], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    """Remote control revokes by an id; the worker knows whose request that is."""
+    """Remote control revokes by id; the worker knows the request's reply channel."""
     app = make_app()
     notify_clients(app, [])
     held = SimpleNamespace(request_dict={REPLY_HEADER: HERE})
@@ -547,14 +551,14 @@ def test_who_is_revoked_by_id_is_told(
     subscription = listen(client, HERE)
     app.backend.mark_as_revoked("one", reason="revoked", store_result=True)
     app.backend.mark_as_revoked("two", reason="revoked", store_result=True)
-    replies = [read_replies(payload) for _, payload in heard(subscription)]
+    replies = [read_replies(payload) for _, payload in received(subscription)]
     subscription.close()
 
     assert [["one"]] == [[name for name, _ in each] for each in replies]
 
 
-def test_every_thread_tells(make_app: Callable[..., Celery], client: redis.Redis):
-    """Celery has a backend for each thread; all of them tell, and keep to themselves."""
+def test_every_thread_notifies(make_app: Callable[..., Celery], client: redis.Redis):
+    """Celery has a backend for each thread; all of them notify, independently."""
     app = make_app()
     notify_clients(app, app.tasks.values())
     subscription = listen(client, HERE)
@@ -568,14 +572,14 @@ def test_every_thread_tells(make_app: Callable[..., Celery], client: redis.Redis
         thread = threading.Thread(target=fail)
         thread.start()
         thread.join()
-        replies = heard(subscription)
+        replies = received(subscription)
     subscription.close()
 
     assert 1 == len(replies)
 
 
 def test_shared_backend_keeps_threads_apart(make_app: Callable[..., Celery], client: redis.Redis):
-    """With one backend for all threads, a batch keeps back its own thread's results only."""
+    """With one backend for all threads, a batch collects only its own thread's results."""
     app = make_app(result_backend_thread_safe=True)
     task = app.tasks["results.same"]
     with buffered_results(task):
@@ -592,20 +596,20 @@ def test_shared_backend_keeps_threads_apart(make_app: Callable[..., Celery], cli
 
 
 class Derived(RedisBackend):
-    """A backend of the user's own."""
+    """A backend class of the user."""
 
 
-def test_backend_of_one_s_own_stores_by_itself(
+def test_users_backend_stores_by_itself(
     make_app: Callable[..., Celery], client: redis.Redis, broker: str
 ):
-    """A class derived from Celery's stores as it likes; its clients are told afterwards."""
+    """A class derived from Celery's stores by itself; its clients are notified afterwards."""
     app = make_app()
     backend = Derived(app=app, url=broker.removeprefix("redis+"))
     Recorder.of(backend)
     subscription = listen(client, HERE)
     request = context("one", **{REPLY_HEADER: HERE})
     backend.store_result("one", 1, states.SUCCESS, request=request)
-    ((_, payload),) = heard(subscription)
+    ((_, payload),) = received(subscription)
     subscription.close()
 
     assert [("one", client.get("celery-task-meta-one"))] == read_replies(payload)
@@ -615,20 +619,20 @@ ALIKE = batch_facts(3, 0.25, "w@here")
 
 
 def facts_told(payload: bytes) -> dict[str, BatchInfo | None]:
-    """Return what a payload says of each reply's batch."""
+    """Return the facts in a payload for each reply."""
     (facts_id, said), *replies = read_replies(payload)
     assert FACTS_ID == facts_id
     return {name: read_facts(said, number) for number, (name, _) in enumerate(replies)}
 
 
 @pytest.mark.parametrize("way", ["script", "no script", "one by one"])
-def test_client_hears_how_its_answers_were_made(
+def test_notifications_have_the_facts_of_the_model_call(
     make_app: Callable[..., Celery],
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     way: str,
 ):
-    """What is known of the model call is told with the replies, each one's wait apart."""
+    """The facts are sent with the replies, with the wait of each."""
     app = make_app(batch_bulk=way != "one by one")
     monkeypatch.setattr(RedisStore, "without_scripts_until", inf if way == "no script" else 0.0)
     subscription = listen(client, HERE, THERE)
@@ -638,7 +642,7 @@ def test_client_hears_how_its_answers_were_made(
         for name, channel in (("a", HERE), ("b", THERE), ("c", HERE)):
             request = context(name, **{REPLY_HEADER: channel})
             task.backend.store_result(name, name, states.SUCCESS, request=request)
-    told = [(channel, facts_told(payload)) for channel, payload in heard(subscription)]
+    told = [(channel, facts_told(payload)) for channel, payload in received(subscription)]
     subscription.close()
 
     assert {
@@ -650,13 +654,13 @@ def test_client_hears_how_its_answers_were_made(
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["script", "no script"])
-def test_what_stands_was_not_made_by_this_batch(
+def test_earlier_results_have_no_facts(
     make_app: Callable[..., Celery],
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     scripts: bool,  # noqa: FBT001
 ):
-    """An answer that was there before is told without the facts of the batch that came late."""
+    """An earlier result is notified without the facts of the later batch."""
     app = make_app()
     monkeypatch.setattr(RedisStore, "without_scripts_until", 0.0 if scripts else inf)
     store(app, ("one", states.SUCCESS, "first"))
@@ -667,14 +671,14 @@ def test_what_stands_was_not_made_by_this_batch(
         for name in ("one", "two"):
             request = context(name, **{REPLY_HEADER: HERE})
             task.backend.store_result(name, "late", states.SUCCESS, request=request)
-    ((_, payload),) = heard(subscription)
+    ((_, payload),) = received(subscription)
     subscription.close()
 
     assert {"one": None, "two": BatchInfo(3, 0.5, 0.25, "w@here")} == facts_told(payload)
 
 
 def test_facts_end_with_their_batch(make_app: Callable[..., Celery], client: redis.Redis):
-    """What is stored after a batch, or beside it, is told without its facts."""
+    """Results stored after a batch, or beside it, have no facts of it."""
     app = make_app()
     subscription = listen(client, HERE)
     task = app.tasks["results.same"]
@@ -683,27 +687,27 @@ def test_facts_end_with_their_batch(make_app: Callable[..., Celery], client: red
         request = context("other", **{REPLY_HEADER: HERE})
         task.backend.store_result("other", 1, states.SUCCESS, request=request)
     store(app, ("one", states.SUCCESS, "x"), **{REPLY_HEADER: HERE})
-    replies = [name for _, payload in heard(subscription) for name, _ in read_replies(payload)]
+    replies = [name for _, payload in received(subscription) for name, _ in read_replies(payload)]
     subscription.close()
 
     assert ["other", "one"] == replies
 
 
 @pytest.mark.parametrize("way", ["script", "no script", "one by one"])
-def test_start_is_told_under_a_name_of_its_own(
+def test_starts_are_notified_with_a_prefix(
     make_app: Callable[..., Celery],
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     way: str,
 ):
-    """Who names a channel hears of a start too, which nobody can take for an end."""
+    """A client is notified of starts, too, which cannot be taken for ends."""
     app = make_app(batch_bulk=way != "one by one")
     monkeypatch.setattr(RedisStore, "without_scripts_until", inf if way == "no script" else 0.0)
     subscription = listen(client, HERE)
     store(app, ("one", states.STARTED, {"pid": 1}), **{REPLY_HEADER: HERE})
     started = client.get("celery-task-meta-one")
     store(app, ("one", states.SUCCESS, "done"), **{REPLY_HEADER: HERE})
-    told = [read_replies(payload) for _, payload in heard(subscription)]
+    told = [read_replies(payload) for _, payload in received(subscription)]
     subscription.close()
 
     assert "STARTED" == json.loads(started)["status"]
@@ -714,20 +718,20 @@ def test_start_is_told_under_a_name_of_its_own(
 
 
 @pytest.mark.parametrize("scripts", [True, False], ids=["script", "no script"])
-def test_start_after_the_end_tells_the_end(
+def test_start_after_the_end_notifies_the_end(
     make_app: Callable[..., Celery],
     client: redis.Redis,
     monkeypatch: pytest.MonkeyPatch,
     scripts: bool,  # noqa: FBT001
 ):
-    """A message that comes again starts nothing anew: its client hears of the success."""
+    """For a redelivered message of a task that has succeeded, the client is notified of that."""
     app = make_app()
     monkeypatch.setattr(RedisStore, "without_scripts_until", 0.0 if scripts else inf)
     store(app, ("one", states.SUCCESS, "first"))
     first = client.get("celery-task-meta-one")
     subscription = listen(client, HERE)
     store(app, ("one", states.STARTED, {"pid": 1}), **{REPLY_HEADER: HERE})
-    ((_, payload),) = heard(subscription)
+    ((_, payload),) = received(subscription)
     subscription.close()
 
     assert [("one", first)] == read_replies(payload)

@@ -1,4 +1,4 @@
-"""What the script that hands out messages makes of them, on a real Redis."""
+"""The script that fetches messages, on a real Redis."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redis import Redis
 
 from celery_batch.worker.redis.scripts import script
 
-BOOKS = ["index", "unacked", "owner of", "held", "owners", "alive"]
+RECORDS = ["index", "unacked", "owner of", "held", "owners", "alive"]
 
 PROPERTIES = {
     "correlation_id": "a",
@@ -36,11 +36,11 @@ def message(*, headers: Any = None, **properties: Any) -> str:
     return json.dumps({**parts, "properties": {**PROPERTIES, **properties}})
 
 
-def popped(client: Redis, *messages: str, most: int = 10) -> list[str]:
-    """Have messages handed out, and return those."""
+def fetch(client: Redis, *messages: str, most: int = 10) -> list[str]:
+    """Fetch messages, and return them."""
     if messages:
         client.lpush("letters", *messages)
-    found = client.eval(script("fetch"), 7, *BOOKS, "letters", most, "me", "alive", 10_000)
+    found = client.eval(script("fetch"), 7, *RECORDS, "letters", most, "me", "alive", 10_000)
     about, texts = (each.decode() for each in found)
     numbers, handed_out = iter(map(int, about.split())), []
     for _, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
@@ -68,13 +68,13 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("text", MESSAGES.values(), ids=MESSAGES)
-def test_messages_are_written_down_as_kombu_does(client: Redis, text: str):
-    """Whatever a message looks like, its own tag and place are found, and it is kept whole."""
+def test_messages_are_recorded_as_kombu_does(client: Redis, text: str):
+    """Of any message the script finds its own tag and routing, and stores it unchanged."""
     properties = json.loads(text)["properties"]
     place = properties["delivery_info"] or {}
     entry = [json.loads(text), place.get("exchange", ""), place.get("routing_key", "")]
 
-    assert [text] == popped(client, text)
+    assert [text] == fetch(client, text)
     assert {b"tag": entry} == {
         tag: json.loads(each) for tag, each in client.hgetall("unacked").items()
     }
@@ -94,40 +94,42 @@ TAGLESS = {
 
 
 @pytest.mark.parametrize("text", TAGLESS.values(), ids=TAGLESS)
-def test_what_has_no_tag_is_handed_out_all_the_same(client: Redis, text: str):
-    """It is somebody else's to refuse, and nothing is written down for it."""
-    assert [text] == popped(client, text)
+def test_messages_without_a_tag_are_fetched_too(client: Redis, text: str):
+    """The worker refuses them, and the script records nothing."""
+    assert [text] == fetch(client, text)
     assert {} == client.hgetall("unacked")
 
 
 def test_rows_of_chunks_are_counted(client: Redis):
-    """A chunk takes the room of all its rows."""
+    """A chunk counts as all its rows."""
     chunks = [message(headers={"batch_rows": 4}, delivery_tag=f"{n}") for n in range(5)]
 
-    assert chunks[:3] == popped(client, *chunks, most=10)
+    assert chunks[:3] == fetch(client, *chunks, most=10)
     assert 2 == client.llen("letters")
 
 
-def test_large_messages_are_handed_out_a_few_at_a_time(client: Redis):
-    """What is handed out together has a limit in bytes, too; the rest stays where it is."""
+def test_large_messages_are_fetched_a_few_at_a_time(client: Redis):
+    """One fetch has a limit in bytes, too; the rest stays in the queue."""
     large = [
         message(correlation_id="x" * 1_500_000, delivery_tag=f"{number}") for number in range(6)
     ]
 
-    assert large[:3] == popped(client, *large)
+    assert large[:3] == fetch(client, *large)
     assert 3 == client.llen("letters") == client.hlen("unacked")
-    assert large[3:] == popped(client)
+    assert large[3:] == fetch(client)
     assert 6 == client.hlen("unacked")
 
 
-def test_places_are_kept_for_the_less_urgent(client: Redis):
-    """So many of the first lists, though others would fill all; what they leave is the others'."""
-    for name in ("urgent", "patient"):
+def test_places_are_reserved_for_the_less_urgent(client: Redis):
+    """The first lists have a limit each; the following ones fill the rest."""
+    for name in ("urgent", "bulk"):
         client.lpush(name, *(message(delivery_tag=f"{name}{n}") for n in range(5)))
     chunks = [message(headers={"batch_rows": 4}, delivery_tag=f"chunk{n}") for n in range(2)]
     client.lpush("chunks", *chunks)
-    lists = ["chunks", "patient", "none", "urgent", "patient"]
-    client.eval(script("fetch"), 6 + len(lists), *BOOKS, *lists, 10, "me", "alive", 10_000, "3 2 2")
+    lists = ["chunks", "bulk", "none", "urgent", "bulk"]
+    client.eval(
+        script("fetch"), 6 + len(lists), *RECORDS, *lists, 10, "me", "alive", 10_000, "3 2 2"
+    )
 
     assert 7 == client.hlen("unacked")
-    assert [1, 3, 1] == [client.llen(name) for name in ("chunks", "patient", "urgent")]
+    assert [1, 3, 1] == [client.llen(name) for name in ("chunks", "bulk", "urgent")]
