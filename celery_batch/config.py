@@ -221,7 +221,7 @@ def _without_namespace(key: str, namespace: str | None) -> str:
     """Return Celery's name of a setting; with a namespace the key may be CELERY_BATCH_MAX_SIZE."""
     if namespace and key.startswith(namespace):
         return key.removeprefix(namespace).lower()
-    return key  # as Celery names it, or somebody else's
+    return key  # in Celery's form, or no setting of ours
 
 
 def _message_size(app: Any) -> int | None:

@@ -5,7 +5,7 @@ The models of this process, each loaded once, and again on reload.
 Rule 1: a batch uses one instance of a model from its beginning to its end.
 Rule 2: an instance is unloaded when no batch uses it any more.
 Rule 3: a model that exits has failed like one that raises.  Otherwise this would go unnoticed:
-        a thread that loads would end silently, and a process as if it were told to.
+        a thread that loads would end silently, and a process as after a normal shutdown.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class QueueLists:
         channel = self._channel
         steps = channel.priority_steps
         queues = channel._queue_cycle.consume(len(channel.active_queues))  # noqa: SLF001
-        rooms = {queue: self._rooms(queue, steps, credit) for queue in queues}
-        if not any(map(any, rooms.values())):
+        usable = {queue: self._usable(queue, steps, credit) for queue in queues}
+        if not any(map(any, usable.values())):
             return [], [], most, ""
         guaranteed = {queue: self._guaranteed(queue, steps, credit) for queue in queues}
         places, numbers = [], []
@@ -99,13 +99,13 @@ class QueueLists:
                     numbers.append(str(number))
         for at, step in enumerate(steps):
             for queue in queues:
-                if room := rooms[queue][at]:
+                if number := usable[queue][at]:
                     places.append((queue, step))
-                    most = min(most, room)
+                    most = min(most, number)
         names = [self._name(*place) for place in places]
         return names, [queue for queue, _ in places], most, " ".join(numbers)
 
-    def _rooms(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
+    def _usable(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
         """
         Return how many messages of each list can be used now, by the tasks seen in its queue.
 
@@ -114,11 +114,11 @@ class QueueLists:
             steps: A smaller one is more urgent; requests that it overtakes do not limit it.
             credit: What is left of the prefetch.
         """
-        tasks, rooms = self.tasks.get(queue), []
+        tasks, usable = self.tasks.get(queue), []
         for step, left in zip(steps, self._limits.left(tasks, steps), strict=True):
             behind = self._limits.behind(tasks, step) if tasks and left > credit else 0
-            rooms.append(min(left, credit + behind))
-        return rooms
+            usable.append(min(left, credit + behind))
+        return usable
 
     def _guaranteed(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
         """Return how many messages of each list are to be read before more urgent ones."""

@@ -136,7 +136,7 @@ def test_a_chunk_keeps_to_the_memory_there_is(place: Place):
 
         assert list(range(20)) == result.get(timeout=SOON)
         assert [16, 8, 4, 4, 4, 4, 4] == [len(items) for items in place.batches("hungry")]
-        assert "batches of up to 4 from here" in worker.log
+        assert "batches of up to 4 from now on" in worker.log
 
 
 @pytest.mark.parametrize(

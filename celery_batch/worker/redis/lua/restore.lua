@@ -1,4 +1,4 @@
--- Puts messages back into their queues, and removes the records of who held them.
+-- Puts messages back into their queues, and removes the records of their owner.
 --
 -- A message is put back once, even if several workers run this for it.
 --

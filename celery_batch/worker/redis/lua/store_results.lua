@@ -20,7 +20,7 @@
 local facts_id = '18:celery-batch-facts,'
 local no_wait = '\0\0\192\127'
 
--- nil: it cannot be told here.
+-- Returns nil if the state cannot be read here.
 local function is_final(stored)
   local state = string.match(stored, '^{"status": "([^"\\]*)"')
   if not state and #stored < 65536 and string.byte(stored) == 123 then
