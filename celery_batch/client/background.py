@@ -43,7 +43,7 @@ class OnDemandThread:
     Args:
         name: Of the thread.
         work: Does what is due; returns the seconds until more is, or None if there is no more.
-        close: Called when the thread ends.
+        close: Called in the thread before it ends, while no other one can start.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class OnDemandThread:
         #: Reentrant, since a signal handler may start the thread, too.
         self._guard = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._is_starting = False
 
     @property
     def is_alive(self) -> bool:
@@ -74,19 +75,24 @@ class OnDemandThread:
         with suppress(RuntimeError):  # it has been woken already
             self._wakeup.release()
         with self._guard:
-            if not self.is_alive:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+            if self._is_starting:  # by what a signal handler has interrupted
+                return
+            self._is_starting = True
+            try:
+                if not self.is_alive:
+                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                    self._thread.start()
+            finally:
+                self._is_starting = False
 
     def _run(self) -> None:
-        try:
-            while True:
-                pause = self._work()
-                is_woken = self._wakeup.acquire(timeout=IDLE if pause is None else pause)
-                if pause is None and not is_woken and self._ends():
+        while True:
+            pause = self._work()
+            is_woken = self._wakeup.acquire(timeout=IDLE if pause is None else pause)
+            if pause is None and not is_woken:
+                self._close()  # before the next thread can start, which may open the same again
+                if self._ends():
                     return
-        finally:
-            self._close()
 
     def _ends(self) -> bool:
         with self._guard:

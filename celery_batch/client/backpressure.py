@@ -15,7 +15,7 @@ from celery.exceptions import QueueNotFound
 from kombu.exceptions import OperationalError
 
 from celery_batch.client.publish.message import PublishSettings
-from celery_batch.client.queue_depth import Depth, DepthWatch
+from celery_batch.client.queue_depth import Depth, DepthPoller
 from celery_batch.errors import BatchError, QueueFull
 from celery_batch.protocol import ROWS
 
@@ -124,7 +124,7 @@ class QueueLimiter:
                 retry_after=None,
             )
         now = time.monotonic()
-        watch = DepthWatch.of(self._app)
+        watch = DepthPoller.of(self._app)
         depth = watch.depth(queue, now)
         waiting = depth.admit(items, limit, now)
         if waiting is not None and not depth.is_measured:
@@ -144,7 +144,7 @@ class QueueLimiter:
         if queue is None or limit is None:
             return
         now = time.monotonic()
-        watch = DepthWatch.of(self._app)
+        watch = DepthPoller.of(self._app)
         depth = watch.depth(queue, now)
         if not depth.is_measured and items <= limit < (depth.waiting(now) or 0) + items:
             await watch.await_first(depth)

@@ -27,7 +27,7 @@ import logging
 import math
 import threading
 import time
-from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 from amqp.exceptions import RecoverableConnectionError
@@ -35,14 +35,14 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_reader
-from celery_batch.client.background import OnDemandThread, PerProcess
+from celery_batch.broker_depth import DepthReader
+from celery_batch.client.broker_poller import BrokerPoller
 
 __all__ = [
     "FRESH",
     "INTERVAL",
     "Depth",
-    "DepthWatch",
+    "DepthPoller",
     "Settled",
 ]
 
@@ -103,26 +103,26 @@ class Depth:
     def __init__(self) -> None:
         #: Items that this process has admitted to it.
         self.items = 0
-        #: When a call last asked.
-        self.asked = -math.inf
+        #: When the last call needed it.
+        self.last_call = -math.inf
         #: Messages a second that leave it; 0 where none was seen to.
         self.rate = 0.0
         self._settled = Settled()
         #: What waits, less all that was ever admitted.
         self._offset = 0
         self._last: _Measurement | None = None
-        #: When a call asked first since the last measurement.
-        self._unanswered: float | None = None
+        #: When the first call since the last measurement needed one.
+        self._unmeasured_since: float | None = None
         self._is_unknown = False
         self._is_unreachable = False
         #: Reentrant, since a signal handler may call a task, too.
         self._guard = threading.RLock()
 
-    def ask(self, now: float) -> None:
-        """Note that a call wants to know."""
-        self.asked = now
-        if self._unanswered is None:
-            self._unanswered = now
+    def note_call(self, now: float) -> None:
+        """Note that a call needs a measurement."""
+        self.last_call = now
+        if self._unmeasured_since is None:
+            self._unmeasured_since = now
 
     def admit(self, items: int, limit: int, now: float) -> int | None:
         """Count items if there is room for all of them; else return how many wait."""
@@ -154,7 +154,7 @@ class Depth:
         with self._guard:
             with_those_on_their_way = waiting - settled.items
             self._offset = max(waiting - self.items, min(self._offset, with_those_on_their_way))
-            self._unanswered, self._is_unknown, self._is_unreachable = None, False, False
+            self._unmeasured_since, self._is_unknown, self._is_unreachable = None, False, False
             before, self._last = self._last, _Measurement(waiting, settled.messages, now)
         if before is None or now <= before.time or now - before.time > FRESH:
             self.rate = 0.0
@@ -183,18 +183,18 @@ class Depth:
 
     def has_waited(self, seconds: float, now: float) -> bool:
         """Return whether a call asked so many seconds ago, and no measurement came since."""
-        return self._unanswered is not None and now - self._unanswered >= seconds
+        return self._unmeasured_since is not None and now - self._unmeasured_since >= seconds
 
     def reset(self) -> None:
         """Note that nothing is measured any more: the next call begins anew."""
         with self._guard:
             self._offset = -self._settled.items
-            self._last = self._unanswered = None
+            self._last = self._unmeasured_since = None
             self._is_unknown, self._is_unreachable, self.rate = False, False, 0.0
 
     def waiting(self, now: float) -> int | None:
         """Return how many items wait by now; None where that is not known."""
-        since = self._unanswered
+        since = self._unmeasured_since
         is_late = since is not None and now - since > FRESH and not self._is_unreachable
         if self._is_unknown or is_late:
             return None
@@ -207,17 +207,16 @@ class Depth:
         return min(max(room / self.rate, _SHORTEST_RETRY), _LONGEST_RETRY)
 
 
-class DepthWatch(PerProcess):
+class DepthPoller(BrokerPoller):
     """Measures the queues of one app while its tasks are called."""
+
+    thread_name = "celery-batch-depths"
 
     def __init__(self, app: Any) -> None:
         super().__init__(app)
-        self._can_measure = can_read_depth(app)
         self._depths: dict[str, Depth] = {}
-        self._thread = OnDemandThread("celery-batch-depths", self._work, self._close_reader)
         #: Whether the thread has to be woken to measure.
         self._is_asleep = True
-        self._reader: DepthReader | None = None
         self._is_failing = False
         self._pause = INTERVAL
 
@@ -226,10 +225,10 @@ class DepthWatch(PerProcess):
         depth = self._depths.get(queue)
         if depth is None:
             depth = Depth()
-            if not self._can_measure:
+            if not self._can_read:
                 depth.mark_unknown()
             depth = self._depths.setdefault(queue, depth)
-        depth.ask(now)
+        depth.note_call(now)
         if self._is_asleep:
             self.measure_soon()
         return depth
@@ -254,7 +253,7 @@ class DepthWatch(PerProcess):
 
     def measure_soon(self) -> None:
         """Have queues measured soon: a call wants to know, or finds little room."""
-        if not self._can_measure:
+        if not self._can_read:
             return
         try:
             self._thread.wake()
@@ -262,13 +261,13 @@ class DepthWatch(PerProcess):
             for depth in list(self._depths.values()):
                 depth.mark_unknown()
 
-    def _work(self) -> float | None:
+    def _poll(self) -> float | None:
         began, worked = time.monotonic(), time.thread_time()
         wanted = self._wanted(began)
         self._is_asleep = not wanted
         if not wanted:
             for depth in list(self._depths.values()):
-                if depth.asked < began - _LINGER:
+                if depth.last_call < began - _LINGER:
                     depth.reset()
             # Once more: a call that asked just now has found us awake.
             return 0.0 if self._wanted(time.monotonic()) else None
@@ -280,7 +279,7 @@ class DepthWatch(PerProcess):
         took = time.thread_time() - worked
         shortest = min(max(took / _SHARE, _SHORTEST_INTERVAL), INTERVAL)
         time.sleep(shortest)
-        since_last_call = began - max(depth.asked for _, depth in wanted)
+        since_last_call = began - max(depth.last_call for _, depth in wanted)
         self._pause = min(max(since_last_call * _SLACK, INTERVAL), _LONGEST_PAUSE)
         return max(self._pause - shortest, 0.0)
 
@@ -290,12 +289,13 @@ class DepthWatch(PerProcess):
         return [
             (queue, depth)
             for queue, depth in list(self._depths.items())
-            if depth.asked >= now - _LINGER or depth.waiting(now)
+            if depth.last_call >= now - _LINGER or depth.waiting(now)
         ]
 
     def _measure(self, wanted: list[tuple[str, Depth]]) -> bool:
+        """Measure queues; return whether the broker has answered."""
         try:
-            self._read(wanted)
+            self._read(partial(_record_all, wanted))
         except Exception as error:  # noqa: BLE001 (whatever it is, calls have to go on)
             is_unreachable = isinstance(error, _UNREACHABLE)
             if not self._is_failing:
@@ -306,26 +306,12 @@ class DepthWatch(PerProcess):
             self._is_failing = True
             for _, depth in wanted:
                 depth.mark_unreachable() if is_unreachable else depth.mark_unknown()
-            self._close_reader()
             return False
         self._is_failing = False
         return True
 
-    def _read(self, wanted: list[tuple[str, Depth]]) -> None:
-        was_open = self._reader is not None
-        try:
-            for queue, depth in wanted:
-                self._reader = self._reader or open_depth_reader(self._app)
-                settled = depth.settled()
-                depth.record(self._reader.count(queue), settled, time.monotonic())
-        except Exception:
-            self._close_reader()
-            if not was_open:
-                raise
-            self._read(wanted)  # it may be the connection alone that was lost
 
-    def _close_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            with suppress(Exception):
-                reader.close()
+def _record_all(wanted: list[tuple[str, Depth]], reader: DepthReader) -> None:
+    for queue, depth in wanted:
+        settled = depth.settled()
+        depth.record(reader.count(queue), settled, time.monotonic())

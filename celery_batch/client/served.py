@@ -1,9 +1,7 @@
 """
-Whether a worker serves a task, known without asking the broker for each call.
+Whether a worker serves a task, known without a request to the broker for each call.
 
-One thread for each app and process polls the broker while calls ask, and ends a while after
-the last one.  So the first call waits for the broker, and those that follow are answered from
-memory.
+A thread polls the broker while calls ask, so that only the first call waits for the broker.
 """
 
 from __future__ import annotations
@@ -12,15 +10,13 @@ import asyncio
 import threading
 import time
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any
 
 from kombu.exceptions import OperationalError
 
-from celery_batch.broker_depth import DepthReader, can_read_depth, open_depth_reader
-from celery_batch.client.background import OnDemandThread, PerProcess
+from celery_batch.client.broker_poller import BrokerPoller
 
-__all__ = ["ServedWatch", "ais_served", "is_served"]
+__all__ = ["ServedPoller", "ais_served", "is_served"]
 
 #: Seconds for which an answer is good.
 FRESH = 1.0
@@ -31,99 +27,89 @@ _INTERVAL, _LINGER = 0.4, 5.0
 #: Seconds in which workers answer where the broker itself cannot be asked.
 _INSPECT_TIMEOUT = 1.0
 
-_LATE = "the broker has not answered within {:g} s"
+_TIMED_OUT = "the broker has not answered within {:g} s"
 
 #: Whether a worker serves a task, or why that is not known.
 Answer = bool | str
 
 
-class _Known:
+class _Entry:
     """What is known of one task on one queue."""
 
     def __init__(self) -> None:
-        self.asked = 0.0
+        self.requested = 0.0
         self.answer: Future[Answer] | None = None
         self.answered = float("-inf")
         #: Of callers that wait for the next answer.
         self.waiting: list[Future[Answer]] = []
 
 
-class ServedWatch(PerProcess):
-    """What is known of the workers that serve one app's tasks."""
+class ServedPoller(BrokerPoller):
+    """Polls which tasks of one app are served."""
+
+    thread_name = "celery-batch-served"
 
     def __init__(self, app: Any) -> None:
         super().__init__(app)
-        self._known: dict[tuple[str, str], _Known] = {}
+        self._entries: dict[tuple[str, str], _Entry] = {}
         self._lock = threading.Lock()
-        self._thread = OnDemandThread("celery-batch-served", self._work, self._close_reader)
-        self._reader: DepthReader | None = None
 
-    def ask(self, queue: str, task: str) -> Future[Answer]:
+    def request(self, queue: str, task: str) -> Future[Answer]:
         """Return the answer for a task on a queue if it is fresh, else one that is to come."""
         now = time.monotonic()
         with self._lock:
-            known = self._known.setdefault((queue, task), _Known())
-            known.asked = now
-            if known.answer is not None and now - known.answered <= FRESH:
-                return known.answer
+            entry = self._entries.setdefault((queue, task), _Entry())
+            entry.requested = now
+            if entry.answer is not None and now - entry.answered <= FRESH:
+                return entry.answer
             future: Future[Answer] = Future()
-            known.waiting.append(future)
+            entry.waiting.append(future)
         try:
             self._thread.wake()
         except RuntimeError:  # the interpreter is ending, or there are too many threads
-            self._work()
+            self._poll()
             self._close_reader()
         return future
 
-    def _work(self) -> float | None:
+    def _poll(self) -> float | None:
         """Poll once for each pair that was asked for of late; return when to do so again."""
         with self._lock:
             recent = time.monotonic() - _LINGER
-            wanted = [pair for pair, each in self._known.items() if each.asked >= recent]
+            wanted = [
+                pair
+                for pair, each in self._entries.items()
+                if each.requested >= recent or each.waiting
+            ]
             if not wanted:
-                self._known.clear()
+                self._entries.clear()
                 return None
         for pair in wanted:
-            self._poll(pair)
+            self._refresh(pair)
         with self._lock:
-            return 0.0 if any(each.waiting for each in self._known.values()) else _INTERVAL
+            return 0.0 if any(each.waiting for each in self._entries.values()) else _INTERVAL
 
-    def _poll(self, pair: tuple[str, str]) -> None:
+    def _refresh(self, pair: tuple[str, str]) -> None:
         answer: Future[Answer] = Future()
         try:
-            found: Answer = self._read(*pair)
+            found: Answer = self._is_served(*pair)
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
             found = str(error) or type(error).__name__
         answer.set_result(found)
         with self._lock:
-            known = self._known[pair]
-            known.answer, known.answered = answer, time.monotonic()
-            waiting, known.waiting = known.waiting, []
+            entry = self._entries[pair]
+            entry.answer, entry.answered = answer, time.monotonic()
+            waiting, entry.waiting = entry.waiting, []
         for each in waiting:
             if each.set_running_or_notify_cancel():
                 each.set_result(found)
 
-    def _read(self, queue: str, task: str) -> bool:
-        if not can_read_depth(self._app):
-            return _ask_workers(self._app, queue)
-        was_open = self._reader is not None
-        try:
-            self._reader = self._reader or open_depth_reader(self._app)
-            return self._reader.is_served(queue, task)
-        except Exception:
-            self._close_reader()
-            if not was_open:
-                raise
-        return self._read(queue, task)  # it may be the connection alone that was lost
-
-    def _close_reader(self) -> None:
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            with suppress(Exception):
-                reader.close()
+    def _is_served(self, queue: str, task: str) -> bool:
+        if not self._can_read:
+            return _is_consumed(self._app, queue)
+        return self._read(lambda reader: reader.is_served(queue, task))
 
 
-def _ask_workers(app: Any, queue: str) -> bool:
+def _is_consumed(app: Any, queue: str) -> bool:
     """Ask all workers whether they consume a queue."""
     active = app.control.inspect(timeout=_INSPECT_TIMEOUT).active_queues() or {}
     return any(each["name"] == queue for queues in active.values() for each in queues)
@@ -133,11 +119,11 @@ def is_served(task: Any, queue: Any, timeout: float) -> bool:
     """Return whether a worker serves a task; see `ClientMethods.is_served`."""
     if task.app.conf.task_always_eager:
         return True
-    answer = ServedWatch.of(task.app).ask(_name_of(task, queue), task.name)
+    answer = ServedPoller.of(task.app).request(_queue_name(task, queue), task.name)
     try:
         found = answer.result(timeout)
     except TimeoutError:
-        found = _LATE.format(timeout)
+        found = _TIMED_OUT.format(timeout)
     return _checked(task, found)
 
 
@@ -145,13 +131,13 @@ async def ais_served(task: Any, queue: Any, timeout: float) -> bool:  # noqa: AS
     """Return whether a worker serves a task; see `ClientMethods.ais_served`."""
     if task.app.conf.task_always_eager:
         return True
-    answer = ServedWatch.of(task.app).ask(_name_of(task, queue), task.name)
+    answer = ServedPoller.of(task.app).request(_queue_name(task, queue), task.name)
     if answer.done():
         return _checked(task, answer.result())
     try:
         found = await asyncio.wait_for(asyncio.wrap_future(answer), timeout)
     except TimeoutError:
-        found = _LATE.format(timeout)
+        found = _TIMED_OUT.format(timeout)
     return _checked(task, found)
 
 
@@ -161,7 +147,7 @@ def _checked(task: Any, found: Answer) -> bool:
     return found
 
 
-def _name_of(task: Any, queue: Any) -> str:
+def _queue_name(task: Any, queue: Any) -> str:
     if queue is None:
         options = task._get_exec_options()  # noqa: SLF001 (as Celery's own calls do)
         queue = task.app.amqp.router.route(options, task.name)["queue"]

@@ -64,6 +64,51 @@ def test_what_comes_as_the_thread_ends_is_done():
     assert ["early", "late"] == done
 
 
+def test_no_thread_starts_before_the_last_one_has_closed(monkeypatch: pytest.MonkeyPatch):
+    """Work that comes while a thread closes is done by the same thread, after it has closed."""
+    monkeypatch.setattr(background, "IDLE", 0.01)
+    worked, closers = threading.Event(), []
+    workers: list[threading.Thread] = []
+
+    def work() -> None:
+        workers.append(threading.current_thread())
+        worked.set()
+
+    def close() -> None:
+        if not closers:
+            worked.clear()
+            thread.wake()
+            closers.append(thread._thread)
+
+    thread = OnDemandThread("worker", work, close)
+    thread.wake()
+    closer = eventually(lambda: closers[0])
+    assert worked.wait(SOON)
+
+    assert {closer} == set(workers)
+
+
+def test_a_signal_handler_that_interrupts_a_start_starts_no_other(monkeypatch: pytest.MonkeyPatch):
+    """Of two wakes, one within the other's start of a thread, one thread comes."""
+    started, worked = [], threading.Event()
+
+    class Interrupted(threading.Thread):
+        """Is woken while it starts, as by a signal handler."""
+
+        def start(self) -> None:
+            """Wake, and start."""
+            started.append(self)
+            thread.wake()
+            super().start()
+
+    monkeypatch.setattr(background.threading, "Thread", Interrupted)
+    thread = OnDemandThread("worker", worked.set)
+    thread.wake()
+
+    assert worked.wait(SOON)
+    assert 1 == len(started)
+
+
 def test_thread_works_again_when_it_is_due():
     """Work that says when it is due again is done then, with no wake."""
     times = iter([0.001, 0.001, None])

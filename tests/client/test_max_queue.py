@@ -16,7 +16,7 @@ import redis
 from celery import chain, chord, group
 
 from celery_batch import BatchTask, ConfigurationError, QueueFull
-from celery_batch.client.queue_depth import DepthWatch
+from celery_batch.client.queue_depth import DepthPoller
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from tests.client.conftest import Sender
@@ -25,7 +25,7 @@ from tests.services.shop import Shop
 
 def known(task: Any, waiting: int) -> None:
     """Have a task's queue looked at until a number is known to wait there."""
-    watch = DepthWatch.of(task.app)
+    watch = DepthPoller.of(task.app)
 
     def why_not() -> str:
         now = time.monotonic()
@@ -197,7 +197,7 @@ def test_other_queues_have_their_own_depth(sender: Callable[..., Sender]) -> Non
     task.delay(1)
     routed.delay(1)
     task.apply_async((1,), queue="third")
-    watch = DepthWatch.of(here.app)
+    watch = DepthPoller.of(here.app)
 
     assert {"celery": 1, "elsewhere": 1, "third": 1} == {
         name: depth.items for name, depth in watch._depths.items()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from celery_batch import QueueFull
-from celery_batch.client.queue_depth import DepthWatch
+from celery_batch.client.queue_depth import DepthPoller
 from celery_batch.processes.managed_process import wait_until
 from tests.client.conftest import Sender
 from tests.client.test_max_queue import count, known, limited
@@ -39,7 +39,7 @@ def test_what_waits_is_followed_while_nobody_asks(sender: Callable[..., Sender])
 
 def until_asleep(here: Sender) -> None:
     """Wait until nobody has asked for so long that no looks are made any more."""
-    watch = DepthWatch.of(here.app)
+    watch = DepthPoller.of(here.app)
     wait_until(lambda: "" if watch._is_asleep else "it looks", [], what="quiet", timeout=60)
 
 

@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from celery_batch import BatchError, BatchTask, BrokerUnreachable, QueueFull
 from celery_batch.broker_depth import open_depth_reader
-from celery_batch.client.queue_depth import DepthWatch
+from celery_batch.client.queue_depth import DepthPoller
 from celery_batch.processes.redis_server import RedisServer
 from tests.client.test_max_queue import known
 
@@ -109,7 +109,7 @@ def test_coroutines_hear_it_too() -> None:
 def test_a_call_that_could_not_be_sent_leaves_a_doubt() -> None:
     """Between a call that failed and the look that fails, no more calls than may wait are tried."""
     task = limited(NOWHERE, 1)
-    watch = DepthWatch.of(task.app)
+    watch = DepthPoller.of(task.app)
     watch._is_asleep = False  # it never measures
     depth = watch.depth("celery", time.monotonic())
     depth.record(0, depth.settled(), time.monotonic())
@@ -128,7 +128,7 @@ def test_a_full_queue_is_full_again_once_the_broker_answers(server: RedisServer)
     task = limited(server.url, 1)
     task.delay(1)
     known(task, 1)
-    DepthWatch.of(task.app).depth("celery", time.monotonic()).mark_unreachable()
+    DepthPoller.of(task.app).depth("celery", time.monotonic()).mark_unreachable()
     seen = set()
     while "full" not in seen:
         seen.add(kind_of(lambda: task.delay(2)))

@@ -23,7 +23,7 @@ def looked(*looks: tuple[float, int, int]) -> Depth:
 def test_before_the_first_look_what_was_let_in_counts() -> None:
     """A process that has only begun to look lets in as many as may wait, and no more."""
     depth = Depth()
-    depth.ask(5.0)
+    depth.note_call(5.0)
     depth.admit(7, 10, 5.0)
 
     assert 7 == depth.admit(4, 10, 5.0)
@@ -41,8 +41,8 @@ def test_what_was_sent_since_the_look_counts() -> None:
 def test_who_waits_too_long_for_a_look_may_come() -> None:
     """Where no look comes for long although somebody asks, nothing is known."""
     depth = looked((1.0, 7, 0))
-    depth.ask(9.0)
-    depth.ask(9.5)
+    depth.note_call(9.0)
+    depth.note_call(9.5)
 
     assert 7 == depth.waiting(9.0 + FRESH)
     assert depth.waiting(9.01 + FRESH) is None
@@ -62,7 +62,7 @@ def test_a_look_that_fails_lets_all_come() -> None:
 def test_a_broker_that_cannot_be_reached_leaves_the_limit_standing() -> None:
     """After a failure nobody takes the count for unknown, however long no look comes."""
     depth = looked((1.0, 0, 0))
-    depth.ask(1.1)
+    depth.note_call(1.1)
     depth.admit(10, 10, 1.1)
     depth.settle(10, 10)
     depth.mark_unreachable()
@@ -170,7 +170,7 @@ class Alone(RuleBasedStateMachine):
     def call(self, items: int, calls: int) -> None:
         """Some calls come, as many as it takes to fill the queue or not."""
         for _ in range(calls):
-            self.depth.ask(self.now)
+            self.depth.note_call(self.now)
             if self.depth.admit(items, self.MOST, self.now) is None:
                 self.leaving.append(items)
 

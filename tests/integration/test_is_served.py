@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 
 from celery_batch import BatchTask
 from celery_batch.client import served as module
-from celery_batch.client.served import ServedWatch
+from celery_batch.client.served import ServedPoller
 from tests.services.place import eventually
 from tests.services.ports import quiet_port
 from tests.services.shop import Shop
@@ -109,13 +109,13 @@ def test_other_apps_workers_do_not_count(shop: Shop):
 def test_only_the_first_question_waits(shop: Shop, monkeypatch: pytest.MonkeyPatch):
     """A thousand questions are a few looks at the broker, none of them on the caller's thread."""
     looks: list[str] = []
-    look = ServedWatch._read
+    look = ServedPoller._is_served
 
-    def counted(self: ServedWatch, queue: str, task: str) -> bool:
+    def counted(self: ServedPoller, queue: str, task: str) -> bool:
         looks.append(threading.current_thread().name)
         return look(self, queue, task)
 
-    monkeypatch.setattr(ServedWatch, "_read", counted)
+    monkeypatch.setattr(ServedPoller, "_is_served", counted)
     answers = {shop.double.is_served() for _ in range(1000)}
 
     assert {False} == answers
