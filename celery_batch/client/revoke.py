@@ -34,6 +34,9 @@ PIECE = 200
 #: remembers.
 MOST = 50_000
 
+#: Seconds from a broadcast that has failed to its second try.
+RETRY_PAUSE = 1.0
+
 #: Most seconds that the end of the process waits for what is still to be sent.
 _AT_EXIT = 2.0
 
@@ -43,8 +46,8 @@ def revoke_soon(app: Any, task_ids: Iterable[str]) -> None:
     Revoke tasks that wait in queues soon, from any thread, coroutine or callback.
 
     All ids that are given at about the same time go to the workers in one broadcast, Celery's
-    own.  Without a guarantee: while the broker is away they are dropped; use
-    `BatchResult.revoke` if you need to know.
+    own.  A broadcast that fails is tried again after a second.  If it fails again, all ids that
+    wait are dropped; use `BatchResult.revoke` if you need to know.
 
     Args:
         app: The Celery app.
@@ -99,7 +102,7 @@ class Revokes(PerProcess):
         return piece
 
     def _connection(self) -> AbstractContextManager[Any]:
-        """Return a new connection where the pool has one only, of which a broadcast takes two."""
+        """Return a new one if the pool has only one: without `prepare`, a broadcast takes two."""
         is_one = self._app.conf.broker_pool_limit == 1
         return self._app.connection_for_write() if is_one else nullcontext()
 
@@ -107,8 +110,11 @@ class Revokes(PerProcess):
         if not task_ids:
             return
         try:
-            with self._connection() as connection:
-                self._app.control.revoke(task_ids, connection=connection, **{QUIETLY: True})
+            try:
+                self._broadcast(task_ids)
+            except Exception:  # noqa: BLE001 (whatever it is, it may be over soon)
+                time.sleep(RETRY_PAUSE)
+                self._broadcast(task_ids)
         except Exception as error:  # noqa: BLE001 (whatever it is, no caller waits for this)
             self._waiting.clear()
             if not self._is_failing:
@@ -116,6 +122,10 @@ class Revokes(PerProcess):
             self._is_failing = True
         else:
             self._is_failing = False
+
+    def _broadcast(self, task_ids: list[str]) -> None:
+        with self._connection() as connection:
+            self._app.control.revoke(task_ids, connection=connection, **{QUIETLY: True})
 
 
 _all: WeakSet[Revokes] = WeakSet()

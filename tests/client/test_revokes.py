@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import threading
 from collections.abc import Callable
@@ -9,10 +11,15 @@ from itertools import chain
 from typing import Any
 
 import pytest
+import redis
 from kombu.exceptions import OperationalError
 
+from celery_batch.client import revoke
 from celery_batch.client.revoke import PIECE, Revokes, revoke_soon
+from celery_batch.processes.redis_server import RedisServer
+from celery_batch.web.prepare import prepare
 from tests.client.conftest import Sender
+from tests.client.test_max_queue import stopped
 
 
 @pytest.fixture
@@ -20,7 +27,7 @@ def broadcasts(sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch) -
     """An app, and the lists of ids that it broadcasts."""
     app = sender().app
     sent: list[list[str]] = []
-    monkeypatch.setattr(app.control, "revoke", lambda ids, **_told: sent.append(ids))
+    monkeypatch.setattr(app.control, "revoke", lambda ids, **_options: sent.append(ids))
     return app, sent
 
 
@@ -50,25 +57,92 @@ def test_what_comes_later_is_sent_later(broadcasts: Any) -> None:
     assert [["a"], ["b", "c"]] == sent
 
 
-def test_a_broker_that_is_away_is_told_of_once(
+def test_one_warning_for_an_outage(
     broadcasts: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What cannot be sent is dropped, with one warning for a loss."""
+    """A broadcast that fails twice is dropped with all that wait, with one warning."""
     app, sent = broadcasts
+    monkeypatch.setattr(revoke, "RETRY_PAUSE", 0.0)
+    tried: list[list[str]] = []
+
+    def refuse(task_ids: list[str], **_options: Any) -> None:
+        tried.append(task_ids)
+        raise OperationalError("no broker")
+
+    first, second = [f"{number}" for number in range(2 * PIECE)], ["b"]
     with monkeypatch.context() as away, caplog.at_level(logging.WARNING, "celery_batch"):
-        away.setattr(app.control, "revoke", _refuse)
-        for task_id in "ab":
-            revoke_soon(app, [task_id])
+        away.setattr(app.control, "revoke", refuse)
+        for task_ids in (first, second):
+            revoke_soon(app, task_ids)
             assert Revokes.of(app).flush(10)
     revoke_soon(app, ["c"])
 
     assert Revokes.of(app).flush(10)
+    assert [first[:PIECE], first[:PIECE], second, second] == tried
     assert [["c"]] == sent
     assert 1 == caplog.text.count("Cannot revoke")
 
 
-def _refuse(_task_ids: list[str], **_told: Any) -> None:
-    raise OperationalError("nobody is there")
+def test_ids_are_sent_when_redis_goes_on(
+    sender: Callable[..., Sender],
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A Redis that stops for one broadcast receives its ids once it goes on, and later ones too."""
+    app = sender(
+        broker_transport_options={"socket_timeout": 0.2, "max_retries": 0},
+        task_publish_retry_policy={"max_retries": 0},
+    ).app
+    prepare(app)
+    failed, broadcast = threading.Event(), Revokes._broadcast
+
+    def watched(self: Revokes, task_ids: list[str]) -> None:
+        try:
+            broadcast(self, task_ids)
+        except Exception:
+            failed.set()
+            raise
+
+    monkeypatch.setattr(Revokes, "_broadcast", watched)
+    first, later = {f"first-{number}" for number in range(2 * PIECE)}, {"later"}
+    path = str(redis_server.directory / "redis.sock")
+    with redis.Redis(unix_socket_path=path) as client, client.pubsub() as pubsub:
+        pubsub.subscribe("/0.celery.pidbox")
+        assert "subscribe" == pubsub.get_message(timeout=5)["type"]
+        with stopped(redis_server):
+            revoke_soon(app, first)
+            assert failed.wait(30)
+            revoke_soon(app, later)
+        assert Revokes.of(app).flush(30)
+        received = set[str]()
+        while message := pubsub.get_message(timeout=1):
+            received.update(ids_of(message["data"]))
+
+    assert first | later == received
+
+
+def ids_of(data: bytes) -> list[str]:
+    """Return the ids of a broadcast."""
+    body = json.loads(base64.b64decode(json.loads(data)["body"]))
+    task_ids: list[str] = body["arguments"]["task_id"]
+    return task_ids
+
+
+def test_a_stopped_redis_does_not_block_the_exit(
+    redis_server: RedisServer, in_python: Callable[..., str], broker: str
+) -> None:
+    """A process whose broker does not answer waits for its revokes for 2 s at most."""
+    with stopped(redis_server):
+        seconds = in_python(
+            "import atexit, time\n"
+            "atexit.register(lambda: print(time.monotonic() - began))\n"
+            "from celery import Celery; from celery_batch.client.revoke import revoke_soon\n"
+            f"app = Celery('x', broker={broker!r}, set_as_current=False)\n"
+            "app.connection_for_write().get_transport_cls()\n"  # imported before the exit
+            "revoke_soon(app, ['the-id']); began = time.monotonic()"
+        )
+
+    assert 1.5 < float(seconds) < 5.0
 
 
 def test_what_is_collected_is_sent_at_exit(
