@@ -63,7 +63,7 @@ class Deployment:
 
     def __init__(self, config: ServeConfig, folder: Path) -> None:
         self.folder = folder.absolute()
-        self._asked = config
+        self._given = config
         #: What is served, with the URL of its broker.
         self.config = replace(
             config, broker=config.broker or RedisServer(self.folder / "redis").url
@@ -105,7 +105,7 @@ class Deployment:
         for variable in _OVERRIDES:
             os.environ.pop(variable, None)
         _refuse_taken_port(self.config)
-        if self._asked.broker is None:
+        if self._given.broker is None:
             find_redis_server()
         else:
             _refuse_missing_broker(self.config)
@@ -113,9 +113,9 @@ class Deployment:
         self._lock = lock(self.folder)
         path = self.folder / CONFIG_FILE
         path.write_text(self.config.to_json(), encoding="utf-8")
-        env = environment(self._asked, [Path.cwd(), beside.absolute()], os.environ)
+        env = environment(self._given, [Path.cwd(), beside.absolute()], os.environ)
         env |= {CONFIG: str(path), "TMPDIR": str(self.folder)}
-        self.processes = list(processes(self._asked, self.folder, env))
+        self.processes = list(processes(self._given, self.folder, env))
         self.check()
 
     def wait_until_ready(self) -> None:

@@ -38,7 +38,7 @@ PR_SET_PDEATHSIG = 1
 STOPPING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def keep(command: list[str], orphan_grace: float = ORPHAN_GRACE) -> int:
+def run(command: list[str], orphan_grace: float = ORPHAN_GRACE) -> int:
     """
     Run a server until it ends, the parent asks for its end, or the parent is gone.
 
@@ -56,7 +56,7 @@ def keep(command: list[str], orphan_grace: float = ORPHAN_GRACE) -> int:
         stdin=subprocess.DEVNULL,
         close_fds=False,
         process_group=0,
-        preexec_fn=_die_with_reaper,  # noqa: PLW1509 (this program has one thread)
+        preexec_fn=_end_with_reaper,  # noqa: PLW1509 (this program has one thread)
     )
     _until_ended(server, wake, orphan_grace)
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -96,7 +96,7 @@ def _wake_on(*signals: int) -> int:
     return reads
 
 
-def _die_with_reaper() -> None:
+def _end_with_reaper() -> None:
     """Have Linux kill this process when the reaper is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -111,7 +111,7 @@ def _is_orphan() -> bool:
 def main() -> int:
     """Run the server of the command line, then remove its folder if the parent is gone."""
     folder, orphan_grace, *command = sys.argv[1:]
-    code = keep(command, float(orphan_grace))
+    code = run(command, float(orphan_grace))
     # A parent that lives removes the folder itself, after it has read the log.
     if folder and _is_orphan():
         shutil.rmtree(folder, ignore_errors=True)

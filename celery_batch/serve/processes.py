@@ -78,7 +78,7 @@ _WIDEST = 100
 
 
 def environment(
-    config: ServeConfig, places: Sequence[Path], ours: Mapping[str, str]
+    config: ServeConfig, places: Sequence[Path], inherited: Mapping[str, str]
 ) -> dict[str, str]:
     """
     Return the environment of all processes.
@@ -86,9 +86,9 @@ def environment(
     Args:
         config: What is served.
         places: Folders in which the handle's module is looked for.
-        ours: This process's environment.
+        inherited: This process's environment.
     """
-    given = {**ours, **config.env}
+    given = {**inherited, **config.env}
     paths = [*map(str, places), *filter(None, [given.get("PYTHONPATH")])]
     # As many math threads as cores in every worker would only fight.
     workers = len(config.devices) * config.slots

@@ -49,7 +49,7 @@ class BaseStreamer(ABC):
 
     Args:
         batch_size: Most items in one call of the model.
-        max_latency: Most seconds an item waits for company while a worker is idle.
+        max_latency: Most seconds an item waits for others while a worker is idle.
         worker_timeout: Most seconds to wait for an answer.
         max_queue: Most items that may wait; None for any number.
     """

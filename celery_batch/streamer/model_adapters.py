@@ -194,8 +194,8 @@ def device_names(cuda_devices: Iterable[int | str] | int | str | None) -> list[s
     Args:
         cuda_devices: GPUs by number or UUID, or names such as ``"cuda:1"`` and ``"cpu"``;
             one alone, or a string of several with commas between; None for no choice.
-            Where ``CUDA_VISIBLE_DEVICES`` is set and all numbers stand in it, they are the
-            GPUs that it calls so; else they count what it shows, from 0.
+            Where ``CUDA_VISIBLE_DEVICES`` is set and has all of the numbers, they are the
+            GPUs of these numbers; else they are positions in it, from 0.
 
     Raises:
         ConfigurationError: The choice is empty.

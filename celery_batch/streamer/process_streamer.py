@@ -34,7 +34,7 @@ class Streamer(BaseStreamer):
         predict_function_or_model: A function of a list that returns a list, or a
             `ManagedModel` or `Model` class; it has to be importable.
         batch_size: Most items in one call of it.
-        max_latency: Most seconds an item waits for company while a worker is idle;
+        max_latency: Most seconds an item waits for others while a worker is idle;
             after 2 ms without another item it leaves at once.
         worker_num: How many processes.
         cuda_devices: The GPUs to spread them over, process i on GPU i mod n; unless

@@ -33,7 +33,7 @@ __all__ = ["LOADED", "UNLOADED", "Job", "keep_running", "report"]
 #: Seconds to finish running batches when all of them are to end.
 GRACE = 30.0
 
-#: What a shell calls a program's exit that Ctrl-C has asked for.
+#: A shell's exit code of a program that Ctrl-C ended.
 _INTERRUPTED = 130
 
 #: How often in a row each process may fail to load its model before the program ends.
@@ -61,7 +61,7 @@ class Job:
         name: The process' name.
         target: Called in it; a function that can be imported there.
         args: Its arguments.
-        env: Its environment beside ours, in place before it imports anything.
+        env: Its environment beside ours, set before it imports anything.
     """
 
     name: str
@@ -133,11 +133,11 @@ class _Worker(Supervised):
         self._has_begun = self._has_loaded = False
 
     def _start(self) -> Any:
-        self._pipe, theirs = self._context.Pipe(duplex=False)
+        self._pipe, sender = self._context.Pipe(duplex=False)
         job, env = self._job, dict(self._job.env)
         name = HookedName(job.name, partial(set_environment, env))
         process = self._context.Process(
-            target=_work, args=(theirs, env, job.target, job.args), name=name
+            target=_work, args=(sender, env, job.target, job.args), name=name
         )
         try:
             process.start()
@@ -146,7 +146,7 @@ class _Worker(Supervised):
                 f"{job.name} cannot be sent to a process: {error}; define the model at the"
                 f" top of a module, or choose mp_start_method='fork'"
             ) from error
-        theirs.close()
+        sender.close()
         return process
 
     def _exit_code(self) -> int | None:

@@ -70,7 +70,7 @@ def lose(request_queue: RequestQueue, batches: Sequence[Requests]) -> None:
 
     Args:
         request_queue: Where they came from.
-        batches: Those it had; the first one ran, the others lay ready.
+        batches: Those it had; the first one ran, the others waited behind it.
     """
     for requests in batches[:1]:
         was_alone = len(requests) == 1

@@ -181,7 +181,7 @@ class RedisWorker:
     Args:
         model_class: A `ManagedModel` or `Model` class, or a predict function.
         batch_size: Most items in one call of the model.
-        max_latency: Most seconds an item waits for company while the model is idle; a lone
+        max_latency: Most seconds an item waits for others while the model is idle; a lone
             one does not wait for it.
         redis_broker: As for `RedisStreamer`.
         prefix: Which model this is, as for `RedisStreamer`.
@@ -237,14 +237,14 @@ class RedisWorker:
             SystemExit: The worker has ended, or could not start.
             ConfigurationError: There is no such GPU, or an option is wrong.
         """
-        lives_here = not isinstance(self._given[0], type)
+        is_in_process = not isinstance(self._given[0], type)
         names = device_names(gpu_id)
-        if lives_here:
+        if is_in_process:
             if names:
                 devices.pin(0, names)
             names = ["cpu"]  # the function chooses where its model lives
         app = self._make_app(batch_devices=names)
-        serve(app, self.queue, pool="threads" if lives_here else "prefork")
+        serve(app, self.queue, pool="threads" if is_in_process else "prefork")
 
 
 class StreamWorker(RedisWorker):
@@ -254,7 +254,7 @@ class StreamWorker(RedisWorker):
     Args:
         predict_function: As for `RedisWorker`, like all arguments.
         batch_size: Most items in one call.
-        max_latency: Most seconds an item waits for company while the model is idle.
+        max_latency: Most seconds an item waits for others while the model is idle.
         more: ``redis_broker``, ``prefix`` and the others of `RedisWorker`.
     """
 
@@ -296,7 +296,7 @@ def run_redis_workers_forever(
     Args:
         model_class: As for `RedisWorker`, like all arguments without a description of their own.
         batch_size: Most items in one call of a model.
-        max_latency: Most seconds an item waits for company while a model is idle.
+        max_latency: Most seconds an item waits for others while a model is idle.
         worker_num: How many workers, each with a model of its own.
         cuda_devices: The GPUs that they are spread over, worker i on device i mod n; None
             for the first that can be seen.

@@ -7,7 +7,7 @@ Rule 2: A new request wakes a slot only if it is the first in the queue, or make
         So one slot at most watches the queue, however many requests come.
 Rule 3: A slot that takes a batch and leaves requests behind wakes the next; so no wake is lost.
 Rule 4: A request that was taken is counted until it is settled or back in the queue, which
-        `through` reports: so `drain` can tell when the last one is answered.
+        `through` reports: so `drain` knows when the last one is answered.
 Rule 5: The batcher gets the same reports as in a Celery worker: that a batch of several has
         ended, and that no arrival could be seen meanwhile.  So batches are the same.
 """
@@ -50,7 +50,7 @@ class Slot:
 
     Args:
         condition: Notified when it should ask again.
-        room: How many batches it may have at a time: one runs, others lie ready behind it.
+        room: How many batches it may have at a time: one runs, others wait behind it.
         out: Those it has, the one that runs first.
         is_retired: It takes no more; its worker has ended.
     """

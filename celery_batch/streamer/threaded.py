@@ -26,7 +26,7 @@ class ThreadedStreamer(BaseStreamer):
         predict_function: Takes a list of inputs and returns as many outputs; or a
             `Model` or `ManagedModel` class.
         batch_size: Most items in one call of it.
-        max_latency: Most seconds an item waits for company while the thread is idle;
+        max_latency: Most seconds an item waits for others while the thread is idle;
             after 2 ms without another item it leaves at once.
         worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
         max_queue: Most items that may wait; further requests fail with `QueueFull`.

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _REAPED = 2.0
 
 
-#: Batches a process may have: one runs, one lies ready behind it.
+#: Batches a process may have: one runs, one waits behind it.
 _BATCHES = 2
 
 
@@ -44,7 +44,7 @@ _BATCHES = 2
 _FIRST_PAUSE = 1.0
 
 
-#: How many failures in a row to load it fail those who wait; it is tried further.
+#: Failures in a row to load it after which requests fail; loading is tried further.
 _TRIES = 4
 
 
@@ -299,13 +299,12 @@ class _Feeder:
     def _feed(self, process: WorkerProcess) -> bool:
         """Send batches to a process until it ends; return whether it was sent any."""
         slot = self._request_queue.slot(_BATCHES)
-        self._receiver = threading.Thread(
-            target=self._receive,
-            args=(process, slot),
-            name=f"{self.sender.name}-receiver",
-            daemon=True,
+        name = f"{self.sender.name}-receiver"
+        receiver = threading.Thread(
+            target=self._receive, args=(process, slot), name=name, daemon=True
         )
-        self._receiver.start()
+        receiver.start()
+        self._receiver = receiver  # `stop` joins it, which has to be started
         while (requests := self._request_queue.take(slot)) is not None:
             items = [item for request in requests for item in request.item.items]
             payload = pickled((items, len(requests) == 1))
@@ -326,10 +325,11 @@ class _Feeder:
             self._settle(slot, slot.out[0], reply)
         had = self._request_queue.recall(slot)
         sent = max(process.sent - process.answered, 0)
-        if sent:
-            logger.error("A worker process died under %d requests", len(had[0]))
-        lose(self._request_queue, had[:sent])
-        for requests in had[sent:]:
+        lost, unsent = had[:sent], had[sent:]
+        if lost:
+            logger.error("A worker process died under %d requests", len(lost[0]))
+        lose(self._request_queue, lost)
+        for requests in unsent:
             requeue_first(self._request_queue, requests)
 
     def _settle(self, slot: Slot, requests: Requests, reply: bytes) -> None:

@@ -61,11 +61,11 @@ class Forked(ManagedProcess):
         self.name = log.stem
         self.log = log
         self._owner = os.getpid()
-        self._reaper = _Keeper(command, log, env)  # type: ignore[assignment]
+        self._reaper = _Reaper(command, log, env)  # type: ignore[assignment]
         managed_process._children.add(self)
 
 
-class _Keeper:
+class _Reaper:
     """As much of Popen as a Child uses, for a process that is our mother's child."""
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:

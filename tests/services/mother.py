@@ -3,10 +3,10 @@ The mother of workers: has imported Celery once, and forks a process for each wo
 
 ``python -m tests.services.mother FD`` is started and spoken to by
 `tests.services.forked`.  A request names a command line, an environment and a folder,
-and brings three descriptors: standard input, the log, and where to write the keeper's
+and brings three descriptors: standard input, the log, and where to write the reaper's
 process id and, in the end, its exit code.
 
-For each request it forks a keeper, which does what `celery_batch.processes.reaper` does, but
+For each request it forks a reaper, which does what `celery_batch.processes.reaper` does, but
 forks the worker where that one executes a program.  A worker so has its own process,
 session, environment and output, imports our code and the app itself, and differs from
 one that was executed in what it need not import: Celery and its libraries.
@@ -58,11 +58,11 @@ _TO_DEFAULT = (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP)
 
 
 class _WorkerBegins(BaseException):
-    """Leads a new worker out of its keeper's code."""
+    """Leads a new worker out of its reaper's code."""
 
 
 class _Server:
-    """What a keeper keeps: a fork of itself, with as much of Popen as it uses."""
+    """What a reaper runs: a fork of itself, with as much of Popen as it uses."""
 
     def __init__(self, _command: list[str], **_options: Any) -> None:
         self.pid = os.fork()
@@ -90,8 +90,8 @@ class _Server:
             os.kill(self.pid, signal.SIGTERM)
 
 
-def _keep(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Be a keeper; return in its worker only."""
+def _run_reaper(request: dict[str, Any], descriptors: list[int]) -> None:
+    """Be a reaper; return in its worker only."""
     stdin, log, said = descriptors
     os.setsid()
     os.dup2(stdin, 0)
@@ -106,7 +106,7 @@ def _keep(request: dict[str, Any], descriptors: list[int]) -> None:
     os.chdir(request["folder"])
     reaper.subprocess = SimpleNamespace(DEVNULL=None, Popen=_Server)
     try:
-        code = reaper.keep(request["command"])
+        code = reaper.run(request["command"])
     except _WorkerBegins:
         os.close(said)
         return
@@ -116,7 +116,7 @@ def _keep(request: dict[str, Any], descriptors: list[int]) -> None:
 
 def _work(command: list[str]) -> NoReturn:
     """Be what ``celery`` is, called with this command line."""
-    reaper._die_with_reaper()
+    reaper._end_with_reaper()
     signal.set_wakeup_fd(-1)
     for number in _TO_DEFAULT:
         signal.signal(number, signal.SIG_DFL)
@@ -131,7 +131,7 @@ def _work(command: list[str]) -> NoReturn:
 
 
 def _reap(options: int) -> None:
-    """Wait for keepers, so that the time they took is counted as ours."""
+    """Wait for reapers, so that the time they took is counted as ours."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, options)[0]:
             pass
@@ -147,7 +147,7 @@ def _listen(line: socket.socket) -> Callable[[], NoReturn]:
         request = json.loads(text)
         if not os.fork():
             line.close()
-            _keep(request, descriptors)
+            _run_reaper(request, descriptors)
             return lambda: _work(request["command"])
         for each in descriptors:
             os.close(each)
