@@ -137,7 +137,7 @@ def test_background_work_delays_forks(
         order.append("written")
 
     teller = BackgroundThread()
-    teller.soon(write, noop)
+    teller.submit(write, noop)
     begun.wait(60)
     on_a_thread(lambda: forked(order))
     until(lambda: fork_guard._state.forking)

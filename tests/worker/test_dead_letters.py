@@ -64,13 +64,13 @@ def test_a_letter_is_written_on_a_thread_and_followed_on_the_loop(
     consumer: Consumer, written: Written
 ):
     """Who keeps one goes on at once, and what follows is done by the loop."""
-    prepared_messages, done = DeadLetters(consumer), []
-    prepared_messages.keep_refused(b"a", "why", lambda: done.append("a"))
+    letters, done = DeadLetters(consumer), []
+    letters.write_refused(b"a", "why", lambda: done.append("a"))
     assert [] == done
     written.open()
     body, thread = written.get()
     consumer.soon.get(timeout=20)()
-    prepared_messages.close()
+    letters.close()
 
     assert (b"a", ["a"]) == (body, done)
     assert thread is not threading.current_thread()
@@ -80,7 +80,7 @@ def test_without_a_queue_nothing_is_put_off(written: Written):
     """What follows is done at once, and no thread is started."""
     done: list[str] = []
     before = threading.active_count()
-    DeadLetters(Consumer(None)).keep_refused(b"a", "why", lambda: done.append("a"))
+    DeadLetters(Consumer(None)).write_refused(b"a", "why", lambda: done.append("a"))
 
     assert ["a"] == done
     assert before == threading.active_count()
@@ -95,29 +95,29 @@ def test_letters_that_wait_have_a_bound(
 ):
     """A large one is kept where none waits, and behind it no more; the log says so."""
     monkeypatch.setattr(dead_letters, "_MOST_BYTES", 10)
-    prepared_messages, done = DeadLetters(consumer), []
-    prepared_messages.keep_refused(b"x" * 20, "why", lambda: done.append("large"))
-    prepared_messages.keep_refused(b"y", "why", lambda: done.append("small"))
+    letters, done = DeadLetters(consumer), []
+    letters.write_refused(b"x" * 20, "why", lambda: done.append("large"))
+    letters.write_refused(b"y", "why", lambda: done.append("small"))
     assert ["small"] == done
     written.open()
     consumer.soon.get(timeout=20)()
-    prepared_messages.keep_refused(b"z", "why", lambda: done.append("later"))
+    letters.write_refused(b"z", "why", lambda: done.append("later"))
     consumer.soon.get(timeout=20)()
-    prepared_messages.close()
+    letters.close()
 
     assert ["small", "large", "later"] == done
     assert [b"x" * 20, b"z"] == [written.get()[0] for _ in range(2)]
-    assert ["Could not keep a message in dead: too many wait to be written"] == caplog.messages
+    assert ["Could not write a message to dead: too many wait to be written"] == caplog.messages
 
 
 def test_a_letter_that_comes_after_the_close_is_written_at_once(
     consumer: Consumer, written: Written
 ):
     """A loop that has ended does nothing more: what follows would never be done."""
-    prepared_messages, done = DeadLetters(consumer), []
-    prepared_messages.close()
+    letters, done = DeadLetters(consumer), []
+    letters.close()
     written.open()
-    prepared_messages.keep_refused(b"a", "why", lambda: done.append("a"))
+    letters.write_refused(b"a", "why", lambda: done.append("a"))
     body, thread = written.get()
 
     assert (b"a", ["a"]) == (body, done)

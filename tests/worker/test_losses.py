@@ -76,7 +76,7 @@ def test_poison_that_comes_again_before_its_copy_is_kept_is_not_run(
     worker: Worker, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ):
     """Its caller has been told; run once more, it would take another process down."""
-    monkeypatch.setattr(DeadLetters, "keep", lambda *_: None)  # which takes its time
+    monkeypatch.setattr(DeadLetters, "write", lambda *_: None)  # it takes its time
     task_queue = worker.scheduler.task_queue(worker.app.tasks["single"])
     worker.scheduler.add(task_queue, Kept("a", worker.events))
     lose(pool)

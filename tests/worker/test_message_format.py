@@ -192,9 +192,9 @@ def test_usual_headers_are_well_formed(name, value):
     """What the quick look at headers lets pass, the slow one has nothing to say against."""
     usual = fields(ignore_result=False, replaced_task_nesting=0)
     headers = {**usual, name: value}
-    assert message_format._are_usual(usual)
+    assert message_format._are_common(usual)
 
-    if message_format._are_usual(headers):
+    if message_format._are_common(headers):
         message_format._check_known(headers, message_format._FIELDS, "")
 
 

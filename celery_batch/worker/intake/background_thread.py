@@ -13,54 +13,56 @@ __all__ = ["BackgroundThread"]
 
 logger = logging.getLogger(__name__)
 
-#: What waits to be done, at most; of what a worker is flooded with beyond that, nothing is.
+#: Most calls that wait; a worker that is flooded drops the others.
 _MOST = 1000
 
-#: Seconds that a stop waits for the last of them.
-_LAST = 2.0
+#: Seconds that `close` waits for the last calls.
+_CLOSE_TIMEOUT = 2.0
 
 
 class BackgroundThread:
     """
-    Does one thing after another, in a thread that is started when there is the first.
+    Runs one call after another in a daemon thread, which the first call starts.
+
+    An executor of the standard library has no bound, and a process waits for its thread at exit.
 
     Args:
-        name: Of the thread.
+        name: The name of the thread.
     """
 
-    def __init__(self, name: str = "batch-teller") -> None:
+    def __init__(self, name: str = "batch-refusals") -> None:
         self._name = name
         self._queue: Queue[Callable[[], object] | None] = Queue(_MOST)
         self._thread: Thread | None = None
 
-    def soon(self, tell: Callable[[], object], then: Callable[[], object]) -> None:
+    def submit(self, function: Callable[[], object], then: Callable[[], object]) -> None:
         """
-        Do something, and go on from there; only go on if too much waits already.
+        Run a function, then another one.
 
         Args:
-            tell: Does it, and may take its time.
+            function: May block; dropped if too many calls wait.
             then: Called in any case.
         """
 
-        def both() -> None:
+        def run() -> None:
             try:
                 with forks_delayed():  # it may connect while a process is replaced
-                    tell()
+                    function()
             except Exception:
-                logger.exception("Could not do what was put off (%s)", self._name)
+                logger.exception("A call in the background failed (%s)", self._name)
             then()
 
         if self._thread is None:
             self._thread = Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         try:
-            self._queue.put_nowait(both)
+            self._queue.put_nowait(run)
         except Full:
-            logger.warning("Too much is put off (%s): one thing less is done", self._name)
+            logger.warning("Too many calls wait in the background (%s): one is dropped", self._name)
             then()
 
     def close(self) -> None:
-        """Tell the last, unless that takes too long."""
+        """Run the last calls, unless that takes too long."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -68,8 +70,8 @@ class BackgroundThread:
             self._queue.put_nowait(None)
         except Full:
             return
-        thread.join(_LAST)
+        thread.join(_CLOSE_TIMEOUT)
 
     def _run(self) -> None:
-        while (both := self._queue.get()) is not None:
-            both()
+        while (run := self._queue.get()) is not None:
+            run()

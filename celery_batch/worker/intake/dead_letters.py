@@ -1,9 +1,9 @@
 """
 
-Keeps the messages of requests that must not run again, and refused ones.
+Writes the messages of requests that must not run again, and refused ones, to a queue.
 
-They are written on a thread: the broker may be away for long, and the event loop has
-others to serve.
+They are written in a thread: the broker may be away for long, and the event loop must
+go on.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 #: Facts of a delivery, or decoded copies of the body, that are no headers of the message.
 _NOT_HEADERS = ("args", "kwargs", "delivery_info", "hostname", "reply_to", "correlation_id")
 
-#: The message header that says why a message is here.
+#: The message header with the reason why a message is in this queue.
 _REASON = "batch_reason"
 
-#: Bytes of messages that wait to be written; what comes behind so many is not kept.
+#: Most bytes of messages that wait to be written; the others are dropped.
 _MOST_BYTES = 64 << 20
 
 
 class DeadLetters:
     """
-    Keeps copies of messages in the queue for such, if there is one.
+    Writes copies of messages to the dead-letter queue, if there is one.
 
     Args:
         consumer: Celery's consumer; its app's ``batch_dead_letter_queue`` names the queue.
@@ -46,17 +46,17 @@ class DeadLetters:
         self._tries = 3
         self._is_closed = False
 
-    def keep(self, request: Any, error: Exception, then: Callable[[], object]) -> None:
+    def write(self, request: Any, error: Exception, then: Callable[[], object]) -> None:
         """
-        Put a copy of a request's message into the queue.
+        Write a copy of a request's message.
 
         Args:
             request: Celery's request; its body is sent as it came, never decoded.
-            error: What its caller is told.
-            then: Called on the event loop when that is done, or cannot be done.
+            error: The error of its caller.
+            then: Called on the event loop when it is written, or cannot be.
         """
         headers = {k: v for k, v in request.request_dict.items() if k not in _NOT_HEADERS}
-        self._keep(
+        self._submit(
             request.body,
             then,
             headers={**headers, LOSSES: request.losses, _REASON: str(error)},
@@ -66,19 +66,19 @@ class DeadLetters:
             reply_to=request.reply_to,
         )
 
-    def keep_refused(
+    def write_refused(
         self, content: bytes, reason: str, then: Callable[[], object], **headers: Any
     ) -> None:
         """
-        Put what was refused into the queue, byte for byte.
+        Write a refused message, byte for byte.
 
         Args:
             content: The whole message if it could not be read, else its body.
             reason: Why it was refused.
-            then: Called on the event loop when that is done, or cannot be done.
-            headers: More that is known about it.
+            then: Called on the event loop when it is written, or cannot be.
+            headers: Further message headers.
         """
-        self._keep(
+        self._submit(
             content,
             then,
             headers={_REASON: reason, **headers},
@@ -87,32 +87,32 @@ class DeadLetters:
         )
 
     def close(self) -> None:
-        """Write the last of them, unless that takes too long; what comes later, at once."""
+        """Write the last messages, unless that takes too long; later ones are written at once."""
         self._is_closed = True
         self._background.close()
 
-    def _keep(self, body: Any, then: Callable[[], object], **message: Any) -> None:
+    def _submit(self, body: Any, then: Callable[[], object], **message: Any) -> None:
         name = Settings.of(self._consumer.app).dead_letter_queue
         if name is None:
             then()
             return
-        if self._is_closed:  # the worker shuts down, and its loop may not come by again
+        if self._is_closed:  # the worker shuts down, and its loop may not run again
             self._write(name, body, message)
             then()
             return
         size = len(body)
         if self._waiting and self._waiting + size > _MOST_BYTES:
-            logger.error("Could not keep a message in %s: too many wait to be written", name)
+            logger.error("Could not write a message to %s: too many wait to be written", name)
             then()
             return
         self._waiting += size
 
-        def go_on() -> None:
+        def written() -> None:
             self._waiting -= size
             then()
 
         write = partial(self._write, name, body, message)
-        self._background.soon(write, partial(self._consumer.call_soon, go_on))
+        self._background.submit(write, partial(self._consumer.call_soon, written))
 
     def _write(self, name: str, body: Any, message: dict[str, Any]) -> None:
         app = self._consumer.app
@@ -130,6 +130,6 @@ class DeadLetters:
                     **message,
                 )
             self._tries = 3
-        except Exception as error:  # noqa: BLE001 (a letter less must not stop the living)
-            self._tries = 1  # those behind it wait for less, until one can be written
-            logger.error("Could not keep a message in %s: %.200r", name, error)  # noqa: TRY400
+        except Exception as error:  # noqa: BLE001 (the worker goes on)
+            self._tries = 1  # the next ones fail sooner, until one can be written
+            logger.error("Could not write a message to %s: %.200r", name, error)  # noqa: TRY400

@@ -2,9 +2,9 @@
 
 The format that a message must have.
 
-Whoever can write to a broker can write anything.  What is checked here is what
-kombu, Celery and we rely on without looking: a worker must refuse a message that
-breaks it, and must not take its neighbours down with it.
+Anything can be written to a broker.  What is checked here is what kombu, Celery and we
+rely on without a check: a worker must refuse a malformed message, and must not
+fail the other messages with it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from celery_batch.worker.intake.value_formats import (
     LONGEST_NAME,
     are_limits,
     are_signatures,
-    are_stamped,
     are_stamps,
-    is_count_or_none,
-    is_flag_or_none,
+    is_count,
+    is_flag,
+    is_list_of_texts,
     is_name,
-    is_name_or_none,
-    is_rows_or_none,
+    is_rows,
+    is_short_text,
     is_signature,
-    is_text_or_none,
+    is_text,
 )
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
 
 _Checks = dict[str, Callable[[Any], bool]]
 
-#: What is embedded beside arguments that nothing is embedded with.
+#: What Celery embeds beside arguments when nothing is to be embedded.
 _NOTHING_EMBEDDED = dict.fromkeys(("callbacks", "errbacks", "chain", "chord"))
 
 #: Values in the headers and properties of one message, and levels of nesting.
@@ -54,7 +54,7 @@ LONGEST_TEXT = 256 * 1024
 
 
 class Malformed(ValueError):
-    """A message is not what it has to be."""
+    """A message does not have the format of a message."""
 
 
 class TooLarge(Malformed):
@@ -62,21 +62,21 @@ class TooLarge(Malformed):
 
 
 def is_small(raw: bytes) -> bool:
-    """Say whether a message, still encoded, cannot hold too many values, levels or characters."""
+    """Return whether an encoded message is too small for too many values, levels or characters."""
     return len(raw) <= MOST_VALUES and raw.count(b"{") + raw.count(b"[") <= DEEPEST
 
 
 def check_envelope(envelope: Any, codecs: Mapping[str, Any], *, small: bool = False) -> None:
     """
-    Check a message as brokers without a protocol of their own carry it.
+    Check the envelope in which brokers without a protocol of their own carry a message.
 
     Args:
         envelope: As decoded.
         codecs: What the channel can decode bodies with.
-        small: It is known to be small, which is quicker than to count.
+        small: It is known to be small, so that nothing needs to be counted.
 
     Raises:
-        Malformed: Kombu cannot make a message of it.
+        Malformed: Kombu cannot read it.
     """
     if not isinstance(envelope, dict):
         raise Malformed(f"it is a {type(envelope).__name__}, not an object")
@@ -102,51 +102,51 @@ def check_content(message: Any) -> None:
     Check what is needed to decode the body of a message, on any broker.
 
     Raises:
-        Malformed: Its content type or encoding is nothing to look up.
+        Malformed: Its content type or encoding is no short text.
     """
     for name in ("content_type", "content_encoding"):
-        if not is_name_or_none(getattr(message, name)):
+        value = getattr(message, name)
+        if value is not None and not is_short_text(value):
             raise Malformed(f"its {name.replace('_', ' ')} is no short text")
 
 
 def check_vital(fields: Mapping[str, Any]) -> None:
     """
-    Check the headers of an ordinary task that would end the whole worker.
+    Check the headers of an ordinary task that could stop the whole worker.
 
     Raises:
-        Malformed: A value is of a type that Celery's main process cannot bear.
+        Malformed: A value is of a type that stops Celery's main process.
     """
-    for name in ("timelimit", "stamps", "stamped_headers"):
-        if not _FIELDS[name](fields.get(name)):
-            raise Malformed(f"{name} cannot be {_short(fields.get(name))}")
+    vital = ("timelimit", "stamps", "stamped_headers")
+    _check_known({name: fields.get(name) for name in vital}, _FIELDS, "")
 
 
 def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> None:
     """
-    Check what Celery reads of a batch task's message beside its body.
+    Check what Celery reads of a batch task's message besides its body.
 
     Args:
         fields: The headers, and for Celery's older protocol the body's fields.
         properties: Of the message.
 
     Raises:
-        Malformed: A value is of a type or size that it cannot be.
+        Malformed: A value has a wrong type or size.
     """
     for name in ("id", "task"):
         if not is_name(fields.get(name)):
             raise Malformed(f"{name} cannot be {_short(fields.get(name))}")
-    if not _are_usual(fields):
+    if not _are_common(fields):
         _check_known(fields, _FIELDS, "")
     _check_known(properties, _PROPERTIES, "property ")
 
 
-def _are_usual(fields: Mapping[str, Any]) -> bool:
-    """Say whether headers are just what most messages have, which is quicker than to check each."""
+def _are_common(fields: Mapping[str, Any]) -> bool:
+    """Return whether headers are as in most messages, which is quicker than to check each."""
     get = fields.get
     root = get("root_id")
     return (
-        list(map(get, _RARE)) == _NONE_OF_THEM
-        and list(map(type, map(get, _USUAL))) == list(_USUAL.values())
+        list(map(get, _RARE)) == _NO_RARE
+        and list(map(type, map(get, _COMMON))) == list(_COMMON.values())
         and get("retries") == get("replaced_task_nesting") == 0
         and not get("stamps")
         and get("timelimit") == [None, None]
@@ -159,8 +159,8 @@ def _check_known(values: Mapping[str, Any], known: _Checks, kind: str) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        is_fine = known.get(name)
-        if is_fine is not None and not is_fine(value):
+        is_valid = known.get(name)
+        if is_valid is not None and not is_valid(value):
             raise Malformed(f"{kind}{name} cannot be {_short(value)}")
 
 
@@ -181,12 +181,13 @@ def check_payload(payload: Any) -> None:
         raise Malformed("its arguments are not a list and an object")
     if embed == _NOTHING_EMBEDDED:
         return
-    if embed is not None and not isinstance(embed, dict):
+    embed = {} if embed is None else embed
+    if not isinstance(embed, dict):
         raise Malformed("what is embedded beside its arguments is no object")
     for name in ("callbacks", "errbacks", "chain"):
-        if not are_signatures((embed or {}).get(name)):
+        if not are_signatures(embed.get(name)):
             raise Malformed(f"its {name} are no list of tasks")
-    chord = (embed or {}).get("chord")
+    chord = embed.get("chord")
     if chord is not None and not is_signature(chord):
         raise Malformed("its chord is no task")
 
@@ -242,19 +243,19 @@ def _short(value: Any) -> str:
 
 _PLACE = ("exchange", "routing_key")
 
-#: Beside id and task, which may not be missing; the others may all be left out, or null.
+#: Besides id and task, which are required; the others may all be left out, or null.
 _FIELDS: _Checks = {
-    **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), is_name_or_none),
-    **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), is_text_or_none),
-    **dict.fromkeys(("retries", "group_index", "replaced_task_nesting", LOSSES), is_count_or_none),
-    ROWS: is_rows_or_none,
-    "ignore_result": is_flag_or_none,
+    **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), is_short_text),
+    **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), is_text),
+    **dict.fromkeys(("retries", "group_index", "replaced_task_nesting", LOSSES), is_count),
+    ROWS: is_rows,
+    "ignore_result": is_flag,
     "timelimit": are_limits,
-    "stamped_headers": are_stamped,
+    "stamped_headers": is_list_of_texts,
     "stamps": are_stamps,
 }
 
-#: Headers that most messages leave out, and the types of those that they do not.
+#: Headers that most messages leave out, and the types of the others.
 _RARE = (
     "parent_id",
     "group",
@@ -265,8 +266,8 @@ _RARE = (
     LOSSES,
     ROWS,
 )
-_NONE_OF_THEM = [None] * len(_RARE)
-_USUAL = {
+_NO_RARE = [None] * len(_RARE)
+_COMMON = {
     **dict.fromkeys(("root_id", "lang", "origin", "argsrepr", "kwargsrepr"), str),
     **dict.fromkeys(("retries", "replaced_task_nesting"), int),
     "ignore_result": bool,
@@ -274,6 +275,6 @@ _USUAL = {
 }
 
 _PROPERTIES: _Checks = {
-    **dict.fromkeys(("reply_to", "correlation_id"), is_name_or_none),
-    "priority": is_count_or_none,
+    **dict.fromkeys(("reply_to", "correlation_id"), is_short_text),
+    "priority": is_count,
 }

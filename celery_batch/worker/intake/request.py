@@ -1,4 +1,4 @@
-"""Celery's request, for a task whose requests share a pool job."""
+"""Celery's request, for tasks whose requests share a pool job."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 def wants_events(eventer: Any, task: Any) -> bool:
     """
-    Say whether anybody is sent the events of a task's requests.
+    Return whether the events of a task's requests are sent.
 
     Args:
         eventer: Celery's event dispatcher, which may be missing.
@@ -37,16 +37,16 @@ def wants_events(eventer: Any, task: Any) -> bool:
     return not eventer.groups or "task" in eventer.groups
 
 
-#: The message header that counts how often a request's process died under it.
+#: The message header that counts how often a process died while it ran the request.
 LOSSES = "batch_losses"
 
-#: Seconds.  A message may not ask for less: every batch would miss that, at the price of
+#: Seconds.  A message cannot have a shorter limit: every batch would exceed it, at the price of
 #: two pool processes, each with a model to load.
 _SHORTEST_LIMIT = 0.1
 
 
 class BatchRequest(Request):  # type: ignore[misc]
-    """A request whose end must not be its neighbours'."""
+    """A request whose end does not affect the other requests of its batch."""
 
     #: How often a process died while it ran this request, here or elsewhere.
     losses = 0
@@ -54,27 +54,27 @@ class BatchRequest(Request):  # type: ignore[misc]
     #: How many rows it has: many if it is a chunk.
     rows = 1
 
-    #: When it first joined its lane, on the monotonic clock.
+    #: When it first joined its task queue, on the monotonic clock.
     arrived: float | None = None
 
-    #: When the time is up that its batch's time limit left it, on the monotonic clock.
+    #: When the time ends that its batch's time limit left it, on the monotonic clock.
     deadline: float | None = None
 
     #: The limit, in seconds, that the deadline comes from.
     limit: float | None = None
 
-    #: Whether the connection of its message is gone, so that it acknowledges nothing.
+    #: Whether the connection of its message is lost, so that it acknowledges nothing.
     is_disowned = False
 
     #: Whether its message was rejected, and may be meant to come again.
     was_rejected = False
 
-    #: What has to be done before the broker hears how this has ended: is given what tells it.
+    #: Called before its message is acknowledged or rejected, with a function that does so.
     before_end: Callable[[Callable[[], None]], object] | None = None
 
-    #: What is to be said to the broker once a handler has done everything else.
-    _last_words: Callable[[], None] | None = None
-    _holds_back = False
+    #: The acknowledgement that waits until a handler has ended.
+    _deferred: Callable[[], None] | None = None
+    _is_deferring = False
 
     #: Whether its body is left to the pool process to decode and to check.
     is_undecoded = False
@@ -95,49 +95,49 @@ class BatchRequest(Request):  # type: ignore[misc]
     @contextmanager
     def acknowledging_last(self) -> Iterator[None]:
         """
-        Let a handler speak to the broker only when all else has gone well.
+        Let a handler acknowledge or reject only when it has ended without an error.
 
-        Celery's acknowledges a failure before it stores it: were the result
-        backend away just then, the caller would wait for ever.
+        Celery's acknowledges a failure before it stores it: if the result
+        backend were away, the caller would wait for ever.
         """
-        self._holds_back = True
+        self._is_deferring = True
         try:
             yield
         finally:
-            self._holds_back = False
-            last_words, self._last_words = self._last_words, None
-        if last_words is not None:
-            self._say(last_words)
+            self._is_deferring = False
+            deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            self._settle(deferred)
 
     def acknowledge(self) -> None:
-        """As Celery's; last of all, while a handler is held to that."""
-        self._say(super().acknowledge)
+        """As Celery's; deferred within `acknowledging_last`."""
+        self._settle(super().acknowledge)
 
     def reject(self, requeue: bool = False) -> None:  # noqa: FBT001, FBT002 (Celery's signature)
-        """As Celery's; last of all, while a handler is held to that."""
-        self._say(partial(self._reject, requeue=requeue))
+        """As Celery's; deferred within `acknowledging_last`."""
+        self._settle(partial(self._reject, requeue=requeue))
 
     def _reject(self, *, requeue: bool) -> None:
         super().reject(requeue=requeue)
         self.was_rejected = True
 
-    def _say(self, words: Callable[[], None]) -> None:
-        """Tell the broker something, as soon as it may hear that."""
+    def _settle(self, settle: Callable[[], None]) -> None:
+        """Acknowledge or reject the message, as soon as that is allowed."""
         before = self.before_end
-        if self._holds_back:
-            self._last_words = words
+        if self._is_deferring:
+            self._deferred = settle
         elif before is not None:
             self.before_end = None
-            before(words)
+            before(settle)
         else:
-            words()
+            settle()
 
     @cached_property
     def _payload(self) -> Any:
         """
-        What its body holds; Celery asks for it to tell of an end without the pool process.
+        Its decoded body; Celery needs it to announce an end without the pool process.
 
-        A large body is decoded then, since what is embedded beside the arguments has to hear.
+        A large body is decoded then, for the callbacks that are embedded in it.
         """
         payload = super()._payload
         if not self.is_undecoded:
@@ -148,35 +148,35 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     @property
     def args(self) -> Any:
-        """As Celery's; of a large body decoded when they are asked for."""
+        """As Celery's; a large body is decoded first."""
         return self._payload[0]
 
     @property
     def kwargs(self) -> Any:
-        """As Celery's; of a large body decoded when they are asked for."""
+        """As Celery's; a large body is decoded first."""
         return self._payload[1]
 
     def info(self, safe: bool = False) -> Any:  # noqa: FBT001, FBT002 (Celery's signature)
-        """As Celery's, which shows the arguments; large ones as the message shows them."""
+        """As Celery's, which shows the arguments; of a large body only their reprs."""
         return super().info(safe=safe or self.is_undecoded)
 
     def given_back(self) -> None:
-        """Take note that the broker has its message again, without a word of ours to it."""
+        """Record that its message has been returned to the broker by other means."""
         self.acknowledged = self.was_rejected = True
         self.send_event("task-rejected", requeue=True)
 
     def on_failure(self, exc_info: Any, *args: Any, return_ok: bool = False, **options: Any) -> Any:
-        """As Celery's, except that a cold shutdown loses nobody."""
-        is_told = return_ok or self.acknowledged or not self._task.acks_late
-        if state.should_terminate and not is_told:
-            # Celery acknowledges it now and stores nothing. Left alone, it goes back.
+        """As Celery's, except that a cold shutdown loses no request."""
+        is_final = return_ok or self.acknowledged or not self._task.acks_late
+        if state.should_terminate and not is_final:
+            # Celery would acknowledge it now and store nothing.  This way it goes back.
             state.task_ready(self)
             return None
         return super().on_failure(exc_info, *args, return_ok=return_ok, **options)
 
     @property
     def is_routine(self) -> bool:
-        """Whether its start and its success go into Celery's books, and nowhere else."""
+        """Whether its start and its success only change Celery's own records."""
         cls = type(self)
         return (
             self._task.acks_late
@@ -187,19 +187,19 @@ class BatchRequest(Request):  # type: ignore[misc]
         )
 
     def disown(self) -> None:
-        """Acknowledge nothing any more: the connection of the message is gone."""
+        """Acknowledge nothing any more: the connection of the message is lost."""
         self.is_disowned = True
         self._on_ack = self._on_reject = noop
 
     @property
     def has_expired(self) -> bool:
-        """Whether it is too late for an answer; its end may still have to be announced."""
+        """Whether it has expired; its end may still have to be announced."""
         until = self.expires
         return until is not None and datetime.now(UTC if until.tzinfo else None) > until
 
     @property
     def is_redelivered(self) -> bool:
-        """Whether somebody has held its message before."""
+        """Whether its message was delivered before."""
         return bool((self.delivery_info or {}).get("redelivered"))
 
     @property
@@ -221,27 +221,26 @@ class BatchRequest(Request):  # type: ignore[misc]
     @property
     def has_succeeded(self) -> bool:
         """Whether its success was stored, whatever happened to the process afterwards."""
-        try:
-            return bool(self._success_was_stored())
-        except Exception as error:  # noqa: BLE001 (if it cannot be known, it is run again)
-            logger.warning("Could not look up %s[%s]: %s", self.name, self.id, error)
-            return False
+        return self._look_up(self._success_was_stored)
 
     @property
     def has_result(self) -> bool:
-        """Whether its caller finds an answer, as far as the result backend can tell."""
+        """Whether its caller finds a result, as far as the result backend can tell."""
         backend = self.task.backend
         if self.ignore_result or backend.as_uri().startswith(("rpc", "disabled")):
             return True
+        return self._look_up(lambda: backend.get_task_meta(self.id)["status"] in READY_STATES)
+
+    def _look_up(self, is_stored: Callable[[], Any]) -> bool:
         try:
-            return backend.get_task_meta(self.id)["status"] in READY_STATES
-        except Exception as error:  # noqa: BLE001 (if it cannot be known, it is run again)
+            return bool(is_stored())
+        except Exception as error:  # noqa: BLE001 (if it is unknown, the request runs again)
             logger.warning("Could not look up %s[%s]: %s", self.name, self.id, error)
             return False
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells this try of the task from its other tries."""
+        """What distinguishes this try of the task from its other tries."""
         retries = self._request_dict.get("retries")
         return self.id, retries if isinstance(retries, int) else 0
 
@@ -249,7 +248,7 @@ class BatchRequest(Request):  # type: ignore[misc]
         """
         Stop this request, for its message to be delivered again.
 
-        What runs on a thread nobody can stop: it runs on, and is answered.
+        A thread cannot be stopped: there the request runs on, and is answered.
         """
         if getattr(pool.terminate_job, "__func__", None) is not BasePool.terminate_job:
             super().cancel(_OncePerProcess(pool), *args, **options)
@@ -267,9 +266,9 @@ class BatchRequest(Request):  # type: ignore[misc]
 
 class _OncePerProcess:
     """
-    A pool whose processes are told once to end, for all of a batch.
+    A pool that signals each process once, although each request of its batch asks for it.
 
-    A second signal kills a process on the spot: with half an answer written, or with
+    A second signal kills a process at once: with half an answer written, or with
     the lock that it shares with the pool, which then waits for ever.
     """
 
@@ -278,6 +277,6 @@ class _OncePerProcess:
 
     def terminate_job(self, pid: int, signal: Any = None) -> None:
         processes = getattr(getattr(self._pool, "_pool", None), "_pool", ())
-        told = {each.pid for each in processes if getattr(each, "_job_terminated", False)}
-        if pid not in told:
+        signalled = {each.pid for each in processes if getattr(each, "_job_terminated", False)}
+        if pid not in signalled:
             self._pool.terminate_job(pid, signal)

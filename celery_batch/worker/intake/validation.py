@@ -3,16 +3,16 @@
 Kombu decompresses a message as soon as it arrives, into whatever size it claims:
 a few kilobytes can become many gigabytes.
 
-In stock kombu and Celery a message that is no message raises out of the event
-loop, and the worker stops or starts over.  Here it is refused alone: one line in
-the log, a failure for its caller where one can be told, a dead letter where a
+In stock kombu and Celery a malformed message raises an error out of the event
+loop, and the worker stops or restarts.  Here it alone is refused: one line in
+the log, a failure for its caller where one can be stored, a dead letter where a
 queue for them is configured, and the worker goes on.
 
-Rule 1: what is too large is refused before anything of it is decoded.
-Rule 2: messages of ordinary tasks are Celery's; only what it would die of is ours.
-Rule 3: an error of the connection is no message's fault, and is passed on.
+Rule 1: a message that is too large is refused before any part of it is decoded.
+Rule 2: messages of ordinary tasks are Celery's; only those that would stop the worker are refused.
+Rule 3: an error of the connection is not the message's, and is passed on.
 Rule 4: a large body of a batch task is decoded in the pool process, beside the event loop;
-        what is wrong with it is said from there, and refused here.
+        the process reports what is wrong with it, and it is refused here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from celery_batch.worker.intake.message_format import (
 )
 from celery_batch.worker.intake.refusals import (
     LONGEST_REASON,
-    glimpse,
+    headers_at_end,
     log_refusal,
     reason_of,
     store_refusal,
@@ -61,71 +61,64 @@ from celery_batch.worker.intake.refusals import (
 from celery_batch.worker.intake.value_formats import is_flat
 
 __all__ = [
-    "Deliveries",
-    "FirstReads",
     "MessageValidator",
     "accept_unreadable_properties",
+    "check_blocking_pops",
+    "check_deliveries",
     "limit_decompression",
 ]
 
 
-#: The content type of an AMQP message whose properties could not be read: nobody accepts it.
+#: The content type of an AMQP message whose properties could not be read: no task accepts it.
 UNREADABLE = "application/x-unreadable-properties"
 
 
-class Deliveries:
+def check_deliveries(channel: Any, refuse: Callable[[bytes, str], None]) -> None:
     """
-    Checks what a transport hands to its consumers: tasks, remote control, gossip.
+    Check what a transport gives to its consumers: tasks, remote control, gossip.
 
     Args:
         channel: Of the transport.
-        refuse: Called with a message and what is wrong with it.
+        refuse: Called with a malformed message and what is wrong with it.
     """
+    codecs, transport = channel.codecs, channel.connection
+    deliver = type(transport)._deliver.__get__(transport)  # noqa: SLF001
 
-    def __init__(self, channel: Any, refuse: Callable[[bytes, str], None]) -> None:
-        self._codecs = channel.codecs
-        self._refuse = refuse
-        transport = channel.connection
-        self._deliver = type(transport)._deliver.__get__(transport)  # noqa: SLF001
-        transport._deliver = self.deliver  # noqa: SLF001
-
-    def deliver(self, envelope: Any, queue: str) -> None:
-        """Hand on what is a message."""
+    def check_and_deliver(envelope: Any, queue: str) -> None:
         try:
-            check_envelope(envelope, self._codecs)
+            check_envelope(envelope, codecs)
         except Malformed as error:
-            self._refuse(_encode(envelope), str(error))
+            refuse(_encode(envelope), str(error))
             return
-        self._deliver(envelope, queue)
+        deliver(envelope, queue)
+
+    transport._deliver = check_and_deliver  # noqa: SLF001
 
 
-class FirstReads:
+def check_blocking_pops(client: Any, read: Callable[[bytes], Any]) -> None:
     """
-    Checks what kombu's blocking pop brings, before kombu decodes it.
+    Check what kombu's BRPOP returns, before kombu decodes it.
 
     Args:
         client: The Redis client that pops.
-        read: Decodes a message; None if it refuses it.
+        read: Decodes a message; returns None if it refuses it.
     """
+    parse = client.parse_response
 
-    def __init__(self, client: Any, read: Callable[[bytes], Any]) -> None:
-        self._parse = client.parse_response
-        self._read = read
-        client.parse_response = self.parse_response
-
-    def parse_response(self, connection: Any, command_name: str, **options: Any) -> Any:
-        """Return the answer; None, which says that nothing came, if its message is refused."""
-        found = self._parse(connection, command_name, **options)
-        if command_name == "BRPOP" and found and self._read(found[1]) is None:
-            return None
+    def parse_response(connection: Any, command_name: str, **options: Any) -> Any:
+        found = parse(connection, command_name, **options)
+        if command_name == "BRPOP" and found and read(found[1]) is None:
+            return None  # as if no message had come
         return found
+
+    client.parse_response = parse_response
 
 
 def accept_unreadable_properties() -> None:
     """
-    Let py-amqp read on after properties that it cannot decode, in this process.
+    Let py-amqp go on after properties that it cannot decode, in this process.
 
-    It would raise in the middle of its connection: on tables nested deeply, on names
+    It would raise in the middle of its connection: for deeply nested tables, for names
     that are no UTF-8.  The broker would deliver such a message again, to the next worker.
     """
     for class_id, decode in serialization.PROPERTY_CLASSES.items():
@@ -134,7 +127,7 @@ def accept_unreadable_properties() -> None:
 
 
 class _Accepting:
-    """A decoder of properties that answers whatever comes."""
+    """A decoder of properties that never fails."""
 
     def __init__(self, decode: Callable[[Any, int], tuple[dict[str, Any], int]]) -> None:
         self._decode = decode
@@ -142,7 +135,7 @@ class _Accepting:
     def __call__(self, buf: Any, offset: int) -> tuple[dict[str, Any], int]:
         try:
             return self._decode(buf, offset)
-        except Exception:  # noqa: BLE001 (whatever a decoder does with garbage)
+        except Exception:  # noqa: BLE001 (a decoder may raise anything)
             return {"content_type": UNREADABLE, "application_headers": {}}, offset
 
 
@@ -153,7 +146,7 @@ def _encode(envelope: Any) -> bytes:
         return b""
 
 
-#: Bytes that xz may set aside for its dictionary; its own highest setting takes 65 MiB.
+#: Bytes that xz may allocate for its dictionary; its highest preset takes 65 MiB.
 _XZ_MEMORY = 256 << 20
 
 
@@ -162,7 +155,7 @@ class _TooLarge(TooLarge, DecodeError):
 
 
 class _Inflate:
-    """A decoder for kombu that gives up beyond a size."""
+    """A decoder for kombu that stops at a size."""
 
     def __init__(self, begin: Callable[[], Any], limit: int) -> None:
         self._begin = begin
@@ -213,13 +206,13 @@ def _streams() -> list[tuple[str, Any, Callable[[], Any]]]:
 logger = logging.getLogger(__name__)
 
 
-#: What is put aside of the consumer, for messages that are Celery's.
+#: The consumer's own methods, which handle the messages of ordinary tasks.
 _STOCK = ("create_task_handler", "on_decode_error", "on_invalid_task")
 
 
 class MessageValidator:
     """
-    Looks at each message before kombu and Celery rely on it.
+    Checks each message before kombu and Celery rely on it.
 
     Args:
         consumer: Celery's consumer.
@@ -230,17 +223,17 @@ class MessageValidator:
         self._app = consumer.app
         self._tasks = consumer.app.tasks
         self._limit: int | None = None
-        #: Whether the limit holds for ordinary tasks, too.
+        #: Whether the limit is for ordinary tasks, too.
         self._limits_all = False
         self._channel: Any = None
         self._background = BackgroundThread()
-        self._prepared_messages = DeadLetters(consumer)
-        #: Messages that were refused.
+        self._dead_letters = DeadLetters(consumer)
+        #: How many messages were refused.
         self.refused = 0
         self._stock = {name: getattr(consumer, name) for name in _STOCK}
 
     def open(self) -> None:
-        """Stand before the new connection's messages."""
+        """Check the messages of a new connection."""
         consumer = self._consumer
         self._limit = Settings.of(self._app).max_message_size
         if WorkerContext.of(consumer.controller).tasks:
@@ -253,22 +246,22 @@ class MessageValidator:
         if isinstance(channel, virtual.Channel):
             once: Any = OnceDecoded(channel.codecs["base64"])
             channel.codecs = {**channel.codecs, "base64": once}
-            Deliveries(channel, self._refuse_envelope)
+            check_deliveries(channel, self._refuse_envelope)
         driver = consumer.connection.transport.driver_type
         if driver == "redis":
-            FirstReads(channel.client, self.read)
+            check_blocking_pops(channel.client, self.read)
         elif driver == "amqp":
             accept_unreadable_properties()
 
     def limit_all(self) -> None:
-        """Limit the size of all messages: this worker serves a batch task, others are not ours."""
+        """Limit the size of all messages, once this worker serves a batch task."""
         self._limits_all = True
         limit_decompression(self._limit)
 
     def close(self) -> None:
-        """Tell the last callers of refused messages; the worker is shutting down."""
+        """Store the last refusals; the worker is shutting down."""
         self._background.close()
-        self._prepared_messages.close()
+        self._dead_letters.close()
 
     def read(self, raw: bytes, then: Callable[[], object] = noop) -> Any:
         """
@@ -276,26 +269,26 @@ class MessageValidator:
 
         Args:
             raw: As it lay in the list.
-            then: If it is refused, called on the event loop when its copy has been kept.
+            then: If it is refused, called on the event loop when its dead letter is written.
         """
         if self._limits_all and self._limit is not None and len(raw) > self._limit:
             excess = TooLarge(f"it has {len(raw)} bytes, more than batch_max_message_size")
-            self._tell(glimpse(raw), excess, noop)
+            self._store_refusal(headers_at_end(raw), excess, noop)
             self._refuse_envelope(raw, str(excess), then)
             return None
         try:
             envelope = decode_envelope(raw)
             check_envelope(envelope, self._channel.codecs, small=is_small(raw))
-        except Exception as error:  # noqa: BLE001 (whatever a decoder does with garbage)
+        except Exception as error:  # noqa: BLE001 (a decoder may raise anything)
             self._refuse_envelope(raw, reason_of(error), then)
             return None
         return envelope
 
     def _refuse_envelope(self, raw: bytes, reason: str, then: Callable[[], object] = noop) -> None:
-        """Let go of what is no message, and so can be neither acknowledged nor rejected."""
+        """Refuse what is no message, and so can be neither acknowledged nor rejected."""
         self.refused += 1
         log_refusal(raw, reason)
-        self._prepared_messages.keep_refused(raw, reason, then)
+        self._dead_letters.write_refused(raw, reason, then)
 
     def _guarded_handler(self) -> Callable[[Any], Any]:
         handle = self._stock["create_task_handler"]()
@@ -313,10 +306,10 @@ class MessageValidator:
 
     def _check(self, message: Any) -> Callable[[Any], bool] | None:
         """
-        Raise what is wrong with a message, other than what Celery itself says of it.
+        Raise what is wrong with a message, except for what Celery itself reports.
 
         Returns:
-            The short way in, if there is one for its task.
+            The fast path of its task, if there is one.
         """
         if self._limits_all:
             self._check_length(message)
@@ -352,7 +345,7 @@ class MessageValidator:
     def _check_ordinary(self, message: Any) -> None:
         try:
             payload = message.payload
-        except Exception:  # noqa: BLE001 (Celery decodes it again, and says so in its own way)
+        except Exception:  # noqa: BLE001 (Celery decodes it again, and reports it)
             return
         check_payload(payload)
 
@@ -361,7 +354,7 @@ class MessageValidator:
         return self._tasks.get(name) if isinstance(name, str) else None
 
     def _is_not_of(self, message: Any, error: Exception) -> bool:
-        """Say whether an error is not the message's: the connection's, or one from later."""
+        """Return whether an error is not the message's: the connection's, or a later one."""
         is_lookup = isinstance(error, LookupError)  # kombu counts KeyError to the connection
         if isinstance(error, self._consumer.connection_errors) and not is_lookup:
             return True
@@ -380,17 +373,17 @@ class MessageValidator:
             self._refuse(message, exc)
 
     def _is_for_celery(self, message: Any) -> bool:
-        """Say whether a message is for an ordinary task, or for the worker itself."""
+        """Return whether a message is for an ordinary task, or for the worker itself."""
         task = self._task(message.headers)
         is_ordinary = task is not None and not isinstance(task, BatchTask)
         return is_ordinary or message.channel is not self._channel
 
     def refuse_read(self, request: Any, reason: str) -> None:
         """
-        Refuse a message whose body was not decoded here, and turned out to be malformed.
+        Refuse a message whose body a pool process decoded and found malformed.
 
         Args:
-            request: Celery's request of it, which a pool process has read.
+            request: Celery's request of it.
             reason: What is wrong with it.
         """
         task_ready(request)
@@ -405,25 +398,27 @@ class MessageValidator:
         about = {
             name: str(headers[name])[:LONGEST_REASON] for name in ("id", "task") if name in headers
         }
-        # Its message is let go of when its caller has been told, so that somebody will, and
-        # when its copy has been kept.
-        let_go = partial(self._let_go, message)
-        keep = partial(self._prepared_messages.keep_refused, body, reason, let_go, **about)
-        self._tell({**message.properties, **headers}, error, keep)
+        # The message is rejected after the refusal is stored and the dead letter written: if
+        # this worker dies before, another one does it.
+        reject = partial(self._reject, message)
+        write = partial(self._dead_letters.write_refused, body, reason, reject, **about)
+        self._store_refusal({**message.properties, **headers}, error, write)
         signals.task_rejected.send(sender=self._consumer, message=message, exc=error)
 
-    def _let_go(self, message: Any) -> None:
+    def _reject(self, message: Any) -> None:
         if not message.acknowledged and message.channel is self._channel:  # else it comes again
             message.reject_log_error(logger, self._consumer.connection_errors)
 
-    def _tell(self, fields: dict[str, Any], error: Exception, then: Callable[[], object]) -> None:
+    def _store_refusal(
+        self, fields: dict[str, Any], error: Exception, then: Callable[[], object]
+    ) -> None:
         """
-        Store a failure where somebody may be waiting: the message says who, and for what.
+        Store a failure for the caller, if the message names a batch task and a result.
 
         Args:
             fields: Of the message.
             error: What is wrong with it.
-            then: Called on the event loop, later if somebody has to be told.
+            then: Called on the event loop, after the failure is stored.
         """
         task = self._task(fields)
         try:
@@ -435,4 +430,4 @@ class MessageValidator:
             then()
             return
         store = partial(store_refusal, task, fields, error)
-        self._background.soon(store, partial(self._consumer.call_soon, then))
+        self._background.submit(store, partial(self._consumer.call_soon, then))

@@ -8,46 +8,47 @@ from typing import Any
 from celery_batch.rows import MOST_ROWS
 
 __all__ = [
+    "LONGEST_NAME",
     "are_limits",
     "are_signatures",
-    "are_stamped",
     "are_stamps",
-    "is_count_or_none",
-    "is_flag_or_none",
+    "is_count",
+    "is_flag",
     "is_flat",
-    "is_limit",
+    "is_list_of_texts",
     "is_name",
-    "is_name_or_none",
-    "is_rows_or_none",
+    "is_rows",
+    "is_short_text",
     "is_signature",
-    "is_stamp",
-    "is_text_or_none",
+    "is_text",
 ]
 
 #: Characters of an id, a name, a content type: AMQP's own limit for such texts.
 LONGEST_NAME = 255
 
-#: What Celery's headers hold where there is nothing in them.
+#: Values of Celery's headers that hold nothing.
 _NOTHING: tuple[Any, ...] = ({}, [], [None, None])
 
 #: Retries and the like; far above any use, far below what is slow to print.
 LARGEST_COUNT = 2**31
 
 
+_LISTS = (list, tuple, set, frozenset)
+
 #: Types of values that hold no others, whatever their size.
 _SINGLE = frozenset((int, float, bool, type(None)))
 
-#: Values, and characters of them and their names, that are few beside any limit.
+#: Most values, and most characters of them and their names, far below any limit.
 _FEW_VALUES, _FEW_CHARACTERS = 100, 10_000
 
 
 def is_flat(table: dict[Any, Any], known: Any = None) -> bool:
     """
-    Say whether a table has few values, short ones, and nothing in those.
+    Return whether a table has few and short values, and no nested ones.
 
     Args:
         table: As decoded.
-        known: A value in it that has been looked at already.
+        known: A value in it that has been checked already.
     """
     if len(table) > _FEW_VALUES:
         return False
@@ -64,72 +65,66 @@ def is_flat(table: dict[Any, Any], known: Any = None) -> bool:
     return size <= _FEW_CHARACTERS
 
 
+def is_text(value: Any) -> bool:
+    """Return whether a value is a text."""
+    return isinstance(value, str)
+
+
+def is_short_text(value: Any) -> bool:
+    """Return whether a value is a short text of one line."""
+    return isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable()
+
+
 def is_name(value: Any) -> bool:
-    """Say whether a value is a short text of one line, as ids and names are."""
-    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+    """Return whether a value is a short text that is not empty, as ids and names are."""
+    return is_short_text(value) and value != ""
 
 
-def is_name_or_none(value: Any) -> bool:
-    """Say whether a value is such a text, or left out."""
-    if isinstance(value, str):
-        return len(value) <= LONGEST_NAME and value.isprintable()
-    return value is None
+def is_flag(value: Any) -> bool:
+    """Return whether a value is true or false."""
+    return isinstance(value, bool)
 
 
-def is_text_or_none(value: Any) -> bool:
-    """Say whether a value is a text, or left out."""
-    return value is None or isinstance(value, str)
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number that counts something."""
+    return isinstance(value, int) and not is_flag(value) and 0 <= value < LARGEST_COUNT
 
 
-def is_flag_or_none(value: Any) -> bool:
-    """Say whether a value is true, false, or left out."""
-    return value is None or isinstance(value, bool)
+def is_rows(value: Any) -> bool:
+    """Return whether a value is a number of rows that a chunk may have."""
+    return is_count(value) and 1 <= value <= MOST_ROWS
 
 
-def is_count_or_none(value: Any) -> bool:
-    """Say whether a value is a whole number that counts something, or left out."""
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return value is None or (is_whole and 0 <= value < LARGEST_COUNT)
-
-
-def is_rows_or_none(value: Any) -> bool:
-    """Say whether a value is how many rows a chunk may have, or left out."""
-    return value is None or (is_count_or_none(value) and 1 <= value <= MOST_ROWS)
-
-
-def is_limit(value: Any) -> bool:
-    """Say whether a value is a number of seconds, or left out."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_limit(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not is_flag(value)
     return value is None or (is_number and 0 <= value < math.inf)
 
 
 def are_limits(value: Any) -> bool:
-    """Say whether a value is a hard and a soft time limit, or left out."""
+    """Return whether a value is a hard and a soft time limit, each a number of seconds or None."""
     if value == [None, None]:
         return True
     is_pair = isinstance(value, (list, tuple)) and len(value) == 2  # noqa: PLR2004 (hard and soft)
-    return value is None or (is_pair and all(map(is_limit, value)))
+    return is_pair and all(map(_is_limit, value))
 
 
-def are_stamped(value: Any) -> bool:
-    """Say whether a value is the names of stamps, or left out."""
-    is_list = isinstance(value, (list, tuple, set, frozenset))
-    return value is None or (is_list and all(isinstance(each, str) for each in value))
+def is_list_of_texts(value: Any) -> bool:
+    """Return whether a value is a list of texts, as the names of stamps are."""
+    return isinstance(value, _LISTS) and all(map(is_text, value))
 
 
 def are_stamps(value: Any) -> bool:
-    """Say whether a value is stamps by name, or left out."""
-    return value is None or (isinstance(value, dict) and all(map(is_stamp, value.values())))
+    """Return whether a value is stamps by name: each a text or number, or a list of these."""
+    return isinstance(value, dict) and all(map(_is_stamp, value.values()))
 
 
-def is_stamp(value: Any) -> bool:
-    """Say whether a value is what a stamp may say."""
-    each = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+def _is_stamp(value: Any) -> bool:
+    each = value if isinstance(value, _LISTS) else [value]
     return all(isinstance(one, (str, int, float, type(None))) for one in each)
 
 
 def is_signature(value: Any) -> bool:
-    """Say whether a value is a task to call, as Celery writes one down."""
+    """Return whether a value is a task to call, as Celery serializes it."""
     return (
         isinstance(value, dict)
         and isinstance(value.get("task"), str)
@@ -140,7 +135,7 @@ def is_signature(value: Any) -> bool:
 
 
 def are_signatures(value: Any) -> bool:
-    """Say whether a value is one task to call or several, or left out."""
+    """Return whether a value is one task to call or several, or None."""
     if value is None or is_signature(value):
         return True
     return isinstance(value, (list, tuple)) and all(map(is_signature, value))

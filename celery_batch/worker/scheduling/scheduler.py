@@ -282,7 +282,7 @@ class Scheduler:
             acknowledge()
             self._redelivery.add_ended([request])
 
-        self._dead_letters.keep(request, error, then)
+        self._dead_letters.write(request, error, then)
 
     def _run_again(self, task: Any, follow_up: FollowUp) -> list[Notification]:
         """Queue requests again; return the notifications of those that cannot run again."""
