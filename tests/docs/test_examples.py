@@ -1,4 +1,4 @@
-"""What the documents say is true: examples run, options exist, links lead somewhere."""
+"""The documents are right: examples run, options exist, links work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ WEB = ROOT / "docs" / "web.md"
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)")
-_ROOMS = r"celery_batch|workers|webapp|deploy|bench|examples|tests|docs"
+_FOLDERS = r"celery_batch|workers|webapp|deploy|bench|examples|tests|docs"
 
 #: Appended to an example: each model in it is loaded and warmed up, as a worker would.
 _LOAD_MODELS = """
@@ -45,7 +45,7 @@ for thing in list(globals().values()):
 registry.unload_all()
 """
 
-#: Appended to a web app of docs/web.md: what its view answers, in the framework's test client.
+#: Appended to a web app of docs/web.md: prints its view's response to the test client.
 _POST = {
     "fastapi_view.py": """
 from fastapi.testclient import TestClient
@@ -69,7 +69,7 @@ print(asyncio.run(sent).json()["outputs"])
 
 @dataclass(frozen=True)
 class Example:
-    """A Python example; its first line says which file it stands for."""
+    """A Python example; its first line names its file."""
 
     document: Path
     code: str
@@ -118,7 +118,7 @@ def table_rows(document: Path) -> list[list[str]]:
 
 @contextmanager
 def documented_worker(document: Path, folder: Path, broker: str) -> Iterator[dict[str, str]]:
-    """Run the document's command for a worker, and give the environment of its clients."""
+    """Run the document's command for a worker, and yield the environment for its clients."""
     celery, *words = next(line for line in console_lines(document) if "worker" in line)
     urls = {"CELERY_BROKER_URL": broker, "CELERY_RESULT_BACKEND": broker}
     env = {**os.environ, **urls, "PYTHONPATH": str(folder)}
@@ -158,7 +158,7 @@ def test_example_runs(example: Example, in_python, tmp_path: Path):
 
 
 def test_readme_example_answers(broker: str, tmp_path: Path):
-    """The README's app, served by the README's command, gives the README's answers."""
+    """The README's app, served by the README's command, prints the README's outputs."""
     files = write_files(README, tmp_path)
     with documented_worker(README, tmp_path, broker) as env:
         ran = subprocess.run(
@@ -177,7 +177,7 @@ def test_readme_example_answers(broker: str, tmp_path: Path):
 
 
 def test_documented_views_answer(broker: str, tmp_path: Path, in_python):
-    """Each web app of the page about them gives the outputs of the page's worker."""
+    """Each web app of the page returns the outputs of the page's worker."""
     files = write_files(WEB, tmp_path)
     with documented_worker(WEB, tmp_path, broker) as env:
         answers = {
@@ -222,7 +222,7 @@ def test_web_variables_are_documented_with_their_defaults():
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path):
-    """Each link to a file or to a heading of one finds it."""
+    """Each link to a file or to a heading has its target."""
     broken = []
     for path, heading in _LINK.findall(document.read_text()):
         target = (document.parent / path).resolve() if path else document
@@ -240,15 +240,15 @@ def headings(document: Path) -> set[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_named_files_exist(document: Path):
-    """Each file and folder of ours that a document names is there."""
-    named = set(re.findall(rf"`((?:{_ROOMS})/[\w./-]*)`", document.read_text()))
+    """Each file and folder that a document names exists."""
+    named = set(re.findall(rf"`((?:{_FOLDERS})/[\w./-]*)`", document.read_text()))
 
     assert [] == [path for path in sorted(named) if not (ROOT / path).exists()]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_make_targets_exist(document: Path):
-    """Each `make` command that a document gives is a target."""
+    """Each `make` command in a document is a target."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     inline = set(re.findall(r"`make ([\w-]+)[^`]*`", document.read_text()))
     shown = {words[1] for words in console_lines(document) if words[0] == "make"}

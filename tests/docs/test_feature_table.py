@@ -1,4 +1,4 @@
-"""The table of Celery's features names tests that exist, and forgets none of their modules."""
+"""The table of Celery's features names existing tests, and every test of a feature."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _tests_of(path: Path) -> set[str]:
 
 
 def test_every_test_in_the_table_exists():
-    """A feature is not said to work by a test that is gone."""
+    """Each test that the table names exists."""
     missing = [
         f"{path}::{test}" for path, test in NAMED if test not in _tests_of(ROOT / "tests" / path)
     ]
@@ -33,7 +33,7 @@ def test_every_test_in_the_table_exists():
 
 
 def test_every_test_of_a_feature_is_in_the_table():
-    """A test of a feature that nobody reads about is a promise that nobody knows of."""
+    """Each test of a feature is named in the table."""
     folder = ROOT / "tests" / "integration"
     written = {
         (str(path.relative_to(ROOT / "tests")), test)
@@ -46,7 +46,7 @@ def test_every_test_of_a_feature_is_in_the_table():
 
 
 def test_every_row_has_a_verdict_and_a_test():
-    """Each row says what holds (works, works differently, refused, ignored) and names its proof."""
+    """Each row has a verdict (works, works differently, refused, ignored) and names its test."""
     verdicts = ("works", "refused with `", "ignored")
 
     assert len(ROWS) > 50
@@ -60,7 +60,7 @@ def test_every_row_has_a_verdict_and_a_test():
     ids=["different", "refused"],
 )
 def test_summary_names_what_is_not_as_in_celery(words: str, verdict: str):
-    """Who reads the summary alone has missed no row that differs or is refused."""
+    """The summary names every row that differs or is refused."""
     _, _, rest = TABLE.partition(words)
     (points,) = re.findall(r"\A.*\n\n((?:\* .*\n)+)", rest)
     named = [point.removeprefix("* ").partition(": ")[0] for point in points.splitlines()]

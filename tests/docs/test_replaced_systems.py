@@ -12,7 +12,7 @@ ROWS = [line for line in TABLE.splitlines() if line.startswith("| ") and "| show
 
 
 def test_every_test_in_the_table_exists():
-    """Nothing is said to be kept, or mended, by a test that is gone."""
+    """Each test that the tables name exists."""
     missing = []
     for path, test in re.findall(r"`([\w/]+\.py)::(test_\w+)`", TABLE):
         tree = ast.parse((ROOT / "tests" / path).read_text())
@@ -23,6 +23,6 @@ def test_every_test_in_the_table_exists():
 
 
 def test_every_row_has_a_test():
-    """Each name, each behaviour and each defect has its proof."""
+    """Each name, behaviour and defect has a test."""
     assert len(ROWS) > 30
     assert [] == [row for row in ROWS if "::test_" not in row]
