@@ -112,7 +112,7 @@ def test_one_value_is_no_list_of_rows(join: Any, rows: Any):
 def test_lists_that_do_not_fit_are_refused_where_they_are_sent(
     join: Any, columns: Any, named: Any, error: type[Exception], said: str
 ):
-    """The caller hears at once what is wrong with a chunk."""
+    """The caller gets an error at once if a chunk is wrong."""
     for ask in (join.apply_rows, join.rows_signature):
         with pytest.raises(error, match=said):
             ask(*columns, kwargs=named)

@@ -86,7 +86,7 @@ def test_seconds_that_make_no_sense_are_refused(app: Celery, setting: str, secon
     ],
 )
 def test_misspelt_setting_is_refused(app: Celery, setting: str, hint: str):
-    """A setting nobody reads would change nothing, silently; the nearest name is offered."""
+    """A misspelt setting would silently change nothing; the error offers the nearest name."""
     app.conf[setting] = 1
     with pytest.raises(ConfigurationError) as refusal:
         Settings.of(app)

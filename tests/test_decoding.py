@@ -155,12 +155,12 @@ def test_other_bodies_are_decoded_where_they_come(message: Message):
     "body", ["[" * 100_000, "[1, 2" + " " * 100_000 + "]", f'["{LARGE}", {{}}, []]']
 )
 def test_nothing_is_in_a_body_that_cannot_be_decoded(body: str):
-    """Who asks for its parts on the way to an error gets none."""
+    """Its parts are empty where they are read on the way to an error."""
     assert ([], {}, {}) == decoded_anew(large(body))
 
 
 def test_a_large_body_is_unpacked_once(monkeypatch: pytest.MonkeyPatch):
-    """Two who ask for the same in a row get the same, and nothing is kept for a third."""
+    """Two calls in a row with the same text get the same value, and nothing is kept after that."""
     codec, unpacked = Base64(), []
     own = codec.decode
     monkeypatch.setattr(codec, "decode", lambda text: unpacked.append(text) or own(text))

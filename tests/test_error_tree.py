@@ -34,7 +34,7 @@ def test_every_error_belongs_to_the_tree(kind: type[BatchError]):
 
 
 def test_branches_tell_whose_fault_it_was():
-    """The model's errors are told apart from the settings'; those are value errors, too."""
+    """The model's errors differ from those of settings, which are value errors, too."""
     assert issubclass(LoadFailed, ModelError)
     assert issubclass(WrongResultCount, ModelError)
     assert issubclass(ConfigurationError, ValueError)

@@ -1,4 +1,4 @@
-"""Numbers as people are told them."""
+"""Numbers formatted for people."""
 
 from __future__ import annotations
 

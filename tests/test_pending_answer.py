@@ -1,4 +1,4 @@
-"""What passes between a batch and the single items in it."""
+"""Passing each item of a batch its outcome."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def app(monkeypatch: pytest.MonkeyPatch) -> Celery:
     return Celery("shop", set_as_current=False)
 
 
-def test_taken_once():
-    """An answer is had once, by the task it was left for."""
+def test_popped_once():
+    """An answer is returned once, to the task that it was set for."""
     pending_answer = PendingAnswer()
     pending_answer.set("a", str)
 
@@ -36,7 +36,7 @@ def test_taken_once():
 
 @pytest.mark.parametrize("task_id", ["b", None])
 def test_not_by_others(task_id: str | None):
-    """A task that happens to run in between does not take it."""
+    """A task that runs in between does not get it."""
     pending_answer = PendingAnswer()
     pending_answer.set("a", str)
 
@@ -45,7 +45,7 @@ def test_not_by_others(task_id: str | None):
 
 
 def test_last_one_counts():
-    """An answer that nobody fetched gives way to the next."""
+    """An answer that was not popped is replaced by the next."""
     pending_answer = PendingAnswer()
     pending_answer.set("a", str)
     pending_answer.set("b", int)
@@ -66,8 +66,8 @@ def test_one_per_thread():
     assert str is pending_answer.pop("a")
 
 
-def test_run_takes_the_answer_that_was_left(app: Celery):
-    """The row of arguments goes to the answer, and what it returns is the task's result."""
+def test_run_pops_the_answer_that_was_set(app: Celery):
+    """The answer is called with the row of arguments, and returns the task's outcome."""
     task = make(app, join)
     pending_answer.set("some-id", lambda row: Outcome(("answer", row)))
     result = task.apply(("a",), {"sep": "+"}, task_id="some-id")
@@ -76,7 +76,7 @@ def test_run_takes_the_answer_that_was_left(app: Celery):
 
 
 def test_run_of_another_task_leaves_it_alone(app: Celery):
-    """A hook may call the task itself, and gets a batch of one."""
+    """A hook may call the task itself, which runs a batch of one."""
     task = make(app)
     pending_answer.set("some-id", lambda row: Outcome(("answer", row)))
 
@@ -105,12 +105,12 @@ def task_in_batch(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make(app, name="shop.t")
 
 
-def test_retry_in_a_batch_is_a_wish_for_every_item(task_in_batch: Any):
-    """It sends no message of its own; what it was given is kept for each item's."""
-    with pytest.raises(RetryItem) as wish:
+def test_retry_in_a_batch_is_a_retry_of_every_item(task_in_batch: Any):
+    """It sends no message itself; its options are kept for each item's retry."""
+    with pytest.raises(RetryItem) as retry:
         task_in_batch.retry(countdown=3, max_retries=1)
 
-    assert {"countdown": 3, "max_retries": 1} == retry_options(wish.value)
+    assert {"countdown": 3, "max_retries": 1} == retry_options(retry.value)
     assert isinstance(task_in_batch.retry(throw=False), RetryItem)
 
 

@@ -35,13 +35,13 @@ def test_what_is_written_is_read(pairs: list[tuple[str, bytes]]):
     assert pairs == read
 
 
-def test_nobody_is_told_of_nothing():
-    """No replies make no payload."""
+def test_no_replies_are_no_payload():
+    """An empty payload is not published."""
     assert [] == write_replies([])
 
 
 def test_payloads_stay_small():
-    """Many large values are split over several payloads, since Redis cuts off who lags."""
+    """Large values are split over several payloads, since Redis disconnects clients that lag."""
     pairs = [(str(n), bytes(LARGEST_VALUE)) for n in range(20)]
     payloads = write_replies(pairs)
 
@@ -51,7 +51,7 @@ def test_payloads_stay_small():
 
 
 def test_large_value_is_left_where_it_is():
-    """Of a value that is too large to send along, the client hears that it is stored."""
+    """A value that is too large to send is empty: the client reads it itself."""
     (payload,) = write_replies([("a", bytes(LARGEST_VALUE + 1)), ("b", b"small")])
 
     assert [("a", b""), ("b", b"small")] == read_replies(payload)
@@ -144,7 +144,7 @@ def test_who_knows_nothing_of_batches_hears_the_replies():
     ids=lambda value: str(value)[:30],
 )
 def test_facts_that_cannot_be_read_are_none(said: bytes, number: int):
-    """What nobody can read, or what is about no answer, is not known, and no error."""
+    """Unreadable facts, or facts of no reply, are None and no error."""
     assert read_facts(said, number) is None
 
 

@@ -35,8 +35,8 @@ def doubled(numbers: list[Any]) -> list[Any]:
 
 
 @given(st.lists(st.integers() | st.lists(st.integers(), min_size=1), min_size=1), st.integers(1, 9))
-def test_everybody_has_their_own_outputs(asked: list[Any], most: int):
-    """In whatever company rows come, they go back to who asked, in as few calls as can be."""
+def test_every_request_has_its_own_outputs(asked: list[Any], most: int):
+    """Each request gets the outputs of its own rows, in as few model calls as possible."""
     sizes = []
 
     def predict(numbers: list[int]) -> list[int]:
@@ -103,7 +103,7 @@ def test_what_concerns_the_task_is_the_chunks(error: Exception):
 
 @pytest.mark.parametrize("error", [Ignore(), Reject("no")], ids=["ignore", "reject"])
 def test_what_all_rows_say_is_said_of_the_chunk(error: Exception):
-    """And if only some do, they have failed, so that the caller hears of it."""
+    """If only some rows do, these have failed, and the caller gets an error."""
     task = task_of(doubled)
     (all_say_so,) = run_calls(task, [chunk(error, error)])
     (one_says_so,) = run_calls(task, [chunk(1, error)])
@@ -145,7 +145,7 @@ def interrupted_at(row: int) -> Any:
 
 
 def test_an_interrupted_chunk_runs_again_with_none_of_its_rows_answered():
-    """In company nobody knows who was slow: who had an answer has it, the chunk starts anew."""
+    """Among others the slow row is unknown: outputs that there are count, the chunk runs again."""
     asked = [(1,), chunk(2, 3, 4, 5, 6, 7, 8, 9), (10,)]
     outcomes = run_calls(task_of(interrupted_at(6)), asked)
 
@@ -161,7 +161,7 @@ def test_an_interrupted_chunk_alone_is_told():
 
 
 def test_a_broken_device_is_the_error_of_a_chunk_alone():
-    """In company it runs again elsewhere; alone it is told, with the rows that had outputs."""
+    """Among others it runs again elsewhere; alone it fails, with the outputs that there are."""
 
     def predict(numbers: list[int]) -> list[int]:
         if 6 in numbers:

@@ -76,7 +76,7 @@ class TestOptions:
         ],
     )
     def test_misspelt(self, app: Celery, option: str, hint: str):
-        """An option nobody reads is refused, and the nearest real one named."""
+        """An unknown option is refused, and the nearest known one named."""
         message = refusal(lambda: make(app, name="shop.t", **{option: 1}))
 
         assert (
@@ -134,7 +134,7 @@ class TestOptions:
         assert "shop.t.max_batch_size: must be a whole number of at least 1, got 0" == message
 
     def test_misspelt_setting(self, app: Celery):
-        """A misspelt setting of the app is told when its first batch task is made."""
+        """A misspelt setting of the app is an error when its first batch task is made."""
         app.conf.batch_max_sise = 3
 
         assert "batch_max_sise: no such setting; did you mean batch_max_size?" == refusal(

@@ -25,7 +25,7 @@ SLICES = (
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment in which nobody has hidden a GPU; it is put back after the test."""
+    """An environment in which no GPU is hidden; it is restored after the test."""
     monkeypatch.setenv(VISIBLE, "")
     monkeypatch.delenv(VISIBLE)
 
@@ -232,7 +232,7 @@ def test_nothing_is_doubted_where_the_user_has_chosen(machine, monkeypatch):
     ids=["no driver", "a GPU", "a torch for CPUs"],
 )
 def test_gpu_that_torch_cannot_use_is_refused(monkeypatch, cuda, is_available, is_refused):
-    """A torch that was made for GPUs knows; one that was not may stand beside who was."""
+    """A torch built for GPUs knows; another library may use the GPU beside a torch that is not."""
     version = SimpleNamespace(cuda=cuda, hip=None)
     torch = SimpleNamespace(
         version=version, cuda=SimpleNamespace(is_available=lambda: is_available)

@@ -1,4 +1,4 @@
-"""The user's side of serving: what a model is before anybody fills it in."""
+"""The class `Model`, before a user overrides its methods."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_task_without_a_name_is_called_as_its_class(app: Celery):
 
 
 def test_pydantic_is_refused_whether_installed_or_not(app: Celery):
-    """Nobody is told to install what would not help."""
+    """The error does not suggest an installation that would not help."""
     with pytest.raises(ConfigurationError, match=r"^shop.shout: pydantic=True .*; leave it out"):
         Shouting.as_task(app, name="shop.shout", pydantic=True)
 

@@ -18,7 +18,7 @@ from celery_batch.testing import EchoModel, HungryModel
 
 @pytest.fixture(autouse=True)
 def empty_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process in which nobody lives yet, on no device; as it was after the test."""
+    """A process without models and device; it is restored after the test."""
     monkeypatch.setattr(registry, "_instances", {})
     monkeypatch.setattr(registry, "_device", None)
     monkeypatch.setattr(devices, "discover", lambda: ["cpu"])

@@ -26,7 +26,7 @@ from celery_batch.testing import EchoModel
 
 @pytest.fixture(autouse=True)
 def empty_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process in which nobody lives yet, on the CPU; as it was after the test."""
+    """A process without models, on the CPU; it is restored after the test."""
     monkeypatch.setattr(registry, "_instances", {})
     monkeypatch.setattr(registry, "_standby", {})
     monkeypatch.setattr(registry, "_device", None)
@@ -118,7 +118,7 @@ def test_one_that_is_left_is_loaded_by_who_comes_next(numbered: type[Model], dia
 
 
 def test_what_does_not_live_here_is_not_loaded(numbered: type[Model], diary: list[Any]):
-    """A model on which nobody has called is loaded by the first who does."""
+    """A model that has not been used is loaded by the first batch that needs it."""
     load_again(numbered)
     swap_in(numbered)
     unload(numbered)

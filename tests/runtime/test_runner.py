@@ -130,7 +130,7 @@ def test_one_bad_item_in_32_costs_11_calls():
 
 
 def test_function_with_side_effects_is_called_once():
-    """With isolation off, the error is everybody's and nobody is run again."""
+    """With isolation off, all items have the error and none runs again."""
     runner = Runner(PoisonModel("bad").predict, "shop.model", ErrorPolicy(isolate_failures=False))
 
     assert isinstance(the_error(runner.run(["good", "bad", "fine"])), ValueError)
@@ -146,7 +146,7 @@ def test_verdict_is_for_the_whole_batch():
 
 
 def test_interrupted_batch_is_to_run_again():
-    """An interrupt from outside ends the run; who has no answer yet is to run again, alone."""
+    """An interrupt from outside ends the run; items without output are to run again, alone."""
 
     def interrupted(items: list[int]) -> list[int]:
         if 3 in items:
@@ -161,7 +161,7 @@ def test_interrupted_batch_is_to_run_again():
 
 
 def test_interrupt_is_the_error_of_an_item_alone():
-    """Who was alone when the interrupt came is not tried for ever."""
+    """An item that was interrupted alone does not run again."""
 
     def slow(_: list[int]) -> list[int]:
         raise TimeoutError("too slow")
@@ -172,7 +172,7 @@ def test_interrupt_is_the_error_of_an_item_alone():
 
 
 def test_batch_beyond_the_memory_is_split():
-    """Everybody is answered, in batches that fit; and later batches fit from the start."""
+    """All items have outputs, in batches that fit; and later batches fit from the start."""
     runner = Runner(HungryModel(limit=3).predict, "shop.model")
 
     assert list(range(8)) == values(runner.run(list(range(8))))
@@ -222,7 +222,7 @@ def test_larger_batches_are_risked_again_in_time():
     model = HungryModel(limit=2)
     runner = Runner(model.predict, "shop.model")
     runner.run([1, 2, 3, 4])
-    model.limit = 100  # somebody else has let go of the memory
+    model.limit = 100  # another process has freed memory
     for _ in range(SafeSize.FIRST_INTERVAL):
         runner.run([1, 2])
 
@@ -296,7 +296,7 @@ def test_call_to_end_the_process_is_not_the_model_s_error():
 
 @pytest.mark.parametrize("outputs", [[], [1], [1, 2, 3]], ids=len)
 def test_wrong_number_of_outputs_is_nobody_s_output(outputs: list[int]):
-    """Too few or too many: which belongs to whom cannot be known, so nobody gets one."""
+    """With too few or too many, outputs cannot be assigned to items, so all items fail."""
     outcomes = returning(outputs).run(["a", "b"])
 
     assert 2 == len(outcomes)
@@ -321,7 +321,7 @@ def test_wrong_number_of_outputs_is_nobody_s_output(outputs: list[int]):
     ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_list_is_refused_by_name(outputs: Any, what: str):
-    """A string of the right length is not two outputs, and a forgotten return is told as such."""
+    """A string of the right length is not two outputs, and the error names a forgotten return."""
     outcomes = returning(outputs).run(["a", "b"])
 
     assert (

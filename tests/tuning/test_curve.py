@@ -34,5 +34,5 @@ def test_bad_luck_is_slower():
 
 
 def test_capacity_is_the_best_rate_of_the_sizes_allowed():
-    """Larger batches may be slower; nobody is made to fill them."""
+    """Larger batches may be slower; they need not be filled."""
     assert [1.0, 4 / 3, 4 / 3] == [CURVE.capacity(size) for size in (1, 4, 8)]

@@ -41,7 +41,7 @@ def measured(lab, **options):
 
 
 def test_every_size_is_measured_in_turn():
-    """Round after round, there and back, so that a drift strikes nobody alone."""
+    """Round after round, there and back, so that a drift affects all sizes."""
     lab = Lab(fixed=0.01, each=0.01)
     curve = measured(lab, sizes=(1, 2), seconds=0.001)
     rounds = [
@@ -82,7 +82,7 @@ def test_memory_ends_it():
 
 
 def test_a_model_that_fits_nothing_has_no_curve():
-    """Its error is told as it is."""
+    """Its error is raised as it is."""
     with pytest.raises(OutOfMemory, match="1 items do not fit"):
         measured(Lab(room=0))
 
@@ -111,7 +111,7 @@ def test_a_batch_that_takes_too_long_ends_it():
 
 
 def test_batches_that_compute_fewer_items_end_it():
-    """Time that grows faster than the batch does is no reason to go on; two steps down are sure."""
+    """If time grows faster than the size, the measurement ends; two worse sizes are certain."""
 
     def run(size):
         return Run(0.01 * max(size / 8, 1) ** 2)

@@ -72,11 +72,11 @@ def test_one_load_is_the_same_for_all():
 def test_everybody_is_answered_and_nobody_before_the_model(size, wait, linger, rate, seconds):
     """Whatever the policy, load and model: all are answered, in time that can be."""
     curve = Curve((Point(1, tuple(sorted(seconds))),))
-    crowd = Load.at(rate, 200)
-    seen = simulate(BatchPolicy(size, wait, linger), curve, crowd)
+    simulated = Load.at(rate, 200)
+    seen = simulate(BatchPolicy(size, wait, linger), curve, simulated)
     span = 200 / seen.rate
 
     assert min(seconds) - 1e-6 <= seen.p50 <= seen.p99
     assert 1.0 <= seen.batch_size <= size
     assert 0 < seen.busy <= 1 + 1e-9
-    assert crowd.arrivals[-1] - crowd.arrivals[0] <= span + 1e-6
+    assert simulated.arrivals[-1] - simulated.arrivals[0] <= span + 1e-6

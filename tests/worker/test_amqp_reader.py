@@ -30,7 +30,7 @@ class Scheduler:
 
 @pytest.fixture
 def line() -> Iterator[Any]:
-    """A connection that keeps the frames it hears, and its broker's end."""
+    """A connection that records its frames, and the broker's end."""
     here, there = socket.socketpair()
     transport = TCPTransport("nowhere")
     transport.sock, transport.connected = here, True
@@ -94,7 +94,7 @@ def test_frames_may_come_in_parts(line: Any):
 
 
 def test_what_is_left_is_py_amqps_to_read(line: Any):
-    """Whoever waits for an answer in the midst of it reads on where we are."""
+    """A handler that waits for a reply reads on from the same place."""
     line.broker.sendall(frame(3, b"a") + frame(3, b"b") + frame(3, b"c"))
     between: list[Any] = []
 

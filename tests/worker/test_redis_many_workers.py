@@ -42,7 +42,7 @@ class OneBeat:
         return before
 
     def is_set(self) -> bool:
-        """Return False: nobody wants it to end."""
+        """Return False: it is not to end."""
         return False
 
 
@@ -158,7 +158,7 @@ def test_thousand_workers_cost_little(
     fleet = Fleet(channel, clock, WORKERS, machines)
     with Redis(unix_socket_path=str(path)) as client:
         fleet.hold(client, HELD)
-        fleet.live(5)  # who is on which machine is settled
+        fleet.live(5)  # the workers of each machine are known
         client.config_set("slowlog-log-slower-than", 1000)
         client.slowlog_reset()
         client.config_resetstat()

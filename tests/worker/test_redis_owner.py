@@ -14,7 +14,7 @@ from celery_batch.worker.redis.owner import describe_self, is_dead, machine
 pytestmark = pytest.mark.skipif(not machine(), reason="this system tells nothing of processes")
 
 
-def told(**facts: object) -> str:
+def described(**facts: object) -> str:
     """Return this process' own description with other facts."""
     return json.dumps({**json.loads(describe_self("w1@here")), **facts})
 
@@ -33,7 +33,7 @@ def test_a_process_that_has_ended_is_dead():
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
 
-    assert is_dead(told(pid=process.pid))
+    assert is_dead(described(pid=process.pid))
 
 
 def test_a_process_not_yet_collected_by_its_parent_is_dead():
@@ -42,17 +42,25 @@ def test_a_process_not_yet_collected_by_its_parent_is_dead():
         process.stdout.read()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
-        assert is_dead(told(pid=process.pid))
+        assert is_dead(described(pid=process.pid))
 
 
 def test_a_number_that_was_given_again_is_not_the_old_process():
     """The start of a process tells it from a later one of the same number."""
-    assert is_dead(told(started="1"))
+    assert is_dead(described(started="1"))
 
 
 @pytest.mark.parametrize(
     "description",
-    [told(machine="elsewhere", pid=2**22 + 1), told(machine=""), "", "{", "[]", "7", told(pid="?")],
+    [
+        described(machine="elsewhere", pid=2**22 + 1),
+        described(machine=""),
+        "",
+        "{",
+        "[]",
+        "7",
+        described(pid="?"),
+    ],
     ids=["elsewhere", "nowhere", "nothing", "broken", "list", "number", "no number"],
 )
 def test_what_cannot_be_known_is_no_death(description: str):
