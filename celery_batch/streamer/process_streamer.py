@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import multiprocessing
 import os
@@ -75,17 +74,8 @@ class Streamer(BaseStreamer):
             raise ConfigurationError(
                 f"mp_start_method: must be one of {', '.join(methods)}, got {mp_start_method!r}"
             )
-        names = device_names(cuda_devices)
-        is_pinned, places = names is not None, names or discover()
-        self._plans = [
-            Plan(
-                process_environment(place if is_pinned else None, worker_num),
-                "cuda:0" if is_pinned and place.startswith("cuda:") else place,
-                is_pinned,
-                batch_size,
-            )
-            for place in itertools.islice(itertools.cycle(places), worker_num)
-        ]
+        self._devices = device_names(cuda_devices)
+        self._workers = worker_num
         self._method = mp_start_method
         model = as_model(predict_function_or_model, model_init_args, model_init_kwargs)
         self._given = _sendable(model, predict_function_or_model, mp_start_method)
@@ -100,7 +90,7 @@ class Streamer(BaseStreamer):
 
     def _wait_for_worker_ready(self, timeout: float | None = None) -> None:
         """
-        Return when the models are loaded, or the time is up.
+        Return when the models are loaded, or the time is up; programs for service-streamer call it.
 
         Args:
             timeout: In seconds; ``worker_timeout`` unless given.
@@ -109,15 +99,25 @@ class Streamer(BaseStreamer):
             LoadFailed: A model could not be loaded.
         """
         self._begin()
-        pool = self._pool
-        limit = self.worker_timeout if timeout is None else timeout
+        pool, limit = self._pool, self.worker_timeout if timeout is None else timeout
         if isinstance(pool, ProcessPool) and not pool.wait_until_loaded(limit):
             logger.warning("Some models are not loaded after %g s; requests wait for them", limit)
 
     def _start_workers(self, request_queue: RequestQueue) -> WorkerPool:
         if worker_main.is_arriving():
             os._exit(worker_main.UNGUARDED)
-        return ProcessPool(request_queue, self._given, self._plans, self._method)
+        plans = [self._plan(number) for number in range(self._workers)]
+        return ProcessPool(request_queue, self._given, plans, self._method)
+
+    def _plan(self, number: int) -> Plan:
+        if self._devices is None:
+            found = discover()
+            env, device = process_environment(None, self._workers), found[number % len(found)]
+        else:
+            device = self._devices[number % len(self._devices)]
+            env = process_environment(device, self._workers)
+            device = "cuda:0" if device.startswith("cuda:") else device  # the only one it sees
+        return Plan(env, device, self._devices is not None, self._size)
 
 
 def _sendable(model: Model, given: Any, method: str) -> Model | bytes:

@@ -302,6 +302,27 @@ def test_unguarded_main_is_refused(tmp_path):
     assert 1 == done.stderr.count("Traceback") - done.stderr.count("direct cause")
 
 
+def test_a_streamer_of_another_module_needs_no_guard(tmp_path):
+    """The worker processes, which see one GPU each, import it again and let it be."""
+    (tmp_path / "other.py").write_text(
+        "from celery_batch.streamer import Streamer\n"
+        "def double(batch):\n"
+        "    return [2 * each for each in batch]\n"
+        "streamer = Streamer(double, 1, worker_num=2, cuda_devices=(0, 1))\n"
+    )
+    main = tmp_path / "main.py"
+    main.write_text(
+        "from other import streamer\n"
+        "if __name__ == '__main__':\n"
+        "    streamer._wait_for_worker_ready()\n"
+        "    print(streamer.predict([1, 2, 3]))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "0,1"}
+    done = run("", args=(str(main),), env=env)
+
+    assert ("[2, 4, 6]\n", "") == (done.stdout, done.stderr)
+
+
 _PARENT = """
     import json, sys, time
     from celery_batch.streamer import Streamer
