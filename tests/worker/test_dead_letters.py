@@ -1,4 +1,4 @@
-"""Copies of messages that nobody may run again, written on a thread."""
+"""Copies of messages that must not run again, written in a thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from celery_batch.worker.intake.dead_letters import DeadLetters
 
 
 class Consumer:
-    """A consumer whose event loop does what it is told when a test has it go on."""
+    """A consumer whose event loop runs when a test lets it."""
 
     def __init__(self, queue: str | None) -> None:
         self.app = Celery("letters", broker="memory://", set_as_current=False)
@@ -27,7 +27,7 @@ class Consumer:
 
 @pytest.fixture
 def consumer() -> Iterator[Consumer]:
-    """One that has a queue for dead letters."""
+    """A consumer with a dead-letter queue."""
     consumer = Consumer("dead")
     yield consumer
     consumer.app.close()
@@ -35,7 +35,7 @@ def consumer() -> Iterator[Consumer]:
 
 @dataclass
 class Written:
-    """What is written, and on which thread, each as soon as the test opens the gate."""
+    """What is written, and in which thread, once the test opens the gate."""
 
     queue: SimpleQueue[tuple[Any, threading.Thread]]
     open: Callable[[], None]
@@ -63,7 +63,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
 def test_a_letter_is_written_on_a_thread_and_followed_on_the_loop(
     consumer: Consumer, written: Written
 ):
-    """Who keeps one goes on at once, and what follows is done by the loop."""
+    """The caller goes on at once, and the callback runs on the loop."""
     letters, done = DeadLetters(consumer), []
     letters.write_refused(b"a", "why", lambda: done.append("a"))
     assert [] == done
@@ -77,7 +77,7 @@ def test_a_letter_is_written_on_a_thread_and_followed_on_the_loop(
 
 
 def test_without_a_queue_nothing_is_put_off(written: Written):
-    """What follows is done at once, and no thread is started."""
+    """The callback runs at once, and no thread is started."""
     done: list[str] = []
     before = threading.active_count()
     DeadLetters(Consumer(None)).write_refused(b"a", "why", lambda: done.append("a"))
@@ -87,13 +87,13 @@ def test_without_a_queue_nothing_is_put_off(written: Written):
     assert written.queue.empty()
 
 
-def test_letters_that_wait_have_a_bound(
+def test_waiting_letters_are_limited(
     consumer: Consumer,
     written: Written,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    """A large one is kept where none waits, and behind it no more; the log says so."""
+    """A large one is written if none waits; the others are dropped, and the log says so."""
     monkeypatch.setattr(dead_letters, "_MOST_BYTES", 10)
     letters, done = DeadLetters(consumer), []
     letters.write_refused(b"x" * 20, "why", lambda: done.append("large"))
@@ -113,7 +113,7 @@ def test_letters_that_wait_have_a_bound(
 def test_a_letter_that_comes_after_the_close_is_written_at_once(
     consumer: Consumer, written: Written
 ):
-    """A loop that has ended does nothing more: what follows would never be done."""
+    """A loop that has ended would never run the callback."""
     letters, done = DeadLetters(consumer), []
     letters.close()
     written.open()

@@ -1,4 +1,4 @@
-"""How many more messages are worth reading, by what they may bring."""
+"""How many more messages are of use, by the tasks that a queue may bring."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tests.worker.doubles import Call, Pool, Worker
 
 
 def room(worker: Worker, tasks: set[str] | None) -> int:
-    """Return the room for messages that overtake nobody."""
+    """Return the limit for messages that overtake no request."""
     return worker.scheduler.fetch_limits.left(tasks, [LEAST_URGENT])[0]
 
 
-def test_a_lane_has_room_for_three_batches(worker: Worker, pool: Pool):
-    """One runs, one is ready, one gathers; what has ended makes room again."""
-    rooms = []
+def test_a_task_can_use_three_batches(worker: Worker, pool: Pool):
+    """One batch runs, one is ready, one is formed; when one ends, more are of use."""
+    limits = []
     for ids in ("", "ab", "cde", "f", "gh"):
         worker.send("pairs", *ids)
-        rooms.append(room(worker, {"pairs"}))
+        limits.append(room(worker, {"pairs"}))
     pool.finish(0)
 
-    assert [6, 4, 1, 0, 0] == rooms
+    assert [6, 4, 1, 0, 0] == limits
     assert 0 == room(worker, {"pairs"})
 
     pool.finish(1)
@@ -30,7 +30,7 @@ def test_a_lane_has_room_for_three_batches(worker: Worker, pool: Pool):
 
 
 def test_the_fullest_lane_counts(worker: Worker):
-    """A queue that may bring any of several tasks is read for the one with the least room."""
+    """A queue of several tasks is read for the one with the lowest limit."""
     worker.send("pairs", *"abcdef")
     worker.send("trios", "x")
 
@@ -40,7 +40,7 @@ def test_the_fullest_lane_counts(worker: Worker):
 
 
 def test_a_queue_of_which_nothing_is_known_is_read(worker: Worker):
-    """The first messages show what it brings: no more of them than some lane could use."""
+    """The first messages show what it brings: no more of them than some task could use."""
     worker.send("pairs", *"abcdef")
     worker.send("trios", "x")
 
@@ -56,7 +56,7 @@ def test_other_tasks_are_not_ours_to_count(worker: Worker):
 
 
 def test_who_would_be_overtaken_leaves_room(worker: Worker):
-    """An urgent message is read though the lane is full of patient ones; a patient one is not."""
+    """An urgent message is read although less urgent requests fill the queue; another one is not."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     worker.send("pairs", *"abcd")  # on their way: nobody overtakes them
     for task_id in "efgh":
@@ -69,14 +69,14 @@ def test_who_would_be_overtaken_leaves_room(worker: Worker):
 
 
 def test_who_overtakes_nobody_finds_the_same_room(worker: Worker):
-    """Where all who wait are of the first urgency, there is one room for messages of any."""
+    """If all waiting requests are most urgent, the limit is the same for all messages."""
     worker.send("pairs", *"abcde")
 
     assert [1, 1, 1, 1] == worker.scheduler.fetch_limits.left({"pairs"}, (0, 3, 6, 9))
 
 
 def test_some_who_are_overtaken_are_read_all_the_same(worker: Worker):
-    """Their share of two batches, while somebody more urgent waits; not if it is there already."""
+    """Their share of two batches, while more urgent requests wait; not if it is here already."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["crowds"])
     steps = (0, 3, 6, 9)
 

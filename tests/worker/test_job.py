@@ -1,4 +1,4 @@
-"""What becomes of a batch in the pool, and who is told."""
+"""A batch in the pool, and the handlers that are called for its requests."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_batch_goes_to_the_pool_as_one_job(worker: Worker, pool: Pool):
 
 
 def test_batch_is_lone_while_nobody_runs_or_waits_beside_it(worker: Worker, pool: Pool):
-    """The pool process is told, since it does its books otherwise where others follow."""
+    """The pool process gets another function, since it need not prepare for a next batch."""
     worker.send("pairs", "a", "b", "c", "d")
 
     assert [run_lone_batch, run_batch] == [sent.target for sent in pool.sent]
 
 
-def test_every_request_hears_its_own_news(worker: Worker, pool: Pool):
-    """What the pool says of a batch is told to each request in it, and frees the place."""
+def test_each_requests_handlers_are_called(worker: Worker, pool: Pool):
+    """What the pool reports of a batch reaches each of its requests, and frees the slot."""
     worker.send("pairs", "a", "b")
     pool.sent[0].accept_callback(77, 1.5)
     pool.sent[0].timeout_callback(True, 9.0)  # noqa: FBT003 (the pool's signature)
@@ -51,10 +51,10 @@ def test_every_request_hears_its_own_news(worker: Worker, pool: Pool):
     assert 0 == worker.in_flight
 
 
-def test_trouble_with_one_request_does_not_keep_news_from_others(
+def test_an_error_of_one_request_does_not_affect_the_others(
     worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
 ):
-    """A handler that fails is logged by name; the others are told, and the place is free."""
+    """A handler that fails is logged with its request; the others are called, and the slot is free."""
     worker.send("trios", "a", "b", "c")
     pool.sent[0].callback(BatchEnd([(0, "A", 0.1), "explode", (0, "C", 0.1)]))
 
@@ -66,7 +66,7 @@ def test_trouble_with_one_request_does_not_keep_news_from_others(
 
 
 def test_revoked_requests_do_not_reach_the_pool(worker: Worker, pool: Pool):
-    """Who was revoked while waiting stays behind; the rest of the batch runs."""
+    """A request that was revoked while it waited is left out; the rest of the batch runs."""
     a, b = worker.send("trios", "a", "b")
     b.is_revoked = True
     worker.send("trios", "c")
@@ -77,7 +77,7 @@ def test_revoked_requests_do_not_reach_the_pool(worker: Worker, pool: Pool):
 
 
 def test_batch_of_revoked_requests_gives_its_place_back(worker: Worker, pool: Pool):
-    """When nobody is left to run, the process set aside and the place are free again."""
+    """When no request is left to run, the reserved process and the slot are free again."""
     (a,) = worker.send("pairs", "a")
     a.is_revoked = True
     revoke_on_arrival = Call("b", worker.events)
@@ -93,7 +93,7 @@ def test_batch_of_revoked_requests_gives_its_place_back(worker: Worker, pool: Po
 
 
 def test_closing_pool_leaves_messages_with_the_broker(worker: Worker, pool: Pool):
-    """A pool that takes nothing more costs no place, and nobody is told anything."""
+    """A pool that takes nothing more occupies no slot, and no handler is called."""
     pool.closing = True
     worker.send("pairs", "a", "b")
 
@@ -104,7 +104,7 @@ def test_closing_pool_leaves_messages_with_the_broker(worker: Worker, pool: Pool
 def test_pool_of_threads_that_is_closing_leaves_messages_too(
     start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ):
-    """It says so with an error, which is nobody's fault."""
+    """It raises an error, which is not logged as one."""
 
     class Closed(Pool):
         def apply_async(self, *_: Any, **__: Any) -> None:
@@ -119,7 +119,7 @@ def test_pool_of_threads_that_is_closing_leaves_messages_too(
 
 
 def test_solo_pool_runs_within_the_call(start: Callable[..., Worker]):
-    """It answers None as well, but its batch has run, and is settled once."""
+    """It returns None as well, but its batch has run, and is settled once."""
 
     class Solo(SoloPool):
         def apply_async(self, _: Any, args: Any, **options: Any) -> None:

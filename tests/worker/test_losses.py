@@ -1,4 +1,4 @@
-"""What becomes of requests whose process died, took too long or broke off."""
+"""Requests whose process died, took too long or stopped early."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lose(pool: Pool, index: int = -1, einfo: Any = LOST) -> None:
 
 
 def error_of(worker: Worker, task_id: str) -> Any:
-    """Return the error that a request was told."""
+    """Return the error of a request."""
     (einfo,) = [
         facts[0] for who, what, *facts in worker.events if (who, what) == (task_id, "failed")
     ]
@@ -33,7 +33,7 @@ def error_of(worker: Worker, task_id: str) -> Any:
 
 
 def test_items_of_a_lost_process_run_again_alone(worker: Worker, pool: Pool):
-    """Nobody knows whose fault it was, so each runs again by itself, and is answered."""
+    """Any of them may be the cause, so each runs again alone, and is answered."""
     worker.send("trios", "a", "b", "c")
     lose(pool)
     for index in (1, 2, 3):
@@ -46,7 +46,7 @@ def test_items_of_a_lost_process_run_again_alone(worker: Worker, pool: Pool):
 
 
 def test_item_that_kills_its_process_alone_is_poison(worker: Worker, pool: Pool):
-    """The second loss, alone, convicts; its neighbours are answered."""
+    """A request that is alone at its second loss is poison; the others are answered."""
     worker.send("pairs", "a", "b")
     lose(pool)
     lose(pool, 1)
@@ -57,13 +57,13 @@ def test_item_that_kills_its_process_alone_is_poison(worker: Worker, pool: Pool)
     assert ["b"] == worker.ids("settled")
 
 
-class Kept(Call):
-    """A request that does first what has to be done before it is acknowledged."""
+class Delayed(Call):
+    """A request that calls `before_end` before it is acknowledged."""
 
     before_end: Callable[[Callable[[], None]], object] | None = None
 
     def acknowledge(self) -> None:
-        """Its message is done with, as soon as that may be said."""
+        """Acknowledge, after what must come first."""
         before, self.before_end = self.before_end, None
         done = super().acknowledge
         if before is not None:
@@ -75,15 +75,15 @@ class Kept(Call):
 def test_poison_that_comes_again_before_its_copy_is_kept_is_not_run(
     worker: Worker, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its caller has been told; run once more, it would take another process down."""
+    """Its caller has the error; run once more, it would kill another process."""
     monkeypatch.setattr(DeadLetters, "write", lambda *_: None)  # it takes its time
     task_queue = worker.scheduler.task_queue(worker.app.tasks["single"])
-    worker.scheduler.add(task_queue, Kept("a", worker.events))
+    worker.scheduler.add(task_queue, Delayed("a", worker.events))
     lose(pool)
     lose(pool)
     worker.scheduler.close(restarting=True)
     worker.scheduler.open()
-    again = Kept("a", worker.events)
+    again = Delayed("a", worker.events)
     again.is_redelivered = True
     worker.scheduler.add(task_queue, again)
 
@@ -93,7 +93,7 @@ def test_poison_that_comes_again_before_its_copy_is_kept_is_not_run(
 
 
 def test_losses_elsewhere_count(worker: Worker, pool: Pool):
-    """A request that was lost on another host goes alone, and one loss more convicts it."""
+    """A request that was lost on another host runs alone, and one more loss makes it poison."""
     call = Call("a", worker.events)
     call.losses = 1
     worker.scheduler.add(worker.scheduler.task_queue(worker.app.tasks["pairs"]), call)
@@ -104,8 +104,8 @@ def test_losses_elsewhere_count(worker: Worker, pool: Pool):
     assert isinstance(error_of(worker, "a"), PoisonItem)
 
 
-def test_loss_in_company_never_convicts(worker: Worker, pool: Pool):
-    """However often somebody was in bad company, only a loss alone is held against them."""
+def test_a_loss_in_a_batch_never_makes_poison(worker: Worker, pool: Pool):
+    """However often a request was lost in a batch, only a loss alone makes it poison."""
     calls = worker.send("pairs", "a", "b")
     calls[0].losses = 9
     lose(pool)
@@ -115,7 +115,7 @@ def test_loss_in_company_never_convicts(worker: Worker, pool: Pool):
 
 
 def test_early_acknowledged_items_are_not_run_twice(start: Callable[..., Worker], pool: Pool):
-    """Whose message is gone fails with the loss of its process, as in Celery."""
+    """A request whose message is acknowledged fails with the loss of its process, as in Celery."""
     worker = start(pool)
     type(worker.app.tasks["pairs"]).acks_late = False
     worker.send("pairs", "a", "b")
@@ -126,7 +126,7 @@ def test_early_acknowledged_items_are_not_run_twice(start: Callable[..., Worker]
 
 
 def test_stored_success_is_not_run_again(worker: Worker, pool: Pool):
-    """Who was answered before the process died is told so, as Celery does."""
+    """A request that was answered before its process died succeeds, as in Celery."""
     calls = worker.send("pairs", "a", "b")
     calls[0].has_succeeded = True
     lose(pool)
@@ -136,7 +136,7 @@ def test_stored_success_is_not_run_again(worker: Worker, pool: Pool):
 
 
 def test_revoked_item_of_a_lost_process_stays_revoked(worker: Worker, pool: Pool):
-    """Who was revoked while it ran is neither run again nor told anything."""
+    """A request that was revoked while it ran neither runs again nor has a handler called."""
     calls = worker.send("pairs", "a", "b")
     calls[0].is_done = True
     lose(pool)
@@ -167,7 +167,7 @@ def test_second_time_over_the_limit_is_the_end(worker: Worker, pool: Pool):
 def test_whose_turn_does_not_come_in_time_is_given_up(
     worker: Worker, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ):
-    """Nobody waits longer than limit + 5 s, also if no process is free to try again."""
+    """No caller waits longer than limit + 5 s, even if no process is free to try again."""
     worker.send("trios", "a", "b", "c")
     lose(pool, einfo=error_info(TimeLimitExceeded(9.0)))
     later = time.monotonic() + 14.0
@@ -179,7 +179,7 @@ def test_whose_turn_does_not_come_in_time_is_given_up(
 
 
 def test_batch_that_broke_off_is_run_again_in_part(worker: Worker, pool: Pool):
-    """Who was answered is settled, who was not runs again alone."""
+    """Answered requests are settled, the others run again alone."""
     worker.send("trios", "a", "b", "c")
     pool.sent[0].callback(BatchEnd([(0, "A", 0.1), None, None]))
 
@@ -191,7 +191,7 @@ def test_batch_that_broke_off_is_run_again_in_part(worker: Worker, pool: Pool):
 def test_who_expired_before_the_model_is_revoked(
     worker: Worker, pool: Pool, unanswered: Unanswered
 ):
-    """Who has no answer, and no time left, is told so and does not run again."""
+    """A request without an answer that has expired does not run again."""
     calls = worker.send("trios", "a", "b", "c")
     revoked: list[str] = []
     for call in calls[1:]:
@@ -213,7 +213,7 @@ def test_batch_that_never_began_is_no_suspect(worker: Worker, pool: Pool):
 
 
 def test_result_that_cannot_be_stored_is_computed_again(worker: Worker, pool: Pool):
-    """Where not even the failure can be stored, another try is all that is left."""
+    """If not even the failure can be stored, the request runs again."""
     calls = worker.send("pairs", "a", "b")
     calls[0].storable = False
     calls[0].task.name = "pairs"
@@ -234,7 +234,7 @@ def redeliver(worker: Worker, *ids: str) -> None:
 
 
 def test_what_runs_on_is_not_run_twice(worker: Worker, pool: Pool):
-    """After a lost connection a running batch's messages come again, and wait for its answer."""
+    """After a lost connection a running batch's messages come again, and wait for its end."""
     worker.send("pairs", "a", "b")
     pool.sent[0].accept_callback(1, 0.0)
     worker.scheduler.close(restarting=True)
@@ -247,7 +247,7 @@ def test_what_runs_on_is_not_run_twice(worker: Worker, pool: Pool):
 
 
 def test_what_was_answered_meanwhile_is_only_acknowledged(worker: Worker, pool: Pool):
-    """A batch may end before its messages come again; they are done with on arrival."""
+    """A batch may end before its messages come again; they are acknowledged on arrival."""
     worker.send("pairs", "a", "b")
     pool.sent[0].accept_callback(1, 0.0)
     worker.scheduler.close(restarting=True)
@@ -265,7 +265,7 @@ def test_what_was_answered_meanwhile_is_only_acknowledged(worker: Worker, pool: 
 def test_redelivered_message_is_a_suspect_where_nobody_counts(
     worker: Worker, pool: Pool, transport: str, batches: list[list[str]]
 ):
-    """On AMQP its last holder may have died of it; on Redis a message tells of its losses."""
+    """On AMQP it may have killed its last worker; on Redis a message counts its losses."""
     worker.connection.transport.driver_type = transport
     redeliver(worker, "a", "b")
 
@@ -276,7 +276,7 @@ def test_redelivered_message_is_a_suspect_where_nobody_counts(
 def test_worker_with_pool_processes_suspects_later(
     start: Callable[..., Worker], deliveries: int, batches: list[list[str]]
 ):
-    """It would have outlived a process; only who comes back again and again goes alone."""
+    """Such a worker outlives its processes; only a request that comes again and again runs alone."""
 
     class Prefork(Pool, PreforkPool):
         num_processes = 1
@@ -295,7 +295,7 @@ def test_worker_with_pool_processes_suspects_later(
 
 
 def test_what_this_worker_gave_back_unrun_is_no_suspect(worker: Worker, pool: Pool):
-    """Messages that were only waiting when the connection went run in company again."""
+    """Requests that only waited when the connection was lost run in a batch again."""
     worker.connection.transport.driver_type = "amqp"
     worker.send("pairs", "a", "b", "c", "d", "e")
     worker.scheduler.close(restarting=True)
@@ -307,7 +307,7 @@ def test_what_this_worker_gave_back_unrun_is_no_suspect(worker: Worker, pool: Po
 
 @pytest.mark.parametrize(("transport", "first"), [("amqp", ["d", "b"]), ("redis", ["a", "c"])])
 def test_urgent_requests_overtake(worker: Worker, pool: Pool, transport: str, first: list[str]):
-    """9 comes first on AMQP, 0 on Redis; among equals, first come, first served."""
+    """9 goes first on AMQP, 0 on Redis; among equals, first come, first served."""
     worker.connection.transport.driver_type = transport
     worker.send("trios", "x", "y", "z", "x2", "y2", "z2")  # one runs, one lies ready
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
@@ -331,7 +331,7 @@ def test_lately_answered_message_is_only_acknowledged(worker: Worker, pool: Pool
 
 
 def test_rejected_message_that_comes_again_runs_again(worker: Worker, pool: Pool):
-    """Whoever asked for another delivery gets another run."""
+    """A request that was rejected to be delivered again runs again."""
     calls = worker.send("pairs", "a", "b")
     for call in calls:
         call.was_rejected = True
@@ -342,7 +342,7 @@ def test_rejected_message_that_comes_again_runs_again(worker: Worker, pool: Pool
 
 
 def test_disowned_batch_that_dies_waits_for_its_messages(worker: Worker, pool: Pool):
-    """Its messages are the broker's; what was lost is remembered until they come again."""
+    """Its messages are the broker's; the losses are remembered until they come again."""
     worker.send("pairs", "a", "b")
     pool.sent[0].accept_callback(1, time.monotonic())
     worker.scheduler.close(restarting=True)
@@ -357,7 +357,7 @@ def test_disowned_batch_that_dies_waits_for_its_messages(worker: Worker, pool: P
 
 
 def test_answer_that_nobody_finds_is_computed_again(worker: Worker, pool: Pool):
-    """Where the result is gone, the message is no leftover: somebody has sent it again."""
+    """If the result is gone, the message was sent again, and runs."""
     worker.send("pairs", "a", "b")
     pool.finish(0)
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
@@ -370,7 +370,7 @@ def test_answer_that_nobody_finds_is_computed_again(worker: Worker, pool: Pool):
 
 
 def test_stopped_batch_runs_when_its_messages_come_again(worker: Worker, pool: Pool):
-    """What Celery cancels with a lost connection has no answer, and is not taken for answered."""
+    """A request that Celery cancels with a lost connection is not taken for answered."""
     calls = worker.send("pairs", "a", "b")
     pool.sent[0].accept_callback(1, time.monotonic())
     for call in calls:
@@ -384,7 +384,7 @@ def test_stopped_batch_runs_when_its_messages_come_again(worker: Worker, pool: P
 
 
 def test_batch_that_cannot_be_submitted_fails(worker: Worker, pool: Pool):
-    """A pool that raises takes neither the place nor the requests with it."""
+    """A pool that raises loses neither the slot nor the requests."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise TypeError("cannot pickle it")
@@ -397,7 +397,7 @@ def test_batch_that_cannot_be_submitted_fails(worker: Worker, pool: Pool):
 
 
 def test_request_that_cannot_be_revoked_runs(worker: Worker, pool: Pool):
-    """Where its end cannot be announced, a request is run rather than left to hang."""
+    """If its end cannot be announced, a request runs, so that its caller gets an answer."""
     (call,) = worker.send("pairs", "a")
 
     def fail() -> bool:
@@ -410,7 +410,7 @@ def test_request_that_cannot_be_revoked_runs(worker: Worker, pool: Pool):
 
 
 def test_early_acknowledged_requests_end_with_the_worker(worker: Worker):
-    """Who waits to run again and has no message left is told when the lanes close."""
+    """A request that waits to run again, its message acknowledged, fails when the scheduler closes."""
     calls = worker.send("pairs", "a", "b", "c", "d", "e", "f")
     calls[4].acknowledged = True
     worker.scheduler.close(restarting=False)
@@ -422,7 +422,7 @@ def test_early_acknowledged_requests_end_with_the_worker(worker: Worker):
 def test_early_acknowledged_requests_never_run_twice(
     worker: Worker, pool: Pool, unanswered: Unanswered
 ):
-    """Whatever kept them from their answer, they fail with it."""
+    """They fail, whatever the reason."""
     for call in worker.send("pairs", "a", "b"):
         call.task.acks_late = False
     pool.sent[0].callback(BatchEnd([None, None], unanswered=unanswered))
@@ -432,7 +432,7 @@ def test_early_acknowledged_requests_never_run_twice(
 
 
 def test_job_that_has_ended_takes_nobody_in(worker: Worker, pool: Pool):
-    """A message that comes again just then gets a place in line, not in a job that is over."""
+    """A message that comes again just then joins its task queue, not a job that has ended."""
     (call, _) = worker.send("pairs", "a", "b")
     (job,) = worker.scheduler._jobs
     pool.finish(0)
@@ -441,7 +441,7 @@ def test_job_that_has_ended_takes_nobody_in(worker: Worker, pool: Pool):
 
 
 def test_pool_that_is_not_flushed_keeps_what_it_was_given(start: Callable[..., Worker], pool: Pool):
-    """The threads pool runs what it has taken in, connection or not; so nobody else may."""
+    """The threads pool runs what it has accepted, also without a connection; others must not."""
     pool.flush = None
     worker = start(pool)
     worker.send("pairs", "a", "b")

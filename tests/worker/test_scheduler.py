@@ -1,4 +1,4 @@
-"""Who may use a slot next, and what is given back when a connection ends."""
+"""Which batch gets the next slot, and what is given back when a connection ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reserved() -> set[str]:
 
 
 def test_one_batch_is_ready_behind_the_running_one(worker: Worker, pool: Pool):
-    """Two batches per process are on their way; more wait in line until one has ended."""
+    """Two batches per process leave; more wait until one has ended."""
     worker.send("pairs", "a", "b", "c", "d", "e", "f")
 
     assert [["a", "b"], ["c", "d"]] == pool.batches
@@ -33,7 +33,7 @@ def test_one_batch_is_ready_behind_the_running_one(worker: Worker, pool: Pool):
 
 
 def test_all_that_may_leave_leaves_at_once(start: Callable[..., Worker]):
-    """Where several places are free, one look fills them all."""
+    """If several slots are free, one dispatch fills them all."""
     pool = Pool(processes=2)
     worker = start(pool)
     worker.scheduler.close(restarting=True)
@@ -47,7 +47,7 @@ def test_all_that_may_leave_leaves_at_once(start: Callable[..., Worker]):
 def test_a_batch_that_can_grow_waits_for_the_running_one(
     worker: Worker, pool: Pool, clock: ManualClock
 ):
-    """Behind a running batch only full ones are made ready; with the slot free the rest leaves."""
+    """Behind a running batch only full batches leave; a free slot takes the rest."""
     worker.send("pairs", "a", "b", "c")
     clock.advance(60.0)
     worker.scheduler.dispatch()
@@ -59,10 +59,10 @@ def test_a_batch_that_can_grow_waits_for_the_running_one(
     assert [["a", "b"], ["c"]] == pool.batches
 
 
-def test_who_came_meanwhile_waits_for_those_who_were_answered(
+def test_new_requests_wait_for_the_callers_of_the_last_batch(
     worker: Worker, pool: Pool, clock: ManualClock
 ):
-    """When a batch of several ends, silence counts from there: its askers often ask again."""
+    """When a batch of several ends, the linger time restarts: its callers often call again."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["trios"])
     patience = task_queue.policy.linger_seconds
     worker.send("trios", "a", "b")
@@ -82,7 +82,7 @@ def test_who_came_meanwhile_waits_for_those_who_were_answered(
 
 
 def test_who_waits_longest_goes_first(worker: Worker, pool: Pool, clock: ManualClock):
-    """Lanes take turns by the age of whoever stands at their heads, not by name."""
+    """The task with the oldest request goes first, not the first by name."""
     for name, ids in [("trios", "ab"), ("single", "c"), ("single", "d"), ("pairs", "e")]:
         worker.send(name, *ids)  # c and d take the process and the place behind it
         clock.advance(0.125)
@@ -97,7 +97,7 @@ def test_who_waits_longest_goes_first(worker: Worker, pool: Pool, clock: ManualC
 def test_busy_task_does_not_keep_full_batches_of_another_waiting(
     worker: Worker, pool: Pool, clock: ManualClock
 ):
-    """However many are in one line, the other line's batch goes when it is oldest."""
+    """However many requests of one task wait, an older batch of another task goes first."""
     for name, ids in [("pairs", "abcdefghij"), ("trios", "xyz"), ("pairs", "klmnop")]:
         worker.send(name, *ids)
         clock.advance(0.125)
@@ -109,7 +109,7 @@ def test_busy_task_does_not_keep_full_batches_of_another_waiting(
 
 
 def test_alarm_is_set_for_whoever_may_leave_first(worker: Worker, clock: ManualClock, pool: Pool):
-    """Of all lanes the one that has to be asked soonest decides."""
+    """The timer is set for the task queue whose batch is due first."""
     worker.send("pairs", "a")
     clock.advance(1.5)
     worker.send("trios", "b")
@@ -124,7 +124,7 @@ def test_alarm_is_set_for_whoever_may_leave_first(worker: Worker, clock: ManualC
 
 
 def test_late_alarm_gives_newcomers_another_linger(worker: Worker, pool: Pool, clock: ManualClock):
-    """A loop that was busy past its linger reads what came meanwhile before it sends."""
+    """A loop that was busy for longer than linger reads new messages before batches leave."""
     worker.send("trios", "a")
     clock.advance(5.0)
     worker.fire_timer(3.0)
@@ -139,7 +139,7 @@ def test_late_alarm_gives_newcomers_another_linger(worker: Worker, pool: Pool, c
 
 
 def test_restart_gives_back_what_no_process_has_accepted(worker: Worker, pool: Pool):
-    """A lost connection empties lanes and pipe; what runs may end, but acknowledges nothing."""
+    """A lost connection empties task queues and pool; running batches end, and acknowledge nothing."""
     worker.send("pairs", *"abcde")
     pool.sent[0].accept_callback(1, 0.0)
     worker.scheduler.close(restarting=True)
@@ -155,7 +155,7 @@ def test_restart_gives_back_what_no_process_has_accepted(worker: Worker, pool: P
 
 
 def test_restarted_lanes_carry_on(worker: Worker, pool: Pool):
-    """Between connections nothing leaves; after one is back, batches leave as ever."""
+    """Between connections no batch leaves; on the next connection batches leave again."""
     worker.send("pairs", *"abcde")
     pool.sent[0].accept_callback(1, 0.0)
     worker.scheduler.close(restarting=True)
@@ -171,7 +171,7 @@ def test_restarted_lanes_carry_on(worker: Worker, pool: Pool):
 
 
 def test_shutdown_lets_the_pool_finish_what_it_has(worker: Worker, pool: Pool):
-    """Batches in the pool end and acknowledge; who waits in line goes back to the broker."""
+    """Batches in the pool end and acknowledge; waiting requests go back to the broker."""
     worker.send("pairs", *"abcde")
     worker.scheduler.close(restarting=False)
 
@@ -200,7 +200,7 @@ def test_shutdown_gives_back_a_job_that_waits_for_a_process(worker: Worker, pool
 
 
 def settled_after_each_pass(worker: Worker, passes: int) -> list[int]:
-    """Let the loop turn, and count who has been settled after each turn."""
+    """Run the loop, and count the settled requests after each pass."""
     counts = []
     for _ in range(passes):
         next(worker.hub.loop)
@@ -229,7 +229,7 @@ def test_next_batch_leaves_before_the_last_one_is_settled(
 def test_closing_settles_what_the_loop_had_put_off(
     start: Callable[..., Worker], hub: Hub, *, restarting: bool, acknowledged: int
 ):
-    """Results that are in are stored before the end; acknowledged only where that still counts."""
+    """Results are stored before the end, and acknowledged only if the connection is there."""
     pool = Pool()
     worker = start(pool, hub)
     worker.send("pairs", "a", "b")
@@ -241,7 +241,7 @@ def test_closing_settles_what_the_loop_had_put_off(
 
 
 def test_report_is_plain_data(worker: Worker, pool: Pool):
-    """An operator sees each task's numbers, why its batches left and who waits."""
+    """The report has the numbers of each task, why its batches left and how many requests wait."""
     worker.send("pairs", "a", "b", "c")
     numbers = {"max_batch_size": 2, "max_wait": 10.0, "linger": 2.0, "running": 1}
     numbers |= {"low_priority_share": 0.1}
@@ -255,7 +255,7 @@ def test_report_is_plain_data(worker: Worker, pool: Pool):
 def test_batches_end_while_another_is_sent(
     worker: Worker, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ):
-    """A pool of threads tells of an end at any time; the next batch leaves all the same."""
+    """A job of a thread pool may end at any time; the next batch leaves all the same."""
 
     def end(job: BatchJob) -> bool:
         worker.scheduler._job_left(job)
@@ -269,7 +269,7 @@ def test_batches_end_while_another_is_sent(
 
 
 def test_batch_that_waits_for_a_process_leaves_out_what_others_have(worker: Worker, pool: Pool):
-    """A batch that is formed but not in the pool runs without it, and not at all if it is all."""
+    """A batch that is not yet in the pool runs without the lost requests, or not at all."""
     held: list[BatchJob] = []
     worker.on_task_request = held.append
     for call in worker.send("pairs", *"abcd"):

@@ -1,4 +1,4 @@
-"""How many batches may be on their way at once."""
+"""How many batches may have left at once."""
 
 from __future__ import annotations
 

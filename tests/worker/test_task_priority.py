@@ -1,4 +1,4 @@
-"""Whose batch is next among the tasks of a worker: the most urgent one's, but for a share."""
+"""Which task runs next: the most urgent one, except for the low-priority share of the others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from celery_batch.worker.scheduling.task_queue import LEAST_URGENT
 
 
 class Waiting:
-    """A lane, as far as its turn depends on it."""
+    """A task queue, as far as the order depends on it."""
 
     def __init__(self, urgency: int, oldest: float, share: float = 0.25) -> None:
         self.urgency, self.oldest = urgency, oldest
@@ -20,14 +20,14 @@ class Waiting:
 
 
 class Sent:
-    """A batch job, as far as others may go before it."""
+    """A batch job, as far as others may overtake it."""
 
     def __init__(self, urgency: int, *, accepted: bool = False, guaranteed: float = 0.0) -> None:
         self.urgency, self.accepted, self.guaranteed = urgency, accepted, guaranteed
 
 
 def turns(priority: TaskPriority, task_queues: list[Any], count: int) -> list[int]:
-    """Have so many batches leave, each of whose turn it is; return their lanes' places."""
+    """Have so many batches leave, in order; return the indexes of their task queues."""
     places = []
     for _ in range(count):
         task_queue = priority.order(task_queues)[0]
@@ -36,8 +36,8 @@ def turns(priority: TaskPriority, task_queues: list[Any], count: int) -> list[in
     return places
 
 
-def test_most_urgent_lane_comes_first_and_then_who_waits_longest():
-    """Who has nobody in line comes last."""
+def test_most_urgent_task_comes_first_then_the_longest_waiting():
+    """A task without requests comes last."""
     task_queues = [
         Waiting(LEAST_URGENT, float("inf")),
         Waiting(9, 1.0),
@@ -49,14 +49,14 @@ def test_most_urgent_lane_comes_first_and_then_who_waits_longest():
     assert [3, 2, 1, 0] == [task_queues.index(task_queue) for task_queue in order]
 
 
-def test_lane_that_is_passed_by_comes_once_in_so_many():
-    """By its own share; with none it waits for as long as others are more urgent."""
+def test_overtaken_task_comes_once_in_so_many():
+    """As its share says; with none it waits for as long as others are more urgent."""
     assert [0, 0, 0, 1] * 2 == turns(TaskPriority(), [Waiting(0, 2.0), Waiting(9, 1.0)], 8)
     assert [0] * 30 == turns(TaskPriority(), [Waiting(0, 2.0), Waiting(9, 1.0, share=0.0)], 30)
 
 
-def test_batch_that_a_lane_is_owed_is_overtaken_by_nobody():
-    """It counts as urgent as the most urgent who stood back for it."""
+def test_batch_that_a_task_has_earned_is_not_overtaken():
+    """It becomes as urgent as the most urgent request that it goes before."""
     priority, task_queues = TaskPriority(), [Waiting(0, 2.0), Waiting(9, 1.0)]
     turns(priority, task_queues, 3)
     job: Any = Sent(9)
@@ -69,10 +69,8 @@ def test_batch_that_a_lane_is_owed_is_overtaken_by_nobody():
     ("share", "guaranteed", "times"),
     [(0.1, 0.0, 9), (0.25, 0.0, 3), (0.5, 0.0, 1), (0.1, 0.7, 2), (0.1, 1.0, 0)],
 )
-def test_batch_that_lies_ready_is_overtaken_so_often_at_most(
-    share: float, guaranteed: float, times: int
-):
-    """Then it is one of so many batches that its task has a right to, those in line counted."""
+def test_ready_batch_is_overtaken_so_often_at_most(share: float, guaranteed: float, times: int):
+    """Then its task has earned a batch, with what its requests earned while they waited."""
     priority, task_queue = TaskPriority(), Waiting(0, 1.0)
     running, ready = Sent(9, accepted=True), Sent(9, guaranteed=guaranteed)
     jobs: list[Any] = [running, ready]
@@ -84,8 +82,8 @@ def test_batch_that_lies_ready_is_overtaken_so_often_at_most(
     assert times == overtaken
 
 
-def test_nobody_goes_before_an_equal_or_two_that_lie_ready():
-    """One more place there is, and it is for who is more urgent."""
+def test_no_batch_overtakes_an_equal_or_two_ready_ones():
+    """There is one more place, for a more urgent batch."""
     priority, ready = TaskPriority(), Sent(3)
 
     assert not priority.overtaken_by(Waiting(3, 1.0), [ready])

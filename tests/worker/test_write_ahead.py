@@ -1,4 +1,4 @@
-"""The next batch lies in the pool process before the running one ends."""
+"""The next batch is written to the pool process before the running one ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INBOX = 7
 
 
 class Worker:
-    """What a prefork worker with one process has that matters here."""
+    """The parts of a prefork worker with one process."""
 
     def __init__(self, **conf: Any) -> None:
         self.app = Celery(set_as_current=False)
@@ -50,7 +50,7 @@ class Worker:
 
 
 class Job:
-    """A batch job that knows its name, and whether its process has taken it."""
+    """A batch job with a name, which its process may have accepted."""
 
     def __init__(
         self, name: str, worker: Worker, *, acks_late: bool = True, urgency: int = 0
@@ -82,7 +82,7 @@ def start(worker: Worker, *names: str, **options: Any) -> tuple[WriteAhead, list
 
 
 def test_second_job_follows_when_the_first_is_accepted():
-    """Not before: until then nobody knows which process has it."""
+    """Not before: until then it is unknown which process has it."""
     worker = Worker()
     ahead, (first, _) = start(worker, "a", "b")
 
@@ -96,7 +96,7 @@ def test_second_job_follows_when_the_first_is_accepted():
 
 
 def test_one_job_at_most_lies_ahead():
-    """The third waits until the second is taken up."""
+    """The third waits until the second is accepted."""
     worker = Worker()
     ahead, (first, second, _) = start(worker, "a", "b", "c")
     first.accepted = True
@@ -111,7 +111,7 @@ def test_one_job_at_most_lies_ahead():
 
 
 def test_more_urgent_job_lies_ahead_too():
-    """One, though another lies ready; a third, and one that is no more urgent, wait."""
+    """One, although another is ready; a third, and one that is no more urgent, wait."""
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b", urgency=9)
     first.accepted = True
@@ -140,7 +140,7 @@ def test_more_urgent_job_lies_ahead_too():
 
 
 def test_more_urgent_job_waits_only_until_the_one_before_is_written():
-    """It does not sit out the batch that it may overtake: nothing else tells of the writing."""
+    """It does not wait for the batch that it may overtake: the pool does not report the writing."""
     worker = Worker()
     ahead, (first, _) = start(worker, "a", "b", urgency=9)
     first.accepted = True
@@ -164,8 +164,8 @@ def test_more_urgent_job_waits_only_until_the_one_before_is_written():
     assert [] == worker.later
 
 
-def test_connection_that_ends_takes_no_look_with_it():
-    """The next connection looks again: a timer that never fired would else be waited for."""
+def test_connection_that_ends_takes_no_timer_with_it():
+    """The next connection sets the timer again: otherwise it would wait for one that never fires."""
     worker = Worker()
     ahead, (first, _) = start(worker, "a", "b", urgency=9)
     first.accepted = True
@@ -181,8 +181,8 @@ def test_connection_that_ends_takes_no_look_with_it():
     assert 1 == len(worker.later)
 
 
-def test_who_cannot_lie_ahead_overtakes_nobody():
-    """A task whose batches wait for the process in line is given no place before others."""
+def test_task_that_cannot_be_written_ahead_overtakes_none():
+    """A task whose batches wait for the process gets no place before others."""
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b", urgency=9)
     first.accepted = True
@@ -196,7 +196,7 @@ def test_who_cannot_lie_ahead_overtakes_nobody():
     assert not ahead.can_overtake(second.task)
 
 
-def test_job_ahead_takes_nobodys_slot():
+def test_job_ahead_takes_no_slot_of_others():
     """When the first ends, its slot is the second's; the next task waits for that one's end."""
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b")
@@ -214,7 +214,7 @@ def test_job_ahead_takes_nobodys_slot():
     assert ["a", "b", "ordinary"] == worker.sent
 
 
-def test_lost_jobs_leave_no_debt():
+def test_lost_jobs_free_their_slot():
     """A process that dies with two jobs frees one slot, and that is free then."""
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b")
@@ -227,8 +227,8 @@ def test_lost_jobs_leave_no_debt():
     assert 1 == worker.semaphore.value
 
 
-def test_who_waits_for_the_process_goes_first():
-    """A batch stands in line behind an ordinary task that was there before it."""
+def test_ordinary_task_that_waits_for_the_process_goes_first():
+    """A batch waits behind an ordinary task that was there before it."""
     worker = Worker()
     ahead, (first,) = start(worker, "a")
     first.accepted = True
@@ -242,7 +242,7 @@ def test_who_waits_for_the_process_goes_first():
 
 
 def test_process_is_busy_while_a_batch_runs_though_another_has_ended():
-    """Celery takes a process for idle when any job of it has ended."""
+    """Celery takes a process for idle when any of its jobs has ended."""
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b")
     first.accepted = True
@@ -259,7 +259,7 @@ def test_process_is_busy_while_a_batch_runs_though_another_has_ended():
     [({"batch_overlap": False}, {}), ({}, {"acks_late": False})],
     ids=["switched-off", "acknowledged-early"],
 )
-def test_others_stand_in_line(conf: dict[str, Any], options: dict[str, Any]):
+def test_others_wait_for_their_slots(conf: dict[str, Any], options: dict[str, Any]):
     """Where nothing may be written ahead, each job waits for its slot."""
     worker = Worker(**conf)
     ahead, (first, second) = start(worker, "a", "b", **options)
@@ -296,7 +296,7 @@ def test_suspect_has_the_process_to_itself():
 
 
 def test_pool_that_grows_gets_what_is_held():
-    """With a second process the batch that waits is for whichever is idle."""
+    """With a second process the held batch is for the process that is idle."""
     worker = Worker()
     ahead, (first, _) = start(worker, "a", "b")
     worker.pool._pool._processes = 2
@@ -309,7 +309,7 @@ def test_pool_that_grows_gets_what_is_held():
 
 
 def test_neighbours_know_each_other_until_one_has_an_answer():
-    """Whoever dies with company is not convicted for it."""
+    """A request whose process died with other jobs in it was not alone."""
     worker = Worker()
     ahead, (first, second) = start(worker, "a", "b")
     for job in (first, second):

@@ -34,8 +34,8 @@ class RedeliveryCache:
     """What happened to each request whose message may be delivered again."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[tuple[str, int], Known | BatchJob] = OrderedDict()
-        self._losses: dict[tuple[str, int], int] = {}
+        #: With how often its process died, as far as it matters.
+        self._entries: OrderedDict[tuple[str, int], tuple[Known | BatchJob, int]] = OrderedDict()
         self._lock = threading.RLock()  # jobs end on threads, and in signal handlers
 
     def __len__(self) -> int:
@@ -45,9 +45,7 @@ class RedeliveryCache:
         """Record requests that are given back to the broker and have not run since they came."""
         with self._lock:
             for request in requests:
-                self._add(request.key, Known.NEVER_RAN)
-                if request.losses:
-                    self._losses[request.key] = request.losses
+                self._add(request.key, Known.NEVER_RAN, request.losses)
 
     def add_running(self, job: BatchJob) -> None:
         """Record the requests of a job that still runs while their messages go back."""
@@ -66,18 +64,17 @@ class RedeliveryCache:
         if not request.is_redelivered:
             return None
         with self._lock:
-            request.losses = max(request.losses, self._losses.pop(request.key, 0))
-            known = self._entries.pop(request.key, None)
+            known, losses = self._entries.pop(request.key, (None, 0))
+        request.losses = max(request.losses, losses)
         if isinstance(known, BatchJob) and known.has_ended:
             return None  # it has ended without an answer, or its end is about to be announced
         return known
 
-    def _add(self, key: tuple[str, int], known: Known | BatchJob) -> None:
-        self._entries.pop(key, None)
-        self._entries[key] = known  # behind all others
-        while len(self._entries) > _MOST_ENTRIES:
-            oldest, _ = self._entries.popitem(last=False)
-            self._losses.pop(oldest, None)
+    def _add(self, key: tuple[str, int], known: Known | BatchJob, losses: int = 0) -> None:
+        self._entries[key] = known, losses
+        self._entries.move_to_end(key)
+        if len(self._entries) > _MOST_ENTRIES:
+            self._entries.popitem(last=False)
 
 
 def is_suspect(request: Any, consumer: Any) -> bool:
