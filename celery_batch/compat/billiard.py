@@ -22,7 +22,14 @@ import billiard
 from billiard.pool import READY
 from celery.concurrency.asynpool import AsynPool
 
-__all__ = ["PoolPipe", "WorkerLoop", "current_worker", "pool_processes", "read_before_flush"]
+__all__ = [
+    "PoolPipe",
+    "WorkerLoop",
+    "current_worker",
+    "job_pipe",
+    "pool_processes",
+    "read_before_flush",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +54,11 @@ def current_worker() -> Any:
         logger.warning("This billiard has no %s: batches run one after another", missing)
         return None
     return worker if worker.synq is None and worker.maxtasks != 1 else None
+
+
+def job_pipe(worker: Any) -> int:
+    """Return the descriptor from which billiard's worker reads jobs."""
+    return int(worker.inq._reader.fileno())  # noqa: SLF001
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from celery_batch.config import OPTIONS
 from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.protocol import QUIETLY
 from celery_batch.worker.consumer_context import ConsumerContext
-from celery_batch.worker.control.runtime_config import DEFAULT
+from celery_batch.worker.control.runtime_config import DEFAULT, RuntimeConfig
 from celery_batch.worker.metrics.snapshot import stats_of, task_reports
 
 __all__ = ["register"]
@@ -101,41 +101,41 @@ def batch_stats(state: Any, **_: Any) -> dict[str, Any]:
 
 
 def batch_config(
-    runtime_config: Any, words: Sequence[str] = (), task: str = "", **values: Any
+    runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = "", **values: Any
 ) -> dict[str, Any]:
     """Show or change when a task's batches leave; "default" restores the task's own options."""
     usage = "batch_config <task> max_batch_size=32 max_wait=0.02"
     names, named = _parse(words, task)
     name = _only_task(names, {DEFAULT}, usage)
     defaults = dict.fromkeys(OPTIONS, DEFAULT) if DEFAULT in names[1:] else {}
-    reply: dict[str, Any] = runtime_config.configure(name, {**defaults, **named, **values})
-    return reply
+    return runtime_config.configure(name, {**defaults, **named, **values})
 
 
-def batch_pause(runtime_config: Any, words: Sequence[str] = (), task: str = "") -> dict[str, Any]:
+def batch_pause(
+    runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = ""
+) -> dict[str, Any]:
     """Stop taking messages of these tasks; waiting requests go back to the broker."""
     names = _only_names(words, task, "batch_pause <task>")
     if not names:
         raise ConfigurationError("no task is named; batch_drain pauses all tasks")
-    reply: dict[str, Any] = runtime_config.pause(names)
-    return reply
+    return runtime_config.pause(names)
 
 
-def batch_resume(runtime_config: Any, words: Sequence[str] = (), task: str = "") -> dict[str, Any]:
+def batch_resume(
+    runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = ""
+) -> dict[str, Any]:
     """Take messages of these tasks again; of all without a name, also after batch_drain."""
     names = _only_names(words, task, "batch_resume [task]")
-    reply: dict[str, Any] = runtime_config.resume(names)
-    return reply
+    return runtime_config.resume(names)
 
 
-def batch_drain(runtime_config: Any) -> dict[str, Any]:
+def batch_drain(runtime_config: RuntimeConfig) -> dict[str, Any]:
     """Stop taking any messages, give back waiting requests, and stay up."""
-    reply: dict[str, Any] = runtime_config.drain()
-    return reply
+    return runtime_config.drain()
 
 
 def batch_reload(
-    runtime_config: Any, words: Sequence[str] = (), task: str = "", **how: Any
+    runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = "", **how: Any
 ) -> Future[dict[str, Any]]:
     """Reload a task's model without losing a request; in_place where memory holds only one."""
     usage = "batch_reload <task> [in_place] [wait=SECONDS]"
@@ -145,8 +145,7 @@ def batch_reload(
     for option in options:
         if option not in {"in_place", "wait"}:
             raise _not_understood(option, usage)
-    reply: Future[dict[str, Any]] = runtime_config.reload(name, **options)
-    return reply
+    return runtime_config.reload(name, **options)
 
 
 def _parse(words: Sequence[str], task: str) -> tuple[list[str], dict[str, Any]]:

@@ -106,7 +106,7 @@ class OverlappedBatch:
         """Whether the worker thread is done with the batch."""
         return self._finished.is_set()
 
-    def await_finish(self, timeout: float | None = None) -> bool:
+    def await_finish(self, timeout: float | None) -> bool:
         """Wait until the batch is finished, if it was accepted; return whether that is so."""
         return not self._accepted.is_set() or self._finished.wait(timeout)
 

@@ -37,7 +37,7 @@ from billiard.common import terminate_handler_fired
 from billiard.einfo import ExceptionInfo
 from billiard.pool import ACK, READY, TASK, MaybeEncodingError
 
-from celery_batch.compat.billiard import WorkerLoop, current_worker
+from celery_batch.compat.billiard import WorkerLoop, current_worker, job_pipe
 from celery_batch.compat.celery import close_django_connections
 from celery_batch.worker.dispatch.outcome import error_info
 from celery_batch.worker.dispatch.write_ahead import may_overlap
@@ -219,7 +219,7 @@ class _WorkerThreads:
         self._loop = WorkerLoop.of(worker)
         self._signals = LimitSignals()
         #: Used by one worker thread at a time, under `_reading`.
-        self._reader = JobReader(worker.inq._reader.fileno(), worker.wait_for_job)  # noqa: SLF001
+        self._reader = JobReader(job_pipe(worker), worker.wait_for_job)
         #: Jobs for the main thread, or the error that ends the process; None where worker
         #: threads have stopped reading.
         self._jobs = JobQueue()
