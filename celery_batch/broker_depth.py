@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -27,37 +27,9 @@ def served_key(queue: str, task: str) -> str:
     return f"celery-batch-served.{queue}.{task}"
 
 
-class DepthReader(Protocol):
-    """A connection to a broker that reads how many messages wait."""
-
-    def count(self, queue: str) -> int:
-        """
-        Return how many messages wait in a queue.
-
-        Args:
-            queue: Its name.
-
-        Raises:
-            Exception: Of the broker's library, if there is no answer.
-        """
-
-    def is_served(self, queue: str, task: str) -> bool:
-        """
-        Return whether a worker takes a task's messages from a queue.
-
-        Args:
-            queue: Its name.
-            task: The task's name; RabbitMQ knows only whether the queue is consumed.
-
-        Raises:
-            Exception: Of the broker's library, if there is no answer.
-        """
-
-    def close(self) -> None:
-        """Close the connection."""
-
-
 class _RedisReader:
+    """A connection to Redis; its methods raise any error of redis-py if there is no answer."""
+
     def __init__(self, app: Any) -> None:
         timeouts = dict.fromkeys(("socket_timeout", "socket_connect_timeout"), _TIMEOUT)
         given = app.conf.broker_transport_options or {}
@@ -71,25 +43,32 @@ class _RedisReader:
         self._plain.set_retry(Retry(NoBackoff(), 0))
 
     def count(self, queue: str) -> int:
+        """Return how many messages wait in a queue."""
         return int(self._channel._size(queue))  # noqa: SLF001 (the lists of all priorities)
 
     def is_served(self, queue: str, task: str) -> bool:
+        """Return whether a worker takes a task's messages from a queue."""
         return bool(self._plain.zcard(self._channel.global_keyprefix + served_key(queue, task)))
 
     def close(self) -> None:
+        """Close the connection."""
         self._connection.release()
 
 
 class _AmqpReader:
+    """A connection to RabbitMQ; its methods raise any error of py-amqp if there is no answer."""
+
     def __init__(self, app: Any) -> None:
         self._connection = app.connection_for_write(connect_timeout=_TIMEOUT, heartbeat=0)
         self._amqp = _connect(self._connection).connection
         self._channel: Any = None
 
     def count(self, queue: str) -> int:
+        """Return how many messages wait in a queue."""
         return self._declared(queue)[0]
 
     def is_served(self, queue: str, task: str) -> bool:  # noqa: ARG002 (RabbitMQ knows no tasks)
+        """Return whether any worker consumes a queue."""
         return bool(self._declared(queue)[1])
 
     def _declared(self, queue: str) -> tuple[int, int]:
@@ -104,6 +83,7 @@ class _AmqpReader:
             return int(found.message_count), int(found.consumer_count)
 
     def close(self) -> None:
+        """Close the connection."""
         with suppress(Exception):
             self._amqp.collect()  # an orderly close would wait for the broker
         with suppress(Exception):
@@ -117,6 +97,8 @@ def _connect(connection: Any) -> Any:
         max_retries=addresses - 1, interval_start=0, interval_step=0
     )
 
+
+DepthReader = _RedisReader | _AmqpReader
 
 _READERS: dict[str, Callable[[Any], DepthReader]] = {"redis": _RedisReader, "amqp": _AmqpReader}
 

@@ -19,9 +19,9 @@ from kombu.utils.json import loads
 __all__ = [
     "OnceDecoded",
     "Undecoded",
+    "decode_arguments",
     "decode_envelope",
     "decode_json",
-    "decoded_anew",
     "leave_undecoded",
     "payload_of",
 ]
@@ -142,7 +142,7 @@ def payload_of(message: Any) -> Any:
     return message.payload
 
 
-def decoded_anew(message: Any) -> tuple[Any, Any, dict[str, Any]]:
+def decode_arguments(message: Any) -> tuple[Any, Any, dict[str, Any]]:
     """
     Return args, kwargs and embedded options of a message that was left undecoded.
 

@@ -17,9 +17,9 @@ from kombu.utils import json
 from celery_batch.decoding import (
     OnceDecoded,
     Undecoded,
+    decode_arguments,
     decode_envelope,
     decode_json,
-    decoded_anew,
     leave_undecoded,
     payload_of,
 )
@@ -132,7 +132,7 @@ def test_a_large_body_may_stay_undecoded(kind: Any):
 
     assert leave_undecoded(message)
     assert Undecoded is type(message.payload)
-    assert ([LARGE], {"y": 1}, {}) == decoded_anew(message)
+    assert ([LARGE], {"y": 1}, {}) == decode_arguments(message)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_other_bodies_are_decoded_where_they_come(message: Message):
 )
 def test_nothing_is_in_a_body_that_cannot_be_decoded(body: str):
     """Its parts are empty where they are read on the way to an error."""
-    assert ([], {}, {}) == decoded_anew(large(body))
+    assert ([], {}, {}) == decode_arguments(large(body))
 
 
 def test_a_large_body_is_unpacked_once(monkeypatch: pytest.MonkeyPatch):

@@ -79,7 +79,7 @@ def test_a_call_as_the_thread_ends_keeps_its_connection(
     """A thread that ends closes its own connection, and not that of a call that comes just then."""
     for module, name in ((background, "IDLE"), (queue_depth, "_LINGER"), (served, "_LINGER")):
         monkeypatch.setattr(module, name, 0.05)
-    monkeypatch.setattr(Reader, "count", lambda self, _: 0 if len(readers) == 1 else 3)
+    monkeypatch.setattr(Reader, "count", lambda _self, _queue: 0 if len(readers) == 1 else 3)
     monkeypatch.setattr(served, "FRESH", 0.0)
     poller, closed, is_alone = kind(app), threading.Event(), []
 

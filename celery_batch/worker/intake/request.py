@@ -15,7 +15,7 @@ from celery.utils.functional import noop
 from celery.worker import state
 from celery.worker.request import Request
 
-from celery_batch.decoding import Undecoded, decoded_anew
+from celery_batch.decoding import Undecoded, decode_arguments
 from celery_batch.protocol import ROWS
 from celery_batch.worker.intake.value_formats import are_limits
 
@@ -142,7 +142,7 @@ class BatchRequest(Request):  # type: ignore[misc]
         payload = super()._payload
         if not self.is_undecoded:
             return payload
-        found = decoded_anew(self._message)
+        found = decode_arguments(self._message)
         self._request_dict["args"], self._request_dict["kwargs"], _ = found
         return found
 
