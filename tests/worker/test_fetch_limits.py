@@ -8,7 +8,7 @@ from celery_batch.worker.scheduling.task_queue import LEAST_URGENT
 from tests.worker.doubles import Call, Pool, Worker
 
 
-def room(worker: Worker, tasks: set[str] | None) -> int:
+def limit(worker: Worker, tasks: set[str] | None) -> int:
     """Return the limit for messages that overtake no request."""
     return worker.scheduler.fetch_limits.left(tasks, [LEAST_URGENT])[0]
 
@@ -18,24 +18,24 @@ def test_a_task_can_use_three_batches(worker: Worker, pool: Pool):
     limits = []
     for ids in ("", "ab", "cde", "f", "gh"):
         worker.send("pairs", *ids)
-        limits.append(room(worker, {"pairs"}))
+        limits.append(limit(worker, {"pairs"}))
     pool.finish(0)
 
     assert [6, 4, 1, 0, 0] == limits
-    assert 0 == room(worker, {"pairs"})
+    assert 0 == limit(worker, {"pairs"})
 
     pool.finish(1)
 
-    assert 2 == room(worker, {"pairs"})
+    assert 2 == limit(worker, {"pairs"})
 
 
-def test_the_fullest_lane_counts(worker: Worker):
+def test_the_fullest_task_sets_the_limit(worker: Worker):
     """A queue of several tasks is read for the one with the lowest limit."""
     worker.send("pairs", *"abcdef")
     worker.send("trios", "x")
 
-    assert 8 == room(worker, {"trios"})
-    assert 0 == room(worker, {"pairs", "trios"})
+    assert 8 == limit(worker, {"trios"})
+    assert 0 == limit(worker, {"pairs", "trios"})
     assert not worker.scheduler.fetch_limits.has_capacity()
 
 
@@ -44,19 +44,19 @@ def test_a_queue_of_which_nothing_is_known_is_read(worker: Worker):
     worker.send("pairs", *"abcdef")
     worker.send("trios", "x")
 
-    assert 8 == room(worker, None)
+    assert 8 == limit(worker, None)
 
 
 def test_other_tasks_are_not_ours_to_count(worker: Worker):
     """A queue of ordinary tasks is read as far as the prefetch goes."""
     worker.send("pairs", *"abcdef")
 
-    assert room(worker, set()) > 1000
-    assert room(worker, {"ordinary"}) > 1000
+    assert limit(worker, set()) > 1000
+    assert limit(worker, {"ordinary"}) > 1000
 
 
-def test_who_would_be_overtaken_leaves_room(worker: Worker):
-    """An urgent message is read although less urgent requests fill the queue; another one is not."""
+def test_overtaken_requests_do_not_count(worker: Worker):
+    """An urgent message is read although less urgent requests fill the queue; others are not."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["pairs"])
     worker.send("pairs", *"abcd")  # on their way: nobody overtakes them
     for task_id in "efgh":
@@ -68,14 +68,14 @@ def test_who_would_be_overtaken_leaves_room(worker: Worker):
     assert [2, 2, 0, 0] == worker.scheduler.fetch_limits.left({"pairs"}, (0, 3, 6, 9))
 
 
-def test_who_overtakes_nobody_finds_the_same_room(worker: Worker):
+def test_messages_that_overtake_none_have_the_same_limit(worker: Worker):
     """If all waiting requests are most urgent, the limit is the same for all messages."""
     worker.send("pairs", *"abcde")
 
     assert [1, 1, 1, 1] == worker.scheduler.fetch_limits.left({"pairs"}, (0, 3, 6, 9))
 
 
-def test_some_who_are_overtaken_are_read_all_the_same(worker: Worker):
+def test_some_less_urgent_messages_are_read_first(worker: Worker):
     """Their share of two batches, while more urgent requests wait; not if it is here already."""
     task_queue = worker.scheduler.task_queue(worker.app.tasks["crowds"])
     steps = (0, 3, 6, 9)

@@ -54,7 +54,7 @@ def test_each_requests_handlers_are_called(worker: Worker, pool: Pool):
 def test_an_error_of_one_request_does_not_affect_the_others(
     worker: Worker, pool: Pool, caplog: pytest.LogCaptureFixture
 ):
-    """A handler that fails is logged with its request; the others are called, and the slot is free."""
+    """A handler that fails is logged; the others are called, and the slot is free."""
     worker.send("trios", "a", "b", "c")
     pool.sent[0].callback(BatchEnd([(0, "A", 0.1), "explode", (0, "C", 0.1)]))
 

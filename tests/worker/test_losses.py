@@ -276,7 +276,7 @@ def test_redelivered_message_is_a_suspect_where_nobody_counts(
 def test_worker_with_pool_processes_suspects_later(
     start: Callable[..., Worker], deliveries: int, batches: list[list[str]]
 ):
-    """Such a worker outlives its processes; only a request that comes again and again runs alone."""
+    """Such a worker outlives its processes; only a request that comes repeatedly runs alone."""
 
     class Prefork(Pool, PreforkPool):
         num_processes = 1
@@ -410,7 +410,7 @@ def test_request_that_cannot_be_revoked_runs(worker: Worker, pool: Pool):
 
 
 def test_early_acknowledged_requests_end_with_the_worker(worker: Worker):
-    """A request that waits to run again, its message acknowledged, fails when the scheduler closes."""
+    """A request that waits to run again, once acknowledged, fails when the scheduler closes."""
     calls = worker.send("pairs", "a", "b", "c", "d", "e", "f")
     calls[4].acknowledged = True
     worker.scheduler.close(restarting=False)

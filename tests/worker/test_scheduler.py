@@ -139,7 +139,7 @@ def test_late_alarm_gives_newcomers_another_linger(worker: Worker, pool: Pool, c
 
 
 def test_restart_gives_back_what_no_process_has_accepted(worker: Worker, pool: Pool):
-    """A lost connection empties task queues and pool; running batches end, and acknowledge nothing."""
+    """A lost connection empties queues and pool; running batches end, and acknowledge nothing."""
     worker.send("pairs", *"abcde")
     pool.sent[0].accept_callback(1, 0.0)
     worker.scheduler.close(restarting=True)

@@ -165,7 +165,7 @@ def test_more_urgent_job_waits_only_until_the_one_before_is_written():
 
 
 def test_connection_that_ends_takes_no_timer_with_it():
-    """The next connection sets the timer again: otherwise it would wait for one that never fires."""
+    """The next connection sets the timer again, and does not wait for the lost one."""
     worker = Worker()
     ahead, (first, _) = start(worker, "a", "b", urgency=9)
     first.accepted = True
