@@ -23,6 +23,8 @@ CONFIG_FILE = "serve.json"
 #: The file that is locked by the command that serves from a folder.
 _LOCK = "lock"
 
+_IN_USE = "`celery batch serve` runs from here already"
+
 
 def usual_folder(port: int) -> Path:
     """
@@ -42,21 +44,30 @@ def live_folders() -> Iterator[Path]:
 
 
 def is_live(folder: Path) -> bool:
-    """Say whether something is served from a folder."""
+    """Return whether something is served from a folder."""
     try:
         with (folder / _LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
+    except OSError:  # there is no such file, or it is not ours
+        return False
     return False
 
 
 def lock(folder: Path) -> IO[str]:
-    """Show that something is served from a folder, as long as the file is open."""
+    """
+    Show that something is served from a folder, as long as the file is open.
+
+    Raises:
+        ConfigurationError: The folder is in use.
+    """
     file = (folder / _LOCK).open("w")
-    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise ConfigurationError(f"{folder}: {_IN_USE}") from error
     return file
 
 
@@ -77,7 +88,7 @@ def clear(folder: Path) -> None:
     if folder.parent == _home():
         _make_private(folder.parent)
     if is_live(folder):
-        raise ConfigurationError(f"{folder}: `celery batch serve` runs from here already")
+        raise ConfigurationError(f"{folder}: {_IN_USE}")
     if folder.exists() and any(folder.iterdir()) and not (folder / CONFIG_FILE).exists():
         raise ConfigurationError(f"{folder}: holds other things; name an empty folder by --dir")
     _make_private(folder)

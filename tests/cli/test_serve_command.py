@@ -165,8 +165,10 @@ def test_a_folder_in_use_is_refused(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     folder.chmod(0o700)
-    with lock(folder), pytest.raises(ConfigurationError, match="runs from here already"):
-        clear(folder)
+    with lock(folder):
+        for refuse in (clear, lock):
+            with pytest.raises(ConfigurationError, match="runs from here already"):
+                refuse(folder)
 
 
 def test_a_folder_of_others_is_refused(tmp_path):
@@ -232,6 +234,7 @@ def test_each_port_of_a_user_has_a_usual_folder(monkeypatch, short_path):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(short_path))
     folder = run_folder.usual_folder(9876)
     clear(folder)
+    (folder.parent / "a file").touch()
 
     assert short_path / f"celery-batch-{os.getuid()}" / "9876" == folder
     assert 0o700 == folder.parent.stat().st_mode & 0o777
