@@ -155,7 +155,7 @@ def test_worker_without_an_answer_is_silent_for_a_while(cluster_state):
 
 
 @pytest.mark.parametrize(
-    ("orders", "halted"),
+    ("commands", "halted"),
     [
         ([{"paused": False}, {"paused": True, "drained": False}], "paused"),
         ([{"paused": False}, {"paused": True, "drained": True}], "drained"),
@@ -163,9 +163,9 @@ def test_worker_without_an_answer_is_silent_for_a_while(cluster_state):
         ([{"paused": False}], ""),
     ],
 )
-def test_a_task_that_an_operator_has_halted(cluster_state, orders, halted):
+def test_a_task_that_an_operator_has_halted(cluster_state, commands, halted):
     """One worker that does not run a task is enough to show it, and by which command."""
-    answers = {str(n): answer(report(**order)) for n, order in enumerate(orders)}
+    answers = {str(n): answer(report(**changed)) for n, changed in enumerate(commands)}
     cluster_state.add(ClusterSnapshot(time=0.0, answers=answers))
 
     assert [halted, ""] == [task.halted for task in cluster_state.tasks()]

@@ -34,7 +34,7 @@ app.conf.update(
     **json.loads(os.environ.get("SHOP_CONF", "{}")),
 )
 
-#: Every queue of this app, as a worker is told.
+#: All queues of this app, for a worker's options.
 QUEUES = "ordinary,sizes,weighed,gated,both"
 
 

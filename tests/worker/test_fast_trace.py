@@ -30,7 +30,7 @@ HERE = f"{REPLY_CHANNEL}here"
 
 NOTHING = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
-#: Fields of a message that make a difference to what is stored, told or logged.
+#: Fields of a message that make a difference to what is stored, published or logged.
 FIELDS: dict[str, dict[str, Any]] = {
     "as sent": {},
     "in a group": {"group": "g", "group_index": 1},
@@ -150,15 +150,15 @@ def _outcome(
         subscription.psubscribe("*")
         subscription.get_message(timeout=5)
         settled = run_batch(task.name, payload).results
-        told = []
+        published = []
         while message := subscription.get_message(timeout=0.1):
-            told.append((message["channel"], message["data"]))
+            published.append((message["channel"], message["data"]))
     return {
         "settled": [each and (each[0], str(each[1])) for each in settled],
         "timed": [each is not None and each[2] is not None for each in settled],
         "stored": {key: (client.get(key), client.ttl(key)) for key in client.scan_iter()},
-        "told": sorted(pair for pair in told if pair[0] != HERE.encode()),
-        "replies": sorted(pair[1] for pair in told if pair[0] == HERE.encode()),
+        "published": sorted(pair for pair in published if pair[0] != HERE.encode()),
+        "replies": sorted(pair[1] for pair in published if pair[0] == HERE.encode()),
         "logged": sorted(
             (record.levelname, record.name, record.msg, without_runtime(record.data))
             for record in caplog.records
@@ -284,11 +284,11 @@ def test_model_runs_in_the_name_of_the_last_item(make_app: Callable[..., Celery]
     """Inside the function ``self.request`` is that of the last item, on either path."""
     app = make_app()
 
-    @app.task(base=BatchTask, name="plain.who", bind=True, typing=False)
-    def who(self, x):
+    @app.task(base=BatchTask, name="plain.current", bind=True, typing=False)
+    def current(self, x):
         return [self.request.id for _ in x]
 
-    task = ready(who)
+    task = ready(current)
     good, wrong = [[1], {}, NOTHING], [[1, 2], {}, NOTHING]
     names = []
     for bodies in ([good] * 3, [good, good, wrong], [good]):
@@ -389,11 +389,11 @@ def test_receivers_are_served_by_the_tracer(make_app: Callable[..., Celery], nam
     """While a signal of each item has a receiver, each item goes through the tracer."""
     app = make_app()
 
-    @app.task(base=BatchTask, name="plain.heard")
-    def heard(x):
+    @app.task(base=BatchTask, name="plain.watched")
+    def watched(x):
         return x
 
-    task = ready(heard)
+    task = ready(watched)
     signal = getattr(signals, name)
     signal.connect(hook)
     try:
@@ -421,7 +421,7 @@ class Loader(AppLoader):
         """Do nothing."""
 
 
-def test_what_somebody_wrapped_is_the_tracer_s(make_app: Callable[..., Celery]):
+def test_wrapped_parts_need_the_tracer(make_app: Callable[..., Celery]):
     """With another loader, tracer or ``run`` each item goes through the tracer."""
     app = make_app()
 

@@ -1,4 +1,4 @@
-"""What was broken once and must stay mended: each test failed before its cure."""
+"""Regressions: each test failed before its fix."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_class_based_task_with_autoretry():
 
 
 def test_settings_of_other_django_apps_are_not_ours():
-    """With a namespace, a Django setting without Celery's prefix is nobody's business here."""
+    """With a namespace, a Django setting without Celery's prefix does not concern us."""
     app = Celery("shop", set_as_current=False)
     app.config_from_object(SimpleNamespace(BATCH_EMAILS=True), namespace="CELERY")
 
@@ -89,7 +89,7 @@ def test_load_timeout_that_makes_no_sense(timeout):
 
 
 def test_set_of_outputs_is_refused():
-    """A set has no order: which output belongs to whom cannot be known."""
+    """A set has no order: outputs cannot be matched with items."""
     (first, _) = Runner(lambda _: {"bb", "aa"}, "shop.model").run(["a", "b"])
 
     assert isinstance(first.error, WrongResultCount)
@@ -111,7 +111,7 @@ def test_table_that_is_longer_than_wide_is_refused():
 
 
 def test_wrong_option_is_refused_on_every_use():
-    """The second use of a wrongly declared task is told the same, not a half-made task."""
+    """The second use of a wrongly declared task raises the same error."""
     app = Celery("shop", set_as_current=False)
     task = app.task(base=BatchTask, name="shop.t", max_batch_sise=3)(double)
     for _ in range(2):

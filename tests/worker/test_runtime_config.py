@@ -219,7 +219,7 @@ def test_kept_requests_wait_from_their_arrival(
 
     assert 0.0 == before
     assert (True, False) == (report["paused"], report["drained"])
-    assert [5.0, 5.0] == ages  # of the first, and of the last, who still waits
+    assert [5.0, 5.0] == ages  # of the first, and of the last, which still waits
     assert ["a", "b"] == pool.batches[0]
     assert [came, came + 1.0, came + 1.0] == [each.arrived for each in (early, *late)]
 

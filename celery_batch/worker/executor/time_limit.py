@@ -86,7 +86,6 @@ class LimitSignals:
     def __init__(self) -> None:
         self._limit = SoftLimit()
         self._expires = float("inf")
-        self._handles_signals = False
 
     def for_batch(self, seconds: float | None) -> SoftLimit:
         """
@@ -97,14 +96,11 @@ class LimitSignals:
         """
         self._expires = float("inf") if seconds is None else time.monotonic() + seconds
         self._limit = SoftLimit()
-        if not self._handles_signals:
-            self._handles_signals = True
-            signal.signal(SIG_SOFT_TIMEOUT, self._on_signal)
+        signal.signal(SIG_SOFT_TIMEOUT, self._on_signal)
         return self._limit
 
     def for_ordinary_task(self) -> None:
         """Have billiard handle signals, for the ordinary task that runs next."""
-        self._handles_signals = False
         signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
