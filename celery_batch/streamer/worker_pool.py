@@ -170,8 +170,6 @@ class ProcessPool:
         self, request_queue: RequestQueue, given: Model | bytes, plans: Sequence[Plan], method: str
     ) -> None:
         self._request_queue = request_queue
-        self._left = len(plans)
-        self._down: set[object] = set()
         self._lock = threading.Lock()
         self._feeders = [
             _Feeder(self, request_queue, name, partial(WorkerProcess, name, given, plan, method))
@@ -195,28 +193,14 @@ class ProcessPool:
                 raise LoadFailed(str(feeder.error)) from feeder.error
         return True
 
-    def give_up(self, error: LoadFailed) -> None:
-        """Take note that a process could not load its model; without any, the streamer closes."""
-        with self._lock:
-            self._left -= 1
-            is_last, are_down = not self._left, len(self._down) == self._left
-        if is_last:
-            self._request_queue.close(error)
-        elif are_down:
-            self._request_queue.suspend(error)
-
-    def set_down(self, feeder: object, error: LoadFailed) -> None:
-        """Take note that a process has been down for long; without any other, requests fail."""
-        with self._lock:
-            self._down.add(feeder)
-            if len(self._down) == self._left:
-                self._request_queue.suspend(error)
-
-    def set_up(self, feeder: object) -> None:
-        """Take note that a process serves."""
-        with self._lock:
-            self._down.discard(feeder)
-            self._request_queue.resume()
+    def update(self, error: LoadFailed | None = None) -> None:
+        """Fail requests while no process can load its model, for ever if none ever could."""
+        with self._lock:  # so that no thread suspends the queue after another has resumed it
+            left = [feeder for feeder in self._feeders if feeder.error is None]
+            if left and not all(feeder.is_down for feeder in left):
+                self._request_queue.resume()
+            elif error is not None:
+                (self._request_queue.suspend if left else self._request_queue.close)(error)
 
     def stop(self, grace: float) -> None:
         """End them all, after what they are running or so many seconds."""
@@ -239,6 +223,8 @@ class _Feeder:
         self.has_tried = threading.Event()
         #: Why it could not.
         self.error: LoadFailed | None = None
+        #: Whether later processes could not, several times in a row.
+        self.is_down = False
         self.sender = threading.Thread(target=self._work, name=name, daemon=True)
         self._receiver: threading.Thread | None = None
 
@@ -270,8 +256,8 @@ class _Feeder:
                     break
             else:
                 self.has_tried.set()
-                self._pool.set_up(self)
-                failures = 0
+                self.is_down, failures = False, 0
+                self._pool.update()
                 idle_deaths = 0 if self._feed(self._process) else idle_deaths + 1
             finally:
                 if self._process is not None:
@@ -289,10 +275,11 @@ class _Feeder:
             logger.error("The model of a new worker process is not loaded: %s", load_failed)
             self._request_queue.put_back(())
             if failures >= _TRIES:
-                self._pool.set_down(self, load_failed)
+                self.is_down = True
+                self._pool.update(load_failed)
             return False
         self.error = load_failed
-        self._pool.give_up(load_failed)
+        self._pool.update(load_failed)
         self.has_tried.set()
         return True
 
