@@ -23,6 +23,7 @@ from kombu.utils.objects import cached_property
 __all__ = [
     "consume_again",
     "decodes_json",
+    "missing_in_redis_channel",
     "renew_property_locks",
     "returns_here",
     "wake_for_callbacks",
@@ -41,6 +42,25 @@ _CLASSES = (
 
 #: What `wake_for_callbacks` needs of kombu's event loop.
 _HUB = ("_ready", "_ready_lock", "_wake_pending", "_waker")
+
+
+#: What the bulk path needs of kombu's Redis channel and its QoS.
+_REDIS_CHANNEL = (
+    *("_brpop_start", "_brpop_read", "_in_poll", "_flush_brpop_reauth", "_queue_cycle"),
+    *("_q_for_pri", "_lookup", "_get_message_priority", "_closing", "handlers"),
+    *("active_queues", "global_keyprefix", "priority_steps"),
+)
+_REDIS_QOS = (
+    *("ack", "append", "reject", "restore_by_tag", "restore_unacked", "restore_visible"),
+    *("can_consume", "can_consume_max_estimate", "unacked_key", "unacked_index_key"),
+    *("visibility_timeout", "_delivered", "_dirty", "_on_collect", "_quick_ack"),
+)
+
+
+def missing_in_redis_channel(channel: Any) -> list[str]:
+    """Return the names that a Redis channel of kombu's lacks for the bulk path."""
+    missing = [name for name in _REDIS_CHANNEL if not hasattr(channel, name)]
+    return missing + [name for name in _REDIS_QOS if not hasattr(channel.qos, name)]
 
 
 def decodes_json() -> bool:

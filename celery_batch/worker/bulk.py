@@ -13,6 +13,7 @@ from celery.utils.functional import noop
 from celery.worker.state import maybe_shutdown
 from redis.exceptions import NoPermissionError
 
+from celery_batch.compat.kombu import missing_in_redis_channel
 from celery_batch.config import Settings
 from celery_batch.worker.amqp.acks import AmqpAcks
 from celery_batch.worker.amqp.reader import read_together
@@ -25,16 +26,6 @@ from celery_batch.worker.scheduling.scheduler import Scheduler
 __all__ = ["BulkPath"]
 
 logger = logging.getLogger(__name__)
-
-#: What the bulk path needs of kombu's Redis channel and its QoS.
-_CHANNEL = (
-    *("_brpop_start", "_brpop_read", "_in_poll", "_flush_brpop_reauth", "_queue_cycle"),
-    *("_q_for_pri", "_lookup", "_get_message_priority", "active_queues", "global_keyprefix"),
-)
-_QOS = (
-    *("ack", "append", "reject", "restore_by_tag", "restore_unacked", "restore_visible"),
-    *("unacked_key", "unacked_index_key", "visibility_timeout", "_delivered", "_dirty"),
-)
 
 
 class BulkPath:
@@ -144,8 +135,7 @@ class BulkPath:
 
 
 def _is_known(channel: Any) -> bool:
-    missing = [name for name in _CHANNEL if not hasattr(channel, name)]
-    missing += [name for name in _QOS if not hasattr(channel.qos, name)]
+    missing = missing_in_redis_channel(channel)
     if missing or not channel.ack_emulation:
         logger.warning(
             "this kombu has no %s: messages are read and acknowledged singly",
