@@ -57,7 +57,7 @@ class Admission:
 
     def __init__(self, depth: Depth | None = None, items: int = 0, messages: int = 0) -> None:
         self._depth = depth
-        #: A list, of which one thread alone can take it.
+        #: A list, since only one thread can pop its item.
         self._counted = [] if depth is None else [(depth, items, messages)]
 
     def __enter__(self) -> Self:
@@ -85,8 +85,8 @@ class QueueLimiter:
     """
     Admits calls of one app, or refuses them at once.
 
-    What runs in a worker is never refused: retries, the next task of a chain, callbacks
-    and whatever a task calls belong to a call that was admitted.
+    Calls in a worker are never refused: retries, the next task of a chain, callbacks and the calls
+    of a task belong to a call that was admitted.
     """
 
     def __init__(self, app: Any, settings: PublishSettings) -> None:
@@ -114,9 +114,10 @@ class QueueLimiter:
             QueueFull: There is no room for all of them.
             BrokerUnreachable: There may be none, and the broker does not answer.
         """
-        queue, limit = self._limited_queue(task, options), self.limit(task)
-        if queue is None or limit is None:
+        limited = self._limited_queue(task, options)
+        if limited is None:
             return _UNCOUNTED
+        queue, limit = limited
         if items > limit:
             raise QueueFull(
                 f"{task.name}: {items} items in one call never fit into max_queue={limit};"
@@ -124,30 +125,40 @@ class QueueLimiter:
                 retry_after=None,
             )
         now = time.monotonic()
-        watch = DepthPoller.of(self._app)
-        depth = watch.depth(queue, now)
+        poller = DepthPoller.of(self._app)
+        depth = poller.depth(queue, now)
         waiting = depth.admit(items, limit, now)
         if waiting is not None and not depth.is_measured:
-            watch.wait_for_first(depth)  # what waits may all be on its way to a lost broker
+            poller.wait_for_first(depth)  # what waits may all be on its way to a lost broker
             waiting = depth.admit(items, limit, time.monotonic())
         if waiting is None:
             if 2 * (depth.waiting(now) or 0) >= limit:
-                watch.measure_soon()  # before there is no room as far as we know
+                poller.measure_soon()  # while there still is room
             return Admission(depth, items, messages)
-        watch.measure_soon()
-        raise self._refusal(task, queue, depth, items, waiting)
+        poller.measure_soon()
+        if depth.may_be_unreachable:
+            raise BrokerUnreachable(
+                f"{task.name}: the broker does not answer, and {waiting} items for queue"
+                f" {queue!r} waited there or were on their way when it last answered"
+            )
+        seconds = depth.seconds_until(waiting + items - limit)
+        raise QueueFull(
+            f"{task.name}: {waiting} items wait in queue {queue!r} and {items} more are"
+            f" too many for max_queue={limit}; try again in {seconds:.2g} s",
+            retry_after=seconds,
+        )
 
     async def await_depth(self, task: Any, options: Mapping[str, Any], items: int) -> None:
         """Wait for the first measurement of a queue, so that `admit` does not block the loop."""
-        limit = self.limit(task)
-        queue = None if limit is None else self._limited_queue(task, {**options})
-        if queue is None or limit is None:
+        limited = self._limited_queue(task, options)
+        if limited is None:
             return
+        queue, limit = limited
         now = time.monotonic()
-        watch = DepthPoller.of(self._app)
-        depth = watch.depth(queue, now)
+        poller = DepthPoller.of(self._app)
+        depth = poller.depth(queue, now)
         if not depth.is_measured and items <= limit < (depth.waiting(now) or 0) + items:
-            await watch.await_first(depth)
+            await poller.await_first(depth)
 
     @contextmanager
     def admit_rows(
@@ -167,7 +178,7 @@ class QueueLimiter:
         first = list(islice(rows, limit + 1))
         items = len(first) * items_of(options)
         with self.admit(task, options, items, len(first)), already_admitted((task.name,)):
-            # A call from inside a task is not refused, however many they are.
+            # All rows: calls inside a task are not refused, however many they are.
             yield chain(first, rows)
 
     def is_exempt(self) -> bool:
@@ -175,32 +186,17 @@ class QueueLimiter:
         is_worker = self._app.current_worker_task or task_join_will_block()
         return bool(is_worker or self._settings.is_eager)
 
-    def _refusal(
-        self, task: Any, queue: str, depth: Depth, items: int, waiting: int
-    ) -> QueueFull | BrokerUnreachable:
-        """Return why a call is refused: for want of room, or of an answer of the broker's."""
-        if depth.may_be_unreachable:
-            return BrokerUnreachable(
-                f"{task.name}: the broker does not answer, and {waiting} items for queue"
-                f" {queue!r} waited there or were on their way when it last answered"
-            )
-        limit = self.limit(task) or 0
-        seconds = depth.seconds_until(waiting + items - limit)
-        return QueueFull(
-            f"{task.name}: {waiting} items wait in queue {queue!r} and {items} more are"
-            f" too many for max_queue={limit}; try again in {seconds:.2g} s",
-            retry_after=seconds,
-        )
-
-    def _limited_queue(self, task: Any, options: dict[str, Any]) -> str | None:
-        """Return the queue in which there may be no room; None if a call is admitted anyway."""
-        if self.limit(task) is None or task.name in _admitted.get():
+    def _limited_queue(self, task: Any, options: Mapping[str, Any]) -> tuple[str, int] | None:
+        """Return a call's queue and how many items may wait there; None if it is not limited."""
+        limit = self.limit(task)
+        if limit is None or task.name in _admitted.get():
             return None
         if options.get("retries") or self.is_exempt():
             return None
-        return self._queue(task, options)
+        queue = self._queue(task, options)
+        return None if queue is None else (queue, limit)
 
-    def _queue(self, task: Any, options: dict[str, Any]) -> str | None:
+    def _queue(self, task: Any, options: Mapping[str, Any]) -> str | None:
         """Return the name of the queue that a call goes to; None if that is not known."""
         if options.get("connection") is not None:
             return None  # perhaps another broker's
@@ -217,7 +213,7 @@ class QueueLimiter:
         return found
 
 
-def _routed(app: Any, task: Any, options: dict[str, Any]) -> str | None:
+def _routed(app: Any, task: Any, options: Mapping[str, Any]) -> str | None:
     given = {name: options[name] for name in _DESTINATION if options.get(name) is not None}
     try:
         routed = app.amqp.router.route({**task._get_exec_options(), **given}, task.name)  # noqa: SLF001

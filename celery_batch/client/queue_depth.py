@@ -3,21 +3,21 @@ How many items wait in a queue, as far as this process knows.
 
 Rules:
 
-1. What a measurement has found, and what was admitted since, counts as waiting.  That something
-   left, only a measurement can say: a worker takes many messages at once and then none for
-   long, so nothing follows from what left before.
-2. What is admitted is on its way for a while.  A measurement that began before it had arrived in
-   the queue may have missed it, so it counts beside what that measurement has found; but never
-   more than was counted before, unless the measurement itself has found more.
-3. Where nothing is known yet, the queue is taken for empty until the first measurement, and what
-   was admitted meanwhile counts.  Only where measuring is impossible, all calls are admitted.
-4. Where the broker could not be reached, by a call or by a measurement, all that was admitted
-   counts until the next one: no more calls than may wait try a broker that is away.
+1. What a measurement has found, and what was admitted since, counts as waiting.  Only the next
+   measurement shows that something has left: a worker takes many messages at once and then none
+   for long, so the rate of leaving does not tell what has left.
+2. An admitted item is on its way for a while.  A measurement that began before it arrived in the
+   queue may have missed it, so the item counts in addition to what that measurement has found;
+   but the sum is never more than was counted before, unless the measurement itself found more.
+3. Until the first measurement the queue is taken for empty, and what was admitted meanwhile
+   counts.  All calls are admitted only where measuring is impossible.
+4. If a call or a measurement could not reach the broker, everything that was admitted counts
+   until the next measurement: no more calls than may wait try to reach a lost broker.
 
-So a process that is alone with a queue never admits more than the limit.  `Depth` is pure but for
-its guard: it is given the time.
+So a process that alone sends to a queue never admits more than the limit.  `Depth` does no I/O
+and is given the time.
 
-A thread measures while calls are made, and ends a while after the last.
+A thread measures while calls are made, and ends some time after the last call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ FRESH = 2.0
 #: Seconds over which the rate of leaving is averaged: messages leave in batches.
 _RATE_SECONDS = 2.0
 
-#: Seconds after which a caller is told to try again: at least, where nothing is known, at most.
+#: `retry_after` of a refused call in seconds: at least, without a known rate, and at most.
 _SHORTEST_RETRY, _USUAL_RETRY, _LONGEST_RETRY = 0.05, 1.0, 60.0
 
 #: Seconds from one measurement to the next; and at least, where callers find little room.
@@ -78,7 +78,10 @@ _LONGEST_PAUSE = 1.0
 
 #: Errors of a measurement that say that the broker cannot be reached.
 _UNREACHABLE = (
-    *(OperationalError, OSError, RedisConnectionError, RedisTimeoutError),
+    OperationalError,
+    OSError,
+    RedisConnectionError,
+    RedisTimeoutError,
     RecoverableConnectionError,
 )
 
@@ -252,7 +255,7 @@ class DepthPoller(BrokerPoller):
         return True
 
     def measure_soon(self) -> None:
-        """Have queues measured soon: a call wants to know, or finds little room."""
+        """Have queues measured soon: a call needs it, or finds little room."""
         if not self._can_read:
             return
         try:
@@ -269,7 +272,7 @@ class DepthPoller(BrokerPoller):
             for depth in list(self._depths.values()):
                 if depth.last_call < began - _LINGER:
                     depth.reset()
-            # Once more: a call that asked just now has found us awake.
+            # Once more: a call that came just now did not wake this thread.
             return 0.0 if self._wanted(time.monotonic()) else None
         if not self._measure(wanted):
             self._pause = min(2 * self._pause, _LONGEST_PAUSE)
@@ -285,7 +288,7 @@ class DepthPoller(BrokerPoller):
 
     def _wanted(self, now: float) -> list[tuple[str, Depth]]:
         """Return the queues on which calls were made of late, or where something waits."""
-        # What waits is followed to its end: a call after a pause is to know of now.
+        # A queue is measured until it is empty: a call after a pause needs a fresh number.
         return [
             (queue, depth)
             for queue, depth in list(self._depths.items())

@@ -2,7 +2,7 @@
 Revokes many calls in one message.
 
 A stock worker that receives a revoke asks the result store about each task, so the ids of
-a burst are sent in pieces.  Our workers are told to skip that.
+a burst are sent in pieces.  A header tells our workers to skip that.
 """
 
 from __future__ import annotations

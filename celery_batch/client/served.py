@@ -1,7 +1,7 @@
 """
 Whether a worker serves a task, known without a request to the broker for each call.
 
-A thread polls the broker while calls ask, so that only the first call waits for the broker.
+A thread polls the broker while `is_served` is called, so only the first call waits for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ServedPoller", "ais_served", "is_served"]
 #: Seconds for which an answer is good.
 FRESH = 1.0
 
-#: Seconds between two polls, and after the last call that asked until polling ends.
+#: Seconds between two polls, and after the last call until polling ends.
 _INTERVAL, _LINGER = 0.4, 5.0
 
 #: Seconds in which workers answer where the broker itself cannot be asked.
@@ -72,7 +72,7 @@ class ServedPoller(BrokerPoller):
         return future
 
     def _poll(self) -> float | None:
-        """Poll once for each pair that was asked for of late; return when to do so again."""
+        """Poll each pair of recent calls once; return the seconds until the next poll."""
         with self._lock:
             recent = time.monotonic() - _LINGER
             wanted = [

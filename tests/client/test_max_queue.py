@@ -24,15 +24,15 @@ from tests.services.shop import Shop
 
 
 def known(task: Any, waiting: int) -> None:
-    """Have a task's queue looked at until a number is known to wait there."""
-    watch = DepthPoller.of(task.app)
+    """Have a task's queue measured until a number is known to wait there."""
+    poller = DepthPoller.of(task.app)
 
     def why_not() -> str:
         now = time.monotonic()
-        seen = watch.depth("celery", now).waiting(now)
+        seen = poller.depth("celery", now).waiting(now)
         return "" if seen is not None and round(seen) == waiting else f"{seen} are known to wait"
 
-    wait_until(why_not, [], what="a look", timeout=60)
+    wait_until(why_not, [], what="a measurement", timeout=60)
 
 
 def limited(here: Sender, most: int = 10, **options: Any) -> Any:
@@ -48,7 +48,7 @@ def count(here: Sender) -> int:
 
 
 def test_calls_are_refused_while_too_many_wait(sender: Callable[..., Sender]) -> None:
-    """As many calls pass as may wait, and no more; once they are taken, others pass."""
+    """As many calls are sent as may wait, and no more; once they are taken, others are sent."""
     here = sender()
     task = limited(here)
     for number in range(10):
@@ -66,7 +66,7 @@ def test_calls_are_refused_while_too_many_wait(sender: Callable[..., Sender]) ->
 
 
 def test_what_others_sent_counts(sender: Callable[..., Sender]) -> None:
-    """A look sees what other processes and other tasks of the queue have sent."""
+    """A measurement includes what other processes and other tasks of the queue have sent."""
     here = sender()
     task = limited(here)
     for number in range(12):
@@ -77,7 +77,7 @@ def test_what_others_sent_counts(sender: Callable[..., Sender]) -> None:
         task.delay(1)
 
 
-def test_many_calls_pass_together_or_not_at_all(sender: Callable[..., Sender]) -> None:
+def test_many_calls_are_sent_together_or_not_at_all(sender: Callable[..., Sender]) -> None:
     """`delay_many` sends all or nothing, and says if it never could."""
     here = sender()
     task = limited(here)
@@ -93,7 +93,7 @@ def test_many_calls_pass_together_or_not_at_all(sender: Callable[..., Sender]) -
 
 
 def test_a_chunk_counts_as_its_rows(sender: Callable[..., Sender]) -> None:
-    """A chunk asks for room for each of its rows."""
+    """A chunk needs room for each of its rows."""
     here = sender()
     task = limited(here)
     task.delay_rows(list("abcdef"))
@@ -108,8 +108,8 @@ def test_a_chunk_counts_as_its_rows(sender: Callable[..., Sender]) -> None:
 
 
 @pytest.mark.parametrize("bulk", [True, False])
-def test_a_group_passes_whole_or_not_at_all(sender: Callable[..., Sender], *, bulk: bool) -> None:
-    """A group's members that would be sent at once are let in together."""
+def test_a_group_is_sent_whole_or_not_at_all(sender: Callable[..., Sender], *, bulk: bool) -> None:
+    """A group's members that would be sent at once are admitted together."""
     here = sender(batch_bulk=bulk)
     task = limited(here, ignore_result=True)
     members = [task.s(1), chain(task.s(2), task.si(3)), group(task.s(4), task.s(5))]
@@ -127,12 +127,12 @@ def test_a_group_passes_whole_or_not_at_all(sender: Callable[..., Sender], *, bu
 def test_a_coroutine_is_refused_before_others_write(
     sender: Callable[..., Sender], redis_server: RedisServer
 ) -> None:
-    """A coroutine hears of a full queue at once, even while Redis does not answer."""
+    """A coroutine is refused at once, even while Redis does not answer."""
     here = sender()
     task = limited(here)
 
-    async def ask() -> None:
-        """Ask without giving others a turn before it is refused."""
+    async def send() -> None:
+        """Send more calls than may wait."""
         await asyncio.gather(*(task.adelay(number) for number in range(10)))
         known(task, 10)
         with stopped(redis_server):
@@ -141,14 +141,14 @@ def test_a_coroutine_is_refused_before_others_write(
             with pytest.raises(QueueFull):
                 task.delay(12)
 
-    asyncio.run(ask())
+    asyncio.run(send())
 
     assert 10 == count(here)
 
 
 @contextmanager
 def stopped(server: RedisServer) -> Iterator[None]:
-    """Have a Redis answer nobody."""
+    """Stop a Redis with SIGSTOP, and let it go on."""
     with redis.Redis(unix_socket_path=str(server.directory / "redis.sock")) as client:
         process = int(client.info("server")["process_id"])
     os.kill(process, signal.SIGSTOP)
@@ -158,7 +158,7 @@ def stopped(server: RedisServer) -> Iterator[None]:
         os.kill(process, signal.SIGCONT)
 
 
-def test_the_setting_holds_for_tasks_that_say_nothing(sender: Callable[..., Sender]) -> None:
+def test_the_setting_holds_for_tasks_without_a_limit(sender: Callable[..., Sender]) -> None:
     """`batch_max_queue` is the limit of all tasks without one, also when it is set later."""
     here = sender()
     own = limited(here, 1000)
@@ -175,7 +175,7 @@ def test_the_setting_holds_for_tasks_that_say_nothing(sender: Callable[..., Send
 def test_a_task_in_a_worker_is_never_refused(
     sender: Callable[..., Sender], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a running task calls, and a retry, belong to something that was let in."""
+    """What a running task calls, and a retry, belong to a call that was admitted."""
     here = sender()
     task = limited(here, 1)
     task.delay(1)
@@ -197,10 +197,10 @@ def test_other_queues_have_their_own_depth(sender: Callable[..., Sender]) -> Non
     task.delay(1)
     routed.delay(1)
     task.apply_async((1,), queue="third")
-    watch = DepthPoller.of(here.app)
+    poller = DepthPoller.of(here.app)
 
     assert {"celery": 1, "elsewhere": 1, "third": 1} == {
-        name: depth.items for name, depth in watch._depths.items()
+        name: depth.items for name, depth in poller._depths.items()
     }
 
 
@@ -211,8 +211,8 @@ def test_the_error_survives_the_way_to_others() -> None:
     assert ("full", 2.5, 429) == (str(error), error.retry_after, error.http)
 
 
-def test_an_unknown_broker_refuses_nobody(in_python: Callable[..., str]) -> None:
-    """Where nobody can say how many wait, all may come, and no thread is begun."""
+def test_an_unknown_broker_refuses_no_call(in_python: Callable[..., str]) -> None:
+    """With a broker whose queues cannot be measured, no call is refused and no thread starts."""
     code = (
         "import threading; from celery import Celery; from celery_batch import BatchTask\n"
         "app = Celery('x', broker='memory://', set_as_current=False)\n"
@@ -225,8 +225,8 @@ def test_an_unknown_broker_refuses_nobody(in_python: Callable[..., str]) -> None
     assert "1" == in_python(code)
 
 
-def test_a_fork_watches_for_itself(sender: Callable[..., Sender]) -> None:
-    """A forked process looks with a thread and a connection of its own."""
+def test_a_fork_measures_for_itself(sender: Callable[..., Sender]) -> None:
+    """A forked process measures with a thread and a connection of its own."""
     here = sender()
     task = limited(here)
     for number in range(10):
@@ -249,7 +249,7 @@ def test_a_fork_watches_for_itself(sender: Callable[..., Sender]) -> None:
 
 
 def test_rabbitmq_says_how_many_wait(rabbit_shop: Shop) -> None:
-    """On RabbitMQ the queue is asked; one that does not exist is empty."""
+    """On RabbitMQ the queue is measured; one that does not exist is empty."""
     app = rabbit_shop.app
 
     @app.task(base=BatchTask, name="shop.limited", max_queue=3)

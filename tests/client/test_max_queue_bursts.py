@@ -15,7 +15,7 @@ from tests.client.test_max_queue import count, known, limited
 
 
 def test_a_burst_after_a_quiet_time_is_held_to_the_limit(sender: Callable[..., Sender]) -> None:
-    """Threads that call at the same instant, before anybody has looked, fill the queue alone."""
+    """Threads that call at the same instant, before a measurement, fill the queue and no more."""
     here = sender()
     task = limited(here)
     for _ in range(3):
@@ -25,8 +25,8 @@ def test_a_burst_after_a_quiet_time_is_held_to_the_limit(sender: Callable[..., S
         here.taken()
 
 
-def test_what_waits_is_followed_while_nobody_asks(sender: Callable[..., Sender]) -> None:
-    """Whoever comes after a quiet time is not refused for what has left in the meantime."""
+def test_a_queue_is_measured_until_it_is_empty(sender: Callable[..., Sender]) -> None:
+    """A call after a quiet time is not refused for what has left in the meantime."""
     here = sender()
     task = limited(here)
     assert 10 == burst(task, 20)
@@ -38,23 +38,23 @@ def test_what_waits_is_followed_while_nobody_asks(sender: Callable[..., Sender])
 
 
 def until_asleep(here: Sender) -> None:
-    """Wait until nobody has asked for so long that no looks are made any more."""
-    watch = DepthPoller.of(here.app)
-    wait_until(lambda: "" if watch._is_asleep else "it looks", [], what="quiet", timeout=60)
+    """Wait until the last call is so long ago that the queue is not measured any more."""
+    poller = DepthPoller.of(here.app)
+    wait_until(lambda: "" if poller._is_asleep else "it measures", [], what="quiet", timeout=60)
 
 
 def burst(task: Any, calls: int) -> int:
-    """Call a task in so many threads at once; return how many were let in."""
-    start, passed = threading.Barrier(calls), []
+    """Call a task in so many threads at once; return how many were admitted."""
+    start, admitted = threading.Barrier(calls), []
 
     def call(number: int) -> None:
         start.wait()
         with suppress(QueueFull):
-            passed.append(task.apply_async((number,), ignore_result=True))
+            admitted.append(task.apply_async((number,), ignore_result=True))
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(calls)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    return len(passed)
+    return len(admitted)

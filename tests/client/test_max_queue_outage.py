@@ -76,14 +76,14 @@ def kind_of(call: Callable[[], Any]) -> str:
 
 
 def test_a_broker_that_never_was_there_is_not_full() -> None:
-    """Calls at the same instant, more than may wait, hear that the broker is away."""
+    """Calls at the same instant, more than may wait, fail because the broker is away."""
     task = limited(NOWHERE, tries=2)
 
     assert {"away": CALLS} == outcomes(CALLS, lambda: task.delay(1))
 
 
 def test_a_broker_that_goes_away_is_not_full(server: RedisServer) -> None:
-    """Calls that come one after another when the broker has died hear that it is away."""
+    """Calls one after another fail because the broker is away, once it has died."""
     task = limited(server.url)
     known(task, 0)
     task.delay(1)
@@ -92,26 +92,26 @@ def test_a_broker_that_goes_away_is_not_full(server: RedisServer) -> None:
     assert {"away": CALLS} == Counter(kind_of(lambda: task.delay(1)) for _ in range(CALLS))
 
 
-def test_coroutines_hear_it_too() -> None:
-    """So do the calls of an event loop, which cannot wait for long."""
+def test_calls_of_coroutines_fail_too() -> None:
+    """So do the calls of an event loop, which must not be blocked for long."""
     task = limited(NOWHERE, 3, tries=2)
 
-    async def ask() -> list[Any]:
+    async def send() -> list[Any]:
         """Send all calls at once."""
         calls = (task.adelay(number) for number in range(CALLS))
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    errors = asyncio.run(ask())
+    errors = asyncio.run(send())
 
     assert [] == [each for each in errors if not isinstance(each, OperationalError)]
 
 
 def test_a_call_that_could_not_be_sent_leaves_a_doubt() -> None:
-    """Between a call that failed and the look that fails, no more calls than may wait are tried."""
+    """After a failed call and before a measurement, no more calls than may wait are tried."""
     task = limited(NOWHERE, 1)
-    watch = DepthPoller.of(task.app)
-    watch._is_asleep = False  # it never measures
-    depth = watch.depth("celery", time.monotonic())
+    poller = DepthPoller.of(task.app)
+    poller._is_asleep = False  # it never measures
+    depth = poller.depth("celery", time.monotonic())
     depth.record(0, depth.settled(), time.monotonic())
     with pytest.raises(OperationalError) as tried:
         task.delay(1)
@@ -124,7 +124,7 @@ def test_a_call_that_could_not_be_sent_leaves_a_doubt() -> None:
 
 
 def test_a_full_queue_is_full_again_once_the_broker_answers(server: RedisServer) -> None:
-    """What a failed call has put in doubt, the next look makes certain."""
+    """After a failed call, the next measurement tells that the queue is full."""
     task = limited(server.url, 1)
     task.delay(1)
     known(task, 1)
@@ -137,11 +137,11 @@ def test_a_full_queue_is_full_again_once_the_broker_answers(server: RedisServer)
 
 
 @pytest.mark.parametrize("broker", [NOWHERE, "amqp://127.0.0.1:1//"])
-def test_a_look_at_a_dead_broker_is_tried_once(
+def test_connecting_to_a_dead_broker_is_tried_once(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look never sleeps between tries: callers wait for what it finds."""
-    app = Celery("looks", broker=broker, set_as_current=False)
+    """A measurement never sleeps between tries: callers wait for it."""
+    app = Celery("measuring", broker=broker, set_as_current=False)
     slept: list[float] = []
     monkeypatch.setattr("kombu.utils.functional.sleep", slept.append)
     with pytest.raises(OperationalError):
@@ -157,10 +157,10 @@ def test_the_error_survives_the_way_to_others() -> None:
     assert ("away", 2.5, 503) == (str(error), error.retry_after, error.http)
 
 
-def test_the_loop_goes_on_while_a_first_look_is_awaited() -> None:
+def test_the_loop_goes_on_during_a_first_measurement() -> None:
     """A broker that hangs keeps coroutines from sending, and the event loop from nothing."""
 
-    async def ask(task: Any) -> tuple[list[Any], int]:
+    async def send(task: Any) -> tuple[list[Any], int]:
         """Send all calls at once, and count how often the loop goes round meanwhile."""
         calls = [asyncio.ensure_future(task.adelay(number)) for number in range(CALLS)]
         refused, turns = calls[MOST:], 0
@@ -174,7 +174,7 @@ def test_the_loop_goes_on_while_a_first_look_is_awaited() -> None:
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         host, port = silent.getsockname()
-        errors, turns = asyncio.run(ask(limited(f"redis://{host}:{port}/0")))
+        errors, turns = asyncio.run(send(limited(f"redis://{host}:{port}/0")))
 
     assert {BrokerUnreachable} == {type(each) for each in errors}
     assert turns > 10

@@ -1,4 +1,4 @@
-"""What is known of a queue's depth, by looks at given times."""
+"""What is known of a queue's depth, by measurements at given times."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from celery_batch.client.queue_depth import FRESH, Depth, Settled
 
 
-def looked(*looks: tuple[float, int, int]) -> Depth:
-    """Return what is known after looks: when, how many waited, how many were sent by then."""
+def measured(*measurements: tuple[float, int, int]) -> Depth:
+    """Return a depth after measurements: times, how many waited, how many were sent by then."""
     depth = Depth()
-    for now, waiting, sent in looks:
+    for now, waiting, sent in measurements:
         more = sent - depth.items
         depth.admit(more, 1 << 30, now)
         depth.settle(more, more)
@@ -20,8 +20,8 @@ def looked(*looks: tuple[float, int, int]) -> Depth:
     return depth
 
 
-def test_before_the_first_look_what_was_let_in_counts() -> None:
-    """A process that has only begun to look lets in as many as may wait, and no more."""
+def test_admitted_items_count_before_the_first_measurement() -> None:
+    """A process without a measurement admits as many items as may wait, and no more."""
     depth = Depth()
     depth.note_call(5.0)
     depth.admit(7, 10, 5.0)
@@ -30,17 +30,17 @@ def test_before_the_first_look_what_was_let_in_counts() -> None:
     assert depth.admit(3, 10, 5.0) is None
 
 
-def test_what_was_sent_since_the_look_counts() -> None:
-    """A look's number grows by what this process has let in after it."""
-    depth = looked((1.0, 7, 100))
+def test_what_was_sent_since_the_measurement_counts() -> None:
+    """What this process has admitted after a measurement is added to it."""
+    depth = measured((1.0, 7, 100))
     depth.admit(5, 12, 1.01)
 
     assert 12 == depth.waiting(1.01)
 
 
-def test_who_waits_too_long_for_a_look_may_come() -> None:
-    """Where no look comes for long although somebody asks, nothing is known."""
-    depth = looked((1.0, 7, 0))
+def test_calls_that_wait_too_long_for_a_measurement_are_admitted() -> None:
+    """If no measurement comes for long although calls need one, the depth is not known."""
+    depth = measured((1.0, 7, 0))
     depth.note_call(9.0)
     depth.note_call(9.5)
 
@@ -48,9 +48,9 @@ def test_who_waits_too_long_for_a_look_may_come() -> None:
     assert depth.waiting(9.01 + FRESH) is None
 
 
-def test_a_look_that_fails_lets_all_come() -> None:
-    """While the broker does not answer nobody is refused; the next look counts again."""
-    depth = looked((1.0, 7, 0))
+def test_a_measurement_that_fails_admits_all() -> None:
+    """After a failed measurement no call is refused; the next measurement counts again."""
+    depth = measured((1.0, 7, 0))
     depth.mark_unknown()
     unknown = depth.admit(100, 10, 1.1)
     depth.settle(100, 100)
@@ -60,8 +60,8 @@ def test_a_look_that_fails_lets_all_come() -> None:
 
 
 def test_a_broker_that_cannot_be_reached_leaves_the_limit_standing() -> None:
-    """After a failure nobody takes the count for unknown, however long no look comes."""
-    depth = looked((1.0, 0, 0))
+    """After a failure the count stays known, however long no measurement comes."""
+    depth = measured((1.0, 0, 0))
     depth.note_call(1.1)
     depth.admit(10, 10, 1.1)
     depth.settle(10, 10)
@@ -73,13 +73,13 @@ def test_a_broker_that_cannot_be_reached_leaves_the_limit_standing() -> None:
     assert (False, 0) == (depth.may_be_unreachable, depth.waiting(9.0))
 
 
-def test_what_a_look_may_have_missed_counts() -> None:
-    """What is on its way while somebody looks counts until a look that begins after it landed."""
+def test_what_a_measurement_may_have_missed_counts() -> None:
+    """Items on their way during a measurement count until one that begins after they arrived."""
     depth = Depth()
     depth.admit(10, 10, 0.0)
-    landed = depth.settled()
+    settled = depth.settled()
     depth.settle(10, 10)
-    depth.record(0, landed, 0.1)
+    depth.record(0, settled, 0.1)
     missed = depth.waiting(0.1)
     depth.record(0, depth.settled(), 0.2)
 
@@ -87,7 +87,7 @@ def test_what_a_look_may_have_missed_counts() -> None:
 
 
 def test_nothing_counts_twice() -> None:
-    """What may be in a look's number and on its way counts no more than it did before."""
+    """What may be both measured and on its way counts no more than it did before."""
     depth = Depth()
     depth.admit(10, 10, 0.0)
     depth.record(10, Settled(), 0.1)
@@ -95,37 +95,37 @@ def test_nothing_counts_twice() -> None:
     assert 10 == depth.waiting(0.1)
 
 
-def test_the_rate_is_what_left_between_looks() -> None:
+def test_the_rate_is_what_left_between_measurements() -> None:
     """What was sent and is not there any more has left."""
-    depth = looked(*[(second / 20, 50, 5 * second) for second in range(400)])
+    depth = measured(*[(second / 20, 50, 5 * second) for second in range(400)])
 
     assert 100 == pytest.approx(depth.rate, rel=0.01)
 
 
 def test_what_left_before_makes_no_room_now() -> None:
     """However fast items left, what has not been seen to leave waits."""
-    depth = looked(*[(second / 20, 50, 5 * second) for second in range(400)])
+    depth = measured(*[(second / 20, 50, 5 * second) for second in range(400)])
 
     assert 50 == depth.waiting(399 / 20 + 0.5)
 
 
 def test_a_batch_that_leaves_at_once_does_not_make_the_rate_leap() -> None:
     """Batches leave by the dozen: the rate is an average over some of them."""
-    depth = looked(*[(second / 20, 100, second // 20 * 32) for second in range(400)])
+    depth = measured(*[(second / 20, 100, second // 20 * 32) for second in range(400)])
 
     assert 32 == pytest.approx(depth.rate, rel=0.5)
 
 
 def test_what_others_send_makes_the_rate_no_less_than_nothing() -> None:
     """A queue that others fill gives no rate below 0."""
-    depth = looked((0.0, 0, 0), (0.1, 100, 0), (0.2, 200, 0))
+    depth = measured((0.0, 0, 0), (0.1, 100, 0), (0.2, 200, 0))
 
     assert (0.0, 200) == (depth.rate, depth.waiting(0.2))
 
 
-def test_a_caller_is_told_how_long_what_must_leave_takes() -> None:
-    """Who is refused is told a time by the rate, within bounds; else a second."""
-    depth = looked(*[(second / 20, 50, 5 * second) for second in range(400)])
+def test_the_time_to_retry_follows_from_the_rate() -> None:
+    """The time until there is room follows from the rate, within bounds; without one, a second."""
+    depth = measured(*[(second / 20, 50, 5 * second) for second in range(400)])
 
     assert 2.0 == pytest.approx(depth.seconds_until(200), rel=0.01)
     assert (0.05, 60.0) == (depth.seconds_until(1), depth.seconds_until(1e6))
@@ -133,15 +133,15 @@ def test_a_caller_is_told_how_long_what_must_leave_takes() -> None:
 
 
 def test_a_pause_begins_the_rate_anew() -> None:
-    """Over a time without looks nothing is known of what left."""
-    depth = looked((0.0, 50, 0), (0.1, 0, 0), (5.0, 0, 0))
+    """After a time without measurements, the rate is not known."""
+    depth = measured((0.0, 50, 0), (0.1, 0, 0), (5.0, 0, 0))
 
     assert 0.0 == depth.rate
 
 
 def test_a_chunk_is_many_items_and_one_message() -> None:
-    """The rows of a chunk count until the next look, and not as if they had left."""
-    depth = looked((0.0, 0, 0))
+    """The rows of a chunk count until the next measurement, and not as if they had left."""
+    depth = measured((0.0, 0, 0))
     depth.admit(100, 100, 0.01)
     depth.settle(100, 1)
     counted = depth.waiting(0.01)
@@ -160,11 +160,11 @@ class Alone(RuleBasedStateMachine):
         self.now = 100.0
         self.depth = Depth()
         self.queued = 0
-        #: Calls that were let in: not in the queue yet, and in it without their senders' knowledge.
+        #: Admitted calls: on their way, and in the queue before their senders have the reply.
         self.leaving: list[int] = []
         self.arrived: list[int] = []
-        #: What had landed when the look began, and what it has found once it has looked.
-        self.look: tuple[Settled, int | None] | None = None
+        #: What was settled when a measurement began, and what it has found.
+        self.measurement: tuple[Settled, int | None] | None = None
 
     @rule(items=st.integers(1, 8), calls=st.integers(1, 20))
     def call(self, items: int, calls: int) -> None:
@@ -192,7 +192,7 @@ class Alone(RuleBasedStateMachine):
     @precondition(lambda self: self.arrived)
     @rule()
     def land(self) -> None:
-        """Who has sent a message hears that it has come."""
+        """The sender of a message has the broker's reply."""
         items = self.arrived.pop()
         self.depth.settle(items, items)
 
@@ -201,41 +201,41 @@ class Alone(RuleBasedStateMachine):
         """A worker takes what there is, up to a number, all at once."""
         self.queued -= min(most, self.queued)
 
-    @precondition(lambda self: self.look is None)
+    @precondition(lambda self: self.measurement is None)
     @rule()
-    def begin_to_look(self) -> None:
-        """A look begins."""
-        self.look = (self.depth.settled(), None)
+    def begin_to_measure(self) -> None:
+        """A measurement begins."""
+        self.measurement = (self.depth.settled(), None)
 
-    @precondition(lambda self: self.look is not None and self.look[1] is None)
+    @precondition(lambda self: self.measurement is not None and self.measurement[1] is None)
     @rule()
     def count(self) -> None:
         """The broker counts what waits."""
-        assert self.look is not None
-        self.look = (self.look[0], self.queued)
+        assert self.measurement is not None
+        self.measurement = (self.measurement[0], self.queued)
 
-    @precondition(lambda self: self.look is not None and self.look[1] is not None)
+    @precondition(lambda self: self.measurement is not None and self.measurement[1] is not None)
     @rule()
-    def hear(self) -> None:
-        """The look's answer comes."""
-        assert self.look is not None
-        landed, waiting = self.look
+    def receive_answer(self) -> None:
+        """The broker's answer comes."""
+        assert self.measurement is not None
+        settled, waiting = self.measurement
         assert waiting is not None
-        self.look = None
-        self.depth.record(waiting, landed, self.now)
+        self.measurement = None
+        self.depth.record(waiting, settled, self.now)
 
     @rule(seconds=st.floats(0.0, 0.05))
     def wait(self, seconds: float) -> None:
-        """Some time passes, with a look before it is too long for one."""
+        """Some time passes, with a measurement before it is too long without one."""
         if self.depth.waiting(self.now + seconds) is None:
             self.depth.record(self.queued, self.depth.settled(), self.now)
-            self.look = None
+            self.measurement = None
         self.now += seconds
 
-    @precondition(lambda self: self.queued == 0 and self.look is None)
+    @precondition(lambda self: self.queued == 0 and self.measurement is None)
     @rule(seconds=st.floats(1.0, 100.0))
     def be_quiet(self, seconds: float) -> None:
-        """Nobody asks for long, and what was looked at was empty."""
+        """No calls come for long, and the measured queue was empty."""
         self.depth.record(0, self.depth.settled(), self.now)
         if self.depth.waiting(self.now) == 0:
             self.depth.reset()
@@ -243,9 +243,9 @@ class Alone(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.leaving and not self.arrived)
     @rule()
-    def look_at_rest(self) -> None:
-        """Once nothing is on its way, a look knows what waits: nobody is refused in vain."""
-        self.look = None
+    def measure_at_rest(self) -> None:
+        """Once nothing is on its way, a measurement is exact: no call is refused in vain."""
+        self.measurement = None
         self.depth.record(self.queued, self.depth.settled(), self.now)
         assert self.queued == self.depth.waiting(self.now)
 

@@ -1,4 +1,4 @@
-"""Whether a task is served, asked before it is sent."""
+"""Whether a task is served, before it is sent."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_a_worker_that_is_there(each_shop: Shop):
     eventually(each_shop.double.is_served, "a worker")
     others = [each_shop.double.is_served("nobody"), each_shop.elsewhere.is_served()]
     worker.stop()
-    eventually(lambda: not each_shop.double.is_served(), "nobody")
+    eventually(lambda: not each_shop.double.is_served(), "no worker")
 
     assert before is False
     assert [False, False] == others
@@ -54,7 +54,7 @@ def test_a_model_that_loads_is_not_served(shop: Shop):
 
 
 def test_a_queue_that_only_calls_name(shop: Shop):
-    """Whoever takes the messages of a queue serves any task there, routed to it or not."""
+    """A worker that consumes a queue serves any task there, routed to it or not."""
     shop.worker("-c", "1", "-Q", "slow")
     eventually(lambda: shop.double.is_served("slow"), "a worker of the queue")
 
@@ -63,12 +63,12 @@ def test_a_queue_that_only_calls_name(shop: Shop):
 
 @pytest.mark.parametrize("order", ["batch_pause", "batch_drain"])
 def test_an_operator_takes_a_worker_away(shop: Shop, order: str):
-    """Paused and drained workers do not serve, and come back when they are told to."""
+    """Paused and drained workers do not serve, and serve again after batch_resume."""
     worker = shop.worker("-c", "1")
     eventually(shop.double.is_served, "a worker")
     arguments = {"task": "shop.double"} if order == "batch_pause" else {}
     worker.ask(order, **arguments)
-    eventually(lambda: not shop.double.is_served(), "nobody")
+    eventually(lambda: not shop.double.is_served(), "no worker")
     neighbour = shop.slow.is_served()
     worker.ask("batch_resume", **arguments)
     eventually(shop.double.is_served, "the worker again")
@@ -90,7 +90,7 @@ def test_a_killed_worker_is_forgotten(shop: Shop):
 
 
 def members(shop: Shop, prefix: str = "") -> int:
-    """Return how many workers have entered themselves for a task."""
+    """Return how many workers have an entry for a task."""
     with shop.memory() as client:
         return client.zcard(prefix + KEY)
 
@@ -106,39 +106,39 @@ def test_other_apps_workers_do_not_count(shop: Shop):
         assert not other.is_served()
 
 
-def test_only_the_first_question_waits(shop: Shop, monkeypatch: pytest.MonkeyPatch):
-    """A thousand questions are a few looks at the broker, none of them on the caller's thread."""
-    looks: list[str] = []
-    look = ServedPoller._is_served
+def test_only_the_first_call_waits(shop: Shop, monkeypatch: pytest.MonkeyPatch):
+    """A thousand calls are a few polls of the broker, none of them on the caller's thread."""
+    polls: list[str] = []
+    is_served = ServedPoller._is_served
 
     def counted(self: ServedPoller, queue: str, task: str) -> bool:
-        looks.append(threading.current_thread().name)
-        return look(self, queue, task)
+        polls.append(threading.current_thread().name)
+        return is_served(self, queue, task)
 
     monkeypatch.setattr(ServedPoller, "_is_served", counted)
     answers = {shop.double.is_served() for _ in range(1000)}
 
     assert {False} == answers
-    assert {"celery-batch-served"} == set(looks)
-    assert len(looks) < 10
+    assert {"celery-batch-served"} == set(polls)
+    assert len(polls) < 10
 
 
 def test_from_coroutines(shop: Shop):
     """Many coroutines at once, of which each has the answer."""
 
-    async def ask() -> list[bool]:
-        """Ask a hundred times at once."""
+    async def answers() -> list[bool]:
+        """Return a hundred answers at once."""
         return await asyncio.gather(*(shop.double.ais_served() for _ in range(100)))
 
-    before = asyncio.run(ask())
+    before = asyncio.run(answers())
     shop.worker("-c", "1")
-    eventually(lambda: all(asyncio.run(ask())), "a worker")
+    eventually(lambda: all(asyncio.run(answers())), "a worker")
 
     assert [False] * 100 == before
 
 
 def test_a_broker_that_is_away_is_no_answer():
-    """Nobody is told that no worker is there because nobody could be asked."""
+    """A broker that cannot be reached raises an error, and is not an absent worker."""
     with Celery("away", broker=f"redis://127.0.0.1:{quiet_port()}/0", set_as_current=False) as app:
         task = app.task(base=BatchTask, name="away.task")(same)
 
@@ -148,8 +148,8 @@ def test_a_broker_that_is_away_is_no_answer():
             asyncio.run(task.ais_served())
 
 
-def test_the_thread_ends_when_nobody_asks(shop: Shop, monkeypatch: pytest.MonkeyPatch):
-    """Nothing is left of a question a while after it."""
+def test_the_thread_ends_without_calls(shop: Shop, monkeypatch: pytest.MonkeyPatch):
+    """The thread has ended some seconds after the last call."""
     monkeypatch.setattr(module, "_LINGER", 0.1)
     shop.double.is_served()
     names = lambda: {each.name for each in threading.enumerate()}  # noqa: E731
