@@ -200,12 +200,16 @@ def _facts_of_several(
         found = [timing for timing in dict.fromkeys(last[start:end]) if timing is not None]
         start = end
         if found and delivery.arrived is not None:
-            part = max((timing.part for timing in found), key=len)
-            began = min(timing.began for timing in found)
-            whole = Timing(part, began, sum(timing.seconds for timing in found))
-            wait = max(began - delivery.arrived, 0.0)
+            whole = found[0] if len(found) == 1 else _combined(found)
+            wait = max(whole.began - delivery.arrived, 0.0)
             facts[delivery.task_id] = (_shared_facts(whole, delivery), wait)
     return facts
+
+
+def _combined(timings: Sequence[Timing]) -> Timing:
+    part = max((timing.part for timing in timings), key=len)
+    began = min(timing.began for timing in timings)
+    return Timing(part, began, sum(timing.seconds for timing in timings))
 
 
 def _shared_facts(timing: Timing, delivery: Delivery) -> bytes:
