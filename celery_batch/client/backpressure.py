@@ -161,23 +161,30 @@ class QueueLimiter:
             await poller.await_first(depth)
 
     @contextmanager
-    def admit_rows(
-        self, task: Any, options: dict[str, Any], rows: Iterable[Any]
-    ) -> Iterator[Iterable[Any]]:
+    def admit_items(
+        self, task: Any, options: Mapping[str, Any], items: int, messages: int
+    ) -> Iterator[None]:
         """
-        Count the items of many calls, or refuse all of them; yield the rows, to be sent.
+        Count the items of calls that are made meanwhile, or refuse all of them at once.
 
         Raises:
             QueueFull: There is no room for all of them.
         """
-        limit = self.limit(task)
-        if limit is None:
-            yield rows
+        if self.limit(task) is None:
+            yield
             return
+        with self.admit(task, {**options}, items, messages), already_admitted((task.name,)):
+            yield
+
+    @contextmanager
+    def admit_rows(
+        self, task: Any, options: dict[str, Any], rows: Iterable[Any]
+    ) -> Iterator[Iterable[Any]]:
+        """Admit a call for each row as by `admit_items`, and yield the rows, to be sent."""
+        limit = self.limit(task)
         rows = iter(rows)
-        first = list(islice(rows, limit + 1))
-        items = len(first) * items_of(options)
-        with self.admit(task, options, items, len(first)), already_admitted((task.name,)):
+        first = [] if limit is None else list(islice(rows, limit + 1))
+        with self.admit_items(task, options, len(first) * items_of(options), len(first)):
             # All rows: calls inside a task are not refused, however many they are.
             yield chain(first, rows)
 

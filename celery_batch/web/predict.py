@@ -32,9 +32,9 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_batch.client.backpressure import BrokerUnreachable
-from celery_batch.client.publish.aio import apply_and_wait, apply_async, await_depth
+from celery_batch.client.publish.aio import apply_and_wait, apply_async
 from celery_batch.client.publish.buffer import sent_by
-from celery_batch.client.publish.bulk import PartlySent, admit_items
+from celery_batch.client.publish.bulk import PartlySent
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client.results.listener import (
     is_cut_off,
@@ -327,8 +327,9 @@ async def _asend(
                 await wait_for_listener(app)
                 _check_received(app)
             if len(items) > 1 or not is_listening(app):
-                await await_depth(task, options, len(items))
-                with admit_items(task, options, len(items)):
+                limiter, count = Publisher.of(app).limiter(), len(items)
+                await limiter.await_depth(task, options, count)
+                with limiter.admit_items(task, options, count, count):
                     return await _gathered([_call(task, item, options) for item in items])
     # It keeps the deadline itself, and wakes this coroutine once, with the answer.
     return [await apply_and_wait(task, (items[0],), options, deadline, _abandon)]

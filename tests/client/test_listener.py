@@ -116,7 +116,9 @@ def test_user_who_may_not_listen_is_told_once(tmp_path: Path, caplog):
         background.redis.execute_command("ACL", "SETUSER", "default", "resetchannels")
         with caplog.at_level(logging.WARNING):
             found = [listener_for(background.app) for _ in range(3)]
-        warnings = [one for one in caplog.records if "does not let us listen" in one.message]
+        warnings = [
+            one for one in caplog.records if "does not allow the subscription" in one.message
+        ]
 
     assert [None] * 3 == found
     assert 1 == len(warnings)

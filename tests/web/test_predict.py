@@ -82,8 +82,12 @@ def test_a_task_without_a_result_backend_is_refused(
     shop: Shop, ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     """Its results could never be had, so nothing is sent."""
-    monkeypatch.delenv("CELERY_RESULT_BACKEND")
-    with Celery("silent", broker=shop.app.conf.broker_url, set_as_current=False) as app:
+    broker = shop.app.conf.broker_url
+    with (
+        monkeypatch.context() as patch,
+        Celery("silent", broker=broker, set_as_current=False) as app,
+    ):
+        patch.delenv("CELERY_RESULT_BACKEND")  # undone before the shop's own is
         task = app.task(base=BatchTask, name="shop.double")(_same)
         with pytest.raises(ConfigurationError, match="has no result backend"):
             ask(task, ["a"], timeout=AMPLE)

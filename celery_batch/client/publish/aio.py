@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from contextvars import Context, copy_context
@@ -33,7 +33,6 @@ __all__ = [
     "aapply_many",
     "apply_and_wait",
     "apply_async",
-    "await_depth",
     "send_soon",
 ]
 
@@ -177,22 +176,6 @@ def _sender_of(loop: asyncio.AbstractEventLoop) -> _LoopSender:
     return found
 
 
-async def await_depth(task: Any, options: Mapping[str, Any], items: int | None = None) -> None:
-    """
-    Wait, if ``max_queue`` needs it, for the first measurement of the queue that calls go to.
-
-    `send_soon` and `admit_items` do not have to wait for it then, which would block the loop.
-
-    Args:
-        task: The task that is called.
-        options: As for `apply_async`, the same for all calls.
-        items: How many items there are; by default those of one call.
-    """
-    limiter = Publisher.of(task.app).limiter()
-    if limiter.limit(task) is not None:
-        await limiter.await_depth(task, options, items or items_of(options))
-
-
 def send_soon(
     call: tuple[Any, Any, Any, dict[str, Any]],
     future: asyncio.Future[Any],
@@ -281,7 +264,7 @@ async def apply_async(
     Raises:
         QueueFull: There is no room for it; raised at once, and not after other calls' writes.
     """
-    await await_depth(task, options)
+    await Publisher.of(task.app).limiter().await_depth(task, options, items_of(options))
     options = _with_parent(task.app, options)
     future = asyncio.get_running_loop().create_future()
     with send_soon((task, args, kwargs, options), future, asyncio.Future.set_result, on_abandoned):
@@ -367,7 +350,7 @@ async def apply_and_wait(
         QueueFull: There is no room for it.
         TimeoutError: It was not sent in time.
     """
-    await await_depth(task, options)
+    await Publisher.of(task.app).limiter().await_depth(task, options, items_of(options))
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError
@@ -382,7 +365,7 @@ async def apply_and_wait(
         is_received = not (result.is_elsewhere or result.parent) and is_listening(result.app)
         pending = result.pending_result
         if not (is_received and pending.registry.add_callback(pending, complete)):
-            future.set_result(None)  # who calls has to poll
+            future.set_result(None)  # the caller has to poll
 
     def time_out() -> None:
         if not future.done():

@@ -19,7 +19,6 @@ from celery_batch.errors import BatchError, ConfigurationError
 
 __all__ = [
     "PartlySent",
-    "admit_items",
     "apply_chunks",
     "apply_many",
     "partly_sent",
@@ -254,24 +253,3 @@ def _first_of(signature: Any) -> Iterator[Any]:
         return  # made as they are sent, and admitted one by one
     for member in members:
         yield from _first_of(member)
-
-
-@contextmanager
-def admit_items(task: Any, options: Mapping[str, Any], items: int) -> Iterator[None]:
-    """
-    Count calls that are made meanwhile, each for one item, or refuse all of them at once.
-
-    Args:
-        task: The task that is called.
-        options: As `apply_async` takes them, the same for all.
-        items: How many calls there will be.
-
-    Raises:
-        QueueFull: There is no room for all of them.
-    """
-    limiter = Publisher.of(task.app).limiter()
-    if limiter.limit(task) is None:
-        yield
-        return
-    with limiter.admit(task, {**options}, items, items), already_admitted((task.name,)):
-        yield

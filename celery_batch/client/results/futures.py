@@ -67,7 +67,7 @@ def settle(future: Future[Any], value: Callable[[], tuple[Any] | None]) -> bool:
         return True
     try:
         found = value()
-    except BaseException as error:  # noqa: BLE001 (it is raised by whoever reads the future)
+    except BaseException as error:  # noqa: BLE001 (it is raised where the future is read)
         with suppress(InvalidStateError):  # it was cancelled meanwhile, or another thread was first
             future.set_exception(error)
         return True
@@ -127,8 +127,8 @@ def _poll(future: Future[Any], result: Any) -> None:
     Poller.of(result.app).add(partial(settle, future, value))
 
 
-def _value(result: Any, look: Callable[[], Any]) -> tuple[Any] | None:
-    if look() is None:
+def _value(result: Any, find: Callable[[], Any]) -> tuple[Any] | None:
+    if find() is None:
         if result.parent:
             result._maybe_reraise_parent_error()  # noqa: SLF001
         return None

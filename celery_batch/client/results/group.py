@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import closing
 from functools import partial
 from typing import Any
 
-from celery import states
-from celery.result import GroupResult, assert_will_not_block
+from celery.result import GroupResult
 from celery.utils.functional import noop
 
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client.results.waiting import ThreadWaiter
 
 __all__ = ["BatchGroup", "adopt_groups"]
-
-#: What `join_native` takes after ``timeout`` and ``propagate``.
-_MORE = (
-    *("interval", "callback", "no_ack"),
-    *("on_message", "on_interval", "disable_sync_subtasks"),
-)
 
 
 class BatchGroup(GroupResult):  # type: ignore[misc]
@@ -53,44 +45,6 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
             )
         self._on_full.finalize()
         return self._receive(ThreadWaiter(self.app, timeout, on_interval or noop))
-
-    def join_native(
-        self,
-        timeout: float | None = None,
-        propagate: bool = True,  # noqa: FBT001, FBT002 (Celery's signature)
-        *more: Any,
-        **options: Any,
-    ) -> list[Any] | None:
-        """
-        Wait for all members, and return their results in order; see Celery.
-
-        Args:
-            timeout: Most seconds to wait for all of them.
-            propagate: Raise the first error that comes, else return errors as values.
-            more: Celery's other parameters, in their order.
-            options: The same by name.
-
-        Raises:
-            TimeoutError: Celery's; they have not all ended by then.
-            Exception: Whatever a member has failed with.
-        """
-        options.update(zip(_MORE, more, strict=False))
-        if options.get("on_message") or not self._is_received():
-            return super().join_native(timeout, propagate, **options)  # type: ignore[no-any-return]
-        if options.get("disable_sync_subtasks", True):
-            assert_will_not_block()
-        callback = options.get("callback")
-        values: dict[str, Any] = {}
-        waiter = ThreadWaiter(self.app, timeout, options.get("on_interval") or noop)
-        # An error keeps our frame, and with it the iterator, as long as its result lives.
-        with closing(self._receive(waiter)) as received:
-            for task_id, meta in received:
-                value = values[task_id] = meta["result"]
-                if propagate and meta["status"] in states.PROPAGATE_STATES:
-                    raise value
-                if callback:
-                    callback(task_id, value)
-        return None if callback else [values[member.id] for member in self.results]
 
     def _is_received(self) -> bool:
         members = self.results

@@ -221,7 +221,7 @@ class StorePoller:
             self._registry.deliver_states(changes)
         except Exception as error:  # noqa: BLE001 (whatever it is, polling has to go on)
             if not self._is_failing:
-                logger.warning("Cannot look for results: %s", error)
+                logger.warning("Cannot poll for results: %s", error)
             self._is_failing = True
             return 0.1
         self._is_failing = False
@@ -307,14 +307,17 @@ class Listener:
                 pause = _FIRST_PAUSE
                 self._read()
             except NoPermissionError as error:
-                logger.warning("Redis does not let us listen (%s): results one by one", error)
+                logger.warning(
+                    "Redis does not allow the subscription (%s): results are received one by one",
+                    error,
+                )
                 self.is_forbidden = True
                 if not self.registry.is_awaited():  # else the poller finds what is awaited
                     self._is_open = False
                     self._poller.close()
             except Exception as error:  # noqa: BLE001 (whatever it is, we must subscribe again)
                 if self._is_open and pause == _FIRST_PAUSE:  # once for each loss
-                    logger.warning("Lost the connection that tells of results: %s", error)
+                    logger.warning("Lost the connection that receives results: %s", error)
             self._decided.set()
             if self._is_open and not self.is_forbidden:
                 time.sleep(pause)

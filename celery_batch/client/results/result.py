@@ -91,7 +91,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
     app: Any = None
     _backend: Any = None
     _ignored = False
-    #: Whether it is stored where the app's listener does not look.
+    #: Whether it is stored where the app's listener does not receive or poll.
     is_elsewhere = False
     #: The task's meta data, decoded, once the task has ended.
     _meta: dict[str, Any] | None = None
@@ -158,7 +158,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
 
     @property
     def on_ready(self) -> Any:
-        """Celery's promise, made when something asks for it."""
+        """Celery's promise, made when it is needed."""
         ours = self.__dict__
         found = ours.get("_on_ready")
         if found is None:

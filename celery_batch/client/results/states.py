@@ -131,7 +131,7 @@ class StateIterator:
         latest = pending.latest
         if latest is not None and latest != self._seen:
             self._seen = latest
-            with suppress(Exception):  # whoever wants the result meets the error
+            with suppress(Exception):  # the caller who wants the result meets the error
                 decode = self._result.backend.decode
                 return str(decode(latest)["status"] if latest else states.PENDING)
         if pending.value is None:

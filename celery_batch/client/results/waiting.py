@@ -119,7 +119,7 @@ class LoopWaker:
 
 def is_stored_elsewhere(backend: Any, app: Any) -> bool:
     """
-    Return whether a backend is not where the app's listener looks for results.
+    Return whether a backend is another place than where the app's listener polls.
 
     Args:
         backend: Celery's result backend; perhaps the app's, as another thread or process has it.
