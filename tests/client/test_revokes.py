@@ -15,7 +15,7 @@ import redis
 from kombu.exceptions import OperationalError
 
 from celery_batch.client import revoke
-from celery_batch.client.revoke import MOST_IN_MESSAGE, Revokes, revoke_soon
+from celery_batch.client.revoke import PIECE, Revokes, revoke_soon
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.web.prepare import prepare
 from tests.client.conftest import Sender
@@ -43,7 +43,7 @@ def test_revokes_of_many_threads_go_together(broadcasts: Any) -> None:
 
     assert Revokes.of(app).flush(10)
     assert sorted(chain(*names)) == sorted(chain(*sent))
-    assert max(map(len, sent)) <= MOST_IN_MESSAGE
+    assert max(map(len, sent)) <= PIECE
     assert len(sent) <= 8
 
 
@@ -69,7 +69,7 @@ def test_one_warning_for_an_outage(
         tried.append(task_ids)
         raise OperationalError("no broker")
 
-    first, second = [f"{number}" for number in range(2 * MOST_IN_MESSAGE)], ["b"]
+    first, second = [f"{number}" for number in range(2 * PIECE)], ["b"]
     with monkeypatch.context() as away, caplog.at_level(logging.WARNING, "celery_batch"):
         away.setattr(app.control, "revoke", refuse)
         for task_ids in (first, second):
@@ -78,7 +78,7 @@ def test_one_warning_for_an_outage(
     revoke_soon(app, ["c"])
 
     assert Revokes.of(app).flush(10)
-    assert [first[:MOST_IN_MESSAGE], first[:MOST_IN_MESSAGE], second, second] == tried
+    assert [first[:PIECE], first[:PIECE], second, second] == tried
     assert [["c"]] == sent
     assert 1 == caplog.text.count("Cannot revoke")
 
@@ -104,7 +104,7 @@ def test_ids_are_sent_when_redis_goes_on(
             raise
 
     monkeypatch.setattr(Revokes, "_broadcast", watched)
-    first, later = {f"first-{number}" for number in range(2 * MOST_IN_MESSAGE)}, {"later"}
+    first, later = {f"first-{number}" for number in range(2 * PIECE)}, {"later"}
     path = str(redis_server.directory / "redis.sock")
     with redis.Redis(unix_socket_path=path) as client, client.pubsub() as pubsub:
         pubsub.subscribe("/0.celery.pidbox")
