@@ -246,7 +246,7 @@ def test_requests_are_handed_back_once(worker: Worker):
     worker.scheduler.give_back([request for request, _ in task_queue.resume(OPERATOR)])
 
     assert ["a", "b"] == worker.ids("rejected")
-    assert 2 == len(worker.scheduler._redelivery)
+    assert 2 == len(worker.scheduler._redelivery._entries)
     assert all(call.acknowledged for call in calls)
 
 

@@ -215,7 +215,7 @@ class BatchJob:
                 task_ready(request)
 
     def disown(self) -> None:
-        """Let the batch finish, but never acknowledge on a connection that is gone."""
+        """Let the batch finish, but never acknowledge on a lost connection."""
         for request in self.requests:
             request.disown()
 

@@ -12,13 +12,13 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 __all__ = ["Expiries", "time_of"]
 
 
-#: What Celery's clients write whose clock is UTC, as it is unless they say otherwise.
+#: What Celery's clients write by default, with their clock in UTC.
 _USUAL = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}\+00:00")
 
 
 def time_of(value: Any) -> Any:
     """
-    Return a time that a header names, as Celery's `maybe_iso8601` does.
+    Return the time in a header, as Celery's `maybe_iso8601` does.
 
     Raises:
         ValueError: It is no time.
@@ -27,17 +27,17 @@ def time_of(value: Any) -> Any:
         try:
             return datetime.fromisoformat(value)
         except ValueError:
-            return maybe_iso8601(value)  # which says so in its own way
+            return maybe_iso8601(value)  # which raises its own error
     return maybe_iso8601(value)
 
 
 class Expiries:
     """
-    When the requests of one batch are wanted no more.
+    When the requests of one batch expire.
 
     Args:
         app: The Celery app.
-        headers: For each request what its message says of it, or None.
+        headers: The header of each request, or None.
     """
 
     def __init__(self, app: Any, headers: Iterable[Any]) -> None:
@@ -47,7 +47,7 @@ class Expiries:
         self._first = min(self._times.values(), default=None)
 
     def passed(self) -> Collection[int]:
-        """Return the places of those for whom it is too late."""
+        """Return the indexes of the expired requests."""
         now = datetime.now(UTC)
         if self._first is None or now <= self._first:
             return ()

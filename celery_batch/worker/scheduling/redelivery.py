@@ -38,9 +38,6 @@ class RedeliveryCache:
         self._entries: OrderedDict[tuple[str, int], tuple[Known | BatchJob, int]] = OrderedDict()
         self._lock = threading.RLock()  # jobs end on threads, and in signal handlers
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def add_not_run(self, requests: Iterable[Any]) -> None:
         """Record requests that are given back to the broker and have not run since they came."""
         with self._lock:

@@ -27,7 +27,7 @@ def routed_queues(app: Any) -> set[str]:
     """Return the queues that an app's tasks are routed to, batch tasks and others."""
     found = set()
     for name, task in app.tasks.items():
-        with suppress(QueueNotFound):  # who sends is told
+        with suppress(QueueNotFound):  # its caller gets the error
             if not name.startswith("celery."):  # Celery's own, which few apps send
                 found.add(queue_of(app, task))
     return found
