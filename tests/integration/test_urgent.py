@@ -69,7 +69,7 @@ def test_patient_ones_have_their_share_of_a_crowd(fresh: Stage):
     fresh.worker("tests.services.overlapped", "-c", "1", conf={"batch_low_priority_share": 0.25})
     for result in results:
         result.get(timeout=SOON)
-    order = "".join(name for name, *_ in fresh.facts("settled"))
+    order = "".join(name for name, *_ in fresh.facts("finished"))
 
     assert {"u": 60, "p": 8, "q": 4} == Counter(order)
     assert "u" * 6 == order[-6:]
