@@ -126,7 +126,8 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
     def of_call(cls, task_id: str, app: Any, pending: PendingResult) -> Self:
         """Return the result of a call that is about to be sent, with the app's own backend."""
         result = cls.__new__(cls)  # `__init__` looks up what is known here
-        result.app, result.id, result.pending_result = app, task_id, pending
+        result.app, result.id = app, task_id
+        result._pending = pending  # noqa: SLF001 (our own, past the property)
         return result
 
     @property
