@@ -46,14 +46,14 @@ class SlowGroup(Group):
 
 def test_two_threads_lose_no_member():
     """Members that are heard of and found at the same moment are both counted."""
-    inbox = PendingResults(None)
+    registry = PendingResults(None)
     group = SlowGroup(2)
     group.finalize()
     done: list[int] = []
     group.then(lambda: done.append(1))
     group.together = threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(inbox.count_barrier_member, group) for _ in range(2)]:
+        for future in [pool.submit(registry.count_barrier_member, group) for _ in range(2)]:
             future.result()
 
     assert ([1], 2) == (done, group.number)
@@ -61,61 +61,61 @@ def test_two_threads_lose_no_member():
 
 def test_group_that_is_never_finished_leaves_nothing_behind():
     """One that its maker drops is gone."""
-    inbox = PendingResults(None)
+    registry = PendingResults(None)
     group = Group(2)
-    inbox.count_barrier_member(group)
-    inbox.complete_barriers()
-    before = len(inbox._unfinished)
+    registry.count_barrier_member(group)
+    registry.complete_barriers()
+    before = len(registry._unfinished)
     found = weakref.ref(group)
     del group
     gc.collect()
 
     assert 1 == before
-    assert (None, 0) == (found(), len(inbox._unfinished))
+    assert (None, 0) == (found(), len(registry._unfinished))
 
 
 def test_group_that_is_built_slowly_is_told():
     """A group that takes long to build is told all the same, however its members came."""
-    inbox = PendingResults(None)
+    registry = PendingResults(None)
     group = Group(2)
     done: list[int] = []
     group.then(lambda: done.append(1))
-    inbox.count_barrier_member(group)
-    inbox.complete_barriers()
-    inbox.count_barrier_member(group)
+    registry.count_barrier_member(group)
+    registry.complete_barriers()
+    registry.count_barrier_member(group)
     group.finalized = True
     before = [*done]
-    inbox.complete_barriers()
+    registry.complete_barriers()
 
     assert ([], [1]) == (before, done)
-    assert 0 == len(inbox._unfinished)
+    assert 0 == len(registry._unfinished)
 
 
 def test_group_that_was_told_already_is_not_told_again():
     """Where Celery itself has found a group whole, its callback is called once."""
-    inbox = PendingResults(None)
+    registry = PendingResults(None)
     group = Group(1)
     done: list[int] = []
-    inbox.count_barrier_member(group)
+    registry.count_barrier_member(group)
     group.finalize()
     group.then(lambda: done.append(1))
-    inbox.complete_barriers()
+    registry.complete_barriers()
 
     assert [1] == done
 
 
 def test_failing_callback_of_a_group_is_logged(caplog: pytest.LogCaptureFixture):
     """What one group's callback raises keeps no other from being told."""
-    inbox = PendingResults(None)
+    registry = PendingResults(None)
     groups = [Group(1), Group(1)]
     done: list[int] = []
     groups[0].then(lambda: 1 / 0)
     groups[1].then(lambda: done.append(1))
     for group in groups:
-        inbox.count_barrier_member(group)
+        registry.count_barrier_member(group)
         group.finalized = True
     with caplog.at_level(logging.ERROR):
-        inbox.complete_barriers()
+        registry.complete_barriers()
 
     assert [1] == done
     assert "A callback of a result has failed" in caplog.text
@@ -123,7 +123,7 @@ def test_failing_callback_of_a_group_is_logged(caplog: pytest.LogCaptureFixture)
 
 def test_joined_sets_leave_nothing_behind(background: Teller):
     """Sets of results that were joined and dropped are not looked at for ever."""
-    inbox = background.listener.registry
+    registry = background.listener.registry
     for _ in range(5):
         results = background.ask_many(2)
         together = ResultSet([], app=background.app)
@@ -132,7 +132,7 @@ def test_joined_sets_leave_nothing_behind(background: Teller):
             background.answer(result, 1)
         assert [1, 1] == together.join(timeout=20.0)
     del together, results, result
-    inbox.complete_barriers()
+    registry.complete_barriers()
     gc.collect()
 
-    assert 0 == len(inbox._unfinished)
+    assert 0 == len(registry._unfinished)

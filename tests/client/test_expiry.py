@@ -1,4 +1,4 @@
-"""What a message says of its expiry, and which calls with one take the short road."""
+"""What a message says of its expiry, and which calls with one take the fast path."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def canvas(here: Sender, kind: str, members: Iterator[Any]) -> Any:
 
 
 def learned(here: Sender, kind: str) -> Sender:
-    """Send the first of its kind, which goes Celery's own road."""
+    """Send the first of its kind, which takes Celery's path."""
     canvas(here, kind, (here.task.s(number) for number in range(3))).apply_async()
     here.taken()
     return here

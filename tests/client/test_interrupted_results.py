@@ -1,4 +1,4 @@
-"""What ends or begins in the inbox's own midst waits for nobody: finalisers and signal handlers."""
+"""What ends or begins within the registry waits for nobody: finalisers and signal handlers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def future(_background: Teller, results: list[Any]) -> Callable[[], object]:
 
 @pytest.mark.parametrize("begin", [iterating, awaiting, future])
 def test_finaliser_takes_no_lock(background: Teller, begin: Callable[..., Callable[[], object]]):
-    """Whoever gives up in the midst of the inbox, as the garbage collector does, is gone after."""
+    """Whoever gives up in the registry, as the garbage collector does, is gone after."""
     pending = PendingResults.of(background.app)
     results = background.ask_many(3)
     thread = threading.Thread(target=begin(background, results))
@@ -64,12 +64,12 @@ def test_finaliser_takes_no_lock(background: Teller, begin: Callable[..., Callab
 
 
 def test_signal_handler_may_ask_and_wait(background: Teller):
-    """Who interrupts a thread that is in the inbox can ask, wait and listen there."""
+    """Who interrupts a thread that is in the registry can ask, wait and listen there."""
     pending, listener = PendingResults.of(background.app), background.listener
     asked: list[Any] = []
 
     def interrupted() -> None:
-        """Be in the inbox, and ask."""
+        """Be in the registry, and ask."""
         with pending._lock, listener._guard:
             result = background.ask()
             with pytest.raises(CeleryTimeoutError):

@@ -24,7 +24,7 @@ from celery_batch.protocol import (
 
 @pytest.fixture
 def pending() -> PendingResults:
-    """An empty inbox."""
+    """No pending results."""
     return PendingResults(None)
 
 

@@ -190,7 +190,7 @@ def test_short_road_makes_celerys_messages(apps: Any, text: str) -> None:
     task.app.now = lambda: now  # it stands still, so that what is left of it is the same
     given = {"task_id": "6f1c1f0e-0000-4000-8000-00000000000a"}
     for options in OPTIONS.values():
-        for _ in range(2):  # the first of its kind goes Celery's own road
+        for _ in range(2):  # the first of its kind takes Celery's path
             task.apply_async((text,), None, **given, **options)
         Task.apply_async(task, (text,), None, **given, **options)
         found: list[Any] = []

@@ -24,7 +24,7 @@ SOON = 20
 
 
 def prepared(sender: Sender) -> Sender:
-    """Listen, and send the first of its kind, which goes Celery's own road."""
+    """Listen, and send the first of its kind, which takes Celery's path."""
     assert listener_for(sender.app) is not None
     sender.task.delay("warm")
     sender.taken()

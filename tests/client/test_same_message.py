@@ -1,4 +1,4 @@
-"""What the short road puts into the broker is what Celery would."""
+"""What the fast path puts into the broker is what Celery would."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_every_option_makes_celerys_message(
     """Whatever the options, the message is the same field by field, in the same order."""
     here = standing(sender())
     arguments = (("it's 100% \N{SNOWMAN}", "!"), {})
-    for _ in range(2):  # the first of its kind goes Celery's own road
+    for _ in range(2):  # the first of its kind takes Celery's path
         here.task.apply_async(*arguments, task_id=ID, **options)
         ours = here.taken()
     here.stock(*arguments, task_id=ID, **options)

@@ -1,4 +1,4 @@
-"""Who writes whose letters, and what comes of an interrupted write."""
+"""Who writes whose messages, and what comes of an interrupted write."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from celery_batch.client.results.result import copied
 
 
 class Broker:
-    """Takes letters; a plan says what comes of each write."""
+    """Takes messages; a plan says what comes of each write."""
 
     def __init__(self, *plan: Callable[[], None]) -> None:
         self.plan = [*plan]
         self.pieces: list[list[str]] = []
 
     def write(self, written: list[PreparedMessage]) -> None:
-        """Take letters, if the plan has nothing else for this time."""
+        """Take messages, if the plan has nothing else for this time."""
         self.pieces.append([prepared.text for prepared in written])
         if self.plan:
             self.plan.pop(0)()
@@ -40,12 +40,12 @@ class Broker:
 
 
 def messages(*texts: str) -> list[PreparedMessage]:
-    """Make letters to one list."""
+    """Make messages to one list."""
     return [PreparedMessage("list", text) for text in texts]
 
 
 def test_letters_go_in_pieces() -> None:
-    """More letters than a piece are several writes, in order."""
+    """More messages than go in one write are several, in order."""
     broker = Broker()
     SendBuffer(broker.write).send(messages(*map(str, range(MOST_MESSAGES + 2))))
 
@@ -90,7 +90,7 @@ def test_nobody_whose_letter_is_sent_waits_for_the_next_write() -> None:
 
 
 def test_large_letters_go_in_small_pieces() -> None:
-    """A write has no more than one letter beyond 8 MiB, in an outbox and in what is gathered."""
+    """A write, of a send buffer or in bulk, has at most one message beyond 8 MiB."""
     broker = Broker()
     quarter = "x" * (MOST_CHARACTERS // 4)
     SendBuffer(broker.write).send(messages(*[quarter] * 9))
@@ -107,7 +107,7 @@ def test_large_letters_go_in_small_pieces() -> None:
 
 
 def test_signal_handler_sends_while_its_thread_writes(in_python: Callable[..., str]) -> None:
-    """A handler that strikes in the midst of a write sends at once, and both letters arrive."""
+    """A handler that strikes in the midst of a write sends at once, and both messages arrive."""
     code = """
 import faulthandler, os, signal
 faulthandler.dump_traceback_later(20, exit=True)
@@ -172,11 +172,11 @@ def test_a_failed_piece_spares_the_next() -> None:
 
 
 def test_an_interrupted_writer_leaves_others_letters_to_them() -> None:
-    """Who is told to end while it writes takes its own letters back, and no others."""
+    """Who is told to end while it writes takes its own messages back, and no others."""
     writing, waiting = threading.Event(), threading.Event()
 
     def hold() -> None:
-        """Keep the first write until another letter waits."""
+        """Keep the first write until another message waits."""
         writing.set()
         waiting.wait(10)
 
@@ -222,7 +222,7 @@ def test_each_caller_of_a_failed_write_has_a_traceback_of_its_own() -> None:
         raise OperationalError("no broker")
 
     def share() -> None:
-        """Wait until all letters are in this write, or fail."""
+        """Wait until all messages are in this write, or fail."""
         while len(send_buffer) < 7:
             threading.Event().wait(0.001)
 

@@ -37,7 +37,7 @@ def counted(sender: Sender) -> Iterator[dict[str, int]]:
 
 
 def warmed(sender: Sender) -> Sender:
-    """Send the first of its kind, which goes Celery's own road."""
+    """Send the first of its kind, which takes Celery's path."""
     for ignored in (True, False):
         sender.task.apply_async(("warm",), ignore_result=ignored)
     sender.task.delay("warm")
@@ -115,7 +115,7 @@ def test_a_failure_after_a_thousand_says_what_was_sent(sender: Callable[..., Sen
 
 
 def test_a_refused_write_fails_as_celerys_does(sender: Callable[..., Sender]) -> None:
-    """What Redis refuses is kombu's OperationalError, as on Celery's own road."""
+    """What Redis refuses is kombu's OperationalError, as on Celery's path."""
     here = warmed(sender(task_publish_retry_policy={"max_retries": 1, "interval_start": 0}))
     here.redis.set("celery", "not a list")
     with pytest.raises(OperationalError, match="WRONGTYPE") as theirs:

@@ -187,7 +187,7 @@ def test_cancelled_step_loses_nothing(background: Teller):
 
 def test_dropped_streams_leave_nothing(background: Teller):
     """However a stream ends, nobody waits afterwards, and nothing is kept of its task."""
-    inbox = PendingResults.of(background.app)
+    registry = PendingResults.of(background.app)
     background.ask()
 
     async def follow(result: BatchResult) -> None:
@@ -204,11 +204,11 @@ def test_dropped_streams_leave_nothing(background: Teller):
         await asyncio.gather(*streams, return_exceptions=True)
 
     asyncio.run(drop())
-    inbox.take_due(1)
+    registry.take_due(1)
     gc.collect()
 
-    assert (0, 0) == (followers(background), len(inbox))
-    assert float("inf") == inbox.next_poll()
+    assert (0, 0) == (followers(background), len(registry))
+    assert float("inf") == registry.next_poll()
 
 
 def test_many_streams_are_one_look(background: Teller, monkeypatch: pytest.MonkeyPatch):

@@ -212,7 +212,7 @@ print([name for name in heavy if name in sys.modules])
 
 
 def test_nobody_subscribes_to_what_is_told(sender: Callable[..., Sender]) -> None:
-    """Celery's own road subscribes to no result that our listener hears of, and to all others."""
+    """Celery's path subscribes to no result that our listener hears of, and to all others."""
     here = warmed(sender())
     with counted(here) as ours:
         result = here.task.apply_async(("a",), countdown=1)
@@ -226,7 +226,7 @@ def test_nobody_subscribes_to_what_is_told(sender: Callable[..., Sender]) -> Non
 
 
 def test_others_may_wait_while_a_call_is_sent(sender: Callable[..., Sender]) -> None:
-    """A call on Celery's own road keeps no other thread from waiting for its results."""
+    """A call on Celery's path keeps no other thread from waiting for its results."""
     here = warmed(sender())
     allowed = []
 
