@@ -63,7 +63,8 @@ class Batcher(Generic[T]):
         self._suspects: deque[Request[T]] = deque()
         #: When the current linger began.
         self._linger_from = 0.0
-        #: The end of a batch for whose callers the waiting requests wait.
+        #: When the last large batch ended: its callers may call again, so the waiting requests
+        #: count `max_wait` from here.
         self._wait_from = 0.0
         self._had_several = True
         self._draining = False

@@ -19,8 +19,8 @@ class Request(NamedTuple, Generic[T]):  # a frozen dataclass costs three times a
         urgency: A smaller number goes first; within one urgency, first come, first served.
         alone: It was in a batch whose process died, and may be the reason, so it runs
             without others.
-        deadline: When its result is no longer wanted, on the clock of `arrived`; only
-            a request that runs alone has one.
+        deadline: Until when it may begin to run, on the clock of `arrived`.  Only a request
+            that runs again after a time limit has one; it runs alone.
         rows: How many rows it has, at least 1.
     """
 

@@ -12,7 +12,7 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from celery_batch.broker_depth import can_read_depth, open_depth_reader
 from celery_batch.checks.facts import Redis, Server
-from celery_batch.client.results.listener import ResultStore
+from celery_batch.client.results.listener import ResultReader
 from celery_batch.cluster.control_client import impatient_connection
 
 __all__ = ["broker_of", "depths_of", "results_of", "why"]
@@ -47,10 +47,10 @@ def results_of(app: Any) -> Server:
         return Server(kind="none")
     url = maybe_sanitize_url(str(named))
     try:
-        if not ResultStore.supports(app.backend):
+        if not ResultReader.supports(app.backend):
             kind = type(app.backend).__name__.removesuffix("Backend").lower()
             return Server(kind=kind, url=url)
-        return Server(kind="redis", url=url, redis=_redis(ResultStore(app.backend).client()))
+        return Server(kind="redis", url=url, redis=_redis(ResultReader(app.backend).client()))
     except Exception as error:  # noqa: BLE001 (no such backend, or no library for it, or away)
         return Server(kind="unknown", url=url, error=why(error))
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any
 
-from celery_batch.telemetry.report import BatchReport, End, Outcome
+from celery_batch.telemetry.report import BatchReport, End, RequestEnd
 from celery_batch.telemetry.tally import Tally
 
 __all__ = ["DeviceIdle", "Meter"]
@@ -89,7 +89,7 @@ class Meter:
         if report.end in {End.LOST, End.TIME_LIMIT} and report.taken is not None:
             self.idle.ran(pid, *report.taken)
 
-    def add_outcome(self, task: str, outcome: Outcome, count: int = 1) -> None:
+    def add_outcome(self, task: str, outcome: RequestEnd, count: int = 1) -> None:
         """Add requests that ended without a batch."""
         self.tallies[task].outcomes[outcome] += count
 

@@ -20,7 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 
 from celery_batch.telemetry.histogram import Histogram
-from celery_batch.telemetry.report import End, Outcome
+from celery_batch.telemetry.report import End, RequestEnd
 from celery_batch.telemetry.tally import Tally
 
 __all__ = ["families"]
@@ -55,7 +55,7 @@ _BY_LABEL: dict[str, tuple[str, str, Callable[[Tally], Mapping[str, int]]]] = {
     "requests": (
         "outcome",
         "Requests, by outcome.",
-        lambda tally: {**dict.fromkeys(Outcome, 0), **tally.outcomes},
+        lambda tally: {**dict.fromkeys(RequestEnd, 0), **tally.outcomes},
     ),
     "batches": ("reason", "Batches, by the reason why they left.", lambda tally: tally.reasons),
     "batch_ends": (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-__all__ = ["NO_WORK", "BatchReport", "End", "Outcome", "Work"]
+__all__ = ["NO_WORK", "BatchReport", "End", "RequestEnd", "Work"]
 
 
 class End(StrEnum):
@@ -22,7 +22,7 @@ class End(StrEnum):
     ERROR = "error"  # the pool could not run it
 
 
-class Outcome(StrEnum):
+class RequestEnd(StrEnum):
     """How one run of a request ended."""
 
     SUCCEEDED = "succeeded"
@@ -86,7 +86,7 @@ class BatchReport:
     most: int
     reason: str
     end: End
-    outcomes: Mapping[Outcome, int]
+    outcomes: Mapping[RequestEnd, int]
     waits: Sequence[float] = ()
     work: Work = NO_WORK
     poison: int = 0
@@ -126,7 +126,7 @@ class BatchReport:
         counts = "".join(
             f", {_requests(count) if has_chunks else count} {outcome}"
             for outcome, count in self.outcomes.items()
-            if outcome != Outcome.SUCCEEDED
+            if outcome != RequestEnd.SUCCEEDED
         )
         return (
             f"{self.task}: batch of {size} ({self.reason}),"

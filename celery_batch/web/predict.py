@@ -366,7 +366,7 @@ def _wait(results: Sequence[Any], deadline: float) -> None:
 
 
 def _has_come(result: Any, deadline: float) -> bool:
-    if not result.is_elsewhere and is_listening(result.app):
+    if not result.is_stored_elsewhere and is_listening(result.app):
         pending, received = result.pending_result, queue.SimpleQueue[None]()
         callback = partial(received.put, None)
         if pending.registry.add_callback(pending, callback):

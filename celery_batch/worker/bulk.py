@@ -116,7 +116,7 @@ class BulkPath:
         consumer, scheduler = self._consumer, self._scheduler
 
         def in_doubt() -> None:
-            consumer.hub.call_soon(scheduler.running_messages.drop_lost)
+            consumer.hub.call_soon(scheduler.running_messages.drop_taken_over)
 
         seconds = Settings.of(consumer.app).lease
         lease = Lease(channel, consumer.hostname, seconds, in_doubt)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from vine import barrier
 
-from celery_batch.client.results.pending import NOTIFIED, PendingResult, PendingResults
+from celery_batch.client.results.pending import POLL_NOTIFIED, PendingResult, PendingResults
 from celery_batch.protocol import (
     STARTED_ID,
     BatchInfo,
@@ -158,7 +158,7 @@ def test_told_replies_are_looked_for_in_time(
     pending.add_callback(told, print)
     pending.add_callback(stray, print)
     first = polled(pending)
-    now += NOTIFIED
+    now += POLL_NOTIFIED
     second = polled(pending)
 
     assert (["stray"], ["stray", "told"]) == (first, second)

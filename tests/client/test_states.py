@@ -255,7 +255,7 @@ def test_many_streams_are_one_look(background: Teller, monkeypatch: pytest.Monke
 
 def test_unchanged_state_is_not_read_twice(background: Teller, monkeypatch: pytest.MonkeyPatch):
     """What has been seen costs no decoding at the next look."""
-    monkeypatch.setattr(pending, "FOLLOWED", 0.02)
+    monkeypatch.setattr(pending, "POLL_FOLLOWED", 0.02)
     result = stranger(background)
     following = result.iter_states(SOON)
     background.store(result, WHO, states.STARTED)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from celery_batch.telemetry.histogram import Histogram
 from celery_batch.telemetry.meter import DeviceIdle, Meter
-from celery_batch.telemetry.report import BatchReport, End, Outcome, Work
+from celery_batch.telemetry.report import BatchReport, End, RequestEnd, Work
 from celery_batch.telemetry.tally import Tally
 
 SECONDS = st.floats(min_value=0, max_value=20, allow_nan=False)
@@ -27,7 +27,7 @@ def report(**facts) -> BatchReport:
         "most": 8,
         "reason": "idle",
         "end": End.ANSWERED,
-        "outcomes": {Outcome.SUCCEEDED: 2},
+        "outcomes": {RequestEnd.SUCCEEDED: 2},
         "waits": [0.01, 0.02],
         "work": Work(1, 10.0, 10.5, 0.5),
         "pid": 7,
@@ -127,13 +127,13 @@ def test_batches_of_a_task_are_added_up():
         report(
             requests=4,
             rows=4,
-            outcomes={Outcome.SUCCEEDED: 3, Outcome.FAILED: 1},
+            outcomes={RequestEnd.SUCCEEDED: 3, RequestEnd.FAILED: 1},
             waits=[0.01] * 4,
             work=Work(5, 11.0, 12.0, 1.0, isolated=1, out_of_memory=2),
         )
     )
-    meter.add(report(end=End.LOST, outcomes={Outcome.AGAIN: 2}, waits=[], work=Work(), poison=1))
-    meter.add_outcome("double", Outcome.EXPIRED, 3)
+    meter.add(report(end=End.LOST, outcomes={RequestEnd.AGAIN: 2}, waits=[], work=Work(), poison=1))
+    meter.add_outcome("double", RequestEnd.EXPIRED, 3)
     summary = meter.summary("double")
 
     assert 3 == summary["ended"]
@@ -152,7 +152,7 @@ def test_copy_stays_as_it_was():
     meter.add(report())
     copied = meter.copy()
     before = meter.summary("double")
-    meter.add(report(outcomes={Outcome.FAILED: 2}, waits=[5.0, 6.0]))
+    meter.add(report(outcomes={RequestEnd.FAILED: 2}, waits=[5.0, 6.0]))
 
     assert before == copied["double"].summary()
     assert before != meter.summary("double")
@@ -177,7 +177,7 @@ def test_fill_is_the_share_of_the_room_in_its_calls(rows: int, fill: float):
 def test_report_in_words_and_as_data():
     """One line describes a batch, and has more if something failed."""
     fine = report()
-    bad = report(end=End.TIME_LIMIT, outcomes={Outcome.AGAIN: 2}, waits=[], work=Work())
+    bad = report(end=End.TIME_LIMIT, outcomes={RequestEnd.AGAIN: 2}, waits=[], work=Work())
 
     assert "double: batch of 2 (idle), waited 0.020 s, model 0.500 s" == str(fine)
     assert "waited 0.000 s, model 0.000 s, time_limit, 2 again" in str(bad)
@@ -189,9 +189,9 @@ def test_report_in_words_and_as_data():
 
 def test_report_of_chunks_counts_rows_and_requests():
     """Where requests have many rows, the line names the unit of each number."""
-    one = report(requests=1, rows=32, outcomes={Outcome.FAILED: 1}, waits=[0.01])
-    some = report(rows=9, outcomes={Outcome.SUCCEEDED: 1, Outcome.RETRIED: 2})
-    single = report(outcomes={Outcome.SUCCEEDED: 1, Outcome.FAILED: 1})
+    one = report(requests=1, rows=32, outcomes={RequestEnd.FAILED: 1}, waits=[0.01])
+    some = report(rows=9, outcomes={RequestEnd.SUCCEEDED: 1, RequestEnd.RETRIED: 2})
+    single = report(outcomes={RequestEnd.SUCCEEDED: 1, RequestEnd.FAILED: 1})
 
     assert "double: batch of 32 rows in 1 request (idle)," in str(one)
     assert str(one).endswith("model 0.500 s, 1 request failed")
@@ -292,7 +292,7 @@ def test_overlapping_calls_of_a_process_count_once():
 
 def test_lost_batch_leaves_the_idle_time_before_it():
     """A process that dies at its first batch after a quiet night was idle that night."""
-    lost = {"end": End.LOST, "outcomes": {Outcome.AGAIN: 2}, "waits": [], "work": Work()}
+    lost = {"end": End.LOST, "outcomes": {RequestEnd.AGAIN: 2}, "waits": [], "work": Work()}
     meter = Meter(0.0)
     meter.add(report(**lost, taken=(30.0, 32.0)))
 

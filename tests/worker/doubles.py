@@ -12,8 +12,8 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from kombu.asynchronous import Hub
 
+from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.dispatch.job import BatchJob
-from celery_batch.worker.dispatch.outcome import BatchEnd
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 

@@ -9,7 +9,7 @@ import pytest
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
-from celery_batch.worker.dispatch.outcome import BatchEnd
+from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.executor.executor import run_batch, run_lone_batch
 from tests.worker.doubles import Call, Pool, Worker
 

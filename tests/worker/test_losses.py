@@ -11,7 +11,7 @@ from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
 from celery_batch.errors import PoisonItem
-from celery_batch.worker.dispatch.outcome import BatchEnd, Unanswered, error_info
+from celery_batch.worker.dispatch.follow_up import BatchEnd, Unanswered, error_info
 from celery_batch.worker.intake.dead_letters import DeadLetters
 from tests.worker.doubles import Call, Pool, Worker
 

@@ -9,7 +9,7 @@ from celery import Celery
 from celery.backends.cache import CacheBackend
 
 from celery_batch import BatchTask
-from celery_batch.worker.dispatch.write_ahead import may_overlap
+from celery_batch.worker.dispatch.job_submitter import may_overlap
 
 
 class Called(BatchTask):

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Retry
 
 from celery_batch.telemetry.report import Work
 from celery_batch.testing import ManualClock
-from celery_batch.worker.dispatch.outcome import BatchEnd, Unanswered, error_info
+from celery_batch.worker.dispatch.follow_up import BatchEnd, Unanswered, error_info
 from celery_batch.worker.metrics.recorder import logger
 from tests.worker.doubles import Pool, Worker
 

@@ -33,7 +33,7 @@ from celery_batch.protocol import (
     read_replies,
 )
 from celery_batch.worker.redis.result_backend import (
-    Recorder,
+    BulkResultWriter,
     attach_facts,
     buffered_results,
     notify_clients,
@@ -465,7 +465,7 @@ def test_full_memory_is_a_temporary_error(make_app: Callable[..., Celery], clien
     """A full Redis may have room later, and scripts are still used."""
     app = make_app()
     backend = app.tasks["results.same"].backend
-    recorder = Recorder.of(backend)
+    recorder = BulkResultWriter.of(backend)
     client.config_set("maxmemory", "1")
     try:
         with pytest.raises(OutOfMemoryError):
@@ -605,7 +605,7 @@ def test_users_backend_stores_by_itself(
     """A class derived from Celery's stores by itself; its clients are notified afterwards."""
     app = make_app()
     backend = Derived(app=app, url=broker.removeprefix("redis+"))
-    Recorder.of(backend)
+    BulkResultWriter.of(backend)
     subscription = listen(client, HERE)
     request = context("one", **{REPLY_HEADER: HERE})
     backend.store_result("one", 1, states.SUCCESS, request=request)

@@ -27,7 +27,7 @@ from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control import commands, reload
 from celery_batch.worker.control.pause import PauseControl
 from celery_batch.worker.control.runtime_config import RuntimeConfig
-from celery_batch.worker.dispatch.outcome import BatchEnd, Unanswered
+from celery_batch.worker.dispatch.follow_up import BatchEnd, Unanswered
 from celery_batch.worker.executor import loader
 from celery_batch.worker.scheduling import prefetch
 from tests.worker.doubles import Pool, Worker

@@ -362,7 +362,7 @@ async def apply_and_wait(
     def sent(_future: asyncio.Future[Any], sent_result: Any) -> None:
         nonlocal result
         result = sent_result
-        is_received = not (result.is_elsewhere or result.parent) and is_listening(result.app)
+        is_received = not (result.is_stored_elsewhere or result.parent) and is_listening(result.app)
         pending = result.pending_result
         if not (is_received and pending.registry.add_callback(pending, complete)):
             future.set_result(None)  # the caller has to poll

@@ -41,7 +41,7 @@ from celery_batch.client.publish.message import (
     new_id,
 )
 from celery_batch.client.publish.transport import Transport
-from celery_batch.client.results.listener import ResultStore, listener_for
+from celery_batch.client.results.listener import ResultReader, listener_for
 from celery_batch.client_methods import ClientMethods
 from celery_batch.protocol import REPLY_HEADER
 
@@ -283,7 +283,7 @@ def _log_fast_paths(app: Any) -> None:
         return
     try:
         reasons, kind = why_slow(app), type(app.backend).__name__
-        is_received = ResultStore.supports(app.backend) and app.conf.get("batch_bulk", True)
+        is_received = ResultReader.supports(app.backend) and app.conf.get("batch_bulk", True)
     except Exception:  # noqa: BLE001 (the call itself meets it, and raises it)
         return
     logger.info(

@@ -92,7 +92,7 @@ def future_of(result: Any) -> Future[Any]:
         future.set_result(None)
     elif isinstance(result, EagerResult):
         settle(future, lambda: (result.get(disable_sync_subtasks=False),))
-    elif getattr(result, "is_elsewhere", True) or start_listener(result.app) is None:
+    elif getattr(result, "is_stored_elsewhere", True) or start_listener(result.app) is None:
         _poll(future, result)
     else:
         _receive(future, result)

@@ -36,7 +36,7 @@ from celery_batch.protocol import FACTS_ID, REPLY_CHANNEL, read_replies
 
 __all__ = [
     "Listener",
-    "ResultStore",
+    "ResultReader",
     "StorePoller",
     "Subscription",
     "close_listener",
@@ -65,7 +65,7 @@ REST, LONGEST_REST = 4.0, 1.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
-class ResultStore:
+class ResultReader:
     """
     Where an app's results are stored.
 
@@ -168,7 +168,7 @@ class StorePoller:
     """
 
     def __init__(
-        self, registry: PendingResults, store: ResultStore, check_threads: Callable[[], object]
+        self, registry: PendingResults, store: ResultReader, check_threads: Callable[[], object]
     ) -> None:
         self._registry = registry
         self._store = store
@@ -231,7 +231,7 @@ class StorePoller:
 class Listener:
     """One app's subscription in this process, and the two threads that receive and poll."""
 
-    def __init__(self, app: Any, store: ResultStore) -> None:
+    def __init__(self, app: Any, store: ResultReader) -> None:
         #: The name of this process' reply channel.
         self.channel = f"{store.prefix}{REPLY_CHANNEL}{uuid4()}"
         #: Whether Redis does not allow the subscription.
@@ -413,8 +413,8 @@ def _start(app: Any) -> Listener | None:
             return _listeners[app]
         backend = app.backend
         listener = None
-        if ResultStore.supports(backend) and app.conf.get("batch_bulk", True):
-            listener = Listener(app, ResultStore(backend))
+        if ResultReader.supports(backend) and app.conf.get("batch_bulk", True):
+            listener = Listener(app, ResultReader(backend))
             if not listener.is_started:
                 return None  # perhaps it can be the next time
             import_module("celery_batch.client.results.group").adopt_groups(app)

@@ -27,9 +27,9 @@ from celery_batch.compat.kombu import renew_property_locks
 from celery_batch.protocol import STARTED_ID, BatchInfo, read_facts
 
 __all__ = [
-    "FOLLOWED",
-    "NOTIFIED",
-    "UNNOTIFIED",
+    "POLL_FOLLOWED",
+    "POLL_NOTIFIED",
+    "POLL_UNNOTIFIED",
     "Callback",
     "PendingResult",
     "PendingResults",
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 #: Seconds between two polls for a result that a worker notifies us of, in case that is missed;
 #: for one that no worker notifies us of; and for a task whose states are followed.
-NOTIFIED, UNNOTIFIED, FOLLOWED = 0.9, 0.2, 0.5
+POLL_NOTIFIED, POLL_UNNOTIFIED, POLL_FOLLOWED = 0.9, 0.2, 0.5
 
 #: Seconds after which a result may well be stored although no notification has come.
 STALE = 1.0
@@ -158,8 +158,8 @@ class PendingResults(PerProcess):
         self._lock = threading.RLock()
         #: Callbacks that are removed as soon as a thread has the lock.
         self._removed: deque[tuple[PendingResult, Callback]] = deque()
-        self._urgent, self._unnotified = PollQueue(0.0), PollQueue(UNNOTIFIED)
-        self._followed, self._notified = PollQueue(FOLLOWED), PollQueue(NOTIFIED)
+        self._urgent, self._unnotified = PollQueue(0.0), PollQueue(POLL_UNNOTIFIED)
+        self._followed, self._notified = PollQueue(POLL_FOLLOWED), PollQueue(POLL_NOTIFIED)
         self._queues = (self._urgent, self._unnotified, self._notified, self._followed)
         #: When notifications may last have been missed.
         self._interrupted_at = 0.0
@@ -218,7 +218,7 @@ class PendingResults(PerProcess):
             if pending.value is not None:
                 return False
             pending.callbacks = [*(pending.callbacks or ()), callback]
-            self._poll(pending, time.monotonic() + NOTIFIED, is_urgent=is_urgent)
+            self._poll(pending, time.monotonic() + POLL_NOTIFIED, is_urgent=is_urgent)
         self._wake(is_urgent=is_urgent)
         return True
 
@@ -231,7 +231,7 @@ class PendingResults(PerProcess):
             if pending.value is not None or pending.latest not in (None, seen):
                 return False
             pending.state_callbacks = [*(pending.state_callbacks or ()), callback]
-            due = pending.checked_at + FOLLOWED
+            due = pending.checked_at + POLL_FOLLOWED
             is_urgent = due <= time.monotonic()
             self._poll(pending, due, is_urgent=is_urgent)
         self._wake(is_urgent=is_urgent)

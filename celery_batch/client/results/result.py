@@ -23,7 +23,7 @@ from kombu.utils.json import loads
 from vine import Thenable, barrier, promise
 
 from celery_batch.client.results.futures import future_of, has_ended, is_rpc
-from celery_batch.client.results.listener import ResultStore, start_listener
+from celery_batch.client.results.listener import ResultReader, start_listener
 from celery_batch.client.results.pending import (
     Callback,
     PendingResult,
@@ -92,11 +92,11 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
     _backend: Any = None
     _ignored = False
     #: Whether it is stored where the app's listener does not receive or poll.
-    is_elsewhere = False
+    is_stored_elsewhere = False
     #: The task's meta data, decoded, once the task has ended.
     _meta: dict[str, Any] | None = None
     #: Whether Celery's own machinery waits for it.
-    _is_native = False
+    _waits_as_celery_does = False
     #: Callbacks of `then` that are still to be called, each with the function that does.
     _thens: tuple[tuple[Any, Callback], ...] = ()
 
@@ -115,7 +115,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         usual = self.app.backend
         if backend is not None and backend is not usual:
             self._backend = backend
-            self.is_elsewhere = is_stored_elsewhere(backend, self.app)
+            self.is_stored_elsewhere = is_stored_elsewhere(backend, self.app)
         elif is_rpc(usual):
             self._backend = usual
         if parent is not None:
@@ -155,7 +155,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
     @property
     def batch_info(self) -> BatchInfo | None:
         """How the result was made; None until it is there, or if no notification came."""
-        return None if self.is_elsewhere else self.pending_result.batch_info
+        return None if self.is_stored_elsewhere else self.pending_result.batch_info
 
     @property
     def on_ready(self) -> Any:
@@ -177,7 +177,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         from then on that is how it is waited for.
         """
         meta = self._open()
-        if meta is None and not self._is_native:
+        if meta is None and not self._waits_as_celery_does:
             self._go_native()
         return meta
 
@@ -188,7 +188,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
     @property
     def is_received(self) -> bool:
         """Whether the app's listener receives it, rather than Celery's own machinery."""
-        return self.pending_result.is_ours and not self._is_native
+        return self.pending_result.is_ours and not self._waits_as_celery_does
 
     def poll(self) -> Self | None:
         """Return itself if its task has ended, as far as the backend can be asked."""
@@ -243,7 +243,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
 
     def _go_native(self, *, weak: bool = False) -> None:
         """Be waited for in Celery's own way from now on."""
-        self._is_native = True
+        self._waits_as_celery_does = True
         self._backend = self.backend  # this thread's, which will be drained
         thens, self._thens = self._thens, ()
         pending, registry = self._pending, self._pending.registry
@@ -253,12 +253,12 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         self._backend.add_pending_result(self, weak=weak)
 
     def _on_fulfilled(self, result: Any) -> Any:
-        if self._is_native:
+        if self._waits_as_celery_does:
             self._backend.remove_pending_result(self)
         return result
 
     def __del__(self) -> None:
-        if self._is_native:
+        if self._waits_as_celery_does:
             self._backend.remove_pending_result(self)
 
     def get(
@@ -487,7 +487,7 @@ def _is_ours_alone(result: Any, backend: Any) -> bool:
     """Return whether Celery knows nothing of a result but what is stored."""
     return (
         isinstance(result, BatchResult)
-        and ResultStore.supports(backend)
+        and ResultReader.supports(backend)
         and not backend.always_retry  # which is Celery's to do
         and not result.parent
         and result.is_received

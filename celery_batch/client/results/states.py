@@ -151,7 +151,7 @@ class StateIterator:
     def _is_polled(self) -> bool:
         """Return whether the backend has to be asked, because no listener receives the states."""
         result = self._result
-        if result.parent or result.is_elsewhere or start_listener(result.app) is None:
+        if result.parent or result.is_stored_elsewhere or start_listener(result.app) is None:
             return True
         value = result.pending_result.value
         if value is None:

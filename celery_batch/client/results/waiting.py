@@ -143,7 +143,7 @@ async def wait_until_ended(result: Any, deadline: float = math.inf) -> bool:
     Raises:
         Exception: What a task before it in a chain has failed with.
     """
-    if not (result.parent or result.is_elsewhere) and start_listener(result.app) is not None:
+    if not (result.parent or result.is_stored_elsewhere) and start_listener(result.app) is not None:
         pending = result.pending_result
         await _wait_for_notification(pending, deadline)
         if pending.value or pending.value is None:

@@ -169,7 +169,7 @@ class PauseControl:
                 yield name
 
     def _require_separation(self, queue: str, others: list[str]) -> None:
-        if others and not self._scheduler.running_messages.reads_by_room:
+        if others and not self._scheduler.running_messages.fetches_per_task:
             raise ConfigurationError(
                 f"queue {queue} also has messages of {', '.join(others)}, and this broker would"
                 f" fill the worker with those of paused tasks; name these tasks as well, give"

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from celery_batch.worker.dispatch.notification import Notification, succeed
-from celery_batch.worker.dispatch.outcome import FollowUp
+from celery_batch.worker.dispatch.follow_up import FollowUp
+from celery_batch.worker.dispatch.handler_call import HandlerCall, succeed
 from celery_batch.worker.scheduling.redelivery import RedeliveryCache
 
 __all__ = ["Completion"]
@@ -38,14 +38,14 @@ class Completion:
         self._hub = hub
         self._redelivery = redelivery
         self._run_again = run_again
-        self._notifications: deque[Notification] = deque()
+        self._handler_calls: deque[HandlerCall] = deque()
         self._succeeded: deque[Any] = deque()
 
-    def notify(self, notifications: Iterable[Notification]) -> None:
-        """Deliver notifications now; an error of one does not affect the others."""
-        for each in notifications:
+    def notify(self, handler_calls: Iterable[HandlerCall]) -> None:
+        """Call handlers now; an error of one does not affect the others."""
+        for each in handler_calls:
             request = each.request
-            if not each.deliver():
+            if not each.call():
                 self._run_again(request)
             elif request.acknowledged:  # else Celery has stopped it, and it comes again and runs
                 self._redelivery.add_ended([request])
@@ -53,11 +53,11 @@ class Completion:
     def complete(self, follow_up: FollowUp) -> None:
         """Notify all requests of a batch now."""
         self._succeed(follow_up.succeeded)
-        self.notify(follow_up.notifications)
+        self.notify(follow_up.handler_calls)
 
     def complete_after(self, first: Callable[[], object], follow_up: FollowUp) -> None:
         """Have the event loop call `first`, then notify the requests of a batch a few at a time."""
-        self._notifications.extend(follow_up.notifications)
+        self._handler_calls.extend(follow_up.handler_calls)
         self._succeeded.extend(follow_up.succeeded)
         self._hub.call_soon(self._begin, first)
 
@@ -69,9 +69,9 @@ class Completion:
             restarting: The connection is lost, so that none can be acknowledged.
         """
         if restarting:
-            for request in [*self._succeeded, *(each.request for each in self._notifications)]:
+            for request in [*self._succeeded, *(each.request for each in self._handler_calls)]:
                 request.disown()
-        while self._notifications or self._succeeded:
+        while self._handler_calls or self._succeeded:
             self._notify_some()
 
     def _begin(self, first: Callable[[], object]) -> None:
@@ -80,12 +80,12 @@ class Completion:
 
     def _next_pass(self) -> None:
         self._notify_some()
-        if self._notifications or self._succeeded:
+        if self._handler_calls or self._succeeded:
             self._hub.call_soon(self._next_pass)
 
     def _notify_some(self) -> None:
         self._succeed(_popped(self._succeeded, _SUCCESSES_PER_PASS))
-        self.notify(_popped(self._notifications, _NOTIFICATIONS_PER_PASS))
+        self.notify(_popped(self._handler_calls, _NOTIFICATIONS_PER_PASS))
 
     def _succeed(self, requests: list[Any]) -> None:
         wanted = [request for request in requests if not request.is_done]  # revoked as it ran
@@ -93,9 +93,7 @@ class Completion:
             succeed(wanted)
         except Exception:
             logger.exception("Could not finish %d requests at once: one by one", len(wanted))
-            self.notify(
-                Notification(request, request.on_success, (_SUCCESS,)) for request in wanted
-            )
+            self.notify(HandlerCall(request, request.on_success, (_SUCCESS,)) for request in wanted)
         else:
             self._redelivery.add_ended(requests)
 

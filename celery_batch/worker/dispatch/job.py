@@ -19,14 +19,14 @@ from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import Batch, Reason
 from celery_batch.errors import BatchError
-from celery_batch.worker.dispatch.notification import Notification, accept
-from celery_batch.worker.dispatch.outcome import (
+from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
     FollowUp,
     after_answer,
     after_failure,
     error_info,
 )
+from celery_batch.worker.dispatch.handler_call import HandlerCall, accept
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch, run_lone_batch
 from celery_batch.worker.intake.request import wants_events
@@ -81,7 +81,7 @@ class BatchJob:
         #: Whether its only request may kill its process.
         self.is_suspect = batch.reason is Reason.ALONE
         #: Whether no other request runs or waits; set before it is submitted.
-        self.is_only = False
+        self.is_only_batch = False
         #: The jobs that are in its process with it, or were when the process died.
         self.neighbours: set[BatchJob] = set()
         self.submitted = False
@@ -93,8 +93,8 @@ class BatchJob:
         self.answer: BatchEnd | None = None
         #: The error that the pool reported instead.
         self.error: Any = None
-        #: What waits for a thread, if the models run in this process.
-        self._waiting: BatchPayload | None = None
+        #: The payload until a thread takes it, if the models run in this process.
+        self._own_payload: BatchPayload | None = None
         self._listener = listener
         self._ended = self._reported = False
         #: Guards the end and the requests: pools may report on threads, and a signal handler
@@ -156,9 +156,9 @@ class BatchJob:
         soft, hard = _tightest_limits(self.task, self.requests)
         payload = self._payload()
         if not isinstance(pool, PreforkPool):  # else a copy has gone to a process
-            self._waiting = payload
+            self._own_payload = payload
         return pool.apply_async(
-            run_lone_batch if self.is_only else run_batch,
+            run_lone_batch if self.is_only_batch else run_batch,
             (self.task.name, payload, soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
@@ -234,7 +234,7 @@ class BatchJob:
             former, self.requests[index] = self.requests[index], task_request
         task_ready(former)
         if self.began is not None:
-            Notification(task_request, task_request.on_accepted, (self.pid, self.began)).deliver()
+            HandlerCall(task_request, task_request.on_accepted, (self.pid, self.began)).call()
         return True
 
     def _on_accepted(self, pid: int, time_accepted: float) -> None:
@@ -244,11 +244,11 @@ class BatchJob:
         self.pid, self.began = pid, time_accepted
         self._listener.on_start(self)
         for request in accept(self.requests, pid, time_accepted):
-            Notification(request, request.on_accepted, (pid, time_accepted)).deliver()
+            HandlerCall(request, request.on_accepted, (pid, time_accepted)).call()
 
     def _leave_out_revoked(self) -> None:
         """Leave out requests that were revoked or expired while the batch waited for a thread."""
-        payload, self._waiting = self._waiting, None
+        payload, self._own_payload = self._own_payload, None
         if payload is None:
             return
         with self._lock:
@@ -278,7 +278,7 @@ class BatchJob:
     def _on_timeout(self, soft: bool, timeout: float) -> None:  # noqa: FBT001 (the pool's signature)
         if soft:  # a hard one is reported as a failure
             for request in self.requests:
-                Notification(request, request.on_timeout, (soft, timeout)).deliver()
+                HandlerCall(request, request.on_timeout, (soft, timeout)).call()
 
     def _close(self) -> list[Any]:
         """End the job, and return its requests; none if it had ended before."""

@@ -16,7 +16,7 @@ class RunningMessages:
     collects = False
 
     #: Whether messages are fetched by what each task can use.
-    reads_by_room = False
+    fetches_per_task = False
 
     def started(self, task_requests: Sequence[Any]) -> None:
         """Record that a pool process runs these requests of Celery's."""
@@ -29,7 +29,7 @@ class RunningMessages:
     def flush(self) -> None:
         """Send the acknowledgements that are collected."""
 
-    def drop_lost(self) -> None:
+    def drop_taken_over(self) -> None:
         """Drop requests that other workers have taken; called before batches leave."""
 
 

@@ -39,7 +39,7 @@ from celery_batch.runtime.runner import Outcome
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_WORK
-from celery_batch.worker.dispatch.outcome import (
+from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
     Refused,
     TraceResult,
@@ -99,7 +99,11 @@ def run_batch(
 
 
 def run_lone_batch(*arguments: Any) -> BatchEnd | ExceptionInfo:
-    """Run a batch that has no other behind it; see `run_batch`."""
+    """
+    Run a batch that has no other behind it; see `run_batch`.
+
+    The pool process goes by the function: for this one it needs no worker threads.
+    """
     return run_batch(*arguments)
 
 
@@ -231,7 +235,7 @@ class _BatchTrace:
             if result is not None:
                 self._results[index] = result
             else:
-                self._trace_item(index, partial(_return, outcome))
+                self._trace_item(index, partial(_given_outcome, outcome))
 
     def _trace_item(self, index: int, answer: Answer) -> None:
         result = self._trace(self._payload[index], answer)
@@ -301,7 +305,8 @@ class _BatchTrace:
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))
 
 
-def _return(outcome: Outcome, _rows: CallRows) -> Outcome:
+def _given_outcome(outcome: Outcome, _rows: CallRows) -> Outcome:
+    """Return an outcome that is known, in place of running the rows."""
     return outcome
 
 

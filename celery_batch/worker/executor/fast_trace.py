@@ -29,7 +29,7 @@ from celery_batch.compat.kombu import decodes_json
 from celery_batch.decoding import decode_json
 from celery_batch.protocol import REPLY_HEADER, ROWS
 from celery_batch.task import BatchTask
-from celery_batch.worker.dispatch.outcome import TraceResult
+from celery_batch.worker.dispatch.follow_up import TraceResult
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.redis.result_store import ResultBuffer, named_channel
 

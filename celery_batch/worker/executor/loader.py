@@ -32,7 +32,7 @@ from celery_batch.config import Settings
 from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.failures import free_unused_memory, is_out_of_memory
-from celery_batch.worker.dispatch.write_ahead import worker_may_overlap
+from celery_batch.worker.dispatch.job_submitter import worker_may_overlap
 from celery_batch.worker.executor.pipeline import start_threads
 
 __all__ = [

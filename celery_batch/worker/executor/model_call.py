@@ -16,7 +16,7 @@ from celery_batch.runtime.runner import Outcome, Timing
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import Work
-from celery_batch.worker.dispatch.outcome import Unanswered
+from celery_batch.worker.dispatch.follow_up import Unanswered
 from celery_batch.worker.dispatch.payload import Delivery
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries

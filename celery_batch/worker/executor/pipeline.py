@@ -39,8 +39,8 @@ from billiard.pool import ACK, READY, TASK, MaybeEncodingError
 
 from celery_batch.compat.billiard import WorkerLoop, current_worker, job_pipe
 from celery_batch.compat.celery import close_django_connections
-from celery_batch.worker.dispatch.outcome import error_info
-from celery_batch.worker.dispatch.write_ahead import may_overlap
+from celery_batch.worker.dispatch.follow_up import error_info
+from celery_batch.worker.dispatch.job_submitter import may_overlap
 from celery_batch.worker.executor.executor import run_batch, run_lone_batch, trace_batch
 from celery_batch.worker.executor.overlapped_batch import OverlappedBatch
 from celery_batch.worker.executor.time_limit import LimitSignals

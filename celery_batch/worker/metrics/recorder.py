@@ -22,15 +22,15 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.meter import Meter
-from celery_batch.telemetry.report import NO_WORK, BatchReport, End, Outcome
-from celery_batch.worker.dispatch.job import BatchJob
-from celery_batch.worker.dispatch.outcome import (
+from celery_batch.telemetry.report import NO_WORK, BatchReport, End, RequestEnd
+from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
     FollowUp,
     Refused,
     TraceResult,
     Unanswered,
 )
+from celery_batch.worker.dispatch.job import BatchJob
 
 __all__ = ["BatchRecorder"]
 
@@ -61,45 +61,45 @@ def _end_of(job: BatchJob) -> End:
     return End.LOST if isinstance(error, (WorkerLostError, SystemExit)) else End.ERROR
 
 
-def _count_outcomes(job: BatchJob, follow_up: FollowUp) -> Counter[Outcome]:
+def _count_outcomes(job: BatchJob, follow_up: FollowUp) -> Counter[RequestEnd]:
     """Count the outcomes of a batch's requests, without those that Celery's signals announce."""
     count = len(job.requests)
     if len(follow_up.succeeded) == count and not any(map(_is_done, follow_up.succeeded)):
-        return Counter({Outcome.SUCCEEDED: count})
+        return Counter({RequestEnd.SUCCEEDED: count})
     outcomes = Counter(_outcomes_of(job, follow_up))
-    del outcomes[Outcome.EXPIRED], outcomes[Outcome.REVOKED]
+    del outcomes[RequestEnd.EXPIRED], outcomes[RequestEnd.REVOKED]
     return outcomes
 
 
-def _outcomes_of(job: BatchJob, follow_up: FollowUp) -> list[Outcome]:
+def _outcomes_of(job: BatchJob, follow_up: FollowUp) -> list[RequestEnd]:
     """Return the outcome of each request of a batch."""
     again = {id(request) for request in (*follow_up.run_alone, *follow_up.run_again)}
     return [
-        Outcome.AGAIN if id(request) in again else _outcome(request, job.answer, number)
+        RequestEnd.AGAIN if id(request) in again else _outcome(request, job.answer, number)
         for number, request in enumerate(job.requests)
     ]
 
 
-def _outcome(request: Any, answer: BatchEnd | None, number: int) -> Outcome:
+def _outcome(request: Any, answer: BatchEnd | None, number: int) -> RequestEnd:
     if request.is_done:
-        return Outcome.REVOKED
+        return RequestEnd.REVOKED
     if answer is None:  # a cancelled request goes back to the broker
-        return Outcome.AGAIN if request.is_cancelled else Outcome.FAILED
+        return RequestEnd.AGAIN if request.is_cancelled else RequestEnd.FAILED
     result = answer.results[number]
     if result is None:
-        return Outcome.EXPIRED if request.has_expired else Outcome.FAILED
-    return Outcome.REJECTED if isinstance(result, Refused) else _outcome_of(result)
+        return RequestEnd.EXPIRED if request.has_expired else RequestEnd.FAILED
+    return RequestEnd.REJECTED if isinstance(result, Refused) else _outcome_of(result)
 
 
-def _outcome_of(result: TraceResult | ExceptionInfo) -> Outcome:
+def _outcome_of(result: TraceResult | ExceptionInfo) -> RequestEnd:
     if isinstance(result, ExceptionInfo):
-        return Outcome.FAILED
+        return RequestEnd.FAILED
     if not result[0]:
-        return Outcome.SUCCEEDED
+        return RequestEnd.SUCCEEDED
     error = _unwrapped(result[1].exception)
     if isinstance(error, Retry):
-        return Outcome.RETRIED
-    return Outcome.REJECTED if isinstance(error, (Ignore, Reject)) else Outcome.FAILED
+        return RequestEnd.RETRIED
+    return RequestEnd.REJECTED if isinstance(error, (Ignore, Reject)) else RequestEnd.FAILED
 
 
 def _unwrapped(error: Any) -> Any:
@@ -148,14 +148,14 @@ class BatchRecorder:
     def failed_waiting(self, request: Any) -> None:
         """Record a request that failed in its task queue, by its time limit."""
         with self._lock:
-            self._meter.add_outcome(request.name, Outcome.FAILED)
+            self._meter.add_outcome(request.name, RequestEnd.FAILED)
 
     def _on_revoked(self, sender: Any = None, *, expired: bool = False, **_: Any) -> None:
         """Record a request that has expired or was revoked, wherever it was."""
         if isinstance(sender, BatchTask):
             with self._lock:
                 self._meter.add_outcome(
-                    sender.name, Outcome.EXPIRED if expired else Outcome.REVOKED
+                    sender.name, RequestEnd.EXPIRED if expired else RequestEnd.REVOKED
                 )
 
     def _add(self, job: BatchJob, follow_up: FollowUp) -> None:

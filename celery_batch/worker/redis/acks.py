@@ -40,7 +40,7 @@ class RedisAcks(CollectedAcks):
             this one has ended.
     """
 
-    reads_by_room = True
+    fetches_per_task = True
 
     def __init__(
         self, channel: Any, consumer: Any, scheduler: Scheduler, lease: Lease, tags: list[str]
@@ -95,7 +95,7 @@ class RedisAcks(CollectedAcks):
         for request in task_requests:
             request.given_back()
 
-    def drop_lost(self) -> None:
+    def drop_taken_over(self) -> None:
         """
         Drop the requests whose messages other workers have taken.
 

@@ -27,7 +27,13 @@ from celery_batch.worker.redis.result_store import (
     reply_channel,
 )
 
-__all__ = ["Recorder", "attach_facts", "buffered_results", "notify_clients", "stores_in_bulk"]
+__all__ = [
+    "BulkResultWriter",
+    "attach_facts",
+    "buffered_results",
+    "notify_clients",
+    "stores_in_bulk",
+]
 
 
 def stores_in_bulk(backend: Any) -> bool:
@@ -36,7 +42,7 @@ def stores_in_bulk(backend: Any) -> bool:
     return known and bool(backend.app.conf.get("batch_bulk", True))
 
 
-class Recorder(threading.local):
+class BulkResultWriter(threading.local):
     """
     Replaces a Redis backend's `_store_result`.
 
@@ -57,13 +63,13 @@ class Recorder(threading.local):
         self._stores_in_bulk = stores_in_bulk(backend)
 
     @classmethod
-    def of(cls, backend: Any) -> Recorder | None:
+    def of(cls, backend: Any) -> BulkResultWriter | None:
         """Return a backend's recorder, made on first use; None if the backend is not Redis."""
         if not isinstance(backend, RedisBackend):
             return None
-        found: Recorder | None = vars(backend).get("batch_recorder")
+        found: BulkResultWriter | None = vars(backend).get("batch_result_writer")
         if found is None:
-            found = backend.batch_recorder = cls(backend)
+            found = backend.batch_result_writer = cls(backend)
             backend._store_result = found.record  # noqa: SLF001
         return found
 
@@ -127,12 +133,12 @@ def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
 
         def make_and_record() -> Any:
             backend = make()
-            Recorder.of(backend)
+            BulkResultWriter.of(backend)
             return backend
 
         app._get_backend = make_and_record  # noqa: SLF001
     for backend in (app.backend, *(task.backend for task in tasks)):
-        Recorder.of(backend)
+        BulkResultWriter.of(backend)
 
 
 def buffered_results(task: Any) -> AbstractContextManager[ResultBuffer | None]:
@@ -142,13 +148,13 @@ def buffered_results(task: Any) -> AbstractContextManager[ResultBuffer | None]:
     Its value is the buffer, or None where results are stored one by one: on other backends,
     and with ``batch_bulk = False``.
     """
-    recorder = Recorder.of(task.backend)
+    recorder = BulkResultWriter.of(task.backend)
     return nullcontext() if recorder is None else recorder.buffering()
 
 
 def attach_facts(task: Any, facts: Mapping[str, Facts]) -> None:
     """Attach the facts of model calls, by task id, to results stored in `buffered_results`."""
-    recorder = Recorder.of(task.backend)
+    recorder = BulkResultWriter.of(task.backend)
     if recorder is not None:
         recorder.facts = facts
         if recorder.buffer is not None:

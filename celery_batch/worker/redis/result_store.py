@@ -252,9 +252,9 @@ class RedisStore:
         expires = backend.failure_expires if state == states.FAILURE else None
         return backend.expires if expires is None else expires  # type: ignore[no-any-return]
 
-    @classmethod
-    def _warn_unnotified(cls, reason: object) -> None:
-        level = logging.DEBUG if cls._has_warned else logging.WARNING
+    @staticmethod
+    def _warn_unnotified(reason: object) -> None:
+        level = logging.DEBUG if RedisStore._has_warned else logging.WARNING
         RedisStore._has_warned = True
         logger.log(
             level,

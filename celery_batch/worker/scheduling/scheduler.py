@@ -13,11 +13,11 @@ from celery.worker.state import task_ready, task_reserved
 
 from celery_batch.batching.batch import Batch
 from celery_batch.worker.dispatch.completion import Completion
+from celery_batch.worker.dispatch.follow_up import FollowUp, deadline_passed, not_run
+from celery_batch.worker.dispatch.handler_call import HandlerCall
 from celery_batch.worker.dispatch.job import BatchJob
-from celery_batch.worker.dispatch.notification import Notification
-from celery_batch.worker.dispatch.outcome import FollowUp, deadline_passed, not_run
+from celery_batch.worker.dispatch.job_submitter import JobSubmitter
 from celery_batch.worker.dispatch.running_messages import RunningMessages
-from celery_batch.worker.dispatch.write_ahead import WriteAhead
 from celery_batch.worker.intake.dead_letters import DeadLetters
 from celery_batch.worker.metrics.recorder import BatchRecorder
 from celery_batch.worker.scheduling.fetch_limits import FetchLimits
@@ -36,7 +36,7 @@ class Scheduler:
 
     Args:
         consumer: Celery's consumer.
-        refuse: Refuses a request whose body proved malformed when it was decoded, with the reason.
+        refuse: Called with a request whose body could not be decoded, and the reason.
     """
 
     def __init__(self, consumer: Any, refuse: Callable[[Any, str], None]) -> None:
@@ -47,7 +47,7 @@ class Scheduler:
         #: Records what became of each batch.
         self.recorder = BatchRecorder()
         self._slots = Slots(consumer.pool)
-        self._write_ahead = WriteAhead(consumer)
+        self._submitter = JobSubmitter(consumer)
         self._priority = TaskPriority()
         self._task_queues: dict[str, TaskQueue] = {}
         self._jobs: set[BatchJob] = set()
@@ -94,7 +94,7 @@ class Scheduler:
         """
         self._is_open = False
         self._timer.cancel()
-        self._write_ahead.close()
+        self._submitter.close()
         if restarting:
             for request in self._poison:
                 request.disown()
@@ -108,7 +108,7 @@ class Scheduler:
         for job in list(self._jobs):
             # On a restart the prefork pool silently discards what no process has accepted;
             # at shutdown it still runs what it was given.
-            is_flushed = restarting and self._slots.are_flushed and not job.accepted
+            is_flushed = restarting and self._slots.discards_on_disconnect and not job.accepted
             if not job.submitted or (is_flushed and not job.is_in_pool):
                 job.forget()
                 self._requests_not_run(job.requests)
@@ -186,7 +186,7 @@ class Scheduler:
 
     def dispatch(self) -> None:
         """Submit every batch that may leave now; set the timer for the next one."""
-        self.running_messages.drop_lost()
+        self.running_messages.drop_taken_over()
         while self._is_open and not state.should_terminate:
             self._fail_past_deadline()
             delays = [task_queue.next_deadline for task_queue in self._task_queues.values()]
@@ -207,20 +207,20 @@ class Scheduler:
                 return
 
     def _overtaken_by(self, task_queue: TaskQueue) -> BatchJob | None:
-        if self._slots.has_room_ahead or not self._write_ahead.can_overtake(task_queue.task):
+        if self._slots.has_room_ahead or not self._submitter.can_overtake(task_queue.task):
             return None
         return self._priority.overtaken_by(task_queue, list(self._jobs))
 
     def _submit(self, task_queue: TaskQueue, batch: Batch[Any]) -> None:
         job = BatchJob(task_queue.task, batch, self, task_queue.policy.max_batch_size)
-        job.is_only = not self._jobs and all(each.is_empty for each in self)
+        job.is_only_batch = not self._jobs and all(each.is_empty for each in self)
         self._priority.batch_left(task_queue, job, self._task_queues.values())
         for other in list(self._jobs):  # jobs of a thread pool may end at any time
             if not other.accepted and job.urgency < other.urgency:
                 share = self.task_queue(other.task).policy.low_priority_share
                 self._priority.overtake(other, share)
         self._jobs.add(job)
-        self._write_ahead.submit(job)
+        self._submitter.submit(job)
 
     def _fail_past_deadline(self) -> None:
         for task_queue in self._task_queues.values():
@@ -236,22 +236,22 @@ class Scheduler:
 
     def before_submit(self) -> None:
         """Drop what other workers have taken from a batch that waited for its process."""
-        self.running_messages.drop_lost()
+        self.running_messages.drop_taken_over()
 
     def on_start(self, job: BatchJob) -> None:
         """A pool process has accepted a job."""
         self.running_messages.started(job.requests)
-        self._write_ahead.accepted(job)
+        self._submitter.accepted(job)
 
     def on_end(self, job: BatchJob, follow_up: FollowUp) -> None:
         """A job has ended: free its slot, and complete its requests."""
         self._job_left(job)
-        self._write_ahead.submit_held()
+        self._submitter.submit_held()
         self.recorder.ended(job, follow_up)
         if job.accepted:
             self._after_run(job, follow_up)
         self.task_queue(job.task).batch_ended(job)
-        follow_up.notifications += self._run_again(job.task, follow_up)
+        follow_up.handler_calls += self._run_again(job.task, follow_up)
         if self._slots.run_inline or self._consumer.hub is None or not self._is_open:
             self._completion.complete(follow_up)
             if not self._slots.run_inline:  # else it was `dispatch` that ran the batch
@@ -284,20 +284,20 @@ class Scheduler:
 
         self._dead_letters.write(request, error, then)
 
-    def _run_again(self, task: Any, follow_up: FollowUp) -> list[Notification]:
-        """Queue requests again; return the notifications of those that cannot run again."""
-        task_queue, notifications = self.task_queue(task), []
+    def _run_again(self, task: Any, follow_up: FollowUp) -> list[HandlerCall]:
+        """Queue requests again; return the handler calls of those that cannot run again."""
+        task_queue, handler_calls = self.task_queue(task), []
         again = [(request, True) for request in follow_up.run_alone]
         again += [(request, False) for request in follow_up.run_again]
         for request, alone in again:
             if self._is_open and not request.is_disowned:
                 self._enqueue(task_queue, request, alone=alone)
             elif request.acknowledged:
-                notifications += not_run(request)
+                handler_calls += not_run(request)
             else:  # its message is the broker's again, or will be
                 task_ready(request)
                 self._redelivery.add_not_run([request])
-        return notifications
+        return handler_calls
 
     def _requests_not_run(self, requests: Iterable[Any]) -> None:
         """Leave requests to the broker; fail those whose messages it has no longer."""
@@ -318,7 +318,7 @@ class Scheduler:
             if job in self._jobs:
                 self._jobs.remove(job)
                 self._slots.in_flight -= 1
-        self._write_ahead.job_left(job)
+        self._submitter.job_left(job)
         self._priority.forget(job)
 
     @property

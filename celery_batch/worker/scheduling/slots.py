@@ -25,7 +25,7 @@ class Slots:
     """
     Two slots for each pool process: one for the running batch, one for the batch that is ready.
 
-    The device then need not wait until the next batch is formed.
+    The device then need not wait until the next batch is formed.  The solo pool has one slot.
 
     Args:
         pool: Celery's pool.
@@ -42,7 +42,7 @@ class Slots:
         self.lock = threading.RLock()  # a signal handler may run `on_end` on top of us
 
     @property
-    def are_flushed(self) -> bool:
+    def discards_on_disconnect(self) -> bool:
         """Whether a lost connection empties the pool of the jobs that no process has accepted."""
         flush = getattr(self._pool, "flush", None)  # the prefork pool has one once it runs
         return bool(flush) and getattr(flush, "__func__", None) is not BasePool.flush

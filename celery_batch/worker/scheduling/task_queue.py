@@ -18,8 +18,8 @@ from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
+from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.dispatch.job import BatchJob
-from celery_batch.worker.dispatch.outcome import BatchEnd
 from celery_batch.worker.scheduling.slots import Slots
 
 __all__ = ["LEAST_URGENT", "TaskQueue"]

@@ -24,7 +24,7 @@ from celery_batch.batching.isolation import Verdict, after_loss
 from celery_batch.config import max_worker_losses
 from celery_batch.errors import PoisonItem
 from celery_batch.telemetry.report import NO_WORK, Work
-from celery_batch.worker.dispatch.notification import Notification, is_routine
+from celery_batch.worker.dispatch.handler_call import HandlerCall, is_routine
 
 __all__ = [
     "BatchEnd",
@@ -104,15 +104,15 @@ class FollowUp:
     What follows a batch.
 
     Args:
-        notifications: Calls of its requests' handlers.
+        handler_calls: Calls of its requests' handlers.
         run_alone: Requests to run again, each in a batch of its own.
         run_again: Requests to run again in any batch: this one never began.
-        poison: Requests that kill processes, with the error that their notifications carry.
+        poison: Requests that kill processes, with the error that their handlers get.
         succeeded: Requests whose success is routine.
         refused: Requests with malformed bodies, and what is wrong with them.
     """
 
-    notifications: list[Notification] = field(default_factory=list)
+    handler_calls: list[HandlerCall] = field(default_factory=list)
     run_alone: list[Any] = field(default_factory=list)
     run_again: list[Any] = field(default_factory=list)
     poison: list[tuple[Any, PoisonItem]] = field(default_factory=list)
@@ -130,20 +130,20 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Fol
         began: When it accepted the batch, on the monotonic clock.
     """
     follow_up = FollowUp()
-    notify = follow_up.notifications.append
+    notify = follow_up.handler_calls.append
     for request, result in zip(requests, end.results, strict=True):
         if isinstance(result, Refused):
             follow_up.refused.append((request, result.reason))
         elif isinstance(result, ExceptionInfo):
-            notify(Notification(request, request.on_failure, (result,)))
+            notify(HandlerCall(request, request.on_failure, (result,)))
         elif result is not None and not result[0] and is_routine(request):
             follow_up.succeeded.append(request)
         elif result is not None:
-            notify(Notification(request, request.on_success, (result,)))
+            notify(HandlerCall(request, request.on_success, (result,)))
         elif request.has_expired:
-            notify(Notification(request, request.revoked, ()))
+            notify(HandlerCall(request, request.revoked, ()))
         elif end.unanswered is not Unanswered.NOT_STARTED and not request.task.acks_late:
-            follow_up.notifications += not_run(request, _explain(end))
+            follow_up.handler_calls += not_run(request, _explain(end))
         elif end.unanswered is Unanswered.INTERRUPTED:
             soft_limit = request.time_limits[1] or request.task.soft_time_limit or None
             _set_deadline(request, soft_limit, began)
@@ -184,14 +184,14 @@ def after_failure(
     return FollowUp(_fail_all(requests, einfo))
 
 
-def deadline_passed(request: Any) -> list[Notification]:
+def deadline_passed(request: Any) -> list[HandlerCall]:
     """Fail a request that could not run again in the time that its time limit left it."""
     return _fail_all([request], error_info(TimeLimitExceeded(request.limit)))
 
 
 def not_run(
     request: Any, why: str = "the worker stopped before it could run this again"
-) -> list[Notification]:
+) -> list[HandlerCall]:
     """Fail a request that cannot run again, and whose message is acknowledged."""
     return _fail_all([request], error_info(WorkerLostError(why)))
 
@@ -202,7 +202,7 @@ def _after_loss(
     if request.is_cancelled:
         return  # Celery has stopped it, and its message goes back
     if request.is_done or request.has_succeeded:
-        follow_up.notifications.append(Notification(request, request.on_failure, (einfo,)))
+        follow_up.handler_calls.append(HandlerCall(request, request.on_failure, (einfo,)))
         return
     request.losses += 1
     limit = max_worker_losses(task)
@@ -215,8 +215,8 @@ def _after_loss(
     )
     logger.error("%s", error)
     follow_up.poison.append((request, error))
-    notification = Notification(request, request.on_failure, (error_info(error),))
-    follow_up.notifications.append(notification)
+    call = HandlerCall(request, request.on_failure, (error_info(error),))
+    follow_up.handler_calls.append(call)
 
 
 def _after_time_limit(
@@ -230,17 +230,17 @@ def _after_time_limit(
     follow_up = FollowUp()
     for request in requests:
         if request.is_done or request.has_succeeded:
-            follow_up.notifications.append(Notification(request, request.on_failure, (einfo,)))
+            follow_up.handler_calls.append(HandlerCall(request, request.on_failure, (einfo,)))
         else:
             _set_deadline(request, error.args[0], began)
             follow_up.run_alone.append(request)
     return follow_up
 
 
-def _fail_all(requests: Iterable[Any], einfo: Any) -> list[Notification]:
+def _fail_all(requests: Iterable[Any], einfo: Any) -> list[HandlerCall]:
     error = _unwrap(einfo)
     limit = error.args[0] if isinstance(error, TimeLimitExceeded) and error.args else None
-    return [Notification(request, partial(_fail, request, limit), (einfo,)) for request in requests]
+    return [HandlerCall(request, partial(_fail, request, limit), (einfo,)) for request in requests]
 
 
 def _fail(request: Any, limit: float | None, einfo: Any) -> None:

@@ -14,7 +14,7 @@ from celery.concurrency.asynpool import AsynPool
 from kombu.asynchronous.semaphore import LaxBoundedSemaphore
 
 from celery_batch import BatchTask
-from celery_batch.worker.dispatch.write_ahead import WriteAhead
+from celery_batch.worker.dispatch.job_submitter import JobSubmitter
 
 INBOX = 7
 
@@ -72,9 +72,9 @@ class Job:
         self.worker.sent.append(self.name)
 
 
-def start(worker: Worker, *names: str, **options: Any) -> tuple[WriteAhead, list[Job]]:
+def start(worker: Worker, *names: str, **options: Any) -> tuple[JobSubmitter, list[Job]]:
     """Submit jobs with these names."""
-    ahead = WriteAhead(worker)
+    ahead = JobSubmitter(worker)
     jobs = [Job(name, worker, **options) for name in names]
     for job in jobs:
         ahead.submit(job)

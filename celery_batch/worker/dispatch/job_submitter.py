@@ -27,7 +27,7 @@ from celery_batch.compat.billiard import PoolPipe
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.job import BatchJob
 
-__all__ = ["WriteAhead", "may_overlap", "worker_may_overlap"]
+__all__ = ["JobSubmitter", "may_overlap", "worker_may_overlap"]
 
 
 def worker_may_overlap(app: Any, processes: int) -> bool:
@@ -66,7 +66,7 @@ _WRITTEN_SOON = 0.001
 _urgency = attrgetter("urgency")
 
 
-class WriteAhead:
+class JobSubmitter:
     """
     Hands batch jobs to the pool of one consumer.
 

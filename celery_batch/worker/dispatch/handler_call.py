@@ -18,7 +18,7 @@ from kombu.exceptions import EncodeError
 
 from celery_batch.worker.intake.request import BatchRequest
 
-__all__ = ["Notification", "accept", "is_routine", "succeed"]
+__all__ = ["HandlerCall", "accept", "is_routine", "succeed"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _LASTING_ERRORS = (EncodeError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class Notification:
+class HandlerCall:
     """
     A call of one handler of Celery's request.
 
@@ -41,7 +41,7 @@ class Notification:
     handler: Callable[..., Any]
     arguments: tuple[Any, ...]
 
-    def deliver(self) -> bool:
+    def call(self) -> bool:
         """
         Call the handler, and log what it raises.
 

@@ -9,7 +9,7 @@ import pytest
 from celery.worker import state
 from kombu.exceptions import EncodeError
 
-from celery_batch.worker.dispatch.notification import Notification
+from celery_batch.worker.dispatch.handler_call import HandlerCall
 from tests.worker.doubles import Call
 
 
@@ -22,7 +22,7 @@ def told(error: Exception) -> tuple[bool, list[Any]]:
         raise error
 
     call.task = SimpleNamespace(backend=SimpleNamespace(mark_as_failure=fail))
-    has_ended = Notification(call, fail, ()).deliver()
+    has_ended = HandlerCall(call, fail, ()).call()
     state.task_ready(call)
     return has_ended, heard
 
