@@ -45,6 +45,7 @@ class FrameworkErrorBody(BaseModel):
 
 _DESCRIPTIONS = {
     400: "The body cannot be parsed.",
+    413: "The body is too large, or the request has more items than the task's queue may hold.",
     422: "The request is not valid, or the model refuses an input.",
     429: "Too many calls wait in the task's queue.",
     503: "The broker, the result backend or the model is not available.",

@@ -39,22 +39,25 @@ class Reader:
 
 
 @pytest.fixture
-def readers(monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
-    """The readers that are opened."""
-    opened: list[Reader] = []
+def app() -> Celery:
+    """An app whose broker is never reached."""
+    return Celery("poller", broker="redis://127.0.0.1:1/0", set_as_current=False)
 
-    def open_reader(_app: Any) -> Reader:
+
+@pytest.fixture
+def readers(app: Celery, monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
+    """The readers that are opened for the app."""
+    opened: list[Reader] = []
+    open_depth_reader = broker_poller.open_depth_reader
+
+    def open_reader(other: Any) -> Any:
+        if other is not app:  # threads of earlier tests may poll for a while
+            return open_depth_reader(other)
         opened.append(Reader())
         return opened[-1]
 
     monkeypatch.setattr(broker_poller, "open_depth_reader", open_reader)
     return opened
-
-
-@pytest.fixture
-def app() -> Celery:
-    """An app whose broker is never reached."""
-    return Celery("poller", broker="redis://127.0.0.1:1/0", set_as_current=False)
 
 
 def depth_of(poller: DepthPoller) -> bool:

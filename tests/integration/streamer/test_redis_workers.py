@@ -30,7 +30,12 @@ def test_what_a_killed_worker_held_is_answered(lab: Lab):
     assert [[number] for number in range(20)] == [future.result(LONG) for future in futures]
     ((successor, _),) = streamer.predict(["pid"])
     assert worker != successor
-    assert not psutil.pid_exists(process)
+    wait_until(
+        lambda: f"{process} lives" if psutil.pid_exists(process) else "",
+        [],
+        what="the end of the killed worker's process",
+        timeout=LONG,
+    )
 
 
 def test_a_process_that_dies_takes_no_request_along(lab: Lab):
