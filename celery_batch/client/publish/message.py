@@ -330,10 +330,10 @@ class _SameChannel(_Producer):  # type: ignore[misc]
 
 
 class RedisProducer(_SameChannel):
-    """A producer that makes messages for Redis, and leaves it to `take` to send them."""
+    """A producer of messages for Redis; a subclass says in `take` what is done with each."""
 
     def take(self, key: str, message: dict[str, Any]) -> None:
-        """Do with a message, as kombu would write it to a list, what is to be done."""
+        """Take a message in the form in which kombu would push it to a list."""
         raise NotImplementedError
 
     def pass_on(self, body: Any, details: tuple[Any, ...]) -> None:
