@@ -17,6 +17,7 @@ from celery_batch.backfill.window import Answer, Chunk
 from celery_batch.cluster.control_client import ControlClient, impatient_connection
 from celery_batch.config import max_queue_of
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
+from celery_batch.protocol import QUIETLY
 
 __all__ = ["Sender", "connect", "unserved"]
 
@@ -284,10 +285,11 @@ class Sender:
     def _revoke(self, task_ids: list[Any]) -> list[Chunk]:
         chunks = [self._pending.pop(task_id)[0] for task_id in task_ids]
         if task_ids:
-            # Celery's own `revoke` waits for a broker that hangs.
+            # Celery's own `revoke` waits for a broker that hangs.  Quietly: workers store no
+            # state of what they do not have, because no caller asks for it.
             with closing(ControlClient(self._task.app)) as client:
                 try:
-                    client.tell("revoke", task_id=task_ids)
+                    client.tell("revoke", task_id=task_ids, **{QUIETLY: True})
                 except Exception as error:  # noqa: BLE001 (then they run in vain)
                     log.debug("Could not revoke %d messages: %s", len(task_ids), error)
         return chunks

@@ -236,19 +236,43 @@ def test_a_backfill_that_is_ended_revokes_its_rows(place, kill):
     wait_until(why, [], what="queue", timeout=5)
 
 
+def messages(client):
+    """Return how many messages wait or are held, all counted at one moment."""
+    with client.pipeline(transaction=True) as pipe:
+        pipe.hlen("unacked")
+        for queue in ("celery", *(f"celery\x06\x16{priority}" for priority in range(1, 10))):
+            pipe.llen(queue)
+        return sum(pipe.execute())
+
+
 def test_nothing_is_left_in_the_broker(place):
     """Neither results nor messages of a backfill stay behind."""
     client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
     # What a killed backfill of another test has sent may still be running.
-    held = lambda: client.hlen("unacked") + sum(map(client.llen, client.keys("celery\x06*")))  # noqa: E731
-    idle = lambda: "" if not held() and not client.llen("celery") else "is busy"  # noqa: E731
+    idle = lambda: "is busy" if messages(client) else ""  # noqa: E731
     wait_until(idle, [], what="worker", timeout=60)
     before = set(client.keys("celery-task-meta-*"))
     place.write(rows(200))
     place.run("backfill_tasks.double")
 
     assert set() == set(client.keys("celery-task-meta-*")) - before
-    assert 0 == client.llen("celery")
+    assert 0 == messages(client)
+
+
+def test_revoked_rows_leave_no_results(place, app):
+    """A backfill that is ended makes no worker store a state for each of its messages."""
+    client = redis.Redis(unix_socket_path=str(place.redis.directory / "redis.sock"))
+    wait_until(lambda: "is busy" if messages(client) else "", [], what="worker", timeout=60)
+    before = set(client.keys("celery-task-meta-*"))
+    source = (Row(n, str(n), (n,)) for n in range(1000))
+    with Backfill(app.double, source, limits_of(app.double), {"queue": "crowd"}) as backfill:
+        backfill.step(timeout=0.1)
+        sent = backfill.status()["pending"]
+    place.write(rows(200))
+    place.run("backfill_tasks.double")  # the worker has read the revoke when this ends
+
+    assert sent > 0
+    assert set() == set(client.keys("celery-task-meta-*")) - before
 
 
 def test_an_iterable_is_read_no_further_than_needed(app):
