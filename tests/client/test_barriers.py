@@ -13,7 +13,7 @@ import pytest
 from celery.result import ResultSet
 from vine import barrier
 
-from celery_batch.client.results.pending import PendingResults
+from celery_batch.client.results.callbacks import BarrierCounter
 from tests.services.teller import Teller
 
 
@@ -46,14 +46,14 @@ class SlowGroup(Group):
 
 def test_two_threads_lose_no_member():
     """Members that are heard of and found at the same moment are both counted."""
-    registry = PendingResults(None)
+    counter = BarrierCounter()
     group = SlowGroup(2)
     group.finalize()
     done: list[int] = []
     group.then(lambda: done.append(1))
     group.together = threading.Barrier(2)
     with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(registry.count_barrier_member, group) for _ in range(2)]:
+        for future in [pool.submit(counter.count, group) for _ in range(2)]:
             future.result()
 
     assert ([1], 2) == (done, group.number)
@@ -61,61 +61,61 @@ def test_two_threads_lose_no_member():
 
 def test_group_that_is_never_finished_leaves_nothing_behind():
     """One that its maker drops is gone."""
-    registry = PendingResults(None)
+    counter = BarrierCounter()
     group = Group(2)
-    registry.count_barrier_member(group)
-    registry.complete_barriers()
-    before = len(registry._unfinished)
+    counter.count(group)
+    counter.complete()
+    before = len(counter._unfinished)
     found = weakref.ref(group)
     del group
     gc.collect()
 
     assert 1 == before
-    assert (None, 0) == (found(), len(registry._unfinished))
+    assert (None, 0) == (found(), len(counter._unfinished))
 
 
 def test_group_that_is_built_slowly_is_told():
     """A group that takes long to build is told all the same, however its members came."""
-    registry = PendingResults(None)
+    counter = BarrierCounter()
     group = Group(2)
     done: list[int] = []
     group.then(lambda: done.append(1))
-    registry.count_barrier_member(group)
-    registry.complete_barriers()
-    registry.count_barrier_member(group)
+    counter.count(group)
+    counter.complete()
+    counter.count(group)
     group.finalized = True
     before = [*done]
-    registry.complete_barriers()
+    counter.complete()
 
     assert ([], [1]) == (before, done)
-    assert 0 == len(registry._unfinished)
+    assert 0 == len(counter._unfinished)
 
 
 def test_group_that_was_told_already_is_not_told_again():
     """Where Celery itself has found a group whole, its callback is called once."""
-    registry = PendingResults(None)
+    counter = BarrierCounter()
     group = Group(1)
     done: list[int] = []
-    registry.count_barrier_member(group)
+    counter.count(group)
     group.finalize()
     group.then(lambda: done.append(1))
-    registry.complete_barriers()
+    counter.complete()
 
     assert [1] == done
 
 
 def test_failing_callback_of_a_group_is_logged(caplog: pytest.LogCaptureFixture):
     """What one group's callback raises keeps no other from being told."""
-    registry = PendingResults(None)
+    counter = BarrierCounter()
     groups = [Group(1), Group(1)]
     done: list[int] = []
     groups[0].then(lambda: 1 / 0)
     groups[1].then(lambda: done.append(1))
     for group in groups:
-        registry.count_barrier_member(group)
+        counter.count(group)
         group.finalized = True
     with caplog.at_level(logging.ERROR):
-        registry.complete_barriers()
+        counter.complete()
 
     assert [1] == done
     assert "A callback of a result has failed" in caplog.text
@@ -123,7 +123,7 @@ def test_failing_callback_of_a_group_is_logged(caplog: pytest.LogCaptureFixture)
 
 def test_joined_sets_leave_nothing_behind(background: Teller):
     """Sets of results that were joined and dropped are not looked at for ever."""
-    registry = background.listener.registry
+    counter = background.listener.registry.barriers
     for _ in range(5):
         results = background.ask_many(2)
         together = ResultSet([], app=background.app)
@@ -132,7 +132,7 @@ def test_joined_sets_leave_nothing_behind(background: Teller):
             background.answer(result, 1)
         assert [1, 1] == together.join(timeout=20.0)
     del together, results, result
-    registry.complete_barriers()
+    counter.complete()
     gc.collect()
 
-    assert 0 == len(registry._unfinished)
+    assert 0 == len(counter._unfinished)

@@ -70,7 +70,8 @@ def test_signal_handler_may_ask_and_wait(background: Teller):
 
     def interrupted() -> None:
         """Be in the registry, and ask."""
-        with pending._lock, listener._guard:
+        guards = [thread._guard for thread in listener._threads.values()]
+        with pending._lock, guards[0], guards[1]:
             result = background.ask()
             with pytest.raises(CeleryTimeoutError):
                 result.get(timeout=0.0)

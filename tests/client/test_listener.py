@@ -381,7 +381,9 @@ def test_thread_that_died_is_begun_again(background: Teller, name: str, monkeypa
     monkeypatch.setattr(store, "QUIET", 0.2)
     until_heard(background)
     before = set(threads(name))
-    (victim,) = [thread for thread in before if thread is background.listener._threads[name[13:]]]
+    (victim,) = [
+        thread for thread in before if thread is background.listener._threads[name[13:]]._thread
+    ]
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(victim.ident), ctypes.py_object(SystemExit)
     )
@@ -408,8 +410,7 @@ def test_silent_connection_is_given_up(background: Teller, monkeypatch):
     until_heard(background)
     (first,) = background.redis.client_list(_type="pubsub")
     background.redis.publish(channel, b"")
-    subscription = background.listener._subscription
-    monkeypatch.setattr(subscription._pubsub, "ping", lambda: None)
+    monkeypatch.setattr("redis.client.PubSub.ping", lambda _: None)
     wait_until(
         lambda: (
             ""
@@ -424,6 +425,7 @@ def test_silent_connection_is_given_up(background: Teller, monkeypatch):
         what="another connection",
         timeout=SOON,
     )
+    monkeypatch.undo()
     result = background.ask()
     background.answer(result, 1)
 
@@ -560,7 +562,7 @@ def test_slow_look_costs_no_long_rest(monkeypatch: pytest.MonkeyPatch):
             now[0] += 2.0
             return [b""] * len(task_ids)
 
-    rest = sweep.StorePoller(pending, Slow(), lambda: None)._poll()
+    rest = sweep.StorePoller(pending, Slow()).poll()
 
     assert sweep.LONGEST_REST == rest <= 1.0
 
@@ -662,7 +664,7 @@ def test_a_listener_that_begins_while_another_is_closed_looks_soon(
     listener = listener_for(background.app)
 
     assert listener is not None
-    assert PendingResults.of(background.app).poll_soon == listener._poller.poll_soon
+    assert PendingResults.of(background.app).on_awaited == listener.on_awaited
 
 
 def test_closing_a_listener_begins_none_where_nobody_waits(background: Teller) -> None:

@@ -169,8 +169,8 @@ def test_stale_reply_is_looked_for_at_once(
 ):
     """Who begins to wait late, or after an interruption, does not wait for a sweep first."""
     now = 100.0
-    hurried: list[int] = []
-    pending.poll_soon = lambda: hurried.append(1)
+    urgent: list[bool] = []
+    pending.on_awaited = urgent.append
     monkeypatch.setattr("time.monotonic", lambda: now)
     late, interrupted, fresh = expected(pending, "late", "interrupted", "fresh")
     now += 0.5
@@ -184,7 +184,7 @@ def test_stale_reply_is_looked_for_at_once(
         pending.add_callback(reply, print)
 
     assert ["late", "interrupted"] == polled(pending)
-    assert 3 == len(hurried)
+    assert [True, True, True, False] == urgent
 
 
 @pytest.mark.parametrize("told", [1, 2, 3])
@@ -198,7 +198,7 @@ def test_barrier_that_is_being_built_counts_all(pending: PendingResults, told: i
             self.reply = reply
 
         def then(self, callback: barrier) -> None:
-            pending.add_passive_callback(self.reply, lambda: pending.count_barrier_member(callback))
+            pending.add_passive_callback(self.reply, lambda: pending.barriers.count(callback))
             if self.reply is replies[-1]:
                 pending.deliver([(name, b"x") for name in names[:told]])
 
@@ -206,8 +206,8 @@ def test_barrier_that_is_being_built_counts_all(pending: PendingResults, told: i
     whole = barrier([Member(reply) for reply in replies])
     whole.then(lambda: done.append(1))
     pending.deliver([(name, b"x") for name in names])
-    pending.complete_barriers()
-    pending.complete_barriers()
+    pending.barriers.complete()
+    pending.barriers.complete()
 
     assert [1] == done
 

@@ -1,4 +1,4 @@
-"""What is looked for, and when."""
+"""When which pending result is polled."""
 
 from __future__ import annotations
 
@@ -7,84 +7,118 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.client.results.pending import PendingResult, PendingResults, PollQueue
+from celery_batch.client.results.pending import (
+    POLL_FOLLOWED,
+    POLL_NOTIFIED,
+    POLL_UNNOTIFIED,
+    PendingResult,
+    PendingResults,
+    PollSchedule,
+)
 
 
-def replies(number: int) -> list[PendingResult]:
-    """Return some replies."""
-    pending = PendingResults(None)
-    return [PendingResult(pending, str(n)) for n in range(number)]
+def notified(number: int) -> list[PendingResult]:
+    """Return some pending results that a worker notifies us of."""
+    registry = PendingResults(None)
+    return [registry.expect_new(str(n)) for n in range(number)]
 
 
-def test_oldest_is_looked_for_first():
+def test_oldest_is_polled_first():
     """What has waited longest comes first, at most so many at once."""
-    turn = PollQueue(1.0)
-    some = replies(5)
-    for n, reply in enumerate(some):
-        turn.add(reply, float(n))
+    schedule = PollSchedule()
+    some = notified(5)
+    for n, pending in enumerate(some):
+        schedule.add(pending, n / 10)
 
-    assert some[:2] == turn.take(now=3.5, limit=2)
-    assert some[2:4] == turn.take(now=3.5, limit=10)
-    assert [] == turn.take(now=3.5, limit=10)
-    assert 4.0 == turn.next_due()
-
-
-def test_nothing_is_due_where_nobody_waits():
-    """An empty round never asks for a look."""
-    assert math.inf == PollQueue(1.0).next_due()
+    assert some[:2] == schedule.take(now=0.35, limit=2)
+    assert some[2:4] == schedule.take(now=0.35, limit=10)
+    assert [] == schedule.take(now=0.35, limit=10)
+    assert 0.4 == schedule.next_due()
 
 
-def test_what_was_looked_for_comes_last():
-    """After a look, a reply waits its interval behind all others, even if it waited already."""
-    turn = PollQueue(1.0)
-    first, second = replies(2)
-    turn.add(first, 0.0)
-    turn.add(second, 0.5)
-    turn.put_back(first, now=0.2)
+def test_nothing_is_due_where_nothing_is_awaited():
+    """An empty schedule never asks for a poll."""
+    assert math.inf == PollSchedule().next_due()
+    assert not PollSchedule()
 
-    assert [second, first] == turn.take(now=1.2, limit=10)
+
+def test_polled_result_comes_last():
+    """After a poll, a result waits its interval behind all others, even if it waited already."""
+    schedule = PollSchedule()
+    first, second = notified(2)
+    schedule.add(first, 0.0)
+    schedule.add(second, 0.5)
+    polled = schedule.take(now=0.2, limit=10)
+
+    assert [first] == polled
+    assert [second, first] == schedule.take(now=0.2 + POLL_NOTIFIED, limit=10)
 
 
 def test_second_waiter_does_not_put_off_the_first():
-    """A reply that is due keeps its time when somebody else begins to wait for it."""
-    turn = PollQueue(1.0)
-    (reply,) = replies(1)
-    turn.add(reply, 1.0)
-    turn.add(reply, 5.0)
+    """A result that is due keeps its time when another thread begins to wait for it."""
+    schedule = PollSchedule()
+    (pending,) = notified(1)
+    schedule.add(pending, 1.0)
+    schedule.add(pending, 5.0)
 
-    assert [reply] == turn.take(now=1.0, limit=10)
+    assert [pending] == schedule.take(now=1.0, limit=10)
+
+
+def test_urgent_result_is_polled_once_at_once():
+    """An urgent result comes before all others, and then again after its interval."""
+    schedule = PollSchedule()
+    first, urgent = notified(2)
+    schedule.add(first, 0.0)
+    schedule.add(urgent, 0.0)
+    schedule.add_urgent(urgent)
+
+    assert [urgent] == schedule.take(now=0.5, limit=1)
+    assert [first] == schedule.take(now=0.5, limit=10)
+    assert 0.5 + POLL_NOTIFIED == schedule.next_due()
+
+
+def test_interval_depends_on_what_is_awaited():
+    """A result without notifications is polled most often, then one whose states are followed."""
+    registry = PendingResults(None)
+    stranger, followed = registry.get("stranger"), registry.get("followed")
+    registry.add_callback(stranger, print)
+    registry.add_state_callback(followed, print, None)
+
+    assert POLL_UNNOTIFIED == stranger.poll_interval
+    assert POLL_FOLLOWED == followed.poll_interval
+    assert POLL_NOTIFIED == registry.expect_new("ours").poll_interval
 
 
 def test_after_an_interruption_all_are_due():
-    """All replies can be made due at once, in their order."""
-    turn = PollQueue(1.0)
-    some = replies(3)
-    for reply in some:
-        turn.add(reply, 100.0)
-    turn.make_all_due()
+    """All results can be made due at once, in their order."""
+    schedule = PollSchedule()
+    some = notified(3)
+    for pending in some:
+        schedule.add(pending, 100.0)
+    schedule.make_all_due()
 
-    assert some == turn.take(now=0.0, limit=10)
+    assert some == schedule.take(now=0.0, limit=10)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "drop", "take"]), st.integers(0, 9))))
-def test_each_is_looked_for_once_in_an_interval(steps: list[tuple[str, int]]):
-    """However replies come and go, nobody is looked for too often, nor left out."""
-    turn = PollQueue(1.0)
-    some = replies(10)
+def test_each_is_polled_once_in_an_interval(steps: list[tuple[str, int]]):
+    """However results come and go, none is polled too often, nor left out."""
+    schedule = PollSchedule()
+    some = notified(10)
     present: dict[int, float] = {}
-    for now, (what, n) in enumerate(steps):
+    for step, (what, n) in enumerate(steps):
+        now = step * POLL_NOTIFIED
         match what:
             case "add":
-                turn.add(some[n], now + 1.0)
-                present.setdefault(n, now + 1.0)
+                schedule.add(some[n], now + POLL_NOTIFIED)
+                present.setdefault(n, now + POLL_NOTIFIED)
             case "drop":
-                turn.discard(some[n])
+                schedule.discard(some[n])
                 present.pop(n, None)
             case "take":
                 due = {some[each] for each, time in present.items() if time <= now}
-                taken = turn.take(now, limit=10)
-                for reply in taken:
-                    turn.put_back(reply, now)
-                    present[some.index(reply)] = now + 1.0
+                taken = schedule.take(now, limit=10)
+                for pending in taken:
+                    present[some.index(pending)] = now + POLL_NOTIFIED
 
                 assert due == set(taken)

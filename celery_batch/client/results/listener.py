@@ -17,8 +17,8 @@ import secrets  # noqa: F401
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
+from enum import Enum, auto
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -31,6 +31,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoPermissionError, RedisError
 from redis.retry import Retry
 
+from celery_batch.client.background import OnDemandThread
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.protocol import FACTS_ID, REPLY_CHANNEL, read_replies
 
@@ -60,6 +61,9 @@ POLL_LIMIT = 500
 
 #: Seconds the store poller sleeps for each second that a poll took, and at most.
 REST, LONGEST_REST = 4.0, 1.0
+
+#: Seconds after which it checks, at the latest, whether the other thread still runs.
+CHECK_INTERVAL = 1.0
 
 #: Seconds to the first try after a lost connection, and at most between two tries.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
@@ -122,13 +126,15 @@ class ResultReader:
 class Subscription:
     """A subscription to one channel, on a connection of its own."""
 
-    def __init__(self, client: Any, channel: str) -> None:
+    def __init__(self, client: Any) -> None:
         self._pubsub = client.pubsub()
         self._has_pinged = False
+
+    def start(self, channel: str) -> None:
+        """Subscribe, and wait for the confirmation."""
         self._pubsub.subscribe(channel)
         confirmed = self._pubsub.get_message(timeout=TIMEOUT)
         if confirmed is None or confirmed["type"] != "subscribe":
-            self.close()
             raise ConnectionError("Redis does not confirm the subscription")
 
     def read(self) -> bytes | None:
@@ -164,47 +170,25 @@ class StorePoller:
     Args:
         registry: The pending results.
         store: Where results are stored.
-        check_threads: Called about once a second, to restart threads that have died.
     """
 
-    def __init__(
-        self, registry: PendingResults, store: ResultReader, check_threads: Callable[[], object]
-    ) -> None:
+    def __init__(self, registry: PendingResults, store: ResultReader) -> None:
         self._registry = registry
         self._store = store
-        self._check_threads = check_threads
-        #: Released to wake the thread: a signal handler can do that, unlike setting an Event.
-        self._wakeup = threading.Lock()
-        self._is_open = True
+        self._rests_until = 0.0
         self._is_failing = False
 
-    def poll_soon(self) -> None:
-        """Poll now for what is due."""
-        with suppress(RuntimeError):  # it has been woken already
-            self._wakeup.release()
-
-    def close(self) -> None:
-        """End soon."""
-        self._is_open = False
-        self.poll_soon()
-
-    def run(self) -> None:
-        """Poll whenever something is due, until closed."""
-        rest = 0.0
-        while self._is_open:
-            if rest:
-                time.sleep(rest)
-            else:
-                until_next = self._registry.next_poll() - time.monotonic()
-                self._wakeup.acquire(timeout=min(max(until_next, 0.0), 1.0))
-            self._check_threads()
-            rest = self._poll()
-            self._registry.complete_barriers()
-        self._store.close()
-
-    def _poll(self) -> float:
-        """Poll for some results; return for how long to rest."""
+    def poll(self) -> float:
+        """Poll for what is due, unless Redis needs a rest; return the seconds until more is due."""
         began = time.monotonic()
+        if began >= self._rests_until:
+            self._rests_until = began + self._poll(began)
+        self._registry.barriers.complete()
+        next_poll = max(self._registry.next_poll(), self._rests_until)
+        return min(max(next_poll - time.monotonic(), 0.0), CHECK_INTERVAL)
+
+    def _poll(self, began: float) -> float:
+        """Poll for some results; return after how many seconds to poll for others."""
         try:
             due = self._registry.take_due(POLL_LIMIT)
             if not due:
@@ -223,132 +207,143 @@ class StorePoller:
             if not self._is_failing:
                 logger.warning("Cannot poll for results: %s", error)
             self._is_failing = True
-            return 0.1
+            return time.monotonic() - began + 0.1
         self._is_failing = False
-        return min(REST * (time.monotonic() - began), LONGEST_REST)
+        took = time.monotonic() - began
+        return took + min(REST * took, LONGEST_REST)
+
+
+class ListenerState(Enum):
+    """How far a listener has come.  One that was subscribed once stays so: it subscribes again."""
+
+    CONNECTING = auto()
+    SUBSCRIBED = auto()
+    #: The first try to subscribe has failed; others follow.
+    UNREACHABLE = auto()
+    #: Redis does not allow the subscription.
+    FORBIDDEN = auto()
 
 
 class Listener:
-    """One app's subscription in this process, and the two threads that receive and poll."""
+    """
+    One app's subscription in this process, and the two threads that receive and poll.
+
+    A notification, or a poll, delivers a result to the registry, which calls what waits for it.
+    """
 
     def __init__(self, app: Any, store: ResultReader) -> None:
         #: The name of this process' reply channel.
         self.channel = f"{store.prefix}{REPLY_CHANNEL}{uuid4()}"
-        #: Whether Redis does not allow the subscription.
-        self.is_forbidden = False
-        #: Whether the subscription was confirmed once.
-        self.is_confirmed = False
+        self.state = ListenerState.CONNECTING
         #: The pending results of the app.
         self.registry = PendingResults.of(app)
         self._store = store
-        self._decided = threading.Event()
+        self._poller = StorePoller(self.registry, store)
         self._is_open = True
-        self._subscription: Subscription | None = None
-        self._poller = StorePoller(self.registry, store, self.check_threads)
-        self._guard = threading.Lock()
-        self._threads: dict[str, threading.Thread] = {}
-        self.registry.listener_started(self._poller.poll_soon)
+        self._has_tried = threading.Event()
+        self._threads = {
+            "replies": OnDemandThread("celery-batch-replies", self._receive),
+            "poll": OnDemandThread("celery-batch-poll", self._poll, store.close),
+        }
+        self.registry.on_awaited = self.on_awaited
         #: Whether its threads could be started; none can while the interpreter ends.
+        self.is_started = False
         self.is_started = self.check_threads()
         if not self.is_started:
             self.close()
 
     @property
-    def has_tried(self) -> bool:
-        """Whether the first try to subscribe has ended."""
-        return self._decided.is_set()
+    def is_forbidden(self) -> bool:
+        """Whether Redis does not allow the subscription."""
+        return self.state is ListenerState.FORBIDDEN
 
     def wait(self, timeout: float) -> bool:
         """Return whether the subscription was confirmed once; wait for the first try to end."""
-        if not self.is_confirmed:
-            self._decided.wait(timeout)
-        return self.is_confirmed
+        if self.state is ListenerState.CONNECTING:
+            self._has_tried.wait(timeout)
+        return self.state is ListenerState.SUBSCRIBED
 
     def expect(self, result: Any) -> None:
         """Get ready for a `BatchResult`, before the message that names our channel is sent."""
         result.pending_result = self.registry.expect(result.pending_result)
 
+    def on_awaited(self, is_urgent: bool) -> None:  # noqa: FBT001 (a callback)
+        """Poll now if that is urgent; else the next poll is soon enough."""
+        if is_urgent:
+            with suppress(RuntimeError):  # no thread can be started, as the interpreter is ending
+                self._threads["poll"].wake()
+
     def check_threads(self) -> bool:
         """Restart the threads that have died; return False if one could not be started."""
-        if not self._guard.acquire(blocking=False):
-            return True  # another thread does, or perhaps this one
-        try:
-            return all([self._check("replies"), self._check("poll")])
-        finally:
-            self._guard.release()
-
-    def _check(self, name: str) -> bool:
-        thread = self._threads.get(name)
-        is_wanted = self._is_open and not (name == "replies" and self.is_forbidden)
-        if not is_wanted or (thread is not None and thread.is_alive()):
-            return True
-        if thread is not None:
-            logger.error("The thread that receives results had died: started again")
-        run = self._receive if name == "replies" else self._poller.run
-        thread = threading.Thread(target=run, name=f"celery-batch-{name}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the interpreter is ending, or there are too many
-            return False
-        self._threads[name] = thread
+        for name, thread in self._threads.items():
+            is_wanted = self._is_open and not (name == "replies" and self.is_forbidden)
+            if not is_wanted or thread.is_alive:
+                continue
+            if self.is_started:
+                logger.error("The thread that receives results had died: started again")
+            try:
+                thread.wake()
+            except RuntimeError:  # the interpreter is ending, or there are too many
+                return False
         return True
 
     def close(self) -> None:
         """Receive and poll no more."""
         self._is_open = False
         self._store.wake(self.channel)
-        self._poller.close()
+
+    def _poll(self) -> float | None:
+        """Poll in one round; return the seconds until the next."""
+        if not self._is_open:
+            return None
+        self.check_threads()
+        return self._poller.poll()
 
     def _receive(self) -> None:
+        """Receive until closed, and subscribe again after each loss."""
         pause = _FIRST_PAUSE
         while self._is_open and not self.is_forbidden:
             try:
-                self._subscribe()
-                pause = _FIRST_PAUSE
-                self._read()
+                with closing(Subscription(self._store.client())) as subscription:
+                    subscription.start(self.channel)
+                    pause = _FIRST_PAUSE
+                    self.registry.poll_all()
+                    self._report(ListenerState.SUBSCRIBED)
+                    while self._is_open:
+                        self._deliver(subscription.read())
             except NoPermissionError as error:
                 logger.warning(
                     "Redis does not allow the subscription (%s): results are received one by one",
                     error,
                 )
-                self.is_forbidden = True
-                if not self.registry.is_awaited():  # else the poller finds what is awaited
-                    self._is_open = False
-                    self._poller.close()
+                self._report(ListenerState.FORBIDDEN)  # the poller finds what is awaited
+                return
             except Exception as error:  # noqa: BLE001 (whatever it is, we must subscribe again)
                 if self._is_open and pause == _FIRST_PAUSE:  # once for each loss
                     logger.warning("Lost the connection that receives results: %s", error)
-            self._decided.set()
-            if self._is_open and not self.is_forbidden:
+            if self.state is ListenerState.CONNECTING:
+                self._report(ListenerState.UNREACHABLE)
+            if self._is_open:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _subscribe(self) -> None:
-        self._subscription = Subscription(self._store.client(), self.channel)
-        self.is_confirmed = True
-        self.registry.poll_all()
-        self._decided.set()
+    def _report(self, state: ListenerState) -> None:
+        self.state = state
+        self._has_tried.set()
 
-    def _read(self) -> None:
-        subscription = self._subscription
-        if subscription is None:
+    def _deliver(self, payload: bytes | None) -> None:
+        """Deliver the replies of a notification; where there was none, check the threads."""
+        if payload is None:
+            self.check_threads()
             return
         try:
-            while self._is_open:
-                payload = subscription.read()
-                if payload is None:
-                    self.check_threads()
-                    continue
-                try:
-                    replies = read_replies(payload)
-                except ValueError as error:
-                    logger.warning("Received a message that holds no replies: %s", error)
-                else:
-                    has_facts = bool(replies) and replies[0][0] == FACTS_ID
-                    facts = replies.pop(0)[1] if has_facts else b""
-                    self.registry.deliver(replies, facts)
-        finally:
-            subscription.close()
+            replies = read_replies(payload)
+        except ValueError as error:
+            logger.warning("Received a message that holds no replies: %s", error)
+            return
+        has_facts = bool(replies) and replies[0][0] == FACTS_ID
+        facts = replies.pop(0)[1] if has_facts else b""
+        self.registry.deliver(replies, facts)
 
 
 _listeners: dict[Any, Listener | None] = {}
@@ -389,22 +384,20 @@ def start_listener(app: Any) -> Listener | None:
 async def wait_for_listener(app: Any) -> None:
     """Start the app's listener, and wait for its first try without blocking the event loop."""
     listener, end = start_listener(app), time.monotonic() + TIMEOUT
-    while listener and not listener.has_tried and time.monotonic() < end:  # noqa: ASYNC110 (of a thread)
+    while listener and listener.state is ListenerState.CONNECTING and time.monotonic() < end:  # noqa: ASYNC110 (of a thread)
         await asyncio.sleep(0.002)  # once in a process
 
 
 def is_listening(app: Any) -> bool:
     """Return whether the app's results are received in this process, without waiting."""
     listener = _listeners.get(app)
-    return listener is not None and listener.is_confirmed
+    return listener is not None and listener.state is ListenerState.SUBSCRIBED
 
 
 def is_cut_off(app: Any) -> bool:
     """Return whether the app's results would be received here if Redis could be reached."""
     listener = _listeners.get(app)
-    if listener is None or listener.is_confirmed or listener.is_forbidden:
-        return False
-    return listener.has_tried
+    return listener is not None and listener.state is ListenerState.UNREACHABLE
 
 
 def _start(app: Any) -> Listener | None:
@@ -432,17 +425,18 @@ def close_listener(app: Any) -> None:
         app: The Celery app.
     """
     restart = partial(_restart, weakref.ref(app))
-    with _guard:  # else another one could start meanwhile, and the registry take it for closed
+    with _guard:  # else another one could start meanwhile, and be replaced as the one to call
         listener = _listeners.pop(app, None)
         if listener is None:
             return
-        is_awaited = PendingResults.of(app).listener_closed(restart)
+        listener.registry.on_awaited = restart  # what is awaited from here on starts another
+        is_awaited = listener.registry.is_awaited()
     listener.close()
     if is_awaited:
         restart()
 
 
-def _restart(app: weakref.ref[Any]) -> None:
+def _restart(app: weakref.ref[Any], _is_urgent: object = None) -> None:
     found = app()
     if found is not None:
         _start(found)

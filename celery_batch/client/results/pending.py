@@ -7,7 +7,6 @@ result that is dropped leaves nothing behind.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -15,14 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from itertools import islice, takewhile
 from typing import Any
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from celery.utils.functional import noop
 
 from celery_batch.client.background import PerProcess
+from celery_batch.client.results.callbacks import BarrierCounter, Callback, call_each
 from celery_batch.compat.kombu import renew_property_locks
 from celery_batch.protocol import STARTED_ID, BatchInfo, read_facts
 
@@ -30,15 +29,10 @@ __all__ = [
     "POLL_FOLLOWED",
     "POLL_NOTIFIED",
     "POLL_UNNOTIFIED",
-    "Callback",
     "PendingResult",
     "PendingResults",
-    "PollQueue",
-    "call_each",
-    "is_in_callback",
+    "PollSchedule",
 ]
-
-logger = logging.getLogger(__name__)
 
 #: Seconds between two polls for a result that a worker notifies us of, in case that is missed;
 #: for one that no worker notifies us of; and for a task whose states are followed.
@@ -46,30 +40,6 @@ POLL_NOTIFIED, POLL_UNNOTIFIED, POLL_FOLLOWED = 0.9, 0.2, 0.5
 
 #: Seconds after which a result may well be stored although no notification has come.
 STALE = 1.0
-
-#: Called once, without arguments, by the thread that receives the result.
-Callback = Callable[[], object]
-
-_local = threading.local()
-
-
-def call_each(callbacks: Iterable[Callback]) -> None:
-    """Call functions one after the other; what one raises is logged, and the others are called."""
-    before = is_in_callback()
-    _local.is_in_callback = True
-    try:
-        for callback in callbacks:
-            try:
-                callback()
-            except Exception:
-                logger.exception("A callback of a result has failed")
-    finally:
-        _local.is_in_callback = before
-
-
-def is_in_callback() -> bool:
-    """Return whether this thread runs callbacks of results, so that others wait for it."""
-    return getattr(_local, "is_in_callback", False)
 
 
 class PendingResult:
@@ -107,45 +77,61 @@ class PendingResult:
         """How the result was made, if a notification said so."""
         return None if self.facts is None else read_facts(*self.facts)
 
+    @property
+    def poll_interval(self) -> float:
+        """Seconds between two polls while it is awaited."""
+        if self.callbacks and not self.is_notified:
+            return POLL_UNNOTIFIED
+        return POLL_FOLLOWED if self.state_callbacks else POLL_NOTIFIED
 
-class PollQueue:
-    """Pending results that are polled at the same interval, in the order in which they are due."""
 
-    def __init__(self, interval: float) -> None:
-        self._interval = interval
-        self._due: dict[PendingResult, float] = {}
+class PollSchedule:
+    """The results that are polled: for each interval a queue, in the order of their times."""
 
-    def __len__(self) -> int:
-        return len(self._due)
+    def __init__(self) -> None:
+        #: Those first that are polled at once, and then at the interval of their kind.
+        intervals = (0.0, POLL_UNNOTIFIED, POLL_NOTIFIED, POLL_FOLLOWED)
+        self._queues: dict[float, dict[PendingResult, float]] = {each: {} for each in intervals}
+
+    def __bool__(self) -> bool:
+        return any(self._queues.values())
+
+    def add_urgent(self, pending: PendingResult) -> None:
+        """Poll a result at once."""
+        self._queues[0.0].setdefault(pending, 0.0)
 
     def add(self, pending: PendingResult, due: float) -> None:
-        """Poll a result from a time on, unless it is in the queue already."""
-        self._due.setdefault(pending, due)
-
-    def put_back(self, pending: PendingResult, now: float) -> None:
-        """Poll a result again after the interval, behind all others."""
-        self._due.pop(pending, None)  # else it would keep its place
-        self._due[pending] = now + self._interval
+        """Poll a result from a time on, unless it is in its queue already."""
+        self._queues[pending.poll_interval].setdefault(pending, due)
 
     def discard(self, pending: PendingResult) -> None:
         """Poll a result no more."""
-        self._due.pop(pending, None)
+        for queue in self._queues.values():
+            queue.pop(pending, None)
 
     def take(self, now: float, limit: int) -> list[PendingResult]:
-        """Remove and return the results that are due, up to a limit."""
-        first = islice(self._due.items(), limit)
-        taken = [pending for pending, _ in takewhile(lambda item: item[1] <= now, first)]
+        """Return the results that are due, up to a limit; poll them again after their interval."""
+        taken: dict[PendingResult, None] = {}
+        for queue in self._queues.values():
+            first = islice(queue.items(), limit - len(taken))
+            due = [pending for pending, _ in takewhile(lambda item: item[1] <= now, first)]
+            for pending in due:
+                del queue[pending]
+                taken[pending] = None
         for pending in taken:
-            del self._due[pending]
-        return taken
+            queue = self._queues[pending.poll_interval]
+            queue.pop(pending, None)  # else it would keep its place
+            queue[pending] = now + pending.poll_interval
+        return list(taken)
 
     def next_due(self) -> float:
         """Return when the next result is due; infinity if there is none."""
-        return next(iter(self._due.values()), math.inf)
+        return min(next(iter(queue.values()), math.inf) for queue in self._queues.values())
 
     def make_all_due(self) -> None:
         """Have all of them polled at once."""
-        self._due = dict.fromkeys(self._due, 0.0)
+        for interval, queue in self._queues.items():
+            self._queues[interval] = dict.fromkeys(queue, 0.0)
 
 
 class PendingResults(PerProcess):
@@ -158,17 +144,14 @@ class PendingResults(PerProcess):
         self._lock = threading.RLock()
         #: Callbacks that are removed as soon as a thread has the lock.
         self._removed: deque[tuple[PendingResult, Callback]] = deque()
-        self._urgent, self._unnotified = PollQueue(0.0), PollQueue(POLL_UNNOTIFIED)
-        self._followed, self._notified = PollQueue(POLL_FOLLOWED), PollQueue(POLL_NOTIFIED)
-        self._queues = (self._urgent, self._unnotified, self._notified, self._followed)
+        self._schedule = PollSchedule()
         #: When notifications may last have been missed.
         self._interrupted_at = 0.0
-        #: Celery's barriers that were still being built when a member was counted.
-        self._unfinished: WeakSet[Any] = WeakSet()
-        #: Called when a poll is due sooner than was foreseen; the listener's.
-        self.poll_soon: Callback = noop
-        #: Starts a listener where the last one was closed; does nothing while there is one.
-        self._restart_listener: Callback = noop
+        #: Celery's barriers, whose members are some of these results.
+        self.barriers = BarrierCounter()
+        #: Called when something is awaited, with whether to poll at once.  It is the listener's;
+        #: where the last one was closed, it starts another.
+        self.on_awaited: Callable[[bool], object] = noop
 
     def __len__(self) -> int:
         """Return how many results are known."""
@@ -218,8 +201,11 @@ class PendingResults(PerProcess):
             if pending.value is not None:
                 return False
             pending.callbacks = [*(pending.callbacks or ()), callback]
-            self._poll(pending, time.monotonic() + POLL_NOTIFIED, is_urgent=is_urgent)
-        self._wake(is_urgent=is_urgent)
+            if is_urgent:
+                self._schedule.add_urgent(pending)
+            else:
+                self._schedule.add(pending, time.monotonic() + POLL_NOTIFIED)
+        self.on_awaited(is_urgent)
         return True
 
     def add_state_callback(
@@ -233,8 +219,11 @@ class PendingResults(PerProcess):
             pending.state_callbacks = [*(pending.state_callbacks or ()), callback]
             due = pending.checked_at + POLL_FOLLOWED
             is_urgent = due <= time.monotonic()
-            self._poll(pending, due, is_urgent=is_urgent)
-        self._wake(is_urgent=is_urgent)
+            if is_urgent:
+                self._schedule.add_urgent(pending)
+            else:
+                self._schedule.add(pending, due)
+        self.on_awaited(is_urgent)
         return True
 
     def add_passive_callback(self, pending: PendingResult, callback: Callback) -> bool:
@@ -310,84 +299,29 @@ class PendingResults(PerProcess):
         with self._lock:
             self._remove_all()
             now = time.monotonic()
-            due: dict[PendingResult, None] = {}
-            for queue in self._queues:
-                due.update(dict.fromkeys(queue.take(now, limit - len(due))))
+            due = self._schedule.take(now, limit)
             for pending in due:
-                self._queue_of(pending).put_back(pending, now)
                 if pending.state_callbacks:
                     pending.checked_at = now
-            return list(due)
+            return due
 
     def next_poll(self) -> float:
         """Return when a poll is due, by the monotonic clock."""
         with self._lock:
-            return min(queue.next_due() for queue in self._queues)
+            return self._schedule.next_due()
 
     def poll_all(self) -> None:
         """Poll for everything soon: notifications may have been missed."""
         with self._lock:
             self._interrupted_at = time.monotonic()
-            for queue in self._queues:
-                queue.make_all_due()
-        self.poll_soon()
+            self._schedule.make_all_due()
+        self.on_awaited(True)  # noqa: FBT003
 
     def is_awaited(self) -> bool:
         """Return whether any result is polled for."""
         with self._lock:
             self._remove_all()
-            return any(self._queues)
-
-    def listener_started(self, poll_soon: Callback) -> None:
-        """Note that a listener receives and polls for all that is awaited."""
-        self.poll_soon, self._restart_listener = poll_soon, noop
-
-    def listener_closed(self, restart: Callback) -> bool:
-        """Start another listener with the next callback; return whether one is needed now."""
-        with self._lock:
-            self.poll_soon, self._restart_listener = noop, restart
-        return self.is_awaited()
-
-    def count_barrier_member(self, barrier: Any) -> None:
-        """Count one member of a Celery barrier that has ended; vine's own count takes no lock."""
-        with self._lock:
-            if barrier.ready or barrier.cancelled:
-                return
-            barrier._value += 1  # noqa: SLF001
-            if not barrier.finalized:
-                self._unfinished.add(barrier)
-                return
-        self._fire_if_complete(barrier)
-
-    def complete_barriers(self) -> None:
-        """Fire the barriers whose members have all ended before the barrier was finalized."""
-        with self._lock:
-            finalized = [barrier for barrier in self._unfinished if barrier.finalized]
-            self._unfinished.difference_update(finalized)
-        call_each(partial(self._fire_if_complete, barrier) for barrier in finalized)
-
-    def _fire_if_complete(self, barrier: Any) -> None:
-        with self._lock:
-            if barrier.ready or barrier.p.ready or barrier._value < barrier.size:  # noqa: SLF001
-                return
-            barrier.ready = True
-        barrier.p(*barrier.args, **barrier.kwargs)  # outside the lock: it may wait for a thread
-
-    def _queue_of(self, pending: PendingResult) -> PollQueue:
-        if pending.callbacks and not pending.is_notified:
-            return self._unnotified
-        return self._followed if pending.state_callbacks else self._notified
-
-    def _poll(self, pending: PendingResult, due: float, *, is_urgent: bool) -> None:
-        if is_urgent:
-            self._urgent.add(pending, 0.0)
-        else:
-            self._queue_of(pending).add(pending, due)
-
-    def _wake(self, *, is_urgent: bool) -> None:
-        self._restart_listener()
-        if is_urgent:
-            self.poll_soon()
+            return bool(self._schedule)
 
     def _note_state(self, pending: PendingResult | None, value: bytes) -> list[Callback]:
         """Note what is stored of a task that has not ended; return the callbacks to call."""
@@ -415,8 +349,7 @@ class PendingResults(PerProcess):
     def _stop_polling(self, pending: PendingResult) -> None:
         """Poll no more for a result that is awaited no more."""
         if not (pending.callbacks or pending.state_callbacks):
-            for queue in self._queues:
-                queue.discard(pending)
+            self._schedule.discard(pending)
 
 
 os.register_at_fork(after_in_child=renew_property_locks)

@@ -22,14 +22,10 @@ from kombu.serialization import registry
 from kombu.utils.json import loads
 from vine import Thenable, barrier, promise
 
+from celery_batch.client.results.callbacks import Callback, is_in_callback
 from celery_batch.client.results.futures import future_of, has_ended, is_rpc
 from celery_batch.client.results.listener import ResultReader, start_listener
-from celery_batch.client.results.pending import (
-    Callback,
-    PendingResult,
-    PendingResults,
-    is_in_callback,
-)
+from celery_batch.client.results.pending import PendingResult, PendingResults
 from celery_batch.client.results.states import StateIterator
 from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
 from celery_batch.decoding import decode_json
@@ -358,7 +354,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         call: Callback
         add = registry.add_passive_callback
         if isinstance(callback, barrier):
-            call = partial(registry.count_barrier_member, callback)
+            call = partial(registry.barriers.count, callback)
         elif weak:
             call = partial(_call, weakref.ref(self), callback)
         else:
