@@ -65,13 +65,13 @@ CMD ["uvicorn", "webapp.fastapi_app:app", "--host=0.0.0.0", "--port=8000", "--ti
 FROM runtime AS worker-gpu
 COPY --from=build-worker-gpu /venv /venv
 COPY workers ./workers
-ENV CELERY_BATCH_PULSE=/tmp/celery-batch.pulse
+ENV CELERY_BATCH_HEALTH_FILE=/tmp/celery-batch.health
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s CMD ["python", "-m", "celery_batch.cli.health"]
 CMD ["celery", "-A", "workers", "worker", "--concurrency=1"]
 
 FROM runtime AS worker
 COPY --from=build-worker /venv /venv
 COPY workers ./workers
-ENV CELERY_BATCH_PULSE=/tmp/celery-batch.pulse
+ENV CELERY_BATCH_HEALTH_FILE=/tmp/celery-batch.health
 HEALTHCHECK --interval=10s --timeout=5s --start-period=600s CMD ["python", "-m", "celery_batch.cli.health"]
 CMD ["celery", "-A", "workers", "worker", "--concurrency=1"]

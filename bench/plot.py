@@ -11,10 +11,10 @@ __all__ = ["draw"]
 
 _OURS, _LIMIT, _OTHERS = "#b03a2e", "#7f8c8d", "#aeb6bf"
 
-#: Cases with rates to draw, and what stands above each chart.
+#: Cases with rates to draw, and the title of each chart.
 _CHARTS = {
     "cost": '"cost": 10 ms a call, 0.1 ms an item',
-    "noop": '"noop": nothing but the way',
+    "noop": '"noop": messages alone',
     "bert": '"bert": 20 ms a call, 2.05 ms an item',
 }
 
@@ -41,8 +41,8 @@ def draw(cases: dict[str, Any], folder: Path) -> list[Path]:
     from matplotlib import pyplot as plt  # noqa: PLC0415 - likewise
 
     figure, axes = plt.subplots(1, len(charts), figsize=(5 * len(charts), 4), squeeze=False)
-    for place, (name, rows) in zip(axes[0], charts.items(), strict=True):
-        _bars(place, _CHARTS[name], rows)
+    for panel, (name, rows) in zip(axes[0], charts.items(), strict=True):
+        _bars(panel, _CHARTS[name], rows)
     figure.tight_layout()
     paths = [folder / f"benchmarks.{kind}" for kind in ("svg", "png")]
     for path in paths:
@@ -52,18 +52,18 @@ def draw(cases: dict[str, Any], folder: Path) -> list[Path]:
     return paths
 
 
-def _bars(place: Any, title: str, rows: list[dict[str, Any]]) -> None:
+def _bars(axes: Any, title: str, rows: list[dict[str, Any]]) -> None:
     several = len({row["workers"] for row in rows}) > 1
     names = [f"{row['kind']} ({row['workers']})" if several else row["kind"] for row in rows]
     rates = [row["rate"] for row in rows]
     colours = [_colour(row["kind"]) for row in rows]
-    bars = place.barh(names[::-1], rates[::-1], color=colours[::-1])
-    place.bar_label(bars, labels=[f"{rate:,.0f}" for rate in rates[::-1]], padding=3, fontsize=8)
-    place.set_title(title, fontsize=10)
-    place.set_xlabel("items/s (workers in brackets)" if several else "items/s")
-    place.margins(x=0.18)
-    place.spines[["top", "right"]].set_visible(False)
-    place.tick_params(labelsize=8)
+    bars = axes.barh(names[::-1], rates[::-1], color=colours[::-1])
+    axes.bar_label(bars, labels=[f"{rate:,.0f}" for rate in rates[::-1]], padding=3, fontsize=8)
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("items/s (workers in brackets)" if several else "items/s")
+    axes.margins(x=0.18)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
 
 
 def _colour(kind: str) -> str:

@@ -136,14 +136,14 @@ def test_background_work_delays_forks(
         may_end.wait(60)
         order.append("written")
 
-    teller = BackgroundThread()
-    teller.submit(write, noop)
+    background = BackgroundThread()
+    background.submit(write, noop)
     begun.wait(60)
     on_a_thread(lambda: forked(order))
     until(lambda: fork_guard._state.forking)
     may_end.set()
     until(lambda: "child 7" in order)
-    teller.close()
+    background.close()
 
     assert ["written", "forked", "child 7"] == order
 

@@ -33,13 +33,13 @@ class Drain:
     Args:
         model: The reference model.
         kinds: The systems; the others' rates are divided by that of "pure".
-        crews: How many workers, one measurement each.
+        workers: How many workers, one measurement each.
         rabbitmq: Send ours over RabbitMQ; the results are kept in Redis.
     """
 
     model: str
     kinds: tuple[str, ...]
-    crews: tuple[int, ...] = (1,)
+    workers: tuple[int, ...] = (1,)
     rabbitmq: bool = field(default=False)
 
     def measure(self, effort: Effort) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class Drain:
             if self.rabbitmq:
                 find_rabbitmq_server()
                 env["CELERY_BROKER_URL"] = exits.enter_context(RabbitMQServer()).url
-            for workers in self.crews:
+            for workers in self.workers:
                 rows += self._pool(bed, kinds, workers, effort, env)
         return {"rows": rows}
 
@@ -143,8 +143,8 @@ _MINE = "our RedisStreamer"
 
 
 def _bert_goals(data: dict[str, Any]) -> list[Goal]:
-    crews = sorted({row["workers"] for row in data["rows"]})
-    return [Goal(f'"bert" on {k} workers: of pure', _ratio(data, "pure", k), 0.97) for k in crews]
+    workers = sorted({row["workers"] for row in data["rows"]})
+    return [Goal(f'"bert" on {k} workers: of pure', _ratio(data, "pure", k), 0.97) for k in workers]
 
 
 def _rabbitmq_goals(data: dict[str, Any]) -> list[Goal]:

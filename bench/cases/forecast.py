@@ -30,7 +30,7 @@ _REQUESTS = 2000
 _LONGEST = 60.0
 
 #: Seconds of a message and its answer on their way, as `celery batch tune` supposes.
-_WAY = 0.003
+_OVERHEAD = 0.003
 
 #: As in `bench.app`.
 _POLICY = BatchPolicy(BATCH, 0.1)
@@ -43,12 +43,16 @@ def _measure(effort: Effort) -> dict[str, Any]:
             curve = _curve(name)
             for rate in rates:
                 load = Load.at(rate, effort.items(int(min(_REQUESTS, rate * _LONGEST))))
-                told = simulate(_POLICY, curve, load)
+                predicted = simulate(_POLICY, curve, load)
                 before = _batches(stack, name)
                 seen = _answered(stack.app.tasks[f"bench.{name}"], load)
                 size = len(seen) / max(_batches(stack, name) - before, 1)
-                row = {"task": name, "rate": rate, "told": [told.p50, told.p99, told.batch_size]}
-                rows.append({**row, "seen": [_at(seen, 0.5), _at(seen, 0.99), size]})
+                row = {
+                    "task": name,
+                    "rate": rate,
+                    "predicted": [predicted.p50, predicted.p99, predicted.batch_size],
+                }
+                rows.append({**row, "measured": [_at(seen, 0.5), _at(seen, 0.99), size]})
     return {"rows": rows}
 
 
@@ -59,7 +63,7 @@ def _curve(name: str) -> Curve:
         return Run(time.perf_counter() - began)
 
     plan = Plan((1, 2, 4, 8, 16, 32, BATCH), seconds=0.5, asked_for=True)
-    return replace(measure(run, plan, lambda _: None), overhead=_WAY)
+    return replace(measure(run, plan, lambda _: None), overhead=_OVERHEAD)
 
 
 def _answered(task: Any, load: Load) -> list[float]:
@@ -98,13 +102,21 @@ def _sheets(data: dict[str, Any]) -> list[ResultTable]:
             *(
                 f"{scale * row[side][place]:.1f}"
                 for place, scale in ((0, 1000), (1, 1000), (2, 1))
-                for side in ("told", "seen")
+                for side in ("predicted", "measured")
             ),
         )
         for row in data["rows"]
     ]
-    headings = ("load", "p50 told", "seen", "p99 told", "seen", "batch told", "seen")
-    title = "What the simulation tells, and what a worker does (milliseconds; items in a batch)"
+    headings = (
+        "load",
+        "p50 predicted",
+        "measured",
+        "p99 predicted",
+        "measured",
+        "batch predicted",
+        "measured",
+    )
+    title = "What the simulation predicts, and what a worker does (milliseconds; items in a batch)"
     return [ResultTable(title, headings, rows)]
 
 

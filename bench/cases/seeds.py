@@ -40,7 +40,7 @@ _FUTURES = {
 #: The system of each name in the tables.
 _SYSTEMS = {"pure": "pure", "streamer": "our Streamer", "redis": "our RedisStreamer"}
 
-_CREWS = (1, 2, 4)
+_WORKERS = (1, 2, 4)
 
 #: Of one measurement: seconds over the web; batches for each worker through futures.
 _SECONDS, _BATCHES = 5, 22
@@ -49,7 +49,7 @@ _SECONDS, _BATCHES = 5, 22
 def _measure(effort: Effort) -> dict[str, Any]:
     find_wrk()
     with testbed() as bed:
-        futures = [row for crew in _CREWS for row in _through_futures(bed, crew, effort)]
+        futures = [row for count in _WORKERS for row in _through_futures(bed, count, effort)]
         over_web = [_over_web(bed, *server, effort) for server in _WEB]
     pure = next(row["rate"] for row in futures if row["kind"] == "pure")
     return {"pure": pure, "web": over_web, "futures": futures}
@@ -73,7 +73,7 @@ def _over_web(bed: Testbed, kind: str, workers: int, effort: Effort) -> dict[str
 
 
 def _through_futures(bed: Testbed, workers: int, effort: Effort) -> list[dict[str, Any]]:
-    kinds = [kind for kind, crew in _FUTURES if crew == workers]
+    kinds = [kind for kind, count in _FUTURES if count == workers]
     rates: dict[str, list[float]] = {kind: [] for kind in kinds}
     n = BATCH * workers * max(2, round(_BATCHES * effort.share))
     with bed.systems([_SYSTEMS[kind] for kind in kinds], "bert", workers) as systems:

@@ -19,14 +19,14 @@ _ALL = ("pure", *_RIVALS, *_RIVALS.values())
 #: How many items of each model a round sends.
 _ITEMS = {"noop": 12_800, "cost": 6_400, "bert": 6_400}
 
-_CREWS = (1, 2, 4)
+_WORKERS = (1, 2, 4)
 
 
 def _measure(effort: Effort) -> dict[str, Any]:
     kinds = [kind for kind in _ALL if effort.peers or kind in OURS]
     processes = [kind for kind in kinds if not kind.endswith("ThreadedStreamer")]
     rows = _drained("noop", 1, kinds[1:], effort) + _drained("cost", 1, kinds, effort)
-    for workers in _CREWS:
+    for workers in _WORKERS:
         rows += _drained("bert", workers, processes, effort)
     return {"rows": rows, "lone": _lone(kinds[1:], effort)}
 
@@ -101,7 +101,7 @@ def _goals(data: dict[str, Any]) -> list[Goal]:
             Goal(f'"cost": {kind}, of pure', _ratio(data, kind, "pure", "cost"), 0.97),
             Goal(f"a lone request: {kind}", 1000 * data["lone"][kind], most, unit=" ms", most=True),
         ]
-    for workers in _CREWS:
+    for workers in _WORKERS:
         share = _ratio(data, "our Streamer", "pure", "bert", workers)
         goals.append(Goal(f'"bert" on {workers} workers: our Streamer, of pure', share, 0.98))
     return goals

@@ -289,7 +289,7 @@ class Sender:
             # state of what they do not have, because no caller asks for it.
             with closing(ControlClient(self._task.app)) as client:
                 try:
-                    client.tell("revoke", task_id=task_ids, **{QUIETLY: True})
+                    client.broadcast("revoke", task_id=task_ids, **{QUIETLY: True})
                 except Exception as error:  # noqa: BLE001 (then they run in vain)
                     log.debug("Could not revoke %d messages: %s", len(task_ids), error)
         return chunks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from inspect import isfunction
 from typing import TypeAlias
 
@@ -14,9 +14,9 @@ from celery_batch.checks import (
     workers_checks,
 )
 from celery_batch.checks.facts import Facts
-from celery_batch.checks.finding import Finding, Level
+from celery_batch.checks.finding import Finding
 
-__all__ = ["CHECKS", "checkup", "worst"]
+__all__ = ["CHECKS", "checkup"]
 
 Check: TypeAlias = Callable[[Facts], Iterator[Finding]]
 
@@ -34,9 +34,3 @@ def checkup(facts: Facts) -> Iterator[tuple[str, Finding]]:
     for check in CHECKS:
         for finding in check(facts):
             yield check.__name__, finding
-
-
-def worst(findings: Iterable[Finding]) -> Level:
-    """Return the worst level among some findings; *ok* if there are none."""
-    order = list(Level)
-    return max((finding.level for finding in findings), key=order.index, default=Level.OK)

@@ -15,10 +15,10 @@ from celery_batch.backfill.inputs import FORMATS, Arguments, Input
 from celery_batch.backfill.job import ErrorLimit, Job
 from celery_batch.backfill.progress import Progress
 from celery_batch.backfill.window import TIMEOUT, WINDOW_BYTES
-from celery_batch.cli.common import batch_task
+from celery_batch.cli.common import batch_task, errors_in_one_line
 from celery_batch.cli.progress import echo, shown, summary
 from celery_batch.compat.gc import collect_less_often, freeze_existing
-from celery_batch.errors import BackfillComplete, BackfillError, BackfillStopped, BatchError
+from celery_batch.errors import BackfillComplete, BackfillError, BackfillStopped
 
 __all__ = ["backfill"]
 
@@ -71,6 +71,7 @@ _INTERRUPTED = 130
 @click.option("--retry-errors", is_flag=True, help="Run the failed rows of an output again.")
 @click.option("--restart", is_flag=True, help="Remove what an earlier run has answered.")
 @click.pass_context
+@errors_in_one_line
 def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **options: Any) -> None:
     """
     Run every row of INPUT through TASK, and write the answers to OUTPUT.
@@ -90,8 +91,6 @@ def backfill(ctx: click.Context, /, task: str, source: str, output: Path, **opti
     except BackfillComplete as error:
         click.echo(str(error), err=True)
         ctx.exit(0)
-    except BatchError as error:
-        raise click.ClickException(str(error)) from error
     ctx.exit(1 if progress.failed else 0)
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from shutil import get_terminal_size
 
 import click
 from celery.bin.base import CeleryCommand
 
-from celery_batch.checks.checkup import checkup, worst
+from celery_batch.checks.checkup import checkup
 from celery_batch.checks.collect import collect
 from celery_batch.checks.finding import Finding, Level
+from celery_batch.cli.common import wrapped
 
 __all__ = ["check"]
+
+_INDENT = 9 * " "
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
@@ -33,11 +37,9 @@ def check(ctx: click.Context, *, as_json: bool) -> None:
     found = list(checkup(collect(ctx.obj.app)))
     if as_json:
         click.echo(json.dumps([_plain(*each) for each in found], indent=2))
-    elif sys.stdout.isatty():
-        _table(found)
     else:
-        _lines(found)
-    if worst(finding for _, finding in found) is Level.PROBLEM:
+        _print(found)
+    if any(finding.level is Level.PROBLEM for _, finding in found):
         ctx.exit(1)
 
 
@@ -57,30 +59,13 @@ def _many(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _lines(found: Sequence[tuple[str, Finding]]) -> None:
+def _print(found: Sequence[tuple[str, Finding]]) -> None:
+    width = get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
     for name, finding in found:
-        click.echo(f"{finding.level:8} {name}: {finding.says}")
+        says = wrapped(f"{finding.level:8} {name}: {finding.says}", width, _INDENT)
+        level = click.style(finding.level, _COLOURS[finding.level])
+        click.echo(says.replace(finding.level, level, 1))
         if finding.fix:
-            click.echo(f"{'':8} -> {finding.fix}")
-    click.echo(_summary(found))
-
-
-def _table(found: Sequence[tuple[str, Finding]]) -> None:
-    try:
-        from rich.console import Console  # noqa: PLC0415 (only a terminal needs it)
-        from rich.table import Table  # noqa: PLC0415 (likewise)
-        from rich.text import Text  # noqa: PLC0415 (likewise)
-    except ImportError:
-        _lines(found)
-        return
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for column in ("", "check", "what was found, and what to do"):
-        table.add_column(column, overflow="fold")
-    for name, finding in found:
-        text = Text(finding.says)
-        if finding.fix:
-            text.append(f"\n→ {finding.fix}", style="cyan")
-        table.add_row(Text(finding.level, style=_COLOURS[finding.level]), name, text)
-    console = Console()
-    console.print(table)
-    console.print(_summary(found), style="bold", highlight=False)
+            fix = wrapped(f"{_INDENT}-> {finding.fix}", width, _INDENT)
+            click.echo(click.style(fix, "cyan"))
+    click.echo(click.style(_summary(found), bold=True))

@@ -2,41 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import wraps
+from textwrap import fill
 from typing import Any
 
 import click
 
 from celery_batch.config import did_you_mean
-from celery_batch.errors import ConfigurationError
+from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.task import BatchTask
 from celery_batch.worker.scheduling.routing import batch_tasks
 
-__all__ = [
-    "batch_task",
-    "duration",
-    "errors_in_one_line",
-]
+__all__ = ["at_most_every", "batch_task", "duration", "errors_in_one_line", "wrapped"]
 
 
-def errors_in_one_line(command: click.Command) -> None:
+def errors_in_one_line(callback: Callable[..., Any]) -> Callable[..., Any]:
     """
-    Let a command, ours or Celery's, report wrong settings as click reports any error.
+    Let a command, ours or Celery's, report our errors as click reports its own.
 
     Celery's commands do so for a few errors of their own; ours are raised where tasks are
     bound, in any command that uses them.
     """
-    callback: Callable[..., Any] = command.callback or (lambda: None)
 
     @wraps(callback)
     def wrapped(*args: Any, **options: Any) -> Any:
         try:
             return callback(*args, **options)
-        except ConfigurationError as error:
+        except BatchError as error:
             raise click.ClickException(str(error)) from error
 
-    command.callback = wrapped
+    return wrapped
 
 
 def batch_task(app: Any, name: str) -> BatchTask:
@@ -64,6 +61,26 @@ def batch_task(app: Any, name: str) -> BatchTask:
     raise ConfigurationError(
         f"{name}: is no batch task of this app; there are: {names}{did_you_mean(name, known)}"
     )
+
+
+def wrapped(text: str, width: int, indent: str = "") -> str:
+    """Return a text in lines of so many characters; options and paths in it stay whole."""
+    return fill(
+        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def at_most_every(seconds: float, show: Callable[[Any], object]) -> Callable[[Any], None]:
+    """Return a function that shows what it is called with, but not more often than this."""
+    shown_at = time.monotonic()
+
+    def show_sometimes(value: Any) -> None:
+        nonlocal shown_at
+        if time.monotonic() - shown_at >= seconds:
+            shown_at = time.monotonic()
+            show(value)
+
+    return show_sometimes
 
 
 def duration(seconds: float) -> str:

@@ -18,7 +18,6 @@ from celery_batch.cli.jobs import jobs
 from celery_batch.cli.serve import serve, status
 from celery_batch.cli.top import top
 from celery_batch.cli.tune import tune
-from celery_batch.errors import BatchError
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.worker.control import commands
 
@@ -36,16 +35,11 @@ def batch(_ctx: click.Context) -> None:
     """Batched model serving."""
 
 
-batch.add_command(backfill)
-batch.add_command(check)
-batch.add_command(jobs)
-batch.add_command(serve)
-batch.add_command(status)
-batch.add_command(top)
-batch.add_command(tune)
+for command in (backfill, check, jobs, serve, status, top, tune):
+    batch.add_command(command)
 
-for command in (worker, beat, top):  # other commands that bind tasks handle these errors
-    errors_in_one_line(command)
+for command in (worker, beat):  # Celery's commands that bind tasks
+    command.callback = errors_in_one_line(command.callback)
 
 
 @batch.command(name="redis", cls=CeleryCommand)
@@ -61,6 +55,7 @@ for command in (worker, beat, top):  # other commands that bind tasks handle the
     type=click.IntRange(1, 65535),
     help="Listen on this TCP port of 127.0.0.1 too, with a random password, which --dir keeps.",
 )
+@errors_in_one_line
 def redis(directory: Path | None, port: int | None) -> None:
     """
     Run a private Redis for development.
@@ -78,8 +73,6 @@ def redis(directory: Path | None, port: int | None) -> None:
             server.child.check()
     except KeyboardInterrupt:
         click.echo("Redis has stopped.", err=True)
-    except BatchError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _explain(server: RedisServer) -> None:

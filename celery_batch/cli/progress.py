@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
-import click
-
 from celery_batch.backfill.progress import Progress
-from celery_batch.cli.common import duration
+from celery_batch.cli.common import at_most_every, duration
 
 __all__ = ["echo", "line", "shown", "summary"]
 
@@ -25,7 +22,9 @@ _NO_ANSWER = 10.0
 
 def shown() -> AbstractContextManager[Callable[[Progress], None]]:
     """Return what shows how far a job is: a bar on a terminal, a line now and then elsewhere."""
-    return _bar() if sys.stderr.isatty() and find_spec("rich") is not None else _lines()
+    if sys.stderr.isatty() and find_spec("rich") is not None:
+        return _bar()
+    return nullcontext(at_most_every(_EVERY, lambda progress: echo(line(progress))))
 
 
 def echo(text: str) -> None:
@@ -68,19 +67,6 @@ def _pending(progress: Progress) -> list[str]:
     if progress.pending and progress.since_answer > _NO_ANSWER:
         words.append(f"no answer for {duration(progress.since_answer)}")
     return words
-
-
-@contextmanager
-def _lines() -> Iterator[Callable[[Progress], None]]:
-    shown_at = time.monotonic()
-
-    def show(progress: Progress) -> None:
-        nonlocal shown_at
-        if time.monotonic() - shown_at >= _EVERY:
-            shown_at = time.monotonic()
-            click.echo(line(progress), err=True)
-
-    yield show
 
 
 @contextmanager

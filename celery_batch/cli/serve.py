@@ -15,8 +15,8 @@ import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.cli import run_folder
+from celery_batch.cli.common import errors_in_one_line
 from celery_batch.config import LARGEST_BATCH
-from celery_batch.errors import BatchError
 from celery_batch.runtime.devices import why_doubtful
 
 __all__ = ["serve", "status"]
@@ -60,6 +60,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
     type=_FOLDER,
     help="Keep sockets and logs in this folder.  By default one in the temporary folder.",
 )
+@errors_in_one_line
 def serve(
     handle: str | None, path: Path | None, directory: Path | None, *, reload: bool, **options: Any
 ) -> None:
@@ -80,8 +81,6 @@ def serve(
             _serve(deployment, beside, source)
     except KeyboardInterrupt:
         click.echo("Everything has stopped.", err=True)
-    except BatchError as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _config(handle: str | None, path: Path | None, options: dict[str, Any]) -> Any:

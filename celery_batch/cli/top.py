@@ -13,6 +13,7 @@ from typing import Any
 import click
 from celery.bin.base import CeleryCommand
 
+from celery_batch.cli.common import errors_in_one_line
 from celery_batch.cluster.control_client import ControlClient
 from celery_batch.cluster.state import ClusterState
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of
@@ -46,6 +47,7 @@ _COLUMNS = 120
     help="Seconds from one frame to the next.",
 )
 @click.pass_context
+@errors_in_one_line
 def top(ctx: click.Context, *, once: bool, interval: float) -> None:
     """
     Show what batch tasks and their workers do, until Ctrl-C.
@@ -55,17 +57,17 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if find_spec("rich") is None:
         raise click.ClickException("This needs rich: pip install 'celery-batch[top]'")
-    app = ctx.obj.app
-    app.loader.import_default_modules()
-    app.finalize()
-    with closing(_View(app, _TIMEOUT_ONCE if once else _TIMEOUT)) as view:
+    from rich.console import Console  # noqa: PLC0415 (rich may be missing)
+
+    console = Console(width=None if sys.stdout.isatty() else _COLUMNS)
+    with closing(_View(ctx.obj.app, console)) as view:
         try:
             if once:
                 _print_once(view, interval)
             elif sys.stdout.isatty():
                 _on_screen(view, interval)
             else:
-                _in_lines(view, interval)
+                view.repeat(console.print, interval)
         except KeyboardInterrupt:
             click.echo("", err=True)
 
@@ -73,35 +75,40 @@ def top(ctx: click.Context, *, once: bool, interval: float) -> None:
 class _View:
     """Collects snapshots of the cluster, and makes frames of its state."""
 
-    def __init__(self, app: Any, timeout: float) -> None:
+    def __init__(self, app: Any, console: Any) -> None:
+        app.loader.import_default_modules()
+        app.finalize()
         queues = {task.name: queue_of(app, task) for task in batch_tasks(app)}
         self._queues = {*queues.values()}
         self.state = ClusterState(queues, _WINDOW)
-        self._client, self._timeout = ControlClient(app), timeout
+        self.console = console
+        self._client = ControlClient(app)
         with app.connection_for_write() as connection:
             self._broker = connection.as_uri()
 
     def close(self) -> None:
         self._client.close()
 
-    def update(self) -> None:
-        """Ask all workers once more."""
-        self.state.add(self._client.snapshot(self._queues, self._timeout))
-
-    def frame(self, console: Any, *, is_last: bool = False) -> Any:
-        """Return what a console is to show."""
+    def update(self, timeout: float = _TIMEOUT, *, is_last: bool = False) -> Any:
+        """Ask all workers once more; return what the console is to show."""
         from celery_batch.cli.top_frame import frame  # noqa: PLC0415 (where rich may be missing)
 
+        self.state.add(self._client.snapshot(self._queues, timeout))
         clock = time.strftime("%H:%M:%S")
-        return frame(self.state, self._broker, clock, width=console.width, is_last=is_last)
+        return frame(self.state, self._broker, clock, width=self.console.width, is_last=is_last)
+
+    def repeat(self, show: Callable[[Any], object], interval: float) -> None:
+        """Show one frame after the other."""
+        while True:
+            began = time.monotonic()
+            show(self.update())
+            time.sleep(max(interval - (time.monotonic() - began), 0.0))
 
 
 def _print_once(view: _View, interval: float) -> None:
-    view.update()
+    view.update(_TIMEOUT_ONCE)
     time.sleep(interval)
-    view.update()
-    console = _console()
-    console.print(view.frame(console, is_last=True))
+    view.console.print(view.update(_TIMEOUT_ONCE, is_last=True))
     if view.state.error:
         sys.exit(1)
 
@@ -109,25 +116,5 @@ def _print_once(view: _View, interval: float) -> None:
 def _on_screen(view: _View, interval: float) -> None:
     from rich.live import Live  # noqa: PLC0415 (only a terminal needs it)
 
-    console = _console()
-    with Live(console=console, screen=True, auto_refresh=False) as live:
-        _repeat(view, lambda: live.update(view.frame(console), refresh=True), interval)
-
-
-def _in_lines(view: _View, interval: float) -> None:
-    console = _console()
-    _repeat(view, lambda: console.print(view.frame(console)), interval)
-
-
-def _console() -> Any:
-    from rich.console import Console  # noqa: PLC0415 (rich may be missing)
-
-    return Console(width=None if sys.stdout.isatty() else _COLUMNS)
-
-
-def _repeat(view: _View, show: Callable[[], None], interval: float) -> None:
-    while True:
-        began = time.monotonic()
-        view.update()
-        show()
-        time.sleep(max(interval - (time.monotonic() - began), 0.0))
+    with Live(console=view.console, screen=True, auto_refresh=False) as live:
+        view.repeat(lambda frame: live.update(frame, refresh=True), interval)

@@ -13,16 +13,15 @@ from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
 from shutil import get_terminal_size
-from textwrap import fill
 from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.backfill.inputs import Arguments, Input, some_fit
-from celery_batch.cli.common import batch_task
+from celery_batch.cli.common import at_most_every, batch_task, errors_in_one_line, wrapped
 from celery_batch.config import LARGEST_BATCH
-from celery_batch.errors import BatchError, ConfigurationError, ModelError, OutOfMemory
+from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.formatting import figure, number
 from celery_batch.pending_answer import pending_answer
 from celery_batch.runtime import registry
@@ -191,12 +190,12 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
     lines = [
         f"{task} on {device}",
         *_table(curve, proposal, width),
-        *(_wrapped(text, width) for text in above if text),
+        *(wrapped(text, width) for text in above if text),
         "",
         f"Wanted: {wanted}, at {number(proposal.rate)} a second.",
-        _wrapped(about_target(curve, proposal), width),
+        wrapped(about_target(curve, proposal), width),
         click.style(f"  {options}", bold=True),
-        *(_wrapped(text, width) for text in below if text),
+        *(wrapped(text, width) for text in below if text),
     ]
     for line in lines:
         click.echo(line)
@@ -213,7 +212,7 @@ def _as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[s
             "runs": len(point.seconds),
             "rate": point.rate,
             "memory": point.memory,
-            "bears": trial.max_rate,
+            "max_rate": trial.max_rate,
         }
         for point, trial in zip(curve.points, proposal.sizes, strict=True)
     ]
@@ -225,7 +224,7 @@ def _as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[s
         "sizes": sizes,
         "cap": curve.cap,
         "meets": chosen.meets,
-        "bears": chosen.max_rate,
+        "max_rate": chosen.max_rate,
         "doubt": about_messages(proposal),
         "settings": {
             "max_batch_size": chosen.policy.max_batch_size,
@@ -234,10 +233,6 @@ def _as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[s
         },
         "forecast": asdict(chosen.forecast),
     }
-
-
-def _wrapped(text: str, width: int) -> str:
-    return fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _table(curve: Curve, proposal: Proposal, width: int) -> Iterator[str]:
@@ -392,7 +387,7 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
     help="For about how long each size is measured.",
 )
 @click.option(
-    "--way",
+    "--overhead",
     type=click.FloatRange(min=0),
     default=0.003,
     show_default=True,
@@ -408,6 +403,7 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
     "--device", help="Where to measure, as in cuda:1; the first of batch_devices unless given."
 )
 @click.pass_context
+@errors_in_one_line
 def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) -> None:
     """
     Measure TASK's model at growing batch sizes, and propose settings for it.
@@ -416,20 +412,17 @@ def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) ->
     worker, and a worker on the same device makes the times longer.
     """
     goal = Goal(options["latency"], options["rate"])
-    try:
-        if plot is not None:
-            _check_plot(plot)
-        with _progress() as report:
-            device, curve = _measured(ctx.obj.app, task, goal, options, report)
-            proposal = propose(curve, goal, report)
-        if options["is_json"]:
-            click.echo(json.dumps(_as_data(task, device, curve, proposal), indent=2))
-        else:
-            show(task, device, curve, proposal)
-        if plot is not None:
-            _plot(plot, f"{task} on {device}", curve, proposal)
-    except BatchError as error:
-        raise click.ClickException(str(error)) from error
+    if plot is not None:
+        _check_plot(plot)
+    with _progress() as report:
+        device, curve = _measured(ctx.obj.app, task, goal, options, report)
+        proposal = propose(curve, goal, report)
+    if options["is_json"]:
+        click.echo(json.dumps(_as_data(task, device, curve, proposal), indent=2))
+    else:
+        show(task, device, curve, proposal)
+    if plot is not None:
+        _plot(plot, f"{task} on {device}", curve, proposal)
 
 
 def _measured(
@@ -450,7 +443,7 @@ def _measured(
             device = load_models(app, [name])
             rows = rows_for(task, options["source"], options["field"])
             return device, replace(
-                measure(Probe(task, rows), plan, report), overhead=options["way"]
+                measure(Probe(task, rows), plan, report), overhead=options["overhead"]
             )
         finally:
             registry.unload_all()
@@ -490,12 +483,4 @@ def _progress() -> Iterator[Callable[[str], None]]:
         with console.status("") as status:
             yield lambda step: status.update(f"{step} ...")
         return
-    shown_at = time.monotonic()
-
-    def echo(step: str) -> None:
-        nonlocal shown_at
-        if time.monotonic() - shown_at >= _EVERY:
-            shown_at = time.monotonic()
-            click.echo(f"{step} ...", err=True)
-
-    yield echo
+    yield at_most_every(_EVERY, lambda step: click.echo(f"{step} ...", err=True))

@@ -73,7 +73,7 @@ class ControlClient:
             self._mailbox.unclaimed.clear()
         return answers
 
-    def tell(self, command: str, **arguments: Any) -> None:
+    def broadcast(self, command: str, **arguments: Any) -> None:
         """
         Send the workers a command, and wait for no answer.
 

@@ -29,11 +29,6 @@ class Histogram:
     def __repr__(self) -> str:
         return f"<Histogram of {self.count} up to {max(self.bounds, default=0)}>"
 
-    def __copy__(self) -> Histogram:
-        other = Histogram(self.bounds)
-        other.counts[:], other.sum = self.counts, self.sum
-        return other
-
     @property
     def count(self) -> int:
         """How many numbers were counted."""

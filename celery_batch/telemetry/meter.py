@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from copy import copy
+from copy import deepcopy
 from typing import Any
 
 from celery_batch.telemetry.report import BatchReport, End, RequestEnd
@@ -95,7 +95,7 @@ class Meter:
 
     def copy(self) -> dict[str, Tally]:
         """Return a copy of the counts, by task."""
-        return {task: copy(tally) for task, tally in self.tallies.items()}
+        return deepcopy(dict(self.tallies))
 
     def summary(self, task: str) -> dict[str, Any]:
         """Return a task's counts as plain data."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from copy import copy
 from typing import Any
 
 from celery_batch.telemetry.histogram import Histogram
@@ -36,11 +35,6 @@ class Tally:
 
     def __repr__(self) -> str:
         return f"<Tally of {self.ends.total()} batches>"
-
-    def __copy__(self) -> Tally:
-        other = Tally()
-        vars(other).update({name: copy(value) for name, value in vars(self).items()})
-        return other
 
     def add(self, report: BatchReport) -> None:
         """Add one batch."""

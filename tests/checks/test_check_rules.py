@@ -17,9 +17,9 @@ from celery_batch.checks import (
     tasks_checks,
     workers_checks,
 )
-from celery_batch.checks.checkup import CHECKS, checkup, worst
+from celery_batch.checks.checkup import CHECKS, checkup
 from celery_batch.checks.facts import Facts, Machine, Redis, Server, Torch, Worker
-from celery_batch.checks.finding import Finding, Level
+from celery_batch.checks.finding import Level
 
 A100 = ("NVIDIA A100",)
 INFO = {"redis_version": "7.2.0", "aof_enabled": 1}
@@ -108,7 +108,7 @@ def test_nothing_is_wrong_where_all_is_well():
     found = [finding for _, finding in checkup(GOOD)]
 
     assert [] == [finding for finding in found if finding.level is not Level.OK or finding.fix]
-    assert Level.OK == worst(found)
+    assert {Level.OK} == {finding.level for finding in found}
 
 
 NO_LEASE = {"batch_bulk": False, "broker_transport_options": {"visibility_timeout": 20}}
@@ -515,15 +515,6 @@ QUIET = [
 def test_what_cannot_be_known_is_not_judged(check, facts):
     """A check says nothing where it knows too little, or where it has nothing to look at."""
     assert [] == list(check(facts))
-
-
-def test_worst_of_findings():
-    """A problem outweighs every warning, and nothing found is nothing wrong."""
-    levels = [Level.WARNING, Level.PROBLEM, Level.OK]
-
-    assert Level.PROBLEM == worst(Finding(level, "") for level in levels)
-    assert Level.WARNING == worst(Finding(level, "") for level in levels if level != "problem")
-    assert Level.OK == worst([])
 
 
 @pytest.mark.parametrize(

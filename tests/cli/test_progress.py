@@ -91,7 +91,7 @@ def test_a_pause_does_not_make_it_slow(monkeypatch):
 def test_a_log_has_a_line_now_and_then(monkeypatch, capsys):
     """Without a terminal there is a line each ten seconds, and no bar."""
     now = [0.0]
-    monkeypatch.setattr(shown_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     with shown() as show:
         for now[0] in range(25):
             show(SOON)

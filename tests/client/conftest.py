@@ -1,4 +1,4 @@
-"""Apps that send, and what of it comes to lie in the broker; results told by the tests."""
+"""Apps that send, and what of it comes to lie in the broker; results that the tests publish."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from celery_batch.client.results import listener
 from celery_batch.client.results.listener import close_listener
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
 from tests.conftest import need
+from tests.services.fake_worker import FakeWorker
 from tests.services.shop import emptied
-from tests.services.teller import Teller
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +92,10 @@ def sender(broker: str) -> Iterator[Callable[..., Sender]]:
 
 
 @pytest.fixture
-def background(redis_server: RedisServer) -> Iterator[Teller]:
-    """A client on an empty Redis, whose results are told to it by the tests."""
+def background(redis_server: RedisServer) -> Iterator[FakeWorker]:
+    """A client on an empty Redis, whose results the tests publish."""
     emptied(redis_server)
     for app in list(listener._listeners):  # apps of other tests in this process, which still live
         close_listener(app)
-    with Teller(redis_server) as background:
+    with FakeWorker(redis_server) as background:
         yield background

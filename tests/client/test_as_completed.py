@@ -17,7 +17,7 @@ from celery.result import AsyncResult, EagerResult, denied_join_result
 from celery_batch import as_completed
 from celery_batch.client.results.pending import PendingResults
 from tests.services.eventually import eventually
-from tests.services.teller import Teller
+from tests.services.fake_worker import FakeWorker
 
 SOON = 20.0
 
@@ -42,7 +42,7 @@ def all_of(how: str, results: Any, timeout: float | None = SOON, ended: Any = No
 
 
 @HOWS
-def test_results_come_in_the_order_of_their_ends(background: Teller, how: str):
+def test_results_come_in_the_order_of_their_ends(background: FakeWorker, how: str):
     """Whatever the order of the calls, results are yielded as their tasks end, failed or not."""
     results, seen = background.ask_many(4), []
     with ThreadPoolExecutor(1) as pool:
@@ -58,7 +58,7 @@ def test_results_come_in_the_order_of_their_ends(background: Teller, how: str):
 
 
 @HOWS
-def test_ordinary_results_and_those_that_have_ended_come_too(background: Teller, how: str):
+def test_ordinary_results_and_those_that_have_ended_come_too(background: FakeWorker, how: str):
     """Celery's own results, eager ones and ignored ones stand beside those that are received."""
     plain = AsyncResult(str(uuid4()), app=background.app)
     eager = EagerResult("eager", 1, states.SUCCESS)
@@ -92,7 +92,7 @@ def test_on_other_backends_one_thread_asks(how: str):
 
 
 @HOWS
-def test_what_does_not_end_in_time_is_celery_s_timeout(background: Teller, how: str):
+def test_what_does_not_end_in_time_is_celery_s_timeout(background: FakeWorker, how: str):
     """When the time is over that is an error, and nothing is left of the wait."""
     done, missing = background.ask_many(2)
     background.answer(done, 1)
@@ -109,7 +109,7 @@ def test_what_does_not_end_in_time_is_celery_s_timeout(background: Teller, how: 
 
 
 @HOWS
-def test_who_stops_early_leaves_nothing_behind(background: Teller, how: str):
+def test_who_stops_early_leaves_nothing_behind(background: FakeWorker, how: str):
     """A loop that is left, or a coroutine that is cancelled, awaits nothing any more."""
     first, *others = background.ask_many(20)
     background.answer(first, 1)
@@ -132,7 +132,7 @@ def test_who_stops_early_leaves_nothing_behind(background: Teller, how: str):
 
 
 @HOWS
-def test_failed_predecessor_ends_a_chain(background: Teller, how: str):
+def test_failed_predecessor_ends_a_chain(background: FakeWorker, how: str):
     """A task that will never run, because one before it failed, has ended."""
     first = background.ask()
     last = background.ask(parent=first)
@@ -144,14 +144,14 @@ def test_failed_predecessor_ends_a_chain(background: Teller, how: str):
 
 
 @HOWS
-def test_tasks_do_not_wait_for_others(background: Teller, how: str):
+def test_tasks_do_not_wait_for_others(background: FakeWorker, how: str):
     """Inside a task, to wait for many is refused as to wait for one is."""
     results = background.ask_many(1)
     with denied_join_result(), pytest.raises(RuntimeError, match="Never call"):
         all_of(how, results)
 
 
-def test_event_loop_goes_on_meanwhile(background: Teller):
+def test_event_loop_goes_on_meanwhile(background: FakeWorker):
     """A coroutine that waits for many keeps no other from running."""
     results = background.ask_many(100)
 

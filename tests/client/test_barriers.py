@@ -14,7 +14,7 @@ from celery.result import ResultSet
 from vine import barrier
 
 from celery_batch.client.results.callbacks import BarrierCounter
-from tests.services.teller import Teller
+from tests.services.fake_worker import FakeWorker
 
 
 class Group(barrier):
@@ -121,7 +121,7 @@ def test_failing_callback_of_a_group_is_logged(caplog: pytest.LogCaptureFixture)
     assert "A callback of a result has failed" in caplog.text
 
 
-def test_joined_sets_leave_nothing_behind(background: Teller):
+def test_joined_sets_leave_nothing_behind(background: FakeWorker):
     """Sets of results that were joined and dropped are not looked at for ever."""
     counter = background.listener.registry.barriers
     for _ in range(5):

@@ -20,8 +20,8 @@ from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import LARGEST_VALUE
 from celery_batch.streamer.redis_streamer import RequestFuture
 from tests.services.eventually import eventually
+from tests.services.fake_worker import FakeWorker
 from tests.services.shop import emptied
-from tests.services.teller import Teller
 
 SOON = 20.0
 
@@ -63,7 +63,7 @@ VALUES = {"small": [1, "a", None], "some": "x" * 9000, "not told": "x" * (LARGES
 
 @pytest.mark.usefixtures("copying")
 @pytest.mark.parametrize("size", VALUES)
-def test_a_future_holds_what_its_task_returned(background: Teller, size: str) -> None:
+def test_a_future_holds_what_its_task_returned(background: FakeWorker, size: str) -> None:
     """Whoever reads a future's state finds the value there, as small or as large as it is."""
     results, value = background.ask_many(3), VALUES[size]
     futures = [results[0].future(), request_of(*results[1:])]
@@ -75,7 +75,7 @@ def test_a_future_holds_what_its_task_returned(background: Teller, size: str) ->
     assert [value, [value, value]] * 2 == found
 
 
-def test_a_future_fails_with_a_task_before_it_in_its_chain(background: Teller) -> None:
+def test_a_future_fails_with_a_task_before_it_in_its_chain(background: FakeWorker) -> None:
     """A task whose predecessor failed never runs; who waits for it is told, as by `get`."""
     first = background.ask()
     future = background.ask(parent=first).future()
@@ -86,7 +86,7 @@ def test_a_future_fails_with_a_task_before_it_in_its_chain(background: Teller) -
 
 
 @pytest.mark.usefixtures("copying")
-def test_a_future_holds_what_its_task_failed_with(background: Teller) -> None:
+def test_a_future_holds_what_its_task_failed_with(background: FakeWorker) -> None:
     """An error is in the future's state, too; of a request, that of the first item with one."""
     results = background.ask_many(3)
     futures = [results[1].future(), request_of(*results)]
@@ -101,7 +101,7 @@ def test_a_future_holds_what_its_task_failed_with(background: Teller) -> None:
 
 
 @pytest.mark.usefixtures("copying")
-def test_a_future_of_an_ignored_result_holds_nothing(background: Teller) -> None:
+def test_a_future_of_an_ignored_result_holds_nothing(background: FakeWorker) -> None:
     """What nobody stores is None, and there at once."""
     result = background.ask()
     result.ignored = True
@@ -112,7 +112,7 @@ def test_a_future_of_an_ignored_result_holds_nothing(background: Teller) -> None
 
 @pytest.mark.parametrize("kind", ["result", "request"])
 def test_a_futures_time_is_spent_once(
-    background: Teller, monkeypatch: pytest.MonkeyPatch, kind: str
+    background: FakeWorker, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A future that was waited for has its value: nobody waits for that again."""
     again: list[Any] = []
@@ -133,7 +133,7 @@ def test_a_futures_time_is_spent_once(
 
 
 @pytest.mark.parametrize("kind", ["result", "request"])
-def test_what_was_told_and_is_gone_is_given_up_in_time(background: Teller, kind: str) -> None:
+def test_what_was_told_and_is_gone_is_given_up_in_time(background: FakeWorker, kind: str) -> None:
     """A large value that has expired before it was read is waited for no longer than one says."""
     result = background.ask()
     future = result.future() if kind == "result" else request_of(result)
@@ -174,7 +174,7 @@ def test_futures_on_other_backends_share_a_thread(redis_server: RedisServer, kin
 
 
 @pytest.mark.parametrize("kind", ["result", "request"])
-def test_who_waits_for_a_cancelled_future_is_told(background: Teller, kind: str) -> None:
+def test_who_waits_for_a_cancelled_future_is_told(background: FakeWorker, kind: str) -> None:
     """To cancel a future, once or twice, ends the wait of those who wait for several."""
     result = background.ask()
     future = result.future() if kind == "result" else request_of(result)

@@ -18,17 +18,17 @@ from celery_batch.client.results.group import BatchGroup
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.managed_process import wait_until
-from tests.services.teller import Teller
+from tests.services.fake_worker import FakeWorker
 
 SOON = 20.0
 
 
-def plain(background: Teller) -> AsyncResult:
+def plain(background: FakeWorker) -> AsyncResult:
     """Return the result of an ordinary task."""
     return AsyncResult(str(uuid4()), app=background.app)
 
 
-def members(background: Teller, kind: str) -> list[Any]:
+def members(background: FakeWorker, kind: str) -> list[Any]:
     """Return five results: told to us, ordinary, asked for elsewhere, or of all kinds."""
     foreign = BatchResult(str(uuid4()), app=background.app)
     match kind:
@@ -41,7 +41,7 @@ def members(background: Teller, kind: str) -> list[Any]:
     raise ValueError(kind)
 
 
-def end(background: Teller, result: Any, value: Any) -> None:
+def end(background: FakeWorker, result: Any, value: Any) -> None:
     """End a task, told or not."""
     if isinstance(result, BatchResult) and result.pending_result.is_notified:
         background.answer(result, value)
@@ -67,7 +67,7 @@ WAYS = {
 @KINDS
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("made", ["app", "celery", "set"])
-def test_every_way_to_wait_for_a_group(background: Teller, kind: str, way: str, made: str):
+def test_every_way_to_wait_for_a_group(background: FakeWorker, kind: str, way: str, made: str):
     """However a group is made, of whatever, and waited for: all values, in order."""
     results = members(background, kind)
     match made:
@@ -94,7 +94,7 @@ def test_every_way_to_wait_for_a_group(background: Teller, kind: str, way: str, 
 
 
 @KINDS
-def test_group_of_what_is_there_already(background: Teller, kind: str):
+def test_group_of_what_is_there_already(background: FakeWorker, kind: str):
     """A group whose members have all ended before it is made is waited for like any other."""
     results = members(background, kind)
     for n, result in enumerate(results):
@@ -107,7 +107,7 @@ def test_group_of_what_is_there_already(background: Teller, kind: str):
     assert list(range(5)) == background.app.GroupResult("group", results).join_native(timeout=SOON)
 
 
-def test_group_costs_no_subscription(background: Teller):
+def test_group_costs_no_subscription(background: FakeWorker):
     """Members that are told to us are waited for on the one channel."""
     others = set(background.subscribers()) - {
         background.listener.channel
@@ -130,7 +130,7 @@ def test_group_costs_no_subscription(background: Teller):
     assert {background.listener.channel} == set(channels) - others
 
 
-def test_members_that_nobody_told_of_are_found_together(background: Teller):
+def test_members_that_nobody_told_of_are_found_together(background: FakeWorker):
     """One sweep finds all members of a group whose notifications were missed."""
     results = background.ask_many(40)
     group = background.app.GroupResult("group", results)
@@ -144,7 +144,7 @@ def test_members_that_nobody_told_of_are_found_together(background: Teller):
     assert time.monotonic() - began < 25.0  # 36 seconds by a sweep for each
 
 
-def test_first_error_ends_the_wait(background: Teller):
+def test_first_error_ends_the_wait(background: FakeWorker):
     """A group raises its first error at once, while others still run, as in Celery."""
     results = background.ask_many(3)
     group = background.app.GroupResult("group", results)
@@ -160,7 +160,7 @@ def test_first_error_ends_the_wait(background: Teller):
     assert [] == PendingResults.of(background.app).take_due(10)
 
 
-def test_errors_can_be_returned(background: Teller):
+def test_errors_can_be_returned(background: FakeWorker):
     """With propagate=False errors are among the values; callbacks are called as members end."""
     results = background.ask_many(3)
     group = background.app.GroupResult("group", results)
@@ -175,7 +175,7 @@ def test_errors_can_be_returned(background: Teller):
     assert {result.id for result in results} == set(order)
 
 
-def test_group_can_be_waited_for_in_another_thread(background: Teller):
+def test_group_can_be_waited_for_in_another_thread(background: FakeWorker):
     """Members that are told to us are heard of in any thread, where Celery would wait in vain."""
     results = background.ask_many(3)
     group = background.app.GroupResult("group", results)
@@ -187,7 +187,7 @@ def test_group_can_be_waited_for_in_another_thread(background: Teller):
         assert [0, 1, 2] == answer.result(SOON)
 
 
-def test_group_gives_up_in_time(background: Teller):
+def test_group_gives_up_in_time(background: FakeWorker):
     """A group that takes too long raises Celery's TimeoutError."""
     results = background.ask_many(2)
     background.answer(results[0], 1)
@@ -195,7 +195,7 @@ def test_group_gives_up_in_time(background: Teller):
         background.app.GroupResult("group", results).get(timeout=0.1)
 
 
-def test_then_of_a_group(background: Teller):
+def test_then_of_a_group(background: FakeWorker):
     """A group's callback is called when its last member has ended, with nobody waiting."""
     results = background.ask_many(3)
     group = background.app.GroupResult("group", results)
@@ -208,7 +208,7 @@ def test_then_of_a_group(background: Teller):
     assert [group] == called
 
 
-def test_progress_of_members(background: Teller):
+def test_progress_of_members(background: FakeWorker):
     """With on_message a group is waited for in Celery's way, which tells of every state."""
     results = background.ask_many(2)
     group = background.app.GroupResult("group", results)
@@ -233,7 +233,7 @@ def test_progress_of_members(background: Teller):
     assert ["PROGRESS", "SUCCESS", "SUCCESS"] == heard
 
 
-def test_saved_group_is_restored(background: Teller):
+def test_saved_group_is_restored(background: FakeWorker):
     """A group can be saved, restored and pickled; whoever has it then waits in Celery's way."""
     background.app.set_current()
     results = background.ask_many(2)
@@ -250,7 +250,7 @@ def test_saved_group_is_restored(background: Teller):
     assert group.as_tuple() == restored.as_tuple()
 
 
-def test_many_members_awaited(background: Teller):
+def test_many_members_awaited(background: FakeWorker):
     """Members of a group can be awaited together."""
     results = background.ask_many(20)
 
@@ -271,7 +271,7 @@ def test_many_members_awaited(background: Teller):
 
 def test_app_s_own_class_of_groups_is_kept(redis_server: Any):
     """An app that has a class of its own for groups keeps it."""
-    with Teller(redis_server) as background:
+    with FakeWorker(redis_server) as background:
 
         class Own(GroupResult):
             pass

@@ -12,7 +12,7 @@ from celery.exceptions import TimeoutError as CeleryTimeoutError
 
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.waiting import wait_until_ended
-from tests.services.teller import Teller
+from tests.services.fake_worker import FakeWorker
 
 SOON = 20.0
 
@@ -20,7 +20,7 @@ SOON = 20.0
 HANGS = 5.0
 
 
-def iterating(background: Teller, results: list[Any]) -> Callable[[], object]:
+def iterating(background: FakeWorker, results: list[Any]) -> Callable[[], object]:
     """Iterate over a group; return what ends it."""
     arrivals = background.app.GroupResult("group", results).iter_native(timeout=SOON)
     background.answer(results[0], 1)
@@ -28,7 +28,7 @@ def iterating(background: Teller, results: list[Any]) -> Callable[[], object]:
     return arrivals.close
 
 
-def awaiting(_background: Teller, results: list[Any]) -> Callable[[], object]:
+def awaiting(_background: FakeWorker, results: list[Any]) -> Callable[[], object]:
     """Await a result; return what ends it."""
 
     async def begin() -> Callable[[], object]:
@@ -40,13 +40,15 @@ def awaiting(_background: Teller, results: list[Any]) -> Callable[[], object]:
     return asyncio.run(begin())
 
 
-def future(_background: Teller, results: list[Any]) -> Callable[[], object]:
+def future(_background: FakeWorker, results: list[Any]) -> Callable[[], object]:
     """Make a future of a result; return what ends it."""
     return results[0].future().cancel
 
 
 @pytest.mark.parametrize("begin", [iterating, awaiting, future])
-def test_finaliser_takes_no_lock(background: Teller, begin: Callable[..., Callable[[], object]]):
+def test_finaliser_takes_no_lock(
+    background: FakeWorker, begin: Callable[..., Callable[[], object]]
+):
     """Whoever gives up in the registry, as the garbage collector does, is gone after."""
     pending = PendingResults.of(background.app)
     results = background.ask_many(3)
@@ -63,7 +65,7 @@ def test_finaliser_takes_no_lock(background: Teller, begin: Callable[..., Callab
     assert not any(result.pending_result.callbacks for result in results)
 
 
-def test_signal_handler_may_ask_and_wait(background: Teller):
+def test_signal_handler_may_ask_and_wait(background: FakeWorker):
     """Who interrupts a thread that is in the registry can ask, wait and listen there."""
     pending, listener = PendingResults.of(background.app), background.listener
     asked: list[Any] = []

@@ -33,8 +33,8 @@ from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import LARGEST_VALUE
 from celery_batch.streamer.redis_streamer import RequestFuture
+from tests.services.fake_worker import FakeWorker
 from tests.services.shop import emptied
-from tests.services.teller import Teller
 
 SOON = 20.0
 
@@ -44,7 +44,7 @@ def threads(name: str) -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == name]
 
 
-def until_heard(background: Teller) -> None:
+def until_heard(background: FakeWorker) -> None:
     """Return when the listener's channel has a subscriber."""
     channel = background.listener.channel
 
@@ -57,7 +57,7 @@ def until_heard(background: Teller) -> None:
     wait_until(why_not, [], what=channel, timeout=SOON)
 
 
-def test_channel_is_confirmed_before_it_is_named(background: Teller):
+def test_channel_is_confirmed_before_it_is_named(background: FakeWorker):
     """Whoever is told the channel's name can count on being heard."""
     channel = background.listener.channel
 
@@ -65,7 +65,7 @@ def test_channel_is_confirmed_before_it_is_named(background: Teller):
     assert is_listening(background.app)
 
 
-def test_one_listener_for_all_threads(background: Teller):
+def test_one_listener_for_all_threads(background: FakeWorker):
     """However many threads ask at once, there is one listener and one connection."""
     with ThreadPoolExecutor(32) as pool:
         found = set(pool.map(lambda _: listener_for(background.app), range(64)))
@@ -74,7 +74,7 @@ def test_one_listener_for_all_threads(background: Teller):
     assert [1] == list(background.subscribers().values())
 
 
-def test_results_cost_no_subscription(background: Teller):
+def test_results_cost_no_subscription(background: FakeWorker):
     """Waiting for many results takes the one channel only."""
     results = background.ask_many(20)
     with ThreadPoolExecutor(20) as pool:
@@ -94,12 +94,12 @@ def test_results_cost_no_subscription(background: Teller):
 )
 def test_no_listener_where_results_go_celery_s_way(redis_server: RedisServer, conf: dict):
     """Other backends, and a switch, leave results to Celery."""
-    with_conf = Teller(redis_server, **conf)
+    with_conf = FakeWorker(redis_server, **conf)
 
     assert listener_for(with_conf.app) is None
 
 
-def test_no_listener_inside_a_task(background: Teller):
+def test_no_listener_inside_a_task(background: FakeWorker):
     """A task may not wait for others, so no pool process begins to listen."""
     from celery.result import denied_join_result  # noqa: PLC0415
 
@@ -112,7 +112,7 @@ def test_no_listener_inside_a_task(background: Teller):
 
 def test_user_who_may_not_listen_is_told_once(tmp_path: Path, caplog):
     """Where Redis forbids the channel, results go Celery's way, with one warning."""
-    with RedisServer(tmp_path / "redis") as server, Teller(server) as background:
+    with RedisServer(tmp_path / "redis") as server, FakeWorker(server) as background:
         background.redis.execute_command("ACL", "SETUSER", "default", "resetchannels")
         with caplog.at_level(logging.WARNING):
             found = [listener_for(background.app) for _ in range(3)]
@@ -126,7 +126,7 @@ def test_user_who_may_not_listen_is_told_once(tmp_path: Path, caplog):
 
 def test_who_waits_when_listening_is_forbidden(tmp_path: Path):
     """If Redis takes the right to listen away, what is waited for is found, however one waits."""
-    with RedisServer(tmp_path / "redis") as server, Teller(server) as background:
+    with RedisServer(tmp_path / "redis") as server, FakeWorker(server) as background:
         results = background.ask_many(5)
         group = background.app.GroupResult("group", background.ask_many(40))
         listener = background.listener
@@ -185,7 +185,7 @@ def test_no_pause_after_a_find(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("left", [0.1, None])
 def test_no_listener_is_waited_for_longer_than_somebody_has(
-    background: Teller, monkeypatch: pytest.MonkeyPatch, left: float | None
+    background: FakeWorker, monkeypatch: pytest.MonkeyPatch, left: float | None
 ) -> None:
     """A wait for a listener that is not there yet ends with the time of whoever waits."""
     asked: list[float] = []
@@ -206,7 +206,7 @@ def test_no_listener_is_waited_for_longer_than_somebody_has(
 
 
 def test_no_listener_is_waited_for_longer_than_a_step_may_take(
-    background: Teller, monkeypatch: pytest.MonkeyPatch
+    background: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A step through a task's states waits for no listener, so it ends in time."""
     result = background.ask()
@@ -222,7 +222,7 @@ def test_no_listener_while_redis_is_away(tmp_path: Path):
     """A Redis that does not answer costs a moment, and is heard when it is back."""
     server = RedisServer(tmp_path / "redis")
     server.start()
-    with Teller(server) as background:
+    with FakeWorker(server) as background:
         server.stop()
         without = listener_for(background.app)
         with server:
@@ -243,7 +243,7 @@ def test_awaited_while_redis_is_away(tmp_path: Path):
     """Who awaits a result before Redis has ever answered has it when Redis is there."""
     server = RedisServer(tmp_path / "redis")
     server.start()
-    with Teller(server, result_backend_always_retry=False) as background:
+    with FakeWorker(server, result_backend_always_retry=False) as background:
         server.stop()
         without = listener_for(background.app)
         result = BatchResult("untold", app=background.app)
@@ -271,7 +271,7 @@ def test_awaited_while_redis_is_away(tmp_path: Path):
 def test_key_prefix_is_kept(redis_server: RedisServer):
     """With a global key prefix the channel carries it, and keys are found."""
     emptied(redis_server)
-    with Teller(
+    with FakeWorker(
         redis_server, result_backend_transport_options={"global_keyprefix": "mine:"}
     ) as background:
         result, untold = background.ask_many(2)
@@ -284,7 +284,7 @@ def test_key_prefix_is_kept(redis_server: RedisServer):
         assert [1, 2] == [result.get(timeout=SOON), untold.get(timeout=SOON)]
 
 
-def test_missed_notification_costs_a_second(background: Teller):
+def test_missed_notification_costs_a_second(background: FakeWorker):
     """What is stored and not told of is found soon, without asking again and again."""
     results = background.ask_many(3)
     with ThreadPoolExecutor(3) as pool:
@@ -308,7 +308,7 @@ def test_missed_notification_costs_a_second(background: Teller):
     assert looks <= 3
 
 
-def test_results_that_were_there_all_along_are_not_waited_for(background: Teller):
+def test_results_that_were_there_all_along_are_not_waited_for(background: FakeWorker):
     """After an interruption, each of many results is found by a look, not by a sweep each."""
     results = background.ask_many(30)
     for n, result in enumerate(results):
@@ -321,7 +321,7 @@ def test_results_that_were_there_all_along_are_not_waited_for(background: Teller
     assert time.monotonic() - began < 20.0  # 27 seconds by sweeps
 
 
-def test_lost_connection_is_made_again(background: Teller):
+def test_lost_connection_is_made_again(background: FakeWorker):
     """When Redis cuts the connection, waiting goes on, and later replies are heard."""
     waiting, later = background.ask_many(2)
     with ThreadPoolExecutor(1) as pool:
@@ -337,7 +337,7 @@ def test_lost_connection_is_made_again(background: Teller):
 
 def test_restart_of_redis_while_waiting(tmp_path: Path):
     """Threads and coroutines that wait survive a Redis that goes and comes back."""
-    with RedisServer(tmp_path / "redis") as server, Teller(server) as background:
+    with RedisServer(tmp_path / "redis") as server, FakeWorker(server) as background:
         results = background.ask_many(6)
         background.app.backend.client.ping()
 
@@ -376,7 +376,7 @@ def test_restart_of_redis_while_waiting(tmp_path: Path):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("name", ["celery-batch-replies", "celery-batch-poll"])
-def test_thread_that_died_is_begun_again(background: Teller, name: str, monkeypatch):
+def test_thread_that_died_is_begun_again(background: FakeWorker, name: str, monkeypatch):
     """If one of the two threads ends against all odds, the other begins it again."""
     monkeypatch.setattr(store, "QUIET", 0.2)
     until_heard(background)
@@ -388,7 +388,7 @@ def test_thread_that_died_is_begun_again(background: Teller, name: str, monkeypa
         ctypes.c_ulong(victim.ident), ctypes.py_object(SystemExit)
     )
     if name.endswith("replies"):
-        background.tell([])
+        background.notify([])
         background.redis.publish(background.listener.channel, b"")
     wait_until(
         lambda: "" if set(threads(name)) - before else "not yet", [], what=name, timeout=SOON
@@ -402,7 +402,7 @@ def test_thread_that_died_is_begun_again(background: Teller, name: str, monkeypa
     assert not victim.is_alive()
 
 
-def test_silent_connection_is_given_up(background: Teller, monkeypatch):
+def test_silent_connection_is_given_up(background: FakeWorker, monkeypatch):
     """A connection whose other side is gone without a word is made again."""
     monkeypatch.setattr(store, "QUIET", 0.1)
     monkeypatch.setattr(store, "TIMEOUT", 0.5)
@@ -432,7 +432,7 @@ def test_silent_connection_is_given_up(background: Teller, monkeypatch):
     assert 1 == result.get(timeout=SOON)
 
 
-def test_idle_connection_is_kept(background: Teller, monkeypatch):
+def test_idle_connection_is_kept(background: FakeWorker, monkeypatch):
     """A connection that is only quiet answers a ping, and stays."""
     monkeypatch.setattr(store, "QUIET", 0.05)
     until_heard(background)
@@ -446,7 +446,7 @@ def test_idle_connection_is_kept(background: Teller, monkeypatch):
     assert first["id"] == last["id"]
 
 
-def test_what_is_no_reply_is_ignored(background: Teller, caplog):
+def test_what_is_no_reply_is_ignored(background: FakeWorker, caplog):
     """Garbage on the channel harms nobody."""
     result = background.ask()
     with caplog.at_level(logging.WARNING):
@@ -458,7 +458,7 @@ def test_what_is_no_reply_is_ignored(background: Teller, caplog):
     assert 2 == caplog.text.count("Received a message that holds no replies")
 
 
-def test_large_value_is_read_where_it_is_stored(background: Teller):
+def test_large_value_is_read_where_it_is_stored(background: FakeWorker):
     """What is too large to be told is there all the same, however one waits."""
     results = background.ask_many(4)
     future = results[0].future()
@@ -472,13 +472,13 @@ def test_large_value_is_read_where_it_is_stored(background: Teller):
         answers = [pool.submit(asyncio.run, wait()), pool.submit(results[2].get, SOON)]
         for result in results:
             background.store(result, large)
-        background.tell(results)
+        background.notify(results)
         values = [future.result(SOON), *(each.result() for each in answers), results[3].get(SOON)]
 
     assert all(large == value for value in values)
 
 
-def test_results_that_nobody_wants_leave_nothing_behind(background: Teller):
+def test_results_that_nobody_wants_leave_nothing_behind(background: FakeWorker):
     """Two hundred thousand results, dropped, timed out, answered or not, leave memory as it was."""
     pending = PendingResults.of(background.app)
     process = psutil.Process(os.getpid())
@@ -506,7 +506,7 @@ def test_results_that_nobody_wants_leave_nothing_behind(background: Teller):
     assert after - before < 4 << 20
 
 
-def test_pending_result_is_small(background: Teller):
+def test_pending_result_is_small(background: FakeWorker):
     """A result that waits takes a small part of what Celery's takes."""
     import tracemalloc  # noqa: PLC0415
 
@@ -526,7 +526,7 @@ def test_pending_result_is_small(background: Teller):
     assert mine < 600, (mine, theirs, len(stock))
 
 
-def test_sweep_goes_in_pieces(background: Teller, monkeypatch):
+def test_sweep_goes_in_pieces(background: FakeWorker, monkeypatch):
     """Looking for much is done in pieces, so that Redis serves others meanwhile."""
     sizes = []
     monkeypatch.setattr(sweep, "POLL_LIMIT", 100)
@@ -567,7 +567,7 @@ def test_slow_look_costs_no_long_rest(monkeypatch: pytest.MonkeyPatch):
     assert sweep.LONGEST_REST == rest <= 1.0
 
 
-def _value(background: Teller, value: object) -> str:
+def _value(background: FakeWorker, value: object) -> str:
     meta = background.app.backend._get_result_meta(value, "SUCCESS", None, None)
     return background.app.backend.encode(meta)
 
@@ -619,7 +619,7 @@ WAYS = {"await": 1, "states": "SUCCESS", "future": 1, "streamer": [1]}
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_waits_alone_outlives_a_closed_listener(background: Teller, way: str) -> None:
+def test_who_waits_alone_outlives_a_closed_listener(background: FakeWorker, way: str) -> None:
     """Closing the listener leaves nobody waiting, though nobody else asks for another one."""
     result = background.ask()
     waiting = Waiting(way, result)
@@ -630,7 +630,7 @@ def test_who_waits_alone_outlives_a_closed_listener(background: Teller, way: str
 
 
 def test_who_comes_as_the_listener_is_closed_is_answered(
-    background: Teller, monkeypatch: pytest.MonkeyPatch
+    background: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody who saw a listener before it was closed, and waits afterwards, has begun one."""
     result = background.ask()
@@ -648,7 +648,7 @@ def test_who_comes_as_the_listener_is_closed_is_answered(
 
 
 def test_a_listener_that_begins_while_another_is_closed_looks_soon(
-    background: Teller, monkeypatch: pytest.MonkeyPatch
+    background: FakeWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is awaited then is looked for by the new one, at once where that is wanted."""
     close = Listener.close
@@ -667,7 +667,7 @@ def test_a_listener_that_begins_while_another_is_closed_looks_soon(
     assert PendingResults.of(background.app).on_awaited == listener.on_awaited
 
 
-def test_closing_a_listener_begins_none_where_nobody_waits(background: Teller) -> None:
+def test_closing_a_listener_begins_none_where_nobody_waits(background: FakeWorker) -> None:
     """A listener that is closed is gone, and with it its connections."""
     result = background.ask()
     background.answer(result, 1)
@@ -684,7 +684,7 @@ def test_closing_a_listener_begins_none_where_nobody_waits(background: Teller) -
 @pytest.mark.parametrize("way", WAYS)
 def test_who_waits_outlives_a_listener_that_may_not_begin_again(tmp_path: Path, way: str) -> None:
     """Where Redis has forbidden to listen meanwhile, what is waited for is looked for."""
-    with RedisServer(tmp_path / "redis") as server, Teller(server) as background:
+    with RedisServer(tmp_path / "redis") as server, FakeWorker(server) as background:
         result = background.ask()
         waiting = Waiting(way, result)
         allowed = "&celery-task-meta-*"
@@ -696,7 +696,7 @@ def test_who_waits_outlives_a_listener_that_may_not_begin_again(tmp_path: Path, 
     assert WAYS[way] == answer
 
 
-def test_who_waits_outlives_a_closed_listener(background: Teller):
+def test_who_waits_outlives_a_closed_listener(background: FakeWorker):
     """Closing the listener leaves nobody waiting: what is awaited is looked for all the same."""
     results = background.ask_many(2)
     futures = [result.future() for result in results]

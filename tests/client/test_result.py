@@ -22,7 +22,7 @@ from kombu.exceptions import DecodeError
 from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.managed_process import wait_until
-from tests.services.teller import Teller
+from tests.services.fake_worker import FakeWorker
 
 SOON = 20.0
 
@@ -68,14 +68,14 @@ def ending(result: Any, **options: Any) -> Any:
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("told", [True, False], ids=["told", "found"])
-def test_ends_as_celery_s_result(background: Teller, outcome: str, told: bool):  # noqa: FBT001
+def test_ends_as_celery_s_result(background: FakeWorker, outcome: str, told: bool):  # noqa: FBT001
     """Value, error, state and all else are what Celery's own result says."""
     value, state, traceback = OUTCOMES[outcome]
     ours, again = background.ask_many(2)
     again.pending_result = PendingResults.of(background.app).get(ours.id)
     background.store(ours, value, state, traceback=traceback)
     if told:
-        background.tell([ours])
+        background.notify([ours])
         soon(lambda: ours.pending_result.value, "reply")
     stock = background.app.AsyncResult(ours.id)
     called: list[list[Any]] = [[], []]
@@ -92,7 +92,7 @@ def test_ends_as_celery_s_result(background: Teller, outcome: str, told: bool): 
     assert str(facts(stock)) == str(facts(ours))
 
 
-def test_remote_traceback_is_raised(background: Teller):
+def test_remote_traceback_is_raised(background: FakeWorker):
     """With task_remote_tracebacks the error carries the worker's traceback, as in Celery."""
     background.app.conf.task_remote_tracebacks = True
     result = background.ask()
@@ -103,7 +103,7 @@ def test_remote_traceback_is_raised(background: Teller):
     assert "model.py" in str(caught.traceback[-1].path)
 
 
-def test_get_gives_up_in_time(background: Teller):
+def test_get_gives_up_in_time(background: FakeWorker):
     """A get that takes too long raises Celery's TimeoutError, and leaves nothing behind."""
     result = background.ask()
     pending = PendingResults.of(background.app)
@@ -117,7 +117,7 @@ def test_get_gives_up_in_time(background: Teller):
     assert not background.app.backend._pending_results[0]
 
 
-def test_get_without_time_looks_once(background: Teller):
+def test_get_without_time_looks_once(background: FakeWorker):
     """A get that may not wait returns what is stored, even if nobody told of it."""
     result = background.ask()
     background.store(result, 1)
@@ -125,7 +125,7 @@ def test_get_without_time_looks_once(background: Teller):
     assert 1 == result.get(timeout=0)
 
 
-def test_get_calls_back_while_it_waits(background: Teller):
+def test_get_calls_back_while_it_waits(background: FakeWorker):
     """on_interval is called about once a second, and what it raises ends the wait."""
     result = background.ask()
 
@@ -136,7 +136,7 @@ def test_get_calls_back_while_it_waits(background: Teller):
         result.get(on_interval=enough)
 
 
-def test_get_with_on_message_hears_of_progress(background: Teller):
+def test_get_with_on_message_hears_of_progress(background: FakeWorker):
     """Who wants to hear of every state is served in Celery's way."""
     result = background.ask()
     heard: list[str] = []
@@ -151,7 +151,7 @@ def test_get_with_on_message_hears_of_progress(background: Teller):
     assert ["PROGRESS", "SUCCESS"] == heard
 
 
-def test_get_inside_a_task_is_refused(background: Teller):
+def test_get_inside_a_task_is_refused(background: FakeWorker):
     """A task may not wait for another, unless it says so."""
     result = background.ask()
     background.answer(result, 1)
@@ -163,7 +163,7 @@ def test_get_inside_a_task_is_refused(background: Teller):
     assert 1 == value
 
 
-def test_ignored_result_is_not_waited_for(background: Teller):
+def test_ignored_result_is_not_waited_for(background: FakeWorker):
     """With ignore_result there is nothing to wait for."""
     result = background.ask()
     result.ignored = True
@@ -176,7 +176,7 @@ def test_ignored_result_is_not_waited_for(background: Teller):
     assert result.future().result(0) is None
 
 
-def test_state_before_the_end_is_asked_for(background: Teller):
+def test_state_before_the_end_is_asked_for(background: FakeWorker):
     """Until a task has ended its state is what is stored, as in Celery."""
     result = background.ask()
     seen = [result.state, result.ready(), result.result]
@@ -189,7 +189,7 @@ def test_state_before_the_end_is_asked_for(background: Teller):
     assert ("SUCCESS", 1) == (result.state, result.result)
 
 
-def test_told_state_costs_no_round_trip(background: Teller):
+def test_told_state_costs_no_round_trip(background: FakeWorker):
     """What has been told is not asked for again."""
     result = background.ask()
     background.answer(result, 1)
@@ -202,12 +202,12 @@ def test_told_state_costs_no_round_trip(background: Teller):
     assert before == gets()
 
 
-def test_undecodable_value_is_the_caller_s_error(background: Teller):
+def test_undecodable_value_is_the_caller_s_error(background: FakeWorker):
     """A stored value in a format that is not accepted raises where it is wanted, and only there."""
     result, other = background.ask_many(2)
     key = background.app.backend.get_key_for_task(result.id)
     background.redis.set(key, b"\x80\x04N.")
-    background.tell([result])
+    background.notify([result])
     background.answer(other, 1)
 
     assert 1 == other.get(timeout=SOON)
@@ -215,7 +215,7 @@ def test_undecodable_value_is_the_caller_s_error(background: Teller):
         result.get(timeout=SOON)
 
 
-def test_news_that_is_no_end_is_not_taken_for_one(background: Teller):
+def test_news_that_is_no_end_is_not_taken_for_one(background: FakeWorker):
     """Whoever tells of a task that still runs does not end anybody's wait."""
     result = background.ask()
     background.answer(result, {"done": 1}, "PROGRESS")
@@ -227,7 +227,7 @@ def test_news_that_is_no_end_is_not_taken_for_one(background: Teller):
     assert 1 == result.get(timeout=SOON)
 
 
-def test_forget_removes_the_result(background: Teller):
+def test_forget_removes_the_result(background: FakeWorker):
     """A forgotten result is gone, here and in Redis, and a get waits in vain, as in Celery."""
     result = background.ask()
     background.answer(result, 1)
@@ -242,7 +242,7 @@ def test_forget_removes_the_result(background: Teller):
         result.get(timeout=0.05)
 
 
-def test_then_is_called_when_the_task_has_ended(background: Teller):
+def test_then_is_called_when_the_task_has_ended(background: FakeWorker):
     """A callback is called with the result, before or after, and kept with no other reference."""
     called: list[Any] = []
     early, late, dropped = background.ask_many(3)
@@ -260,7 +260,7 @@ def test_then_is_called_when_the_task_has_ended(background: Teller):
     assert {("late", 2), ("early", 1), ("dropped", 3)} == set(called)
 
 
-def test_then_with_weak_is_forgotten_with_its_result(background: Teller):
+def test_then_with_weak_is_forgotten_with_its_result(background: FakeWorker):
     """A weak callback does not keep its result, nor is it called without."""
     called: list[Any] = []
     kept, dropped = background.ask_many(2)
@@ -275,7 +275,7 @@ def test_then_with_weak_is_forgotten_with_its_result(background: Teller):
     assert [kept] == called
 
 
-def test_callback_may_wait_for_another_result(background: Teller):
+def test_callback_may_wait_for_another_result(background: FakeWorker):
     """A callback that waits for a result of its own does not wait for itself."""
     first, second = background.ask_many(2)
     got: list[Any] = []
@@ -287,7 +287,7 @@ def test_callback_may_wait_for_another_result(background: Teller):
     assert [2] == got
 
 
-def test_failing_callback_is_logged(background: Teller, caplog: pytest.LogCaptureFixture):
+def test_failing_callback_is_logged(background: FakeWorker, caplog: pytest.LogCaptureFixture):
     """A callback that fails harms no other result."""
     first, second = background.ask_many(2)
     first.then(lambda _: 1 / 0)
@@ -299,7 +299,7 @@ def test_failing_callback_is_logged(background: Teller, caplog: pytest.LogCaptur
     soon(lambda: "ZeroDivisionError" in caplog.text, "log")
 
 
-def test_identity_is_celery_s(background: Teller):
+def test_identity_is_celery_s(background: FakeWorker):
     """Results are equal by id, whatever their class, and survive copies and pickles."""
     result = background.ask(parent=AsyncResult("before", app=background.app))
     stock = AsyncResult(result.id, app=background.app, parent=result.parent)
@@ -317,13 +317,13 @@ def test_identity_is_celery_s(background: Teller):
     assert stock == result_from_tuple(result.as_tuple(), background.app)
 
 
-def test_result_needs_an_id(background: Teller):
+def test_result_needs_an_id(background: FakeWorker):
     """A result without an id is an error, as in Celery."""
     with pytest.raises(ValueError, match="id"):
         BatchResult(None, app=background.app)
 
 
-def test_error_before_it_in_a_chain_is_raised(background: Teller):
+def test_error_before_it_in_a_chain_is_raised(background: FakeWorker):
     """Who waits for the end of a chain hears of a failure on the way, however he waits."""
     parent = background.ask()
     ends = [BatchResult(f"end-{n}", app=background.app, parent=parent) for n in range(4)]
@@ -346,7 +346,7 @@ def test_error_before_it_in_a_chain_is_raised(background: Teller):
         ends[0].get(timeout=0.05, follow_parents=False)
 
 
-def test_awaited_in_many_coroutines(background: Teller):
+def test_awaited_in_many_coroutines(background: FakeWorker):
     """A thousand coroutines wait on one connection, each for its own result."""
 
     async def everybody() -> list[Any]:
@@ -362,7 +362,7 @@ def test_awaited_in_many_coroutines(background: Teller):
         for n, result in enumerate(results):
             await asyncio.to_thread(background.app.backend.set, key(result), encoded(n))
         for piece in range(0, 1000, 64):
-            background.tell(results[piece : piece + 64])
+            background.notify(results[piece : piece + 64])
         return await asyncio.gather(*waiting)
 
     def key(result: BatchResult) -> bytes:
@@ -375,7 +375,7 @@ def test_awaited_in_many_coroutines(background: Teller):
     assert list(range(1000)) == asyncio.run(everybody())
 
 
-def test_cancelled_await_leaves_the_task_alone(background: Teller):
+def test_cancelled_await_leaves_the_task_alone(background: FakeWorker):
     """Who gives up awaiting, by a timeout for example, can await again."""
     result = background.ask()
     pending = PendingResults.of(background.app)
@@ -395,7 +395,7 @@ def test_cancelled_await_leaves_the_task_alone(background: Teller):
     assert (True, [], 1) == asyncio.run(twice())
 
 
-def test_awaited_error_is_raised(background: Teller):
+def test_awaited_error_is_raised(background: FakeWorker):
     """What a task has failed with is raised where it is awaited."""
     result = background.ask()
     background.answer(result, failure(), states.FAILURE)
@@ -408,7 +408,7 @@ def test_awaited_error_is_raised(background: Teller):
         asyncio.run(wait_for_it())
 
 
-def test_result_of_another_process_can_be_awaited(background: Teller):
+def test_result_of_another_process_can_be_awaited(background: FakeWorker):
     """A result that this process did not ask for is found in Redis, without blocking the loop."""
     foreign = BatchResult("foreign", app=background.app)
     ticks: list[float] = []
@@ -452,7 +452,7 @@ def test_awaited_without_a_listener(redis_server: Any, backend: str):
     app.backend.forget("awaited")
 
 
-def test_future_is_done_with_the_task(background: Teller):
+def test_future_is_done_with_the_task(background: FakeWorker):
     """A future has the task's value or error, and works with all that takes futures."""
     good, bad = background.ask_many(2)
     futures = [good.future(), bad.future()]
@@ -479,7 +479,7 @@ def test_future_is_done_with_the_task(background: Teller):
         futures[1].result()
 
 
-def test_cancelled_future_leaves_the_task_alone(background: Teller):
+def test_cancelled_future_leaves_the_task_alone(background: FakeWorker):
     """To cancel a future gives up waiting, leaves nothing behind, and the result can be had."""
     result = background.ask()
     future = result.future()
@@ -494,7 +494,7 @@ def test_cancelled_future_leaves_the_task_alone(background: Teller):
         future.result()
 
 
-def test_future_that_nobody_holds_is_done(background: Teller):
+def test_future_that_nobody_holds_is_done(background: FakeWorker):
     """A future with a callback is done even if nobody holds it or its result."""
     result = background.ask()
     identity = AsyncResult(result.id, app=background.app)
@@ -507,7 +507,7 @@ def test_future_that_nobody_holds_is_done(background: Teller):
     assert [1] == seen
 
 
-def test_many_threads_wait(background: Teller):
+def test_many_threads_wait(background: FakeWorker):
     """Sixty-four threads get their own results, and one that all of them want."""
     results = background.ask_many(64)
     shared = background.ask()
@@ -527,7 +527,7 @@ def test_many_threads_wait(background: Teller):
         assert [(n, "all") for n in range(64)] == [answer.result() for answer in answers]
 
 
-def test_two_results_of_one_task_both_hear(background: Teller):
+def test_two_results_of_one_task_both_hear(background: FakeWorker):
     """Results made of one id, before or after it was asked for, are all told."""
     before = BatchResult("one", app=background.app)
     asked = BatchResult("one", app=background.app)
@@ -541,7 +541,7 @@ def test_two_results_of_one_task_both_hear(background: Teller):
     assert "celery-task-meta-one" not in background.subscribers()
 
 
-def test_eager_result_is_another_class(background: Teller):
+def test_eager_result_is_another_class(background: FakeWorker):
     """What a task returns when it runs at once is Celery's, and is no result of ours."""
     assert not issubclass(BatchResult, EagerResult)
     assert background.app.AsyncResult is not BatchResult

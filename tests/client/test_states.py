@@ -22,7 +22,7 @@ from celery_batch.client.results.pending import PendingResults
 from celery_batch.client.results.result import BatchResult, EagerBatchResult
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.protocol import STARTED_ID, write_replies
-from tests.services.teller import Teller
+from tests.services.fake_worker import FakeWorker
 
 SOON = 20.0
 
@@ -34,18 +34,18 @@ def soon(ready: Callable[[], object], what: str) -> None:
     wait_until(lambda: "" if ready() else "not yet", [], what=what, timeout=SOON)
 
 
-def stranger(background: Teller) -> BatchResult:
+def stranger(background: FakeWorker) -> BatchResult:
     """Return the result of a task that another process has sent."""
     return BatchResult(str(uuid4()), app=background.app)
 
 
-def followers(background: Teller) -> int:
+def followers(background: FakeWorker) -> int:
     """Return how many wait for a state."""
     known = list(PendingResults.of(background.app)._known.values())
     return sum(len(reply.state_callbacks or ()) for reply in known)
 
 
-def tell_start(background: Teller, result: Any) -> None:
+def tell_start(background: FakeWorker, result: Any) -> None:
     """Say that a task has started, as our workers do for those who ask for it."""
     background.store(result, WHO, states.STARTED)
     stored = background.app.backend.get(background.app.backend.get_key_for_task(result.id))
@@ -90,7 +90,7 @@ HOWS = pytest.mark.parametrize("how", ["threaded", "awaited"])
 
 @HOWS
 @pytest.mark.parametrize("whose", ["told", "found"])
-def test_each_state_comes_once(background: Teller, how: str, whose: str):
+def test_each_state_comes_once(background: FakeWorker, how: str, whose: str):
     """Whoever sent the task, its start, its states in between and its end are yielded in turn."""
     result = background.ask() if whose == "told" else stranger(background)
     followed = Followed(how, result)
@@ -112,7 +112,7 @@ def test_each_state_comes_once(background: Teller, how: str, whose: str):
 
 @HOWS
 @pytest.mark.parametrize("state", [states.SUCCESS, states.FAILURE, states.REVOKED])
-def test_what_has_ended_yields_its_end(background: Teller, how: str, state: str):
+def test_what_has_ended_yields_its_end(background: FakeWorker, how: str, state: str):
     """Who comes late sees how the task has ended, and no more."""
     result = stranger(background)
     background.store(result, 1 if state == states.SUCCESS else ValueError("x"), state)
@@ -121,7 +121,7 @@ def test_what_has_ended_yields_its_end(background: Teller, how: str, state: str)
 
 
 @HOWS
-def test_large_result_is_an_end(background: Teller, how: str):
+def test_large_result_is_an_end(background: FakeWorker, how: str):
     """Of a result too large to be told, the end comes all the same."""
     result = background.ask()
     followed = Followed(how, result)
@@ -131,7 +131,7 @@ def test_large_result_is_an_end(background: Teller, how: str):
     assert ["SUCCESS", "over"] == followed.saw("SUCCESS", "over")
 
 
-def test_start_that_was_told_is_not_looked_for(background: Teller):
+def test_start_that_was_told_is_not_looked_for(background: FakeWorker):
     """Who has asked hears of the start; also who begins to follow only afterwards."""
     result = background.ask()
     tell_start(background, result)
@@ -142,7 +142,7 @@ def test_start_that_was_told_is_not_looked_for(background: Teller):
 
 
 @HOWS
-def test_who_waits_for_long_may_go_on(background: Teller, how: str):
+def test_who_waits_for_long_may_go_on(background: FakeWorker, how: str):
     """When nothing comes in time that is an error, and the next state can be waited for."""
     result = stranger(background)
     following = result.iter_states(0.05)
@@ -165,7 +165,7 @@ def test_who_waits_for_long_may_go_on(background: Teller, how: str):
     assert "STARTED" == step()
 
 
-def test_cancelled_step_loses_nothing(background: Teller):
+def test_cancelled_step_loses_nothing(background: FakeWorker):
     """A step that is given up, for a heartbeat perhaps, leaves nothing and loses nothing."""
     result = stranger(background)
 
@@ -185,7 +185,7 @@ def test_cancelled_step_loses_nothing(background: Teller):
     assert (0, ["SUCCESS"]) == asyncio.run(steps())
 
 
-def test_dropped_streams_leave_nothing(background: Teller):
+def test_dropped_streams_leave_nothing(background: FakeWorker):
     """However a stream ends, nobody waits afterwards, and nothing is kept of its task."""
     registry = PendingResults.of(background.app)
     background.ask()
@@ -211,7 +211,7 @@ def test_dropped_streams_leave_nothing(background: Teller):
     assert float("inf") == registry.next_poll()
 
 
-def test_many_streams_are_one_look(background: Teller, monkeypatch: pytest.MonkeyPatch):
+def test_many_streams_are_one_look(background: FakeWorker, monkeypatch: pytest.MonkeyPatch):
     """A thousand streams cost a few reads each half second, on the connection there is."""
     looked: list[int] = []
     background.ask()
@@ -253,7 +253,7 @@ def test_many_streams_are_one_look(background: Teller, monkeypatch: pytest.Monke
     assert background.redis.info("clients")["connected_clients"] <= before + 1
 
 
-def test_unchanged_state_is_not_read_twice(background: Teller, monkeypatch: pytest.MonkeyPatch):
+def test_unchanged_state_is_not_read_twice(background: FakeWorker, monkeypatch: pytest.MonkeyPatch):
     """What has been seen costs no decoding at the next look."""
     monkeypatch.setattr(pending, "POLL_FOLLOWED", 0.02)
     result = stranger(background)
@@ -271,7 +271,7 @@ def test_unchanged_state_is_not_read_twice(background: Teller, monkeypatch: pyte
 
 @HOWS
 @pytest.mark.parametrize("how_it_goes", ["forgotten", "expired"])
-def test_following_ends_with_the_result(background: Teller, how: str, how_it_goes: str):
+def test_following_ends_with_the_result(background: FakeWorker, how: str, how_it_goes: str):
     """Who follows what is forgotten, or never comes until its time is over, is let go."""
     if how_it_goes == "expired":
         background.app.conf.result_expires = 1  # each thread has a backend of its own
@@ -289,7 +289,7 @@ def test_following_ends_with_the_result(background: Teller, how: str, how_it_goe
 @pytest.mark.parametrize("conf", [{"batch_bulk": False}, {"elsewhere": True}])
 @HOWS
 def test_on_other_backends_celery_s_own_way(
-    background: Teller, tmp_path: Any, how: str, conf: dict[str, Any]
+    background: FakeWorker, tmp_path: Any, how: str, conf: dict[str, Any]
 ):
     """Where nobody tells us, the backend is asked, by everybody for himself."""
     url = background.app.conf.result_backend
@@ -307,7 +307,7 @@ def test_on_other_backends_celery_s_own_way(
     assert ["STARTED", "SUCCESS", "over"] == seen
 
 
-def test_redis_that_is_away_is_waited_for(background: Teller):
+def test_redis_that_is_away_is_waited_for(background: FakeWorker):
     """A connection that is cut while a task is followed costs nothing but a moment."""
     result = stranger(background)
     followed = [Followed(how, result) for how in ("threaded", "awaited")]
@@ -323,7 +323,7 @@ def _follow_in_fork(result: BatchResult, told: Any) -> None:
     told.put(list(result.iter_states(SOON)))
 
 
-def test_fork_follows_with_an_ear_of_its_own(background: Teller):
+def test_fork_follows_with_an_ear_of_its_own(background: FakeWorker):
     """A process forked while its parent follows can follow the same task."""
     context = multiprocessing.get_context("fork")
     result = stranger(background)
@@ -339,7 +339,7 @@ def test_fork_follows_with_an_ear_of_its_own(background: Teller):
         child.join(SOON)
 
 
-def test_ignored_result_has_no_states(background: Teller):
+def test_ignored_result_has_no_states(background: FakeWorker):
     """Of a call whose result is ignored nothing is stored, so nothing is waited for."""
     result = stranger(background)
     result.ignored = True
@@ -358,7 +358,7 @@ def test_eager_result_has_the_one_that_it_has():
     assert ["SUCCESS"] == list(result.iter_states()) == asyncio.run(all_of(result.iter_states()))
 
 
-def test_tasks_do_not_wait_for_others(background: Teller):
+def test_tasks_do_not_wait_for_others(background: FakeWorker):
     """Inside a task, to follow another is refused as to wait for it is."""
     with denied_join_result(), pytest.raises(RuntimeError, match="Never call"):
         next(stranger(background).iter_states())

@@ -49,7 +49,7 @@ def test_a_broker_that_hangs_is_given_up(silent, scheme):
         client.ask("ping", 0.1)
     client.close()
     with pytest.raises(Exception, match=r"(?i)time"):
-        client.tell("revoke", task_id=["none"])
+        client.broadcast("revoke", task_id=["none"])
     client.close()
     with Jobs(app) as jobs, pytest.raises(Exception, match=r"(?i)time"):
         jobs.all()

@@ -31,7 +31,7 @@ class WorkerKilled(Fault):
 
     def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
         """Kill the worker with all its processes."""
-        stage.victims = set(stage.crews[0].signal(signal.SIGKILL))
+        stage.victims = set(stage.workers[0].signal(signal.SIGKILL))
 
     def clear(self, stage: Stage) -> None:
         """Start it again."""
@@ -39,15 +39,15 @@ class WorkerKilled(Fault):
 
 
 class OneOfTwoKilled(Fault):
-    """SIGKILL to one of two workers, which nobody restarts."""
+    """SIGKILL to one of two workers, which is not restarted."""
 
     name = "one-of-two-killed"
     needs = Needs(workers=2)
 
     def inject(self, stage: Stage, chance: Random) -> None:
         """Kill one worker with all its processes."""
-        crew = chance.choice(stage.crews)
-        stage.victims = set(crew.signal(signal.SIGKILL))
+        worker = chance.choice(stage.workers)
+        stage.victims = set(worker.signal(signal.SIGKILL))
 
 
 class WorkerTerminated(Fault):
@@ -57,7 +57,7 @@ class WorkerTerminated(Fault):
 
     def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
         """Ask the main process to end."""
-        os.kill(stage.crews[0].main(), signal.SIGTERM)
+        os.kill(stage.workers[0].main(), signal.SIGTERM)
 
     def clear(self, stage: Stage) -> None:
         """Start it again when it has ended."""
@@ -75,7 +75,7 @@ class WorkerQuit(Fault):
     def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
         """Ask the main process to end soon."""
         stage.victims = set(stage.pool())
-        os.kill(stage.crews[0].main(), signal.SIGQUIT)
+        os.kill(stage.workers[0].main(), signal.SIGQUIT)
 
     def clear(self, stage: Stage) -> None:
         """Start it again when it has ended."""
@@ -91,19 +91,19 @@ class WorkerStopped(Fault):
 
     def inject(self, stage: Stage, chance: Random) -> None:  # noqa: ARG002
         """Stop all its processes."""
-        stage.crews[0].signal(signal.SIGSTOP)
+        stage.workers[0].signal(signal.SIGSTOP)
 
     def clear(self, stage: Stage) -> None:
         """Let them go on."""
-        stage.crews[0].signal(signal.SIGCONT)
+        stage.workers[0].signal(signal.SIGCONT)
 
 
 def _restart(stage: Stage) -> None:
-    crew = stage.crews[0]
-    if not crew.ended(timeout=30):
-        raise TimeoutError(f"{crew.name} has not ended\n{crew.child.tail()}")
-    crew.launch()
-    crew.wait()
+    worker = stage.workers[0]
+    if not worker.ended(timeout=30):
+        raise TimeoutError(f"{worker.name} has not ended\n{worker.child.tail()}")
+    worker.launch()
+    worker.wait()
 
 
 PROCESS_FAULTS: tuple[Fault, ...] = (

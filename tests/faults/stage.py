@@ -16,9 +16,9 @@ from kombu import pools
 from tests.faults.answers import Answers
 from tests.faults.brokers import Broker, RabbitMQBroker, RedisBroker
 from tests.faults.clients import Clients
-from tests.faults.crew import Crew
 from tests.faults.ledger import Ledger
 from tests.faults.proxy import Proxy
+from tests.faults.supervised_worker import SupervisedWorker
 from tests.services.rabbitmq import RabbitMQServer
 
 __all__ = ["Needs", "Stage"]
@@ -74,7 +74,7 @@ class Stage:
         self._stack = ExitStack()
         self.ledger = Ledger(folder / "ledger")
         self._clock = folder / "clock"
-        self.crews: list[Crew] = []
+        self.workers: list[SupervisedWorker] = []
         #: Pool processes whose running items a fault has harmed.
         self.victims: set[int] = set()
 
@@ -91,7 +91,7 @@ class Stage:
 
     def pool(self) -> list[int]:
         """Return the ids of all pool processes."""
-        return [pid for crew in self.crews for pid in crew.pool()]
+        return [pid for worker in self.workers for pid in worker.pool()]
 
     def step_clock(self, seconds: float) -> None:
         """Have the workers' wall clock differ from the machine's by this much."""
@@ -106,8 +106,8 @@ class Stage:
 
     def stop_workers(self) -> None:
         """Stop the workers, which give back what they hold."""
-        for crew in self.crews:
-            crew.stop()
+        for worker in self.workers:
+            worker.stop()
 
     def _open(self) -> None:
         self.broker: Broker = self._open_broker()
@@ -120,15 +120,15 @@ class Stage:
         conf = {**self.broker.conf, **self.needs.conf}
         self.answers = self._stack.enter_context(Answers(self.results.connect))
         env = self._environment({**conf, "broker_url": broker_url, "result_backend": results_url})
-        self.crews = [
-            Crew(f"w{number}", self.folder, env, self._processes)
+        self.workers = [
+            SupervisedWorker(f"w{number}", self.folder, env, self._processes)
             for number in range(1, self.needs.workers + 1)
         ]
-        for crew in self.crews:
-            self._stack.callback(crew.stop)
-            crew.launch()
-        for crew in self.crews:
-            crew.wait()
+        for worker in self.workers:
+            self._stack.callback(worker.stop)
+            worker.launch()
+        for worker in self.workers:
+            worker.wait()
         self.clients = Clients(broker_url, conf, self._patience)
         self._stack.callback(pools.reset)
         self._stack.callback(self.clients.app.close)

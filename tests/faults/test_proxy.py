@@ -1,4 +1,4 @@
-"""The proxy breaks what it is told to break, and nothing else."""
+"""The proxy breaks what it is asked to break, and nothing else."""
 
 from __future__ import annotations
 

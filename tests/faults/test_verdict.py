@@ -57,7 +57,7 @@ def test_item_with_message_hangs():
 
 
 def test_message_of_answered_item_is_left():
-    """A message that nobody needs any more would run its item again one day."""
+    """A message that is not needed any more would run its item again one day."""
     assert _judged(left=1).left == 1
 
 

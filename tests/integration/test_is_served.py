@@ -41,10 +41,10 @@ def test_a_worker_that_is_there(each_shop: Shop):
 
 def test_a_model_that_loads_is_not_served(shop: Shop):
     """A worker whose models are loading is not there yet, though it has started."""
-    pulse = shop.folder / "pulse"
-    slowly = {"CELERY_BATCH_PULSE": str(pulse), "SHOP_LOAD_SECONDS": "6"}
+    health = shop.folder / "health"
+    slowly = {"CELERY_BATCH_HEALTH_FILE": str(health), "SHOP_LOAD_SECONDS": "6"}
     worker = shop.launch("-c", "1", "-Q", "counter", **slowly)
-    eventually(lambda: pulse.exists() and "starting" in pulse.read_text(), "a worker that starts")
+    eventually(lambda: health.exists() and "starting" in health.read_text(), "a worker that starts")
     while_loading = shop.clerk.is_served()
     eventually(shop.clerk.is_served, "a warm model")
 

@@ -30,7 +30,7 @@ def manager(tmp_path):
 
 def test_file_has_the_last_state(tmp_path):
     """The last report can be read, with the process and the time."""
-    file = tmp_path / "pulse"
+    file = tmp_path / "health"
     report = HealthReport(file)
     report.enter("starting")
     first = HealthState.read(file)
@@ -71,9 +71,9 @@ def test_dead_process_is_not_alive():
 @pytest.mark.parametrize("text", ["", "ready", "ready x 1.0", "ready 1 y", "a b c d"])
 def test_malformed_files_are_no_state(tmp_path, text):
     """A malformed file is treated like none."""
-    (tmp_path / "pulse").write_text(text)
+    (tmp_path / "health").write_text(text)
 
-    assert HealthState.read(tmp_path / "pulse") is None
+    assert HealthState.read(tmp_path / "health") is None
     assert HealthState.read(tmp_path / "none") is None
 
 
@@ -102,10 +102,10 @@ def test_messages_to_systemd(manager, tmp_path):
 
 def test_drained_worker_is_alive_and_not_ready(manager, tmp_path, capsys):
     """Probes and systemd get the state and its end."""
-    report = HealthReport(tmp_path / "pulse", str(tmp_path / "notify"))
+    report = HealthReport(tmp_path / "health", str(tmp_path / "notify"))
     report.beat()
     report.beat(drained=True)
-    codes = [main([str(tmp_path / "pulse")]), main(["--live", str(tmp_path / "pulse")])]
+    codes = [main([str(tmp_path / "health")]), main(["--live", str(tmp_path / "health")])]
     report.beat()
     messages = [manager.recv(1000).decode().split("\n") for _ in range(3)]
 
@@ -113,7 +113,7 @@ def test_drained_worker_is_alive_and_not_ready(manager, tmp_path, capsys):
     assert ["the worker is drained", "alive"] == capsys.readouterr().out.splitlines()
     assert ["READY=1", "STATUS=Drained: takes no tasks.", "WATCHDOG=1"] == messages[1]
     assert "STATUS=Takes tasks." in messages[2]
-    assert 0 == main([str(tmp_path / "pulse")])
+    assert 0 == main([str(tmp_path / "health")])
 
 
 def test_socket_may_have_no_file():
@@ -129,14 +129,14 @@ def test_socket_may_have_no_file():
 
 def test_errors_are_logged_once(tmp_path, caplog):
     """A missing folder or socket is logged once."""
-    report = HealthReport(tmp_path / "none" / "pulse", str(tmp_path / "none" / "notify"))
+    report = HealthReport(tmp_path / "none" / "health", str(tmp_path / "none" / "notify"))
     report.beat()
     report.beat()
 
     assert 1 == len(caplog.records)
 
 
-@pytest.mark.parametrize("environ", [{}, {"CELERY_BATCH_PULSE": "", "NOTIFY_SOCKET": ""}])
+@pytest.mark.parametrize("environ", [{}, {"CELERY_BATCH_HEALTH_FILE": "", "NOTIFY_SOCKET": ""}])
 def test_nothing_is_reported_by_default(environ):
     """Without the variables there is no report."""
     assert not HealthReport.from_environ(environ).is_wanted
@@ -144,9 +144,9 @@ def test_nothing_is_reported_by_default(environ):
 
 def test_environment_names_file_and_socket(tmp_path, manager):
     """Our variable names the file, systemd's own its socket."""
-    file = tmp_path / "pulse"
+    file = tmp_path / "health"
     notify = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "5000000"}
-    HealthReport.from_environ({"CELERY_BATCH_PULSE": str(file), **notify}).beat()
+    HealthReport.from_environ({"CELERY_BATCH_HEALTH_FILE": str(file), **notify}).beat()
 
     assert b"WATCHDOG_USEC=5000000" in manager.recv(1000)
     assert "ready" == HealthState.read(file).state
@@ -154,8 +154,8 @@ def test_environment_names_file_and_socket(tmp_path, manager):
 
 def test_probe_has_a_code_and_a_line(tmp_path, capsys, monkeypatch):
     """The command's exit code is for orchestrators, its line for people."""
-    file = tmp_path / "pulse"
-    monkeypatch.setenv("CELERY_BATCH_PULSE", str(file))
+    file = tmp_path / "health"
+    monkeypatch.setenv("CELERY_BATCH_HEALTH_FILE", str(file))
 
     assert (1, f"no worker has written {file}\n") == (main([]), capsys.readouterr().out)
     HealthState("starting", os.getpid(), time.monotonic()).write(file)
@@ -167,10 +167,10 @@ def test_probe_has_a_code_and_a_line(tmp_path, capsys, monkeypatch):
 
 def test_probe_without_a_file_names_the_variable(capsys, monkeypatch):
     """Without a file the probe says which variable is missing."""
-    monkeypatch.delenv("CELERY_BATCH_PULSE", raising=False)
+    monkeypatch.delenv("CELERY_BATCH_HEALTH_FILE", raising=False)
 
     assert 1 == main([])
-    assert "CELERY_BATCH_PULSE" in capsys.readouterr().out
+    assert "CELERY_BATCH_HEALTH_FILE" in capsys.readouterr().out
 
 
 def test_probe_imports_little(in_python):
@@ -183,13 +183,13 @@ def test_probe_imports_little(in_python):
 def test_worker_without_its_broker_is_alive(tmp_path):
     """While Redis is away the worker is not ready, and needs no restart; then it is ready again."""
     need(find_redis_server)
-    file = tmp_path / "pulse"
+    file = tmp_path / "health"
     (tmp_path / "redis").mkdir(mode=0o700)
     with (
         RedisServer(tmp_path / "redis") as server,
         open_shop(server.url, tmp_path) as shop,
     ):
-        worker = shop.launch("--concurrency=1", CELERY_BATCH_PULSE=str(file))
+        worker = shop.launch("--concurrency=1", CELERY_BATCH_HEALTH_FILE=str(file))
 
         def becomes(state: str) -> None:
             def why_not() -> str:
@@ -210,11 +210,11 @@ def test_worker_without_its_broker_is_alive(tmp_path):
 
 def test_worker_reports_its_health(shop, tmp_path):
     """A worker is ready when its loop runs, and reports its stop; systemd gets the same."""
-    file = tmp_path / "pulse"
+    file = tmp_path / "health"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.settimeout(60)
-        notify = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "CELERY_BATCH_PULSE": str(file)}
+        notify = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "CELERY_BATCH_HEALTH_FILE": str(file)}
         worker = shop.launch("--concurrency=1", **notify)
         first = manager.recv(1000)
 

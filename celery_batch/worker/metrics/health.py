@@ -27,7 +27,7 @@ __all__ = ["EVERY", "VARIABLE", "HealthReport", "HealthState"]
 logger = logging.getLogger(__name__)
 
 #: The environment variable with the path of the file.
-VARIABLE = "CELERY_BATCH_PULSE"
+VARIABLE = "CELERY_BATCH_HEALTH_FILE"
 
 #: Seconds from one beat to the next.
 EVERY = 1.0

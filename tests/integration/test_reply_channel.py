@@ -1,4 +1,4 @@
-"""A client that names its reply channel hears there of every end of its tasks."""
+"""A client that names its reply channel is notified there of every end of its tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def listening(shop: Shop) -> Iterator[Any]:
         yield subscription
 
 
-def told(subscription: Any, number: int) -> dict[str, dict[str, Any]]:
+def replies_of(subscription: Any, number: int) -> dict[str, dict[str, Any]]:
     """Return what is said of so many tasks, by their ids; nothing else is said later."""
     answers: dict[str, dict[str, Any]] = {}
     deadline = time.monotonic() + 60
@@ -49,8 +49,8 @@ def ask(task: Any, *args: Any, **options: Any) -> str:
 
 
 @pytest.mark.parametrize("bulk", [True, False], ids=["bulk", "one by one"])
-def test_every_end_is_told(each_shop: Shop, bulk: bool):  # noqa: FBT001
-    """Answers, errors, retries, refusals and chords: each is told as it is stored."""
+def test_every_end_is_notified(each_shop: Shop, bulk: bool):  # noqa: FBT001
+    """Answers, errors, retries, refusals and chords: each is notified as it is stored."""
     shop = each_shop
     shop.worker("-c", "1", conf={"batch_bulk": bulk})
     body = chord([shop.double.s(n).set(**HEADERS) for n in range(3)], shop.total.s())
@@ -64,7 +64,7 @@ def test_every_end_is_told(each_shop: Shop, bulk: bool):  # noqa: FBT001
             ask(shop.timed, 20): "FAILURE",
         }
         wanted |= {part.id: "SUCCESS" for part in body.apply_async().parent}
-        answers = told(subscription, len(wanted))
+        answers = replies_of(subscription, len(wanted))
     with shop.memory() as client:
         stored = {name: client.get(f"celery-task-meta-{name}") for name in wanted}
 
@@ -72,8 +72,8 @@ def test_every_end_is_told(each_shop: Shop, bulk: bool):  # noqa: FBT001
     assert answers == {name: json.loads(value) for name, value in stored.items()}
 
 
-def test_ends_that_no_process_lived_to_store_are_told(shop: Shop):
-    """Whose process died or ran into a limit, or who was revoked or expired, is told as well."""
+def test_ends_that_no_process_lived_to_store_are_notified(shop: Shop):
+    """A killed process, a time limit, a revoke, an expiry: these ends are notified as well."""
     worker = shop.worker("-c", "1")
     with listening(shop) as subscription:
         poison = ask(shop.deadly, "exit")
@@ -86,7 +86,7 @@ def test_ends_that_no_process_lived_to_store_are_told(shop: Shop):
             [running], terminate=True, reply=True, timeout=10, destination=[worker.name]
         )
         late = ask(shop.double, 1, expires=datetime(2020, 1, 1, tzinfo=UTC))
-        answers = told(subscription, 6)
+        answers = replies_of(subscription, 6)
 
     assert {
         poison: "FAILURE",

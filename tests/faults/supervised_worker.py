@@ -12,14 +12,14 @@ import psutil
 
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 
-__all__ = ["Crew"]
+__all__ = ["SupervisedWorker"]
 
 _CELERY = str(Path(sys.executable).with_name("celery"))
 #: Without the second that a worker spends looking for neighbours when it starts.
 _OPTIONS = ("-l", "INFO", "--without-mingle")
 
 
-class Crew:
+class SupervisedWorker:
     """
     A worker with its pool processes.
 

@@ -1,4 +1,4 @@
-"""A worker's last words: values stored as Celery stores them, and told as our workers tell them."""
+"""Stands for a worker: stores values as Celery does, and notifies as our workers do."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from celery_batch.client.results.result import BatchResult
 from celery_batch.processes.redis_server import RedisServer
 from celery_batch.protocol import write_replies
 
-__all__ = ["Teller"]
+__all__ = ["FakeWorker"]
 
 
-class Teller:
+class FakeWorker:
     """
     A client's app, and what a worker would do for it.
 
@@ -62,11 +62,11 @@ class Teller:
         return results
 
     def store(self, result: Any, value: Any, state: str = "SUCCESS", **more: Any) -> None:
-        """End a task as stock Celery does: store its value, and tell who subscribed to it."""
+        """End a task as stock Celery does: store its value, and notify its subscribers."""
         self.app.backend.store_result(result.id, value, state, **more)
 
-    def tell(self, results: Iterable[Any], channel: str | None = None) -> int:
-        """Tell the channel what is stored; return how many have heard."""
+    def notify(self, results: Iterable[Any], channel: str | None = None) -> int:
+        """Publish what is stored on the channel; return how many subscribers received it."""
         results = list(results)
         keys = [self.app.backend.get_key_for_task(result.id) for result in results]
         ids = [result.id for result in results]
@@ -76,7 +76,7 @@ class Teller:
     def answer(self, result: Any, value: Any, state: str = "SUCCESS", **more: Any) -> None:
         """End a task as our workers do."""
         self.store(result, value, state, **more)
-        self.tell([result])
+        self.notify([result])
 
     def subscribers(self) -> dict[str, int]:
         """Return how many listen on each channel."""
