@@ -36,9 +36,10 @@ from celery_batch.worker.redis.result_backend import (
     BulkResultWriter,
     attach_facts,
     buffered_results,
+    named_channel,
     notify_clients,
 )
-from celery_batch.worker.redis.result_store import RedisStore, named_channel
+from celery_batch.worker.redis.result_store import RedisStore
 from tests.services.shop import emptied
 
 #: Celery's own backend uses what redis-py has deprecated.

@@ -57,8 +57,12 @@ from celery_batch.worker.executor.model_call import ModelCall, broken_device
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
-from celery_batch.worker.redis.result_backend import attach_facts, buffered_results
-from celery_batch.worker.redis.result_store import ResultBuffer, temporary_errors
+from celery_batch.worker.redis.result_backend import (
+    BulkResultWriter,
+    attach_facts,
+    buffered_results,
+)
+from celery_batch.worker.redis.result_store import temporary_errors
 
 __all__ = ["RunModel", "run_batch", "run_lone_batch", "trace_batch"]
 
@@ -150,7 +154,7 @@ class _BatchTrace:
         self._call: ModelCall | None = None
         self._waited = 0.0
         self._can_store = True
-        self._buffer: ResultBuffer | None = None
+        self._writer: BulkResultWriter | None = None
         self._shows_results = shows_results(in_events=payload.has_watchers)
         #: The indexes of the items that need a tracer, and the other items.
         self._traced = list(range(len(payload)))
@@ -166,7 +170,7 @@ class _BatchTrace:
         try:
             with (
                 result_reprs(wanted=self._shows_results),
-                buffered_results(self._task) as self._buffer,
+                buffered_results(self._task) as self._writer,
             ):
                 self._find_fast_items()
                 self._enter(0)
@@ -188,10 +192,10 @@ class _BatchTrace:
 
     def _find_fast_items(self) -> None:
         """Find the items that need no tracer; the last has one, for the model to run in."""
-        if self._buffer is None or not can_trace_fast(self._task):
+        if self._writer is None or not can_trace_fast(self._task):
             return
         self._fast_trace = FastTrace(
-            self._task, self._buffer, self._accept, shows_results=self._shows_results
+            self._task, self._writer, self._accept, shows_results=self._shows_results
         )
         for index, delivery in enumerate(self._payload[:-1]):
             item = self._fast_trace.read(delivery)
@@ -286,8 +290,8 @@ class _BatchTrace:
         deliveries = [self._payload[index] for index in self._rows]
         try:
             _store_starts(self._task, deliveries, self._accept)
-            if self._buffer is not None:
-                self._buffer.announce()  # STARTED is no news once the model has answered
+            if self._writer is not None:
+                self._writer.announce()  # STARTED is no news once the model has answered
             expires = [delivery.request.get("expires") for delivery in deliveries]
             self._call = call = ModelCall(
                 self._task, rows, self._span, Expiries(self._task.app, expires), self._payload.most

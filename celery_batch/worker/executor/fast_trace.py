@@ -31,7 +31,7 @@ from celery_batch.protocol import REPLY_HEADER, ROWS
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.follow_up import TraceResult
 from celery_batch.worker.dispatch.payload import Delivery
-from celery_batch.worker.redis.result_store import ResultBuffer, named_channel
+from celery_batch.worker.redis.result_backend import BulkResultWriter, named_channel
 
 __all__ = ["FastItem", "FastTrace", "can_trace_fast", "ignores_result"]
 
@@ -96,16 +96,16 @@ class FastTrace:
 
     Args:
         task: A task for which `can_trace_fast` is true.
-        buffer: The buffer of the results.
+        writer: Collects their results.
         accept: Content types that may be decoded.
         shows_results: Whether the repr of each result is logged or sent in an event.
     """
 
     def __init__(
-        self, task: Any, buffer: ResultBuffer, accept: Any, *, shows_results: bool = True
+        self, task: Any, writer: BulkResultWriter, accept: Any, *, shows_results: bool = True
     ) -> None:
         self._task = task
-        self._buffer = buffer
+        self._writer = writer
         app = task.app
         acks_late = app.conf.task_acks_late or task.acks_late
         self._deduplicates = acks_late and app.conf.worker_deduplicate_successful_tasks
@@ -217,7 +217,7 @@ class FastTrace:
         if self._extends:
             meta.update(self._extended(item))
         meta["task_id"] = request["id"]
-        self._buffer.add(meta, named_channel(request.get(REPLY_HEADER)), self._encode)
+        self._writer.add(meta, named_channel(request.get(REPLY_HEADER)), self._encode)
 
     def _extended(self, item: FastItem) -> dict[str, Any]:
         request = item.request

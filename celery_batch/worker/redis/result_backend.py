@@ -8,32 +8,46 @@ the backend's `_store_result`, so that is what this replaces.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
+from celery import states
 from celery.backends.redis import RedisBackend, SentinelBackend
+from celery.exceptions import BackendStoreError
+from celery.worker.state import requests
 from kombu.utils.encoding import bytes_to_str
+from kombu.utils.functional import retry_over_time
 
+from celery_batch.protocol import REPLY_CHANNEL, REPLY_HEADER
 from celery_batch.worker.executor.model_call import Facts
-from celery_batch.worker.redis.result_store import (
-    NO_FACTS,
-    UNKNOWN_FACTS,
-    Entry,
-    RedisStore,
-    ResultBuffer,
-    entry_of,
-    reply_channel,
-)
+from celery_batch.worker.intake.value_formats import is_name
+from celery_batch.worker.redis.result_store import Entry, RedisStore, temporary_errors
 
 __all__ = [
     "BulkResultWriter",
     "attach_facts",
     "buffered_results",
+    "named_channel",
     "notify_clients",
     "stores_in_bulk",
 ]
+
+logger = logging.getLogger(__name__)
+
+#: The facts of a result that no model call is known for.
+_UNKNOWN_FACTS: Facts = (b"", 0.0)
+
+_NO_FACTS: Mapping[str, Facts] = {}
+
+#: States of which clients are notified; others only by Celery's own means.
+_NOTIFIED = states.READY_STATES | {states.STARTED}
+
+#: Encodes a result's fields.
+_Encode = Callable[[dict[str, Any]], str | bytes]
 
 
 def stores_in_bulk(backend: Any) -> bool:
@@ -50,21 +64,22 @@ class BulkResultWriter(threading.local):
         backend: A Redis or Sentinel backend, or one derived from them.
     """
 
-    #: Collects the results of this thread; None to store each at once.
-    buffer: ResultBuffer | None = None
+    #: Whether this thread collects results, to store them together.
+    _collects = False
 
     #: The facts of the model calls of this thread's tasks, by task id.
-    facts: Mapping[str, Facts] = NO_FACTS
+    facts: Mapping[str, Facts] = _NO_FACTS
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._store_one = type(backend)._store_result.__get__(backend)  # noqa: SLF001
         self._store = RedisStore(backend)
         self._stores_in_bulk = stores_in_bulk(backend)
+        self._entries: dict[bytes, Entry] = {}
 
     @classmethod
     def of(cls, backend: Any) -> BulkResultWriter | None:
-        """Return a backend's recorder, made on first use; None if the backend is not Redis."""
+        """Return a backend's writer, made on first use; None if the backend is not Redis."""
         if not isinstance(backend, RedisBackend):
             return None
         found: BulkResultWriter | None = vars(backend).get("batch_result_writer")
@@ -74,18 +89,18 @@ class BulkResultWriter(threading.local):
         return found
 
     @contextmanager
-    def buffering(self) -> Iterator[ResultBuffer | None]:
+    def buffering(self) -> Iterator[BulkResultWriter | None]:
         """Collect what this thread stores in this block; None if it stores each result at once."""
-        before = self.buffer, self.facts
+        before = self._collects, self._entries, self.facts
         try:
             if self._stores_in_bulk:
-                buffer = self.buffer = ResultBuffer(self._backend, self._store)
-                yield buffer
-                buffer.flush()
+                self._collects, self._entries = True, {}
+                yield self
+                self._flush()
             else:
                 yield None
         finally:
-            self.buffer, self.facts = before
+            self._collects, self._entries, self.facts = before
 
     def record(
         self,
@@ -97,27 +112,112 @@ class BulkResultWriter(threading.local):
         **kwargs: Any,
     ) -> Any:
         """Store one result as Celery's backend does, soon or now, and notify its client."""
-        channel = reply_channel(task_id, state, request)
-        facts = self.facts.get(task_id, UNKNOWN_FACTS)
-        if self.buffer is None and not (channel and self._stores_in_bulk):
+        channel = _reply_channel(task_id, state, request)
+        name = bytes_to_str(task_id)
+        if not self._collects and not (channel and self._stores_in_bulk):
             self._store_one(task_id, result, state, traceback, request=request, **kwargs)
             if channel:
-                name = bytes_to_str(task_id)
-                key = self._backend.get_key_for_task(name)
+                key, facts = self._backend.get_key_for_task(name), self._facts_of(name)
                 self._store.notify(Entry(name, key, "", state, channel, *facts))
             return result
         meta = self._backend._get_result_meta(  # noqa: SLF001
             result=result, state=state, traceback=traceback, request=request
         )
-        meta["task_id"] = bytes_to_str(task_id)
-        encode = self._backend.encode
-        if self.buffer is None or getattr(request, "chord", None):
+        meta["task_id"] = name
+        if not self._collects or getattr(request, "chord", None):
             # Its body may start, and read the result, as soon as this part of the chord is counted.
-            entry = entry_of(self._backend, meta, channel, encode, facts)
+            entry = self._entry(meta, channel, self._backend.encode)
             self._backend.ensure(self._store.write, ([entry],))
         else:
-            self.buffer.add(meta, channel, encode)
+            self.add(meta, channel, self._backend.encode)
         return result
+
+    def add(self, meta: dict[str, Any], channel: str, encode: _Encode) -> None:
+        """
+        Collect one result, unless the task has succeeded before.
+
+        Args:
+            meta: As Celery's backend makes it.
+            channel: The reply channel to notify; empty for none.
+            encode: The backend's, or an equivalent one.
+
+        Raises:
+            BackendStoreError: The result is larger than Redis stores.
+        """
+        entry = self._entry(meta, channel, encode)
+        former = self._entries.get(entry.key)
+        if former is None or former.state != states.SUCCESS:
+            self._entries[entry.key] = entry
+
+    def announce(self) -> None:
+        """
+        Store what has been collected, if that is possible at once.
+
+        A start that cannot be stored is dropped, as it is soon outdated.  Other states are kept
+        for the end of the block: some items end before the model is called, and their callers
+        wait.
+        """
+        entries = self._take()
+        try:
+            self._store.write(entries)
+        except Exception as error:
+            self._entries = {each.key: each for each in entries if each.state != states.STARTED}
+            if not isinstance(error, temporary_errors(self._backend)):
+                raise
+            logger.warning(
+                "Could not store %d results yet, nor that %d tasks have started: %s",
+                len(self._entries),
+                len(entries) - len(self._entries),
+                error,
+            )
+
+    def _flush(self) -> None:
+        """Store what has been collected, retried as Celery's own retry policy says."""
+        backend = self._backend
+        policy = backend.retry_policy
+        errback = partial(backend.on_connection_error, policy["max_retries"])
+        errors = temporary_errors(backend)
+        retry_over_time(self._store.write, errors, (self._take(),), errback=errback, **policy)
+
+    def _take(self) -> list[Entry]:
+        entries, self._entries = self._entries, {}
+        return list(entries.values())
+
+    def _entry(self, meta: dict[str, Any], channel: str, encode: _Encode) -> Entry:
+        backend, task_id, state = self._backend, meta["task_id"], meta["status"]
+        value = encode(meta)
+        if isinstance(value, str) and len(value) > backend._MAX_STR_VALUE_SIZE:  # noqa: SLF001
+            raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)
+        key, facts = backend.get_key_for_task(task_id), self._facts_of(task_id)
+        return Entry(task_id, key, value, state, channel, *facts)
+
+    def _facts_of(self, task_id: str) -> Facts:
+        return self.facts.get(task_id, _UNKNOWN_FACTS)
+
+
+def _reply_channel(task_id: str, state: str, request: Any) -> str:
+    """
+    Return the channel on which a client is notified of this state; empty for none.
+
+    Args:
+        task_id: The task's.
+        state: Clients are notified of starts and ends only.
+        request: Celery's context of the task, or None where the worker knows only the
+            id, as by remote control.
+    """
+    if state not in _NOTIFIED:
+        return ""
+    if request is None:
+        held = requests.get(task_id)
+        channel = held.request_dict.get(REPLY_HEADER) if held is not None else None
+    else:
+        channel = getattr(request, REPLY_HEADER, None)
+    return named_channel(channel)
+
+
+def named_channel(name: Any) -> str:
+    """Return the reply channel in a header; empty if it is not one."""
+    return name if is_name(name) and REPLY_CHANNEL in name else ""
 
 
 def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
@@ -141,21 +241,19 @@ def notify_clients(app: Any, tasks: Iterable[Any]) -> None:
         BulkResultWriter.of(backend)
 
 
-def buffered_results(task: Any) -> AbstractContextManager[ResultBuffer | None]:
+def buffered_results(task: Any) -> AbstractContextManager[BulkResultWriter | None]:
     """
     Return a context that collects the results stored in it, and stores them at its end.
 
-    Its value is the buffer, or None where results are stored one by one: on other backends,
+    Its value is the writer, or None where results are stored one by one: on other backends,
     and with ``batch_bulk = False``.
     """
-    recorder = BulkResultWriter.of(task.backend)
-    return nullcontext() if recorder is None else recorder.buffering()
+    writer = BulkResultWriter.of(task.backend)
+    return nullcontext() if writer is None else writer.buffering()
 
 
 def attach_facts(task: Any, facts: Mapping[str, Facts]) -> None:
     """Attach the facts of model calls, by task id, to results stored in `buffered_results`."""
-    recorder = BulkResultWriter.of(task.backend)
-    if recorder is not None:
-        recorder.facts = facts
-        if recorder.buffer is not None:
-            recorder.buffer.facts = facts
+    writer = BulkResultWriter.of(task.backend)
+    if writer is not None:
+        writer.facts = facts

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from celery import states
-from celery.exceptions import BackendStoreError
-from celery.worker.state import requests
-from kombu.utils.functional import retry_over_time
 from redis.exceptions import (
     NoPermissionError,
     OutOfMemoryError,
@@ -29,27 +26,13 @@ from celery_batch.protocol import (
     LARGEST_PAYLOAD,
     LARGEST_VALUE,
     NO_WAIT,
-    REPLY_CHANNEL,
-    REPLY_HEADER,
     STARTED_ID,
     pack_waits,
     write_replies,
 )
-from celery_batch.worker.executor.model_call import Facts
-from celery_batch.worker.intake.value_formats import is_name
 from celery_batch.worker.redis.scripts import script
 
-__all__ = [
-    "NO_FACTS",
-    "UNKNOWN_FACTS",
-    "Entry",
-    "RedisStore",
-    "ResultBuffer",
-    "entry_of",
-    "named_channel",
-    "reply_channel",
-    "temporary_errors",
-]
+__all__ = ["Entry", "RedisStore", "temporary_errors"]
 
 
 logger = logging.getLogger(__name__)
@@ -181,26 +164,24 @@ class RedisStore:
             self._call(rest, [_KEEP if self._is_final(value) else _WRITE for value in stored])
 
     def _call(self, piece: list[Entry], orders: Iterable[str]) -> list[int]:
+        """Run the script, whose arguments ``store_results.lua`` describes; return the unsure."""
         backend = self._backend
-        seconds = {states.FAILURE: self._seconds(states.FAILURE) or 0}
-        others = self._seconds(states.SUCCESS) or 0
-        numbers: dict[_Address, int] = {}
-        orders_of_all = [
-            f"{order}{seconds.get(entry.state, others)}"
-            f":{numbers.setdefault(entry.address, len(numbers) + 1) if entry.channel else 0} "
-            for order, entry in zip(orders, piece, strict=False)
-        ]
-        waits = pack_waits([entry.wait for entry in piece])
-        args: list[Any] = [
-            LARGEST_VALUE,
-            len(backend.task_keyprefix),
-            "".join(orders_of_all),
-            waits,
-        ]
-        args += [entry.value for entry in piece]
-        args += chain.from_iterable(numbers)
+        seconds = {state: self._seconds(state) or 0 for state in (states.SUCCESS, states.FAILURE)}
+        addresses: dict[_Address, int] = {}  # with the number of each
+        instructions = []
+        for order, entry in zip(orders, piece, strict=False):
+            expires = seconds.get(entry.state, seconds[states.SUCCESS])
+            notified = entry.channel and addresses.setdefault(entry.address, len(addresses) + 1)
+            instructions.append(f"{order}{expires}:{notified or 0} ")
         unsure, unnotified = self._script(
-            keys=[entry.key for entry in piece], args=args, client=backend.client
+            keys=[entry.key for entry in piece],
+            args=[
+                *(LARGEST_VALUE, len(backend.task_keyprefix)),
+                *("".join(instructions), pack_waits([entry.wait for entry in piece])),
+                *(entry.value for entry in piece),
+                *chain.from_iterable(addresses),
+            ],
+            client=backend.client,
         )
         if unnotified:
             self._warn_unnotified(unnotified)
@@ -291,127 +272,7 @@ def _raise_temporary(error: ResponseError) -> None:
         raise ReadOnlyError(str(error)) from error
 
 
-#: The facts of a result that no model call is known for.
-UNKNOWN_FACTS: Facts = (b"", 0.0)
-
-
-NO_FACTS: Mapping[str, Facts] = {}
-
-
-#: States of which clients are notified; others only by Celery's own means.
-_NOTIFIED = states.READY_STATES | {states.STARTED}
-
-
-#: Encodes a result's fields.
-Encode = Callable[[dict[str, Any]], str | bytes]
-
-
 def temporary_errors(backend: Any) -> tuple[type[Exception], ...]:
     """Return the errors after which storing may succeed later: no connection, memory or master."""
     connection = getattr(backend, "connection_errors", (ConnectionError,))
     return (*connection, OutOfMemoryError, ReadOnlyError)
-
-
-def reply_channel(task_id: str, state: str, request: Any) -> str:
-    """
-    Return the channel on which a client is notified of this state; empty for none.
-
-    Args:
-        task_id: The task's.
-        state: Clients are notified of starts and ends only.
-        request: Celery's context of the task, or None where the worker knows only the
-            id, as by remote control.
-    """
-    if state not in _NOTIFIED:
-        return ""
-    if request is None:
-        held = requests.get(task_id)
-        channel = held.request_dict.get(REPLY_HEADER) if held is not None else None
-    else:
-        channel = getattr(request, REPLY_HEADER, None)
-    return named_channel(channel)
-
-
-def named_channel(name: Any) -> str:
-    """Return the reply channel in a header; empty if it is not one."""
-    return name if is_name(name) and REPLY_CHANNEL in name else ""
-
-
-class ResultBuffer:
-    """
-    Collects the results of a batch, to store them together.
-
-    Args:
-        backend: A Redis or Sentinel backend.
-        store: Stores them.
-    """
-
-    def __init__(self, backend: Any, store: RedisStore) -> None:
-        self._backend = backend
-        self._store = store
-        self._entries: dict[bytes, Entry] = {}
-        #: The facts of model calls, by task id.
-        self.facts: Mapping[str, Facts] = NO_FACTS
-
-    def add(self, meta: dict[str, Any], channel: str, encode: Encode) -> None:
-        """Add one result, unless the task has succeeded before; see `entry_of`."""
-        facts = self.facts.get(meta["task_id"], UNKNOWN_FACTS)
-        entry = entry_of(self._backend, meta, channel, encode, facts)
-        former = self._entries.get(entry.key)
-        if former is None or former.state != states.SUCCESS:
-            self._entries[entry.key] = entry
-
-    def announce(self) -> None:
-        """
-        Store what has been collected, if that is possible at once.
-
-        A start that cannot be stored is dropped, as it is soon outdated.  Other states are kept
-        for `flush`: some items end before the model is called, and their callers wait.
-        """
-        entries = self._take()
-        try:
-            self._store.write(entries)
-        except Exception as error:
-            self._entries = {each.key: each for each in entries if each.state != states.STARTED}
-            if not isinstance(error, temporary_errors(self._backend)):
-                raise
-            logger.warning(
-                "Could not store %d results yet, nor that %d tasks have started: %s",
-                len(self._entries),
-                len(entries) - len(self._entries),
-                error,
-            )
-
-    def flush(self) -> None:
-        """Store what has been collected, retried as Celery's own retry policy says."""
-        backend = self._backend
-        policy = backend.retry_policy
-        errback = partial(backend.on_connection_error, policy["max_retries"])
-        errors = temporary_errors(backend)
-        retry_over_time(self._store.write, errors, (self._take(),), errback=errback, **policy)
-
-    def _take(self) -> list[Entry]:
-        entries, self._entries = self._entries, {}
-        return list(entries.values())
-
-
-def entry_of(
-    backend: Any, meta: dict[str, Any], channel: str, encode: Encode, facts: Facts
-) -> Entry:
-    """
-    Return one result, ready to be stored.
-
-    Args:
-        backend: A Redis or Sentinel backend.
-        meta: As Celery's backend makes it.
-        channel: The reply channel to notify; empty for none.
-        encode: The backend's, or an equivalent one.
-        facts: Of its model call.
-
-    Raises:
-        BackendStoreError: The result is larger than Redis stores.
-    """
-    task_id, state, value = meta["task_id"], meta["status"], encode(meta)
-    if isinstance(value, str) and len(value) > backend._MAX_STR_VALUE_SIZE:  # noqa: SLF001
-        raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)
-    return Entry(task_id, backend.get_key_for_task(task_id), value, state, channel, *facts)
