@@ -10,7 +10,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from celery_batch.worker.dispatch.follow_up import BatchEnd
-from celery_batch.worker.executor.executor import run_batch, run_lone_batch
+from celery_batch.worker.executor.executor import run_batch
 from tests.worker.doubles import Call, Pool, Worker
 
 
@@ -19,16 +19,16 @@ def test_batch_goes_to_the_pool_as_one_job(worker: Worker, pool: Pool):
     worker.send("pairs", "a", "b")
     (sent,) = pool.sent
 
-    assert (run_lone_batch, "pairs", ["a", "b"]) == (sent.target, sent.name, sent.ids)
+    assert (run_batch, "pairs", ["a", "b"]) == (sent.target, sent.name, sent.ids)
     assert {"id": "a"} == sent.deliveries[0].request
     assert b"[]" == sent.deliveries[0].body
 
 
 def test_batch_is_lone_while_nobody_runs_or_waits_beside_it(worker: Worker, pool: Pool):
-    """The pool process gets another function, since it need not prepare for a next batch."""
+    """The pool process is told so, since it need not prepare for a next batch."""
     worker.send("pairs", "a", "b", "c", "d")
 
-    assert [run_lone_batch, run_batch] == [sent.target for sent in pool.sent]
+    assert [True, False] == [sent.deliveries.is_lone for sent in pool.sent]
 
 
 def test_each_requests_handlers_are_called(worker: Worker, pool: Pool):

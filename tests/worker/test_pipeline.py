@@ -21,7 +21,7 @@ from celery.app.trace import build_tracer
 from celery_batch import BatchTask
 from celery_batch.processes.managed_process import wait_until
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
-from celery_batch.worker.executor.executor import run_batch, run_lone_batch
+from celery_batch.worker.executor.executor import run_batch
 from celery_batch.worker.executor.pipeline import _WorkerThreads
 
 PIPE = 7
@@ -60,8 +60,8 @@ class Process:
         self,
         task: Any,
         number: int,
-        run: Any = run_batch,
         *,
+        is_lone: bool = False,
         soft_limit: float | None = None,
         urgency: int = 0,
     ) -> None:
@@ -69,18 +69,8 @@ class Process:
         name = f"id{number}"
         headers = {"id": name, "task": task.name, "delivery_info": {}}
         delivery = Delivery(name, headers, [[number], {}, {}], None, None)
-        self.write(
-            (
-                TASK,
-                (
-                    number,
-                    0,
-                    run,
-                    (task.name, BatchPayload([delivery], urgency=urgency), soft_limit),
-                    {},
-                ),
-            )
-        )
+        payload = BatchPayload([delivery], urgency=urgency, is_lone=is_lone)
+        self.write((TASK, (number, 0, run_batch, (task.name, payload, soft_limit), {})))
 
     def write(self, job: Any) -> None:
         """Write something into the process."""
@@ -318,7 +308,7 @@ def test_lone_batch_is_the_main_threads(app: Celery, process: Process):
         process.run_next()
     process._ensure_messages_consumed(completed=2)
     wait_until(process.why_threads_read, [], what="the end of reading", timeout=60)
-    process.send(task, 3, run_lone_batch)
+    process.send(task, 3, is_lone=True)
     process.run_next()
 
     assert [True, True, False] == [name.startswith("batch-worker") for name in threads]
@@ -330,10 +320,10 @@ def test_late_limit_of_a_lone_batch_is_ignored(app: Celery, process: Process):
     before = signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
     task = declared(app, interrupted)
     try:
-        process.send(task, 2, run_lone_batch, soft_limit=60.0)
+        process.send(task, 2, is_lone=True, soft_limit=60.0)
         process.run_next()
         send_signal()
-        process.send(task, 91, run_lone_batch, soft_limit=60.0)
+        process.send(task, 91, is_lone=True, soft_limit=60.0)
         process.run_next()
     finally:
         signal.signal(SIG_SOFT_TIMEOUT, before)
@@ -347,9 +337,23 @@ def test_limit_of_a_lone_batch_interrupts_it(app: Celery, process: Process):
     before = signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
     task = declared(app, interrupted)
     try:
-        process.send(task, 92, run_lone_batch, soft_limit=1e-6)
+        process.send(task, 92, is_lone=True, soft_limit=1e-6)
         process.run_next()
     finally:
         signal.signal(SIG_SOFT_TIMEOUT, before)
 
     assert "SoftTimeLimitExceeded()" == repr(app.AsyncResult("id92").result)
+
+
+def test_limit_of_an_ordinary_task_interrupts_it(app: Celery, process: Process):
+    """For a task that is no batch, the signal is billiard's own again."""
+    before = signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
+    try:
+        process.send(declared(app), 1, is_lone=True, soft_limit=60.0)
+        process.run_next()
+        process.write((TASK, (2, 0, send_signal, (), {})))
+        process.run_next()
+    finally:
+        signal.signal(SIG_SOFT_TIMEOUT, before)
+
+    assert [(1, True), (2, False)] == process.reported()

@@ -12,7 +12,7 @@ from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
 
 from celery_batch.testing import ManualClock
 from celery_batch.worker.executor import time_limit
-from celery_batch.worker.executor.time_limit import LimitSignals, SoftLimit
+from celery_batch.worker.executor.time_limit import SoftLimit
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +71,13 @@ def test_changes_nothing_in_other_processes():
     assert signal.SIG_IGN == during
 
 
+def handling(seconds: float | None) -> SoftLimit:
+    """Return a limit that handles signals in a process with other batches."""
+    limit = SoftLimit(seconds)
+    limit.handle_signals()
+    return limit
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
     """The clock of the limits."""
@@ -81,7 +88,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 def test_signal_for_another_batch_leaves_the_model_alone(clock: ManualClock):
     """A signal before this batch's time is up is for the one before it."""
-    limit = LimitSignals().for_batch(10.0)
+    limit = handling(10.0)
     with limit.in_model():
         clock.advance(9.0)
         send_signal()
@@ -92,7 +99,7 @@ def test_signal_for_another_batch_leaves_the_model_alone(clock: ManualClock):
 
 def test_signal_when_the_time_is_up_interrupts(clock: ManualClock):
     """A batch whose own time is up is the one that the signal is for."""
-    limit = LimitSignals().for_batch(10.0)
+    limit = handling(10.0)
     clock.advance(10.0)
     with limit.in_model(), pytest.raises(SoftTimeLimitExceeded):
         send_signal()
@@ -100,20 +107,10 @@ def test_signal_when_the_time_is_up_interrupts(clock: ManualClock):
 
 def test_batch_without_a_limit_is_never_interrupted(clock: ManualClock):
     """All signals are for other batches."""
-    limit = LimitSignals().for_batch(None)
+    limit = handling(None)
     with limit.in_model():
         clock.advance(1e9)
         send_signal()
         answered = True
 
     assert answered
-
-
-def test_ordinary_task_is_interrupted():
-    """While no batch runs the signal is the pool's own."""
-    signals = LimitSignals()
-    signals.for_batch(10.0)
-    signals.for_ordinary_task()
-
-    with pytest.raises(SoftTimeLimitExceeded):
-        send_signal()

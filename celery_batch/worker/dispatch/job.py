@@ -28,7 +28,7 @@ from celery_batch.worker.dispatch.follow_up import (
 )
 from celery_batch.worker.dispatch.handler_call import HandlerCall, accept
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
-from celery_batch.worker.executor.executor import run_batch, run_lone_batch
+from celery_batch.worker.executor.executor import run_batch
 from celery_batch.worker.intake.request import wants_events
 
 __all__ = ["BatchJob", "JobListener"]
@@ -158,7 +158,7 @@ class BatchJob:
         if not isinstance(pool, PreforkPool):  # else a copy has gone to a process
             self._own_payload = payload
         return pool.apply_async(
-            run_lone_batch if self.is_only_batch else run_batch,
+            run_batch,
             (self.task.name, payload, soft),
             accept_callback=self._on_accepted,
             callback=self._on_success,
@@ -177,6 +177,7 @@ class BatchJob:
             urgency=self.urgency,
             reason=str(self.reason),
             has_watchers=wants_events(first.eventer, first.task),
+            is_lone=self.is_only_batch,
         )
 
     def _set_result(self, result: Any) -> None:

@@ -84,6 +84,7 @@ class BatchPayload(list[Delivery]):
         urgency: Of the most urgent; a smaller number goes first.
         reason: Why they left as a batch.
         has_watchers: Whether events with their results are sent.
+        is_lone: Whether no other batch runs or is formed: worker threads would be idle.
     """
 
     def __init__(
@@ -94,24 +95,20 @@ class BatchPayload(list[Delivery]):
         urgency: int = 0,
         reason: str = "",
         has_watchers: bool = True,
+        is_lone: bool = False,
     ) -> None:
         super().__init__(deliveries)
         self.has_watchers = has_watchers
         self.reason = reason
         self.most = most
         self.urgency = urgency
+        self.is_lone = is_lone
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle them as columns, which pool processes turn back into a list."""
         names = Delivery.__slots__
         columns = [_pack([getattr(each, name) for each in self]) for name in names]
-        about = {
-            "most": self.most,
-            "urgency": self.urgency,
-            "reason": self.reason,
-            "has_watchers": self.has_watchers,
-        }
-        return _unload, (len(self), columns, about)
+        return _unload, (len(self), columns, vars(self))
 
 
 def _unload(count: int, columns: Iterable[Any], about: dict[str, Any]) -> BatchPayload:

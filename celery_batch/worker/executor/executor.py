@@ -64,7 +64,7 @@ from celery_batch.worker.redis.result_backend import (
 )
 from celery_batch.worker.redis.result_store import temporary_errors
 
-__all__ = ["RunModel", "run_batch", "run_lone_batch", "trace_batch"]
+__all__ = ["RunModel", "run_batch", "trace_batch"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ RunModel = Callable[[ModelCall], float]
 def run_batch(
     task_name: str,
     payload: BatchPayload,
-    soft_limit: float | None = None,  # noqa: ARG001 (used by worker threads, see LimitSignals)
+    soft_limit: float | None = None,  # noqa: ARG001 (used where worker threads are)
     limit: SoftLimit | None = None,
 ) -> BatchEnd | ExceptionInfo:
     """
@@ -100,15 +100,6 @@ def run_batch(
             return 0.0
 
         return trace_batch(task_name, payload, run_model)
-
-
-def run_lone_batch(*arguments: Any) -> BatchEnd | ExceptionInfo:
-    """
-    Run a batch that has no other behind it; see `run_batch`.
-
-    The pool process goes by the function: for this one it needs no worker threads.
-    """
-    return run_batch(*arguments)
 
 
 def trace_batch(
@@ -205,7 +196,11 @@ class _BatchTrace:
         self._traced = [index for index in self._traced if index not in self._fast_items]
 
     def _enter(self, place: int) -> None:
-        """Enter the tracer of one item, and within it those of the items that follow."""
+        """
+        Enter the tracer of one item, and within it those of the items that follow.
+
+        It calls itself because a tracer has no other place for what it runs than its inside.
+        """
         if place == len(self._traced):
             if len(self._rows) > len(self._fast_items) or not self._fast_items:
                 self._call_model()

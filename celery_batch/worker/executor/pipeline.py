@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import sys
 import threading
 from collections import deque
@@ -35,15 +36,22 @@ from typing import Any
 
 from billiard.common import terminate_handler_fired
 from billiard.einfo import ExceptionInfo
-from billiard.pool import ACK, READY, TASK, MaybeEncodingError
+from billiard.pool import (
+    ACK,
+    READY,
+    SIG_SOFT_TIMEOUT,
+    TASK,
+    MaybeEncodingError,
+    soft_timeout_sighandler,
+)
 
 from celery_batch.compat.billiard import WorkerLoop, current_worker, job_pipe
 from celery_batch.compat.celery import close_django_connections
 from celery_batch.worker.dispatch.follow_up import error_info
 from celery_batch.worker.dispatch.job_submitter import may_overlap
-from celery_batch.worker.executor.executor import run_batch, run_lone_batch, trace_batch
+from celery_batch.worker.executor.executor import run_batch, trace_batch
 from celery_batch.worker.executor.overlapped_batch import OverlappedBatch
-from celery_batch.worker.executor.time_limit import LimitSignals
+from celery_batch.worker.executor.time_limit import SoftLimit
 
 __all__ = ["JobQueue", "JobReader", "start_threads"]
 
@@ -217,7 +225,6 @@ class _WorkerThreads:
         self._app = app
         self._worker = worker
         self._loop = WorkerLoop.of(worker)
-        self._signals = LimitSignals()
         #: Used by one worker thread at a time, under `_reading`.
         self._reader = JobReader(job_pipe(worker), worker.wait_for_job)
         #: Jobs for the main thread, or the error that ends the process; None where worker
@@ -260,10 +267,10 @@ class _WorkerThreads:
             while self._unfinished and self._unfinished[0].is_finished:
                 self._unfinished.popleft()
             self._unfinished.append(job)
-            job.limit = self._signals.for_batch(job.soft_limit)
+            job.limit = self._limit(job.soft_limit)
             return TASK, (*job.job, job.run, (last,), {})
         self._await_unfinished(None)
-        self._signals.for_ordinary_task()
+        signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
         self._ordinary = job
         return job.job
 
@@ -295,18 +302,28 @@ class _WorkerThreads:
     def _receive(self) -> Any:
         """Read a job on this thread; None if worker threads are to have it."""
         job = self._reader.receive()
-        if job and job[1][2] is run_batch:
+        if not job:
+            return job
+        number, index, function, arguments, options = job[1]
+        if function is not run_batch:
+            signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
+        elif arguments[1].is_lone:
+            limit = self._limit(arguments[2])
+            job = TASK, (number, index, function, (*arguments, limit), options)
+        else:
             self._threads_read = True
             self._reader.switch_to_threads(job)
             return None
-        if job and self._to_read:
+        if self._to_read:
             self._to_read -= 1
-        if job and job[1][2] is run_lone_batch:
-            number, index, function, arguments, options = job[1]
-            limit = self._signals.for_batch(arguments[2])
-            return TASK, (number, index, function, (*arguments, limit), options)
-        self._signals.for_ordinary_task()
         return job
+
+    @staticmethod
+    def _limit(seconds: float | None) -> SoftLimit:
+        """Handle the pool's signals for the batch that runs next, and return its limit."""
+        limit = SoftLimit(seconds)
+        limit.handle_signals()
+        return limit
 
     def _release_last(self) -> None:
         last, self._last = self._last, None
@@ -352,9 +369,7 @@ class _WorkerThreads:
 
     def _overlapped(self, request: Any) -> OverlappedBatch | None:
         job, index, function, arguments, _ = request[1]
-        if function not in {run_batch, run_lone_batch} or not may_overlap(
-            self._app.tasks.get(arguments[0])
-        ):
+        if function is not run_batch or not may_overlap(self._app.tasks.get(arguments[0])):
             return None
         return OverlappedBatch((job, index), arguments)
 

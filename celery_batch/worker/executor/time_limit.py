@@ -11,6 +11,7 @@ for the running batch if that one's time is up.
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ from typing import Any, Self
 from billiard.exceptions import SoftTimeLimitExceeded
 from billiard.pool import SIG_SOFT_TIMEOUT, soft_timeout_sighandler
 
-__all__ = ["LimitSignals", "SoftLimit"]
+__all__ = ["SoftLimit"]
 
 
 class SoftLimit:
@@ -30,9 +31,14 @@ class SoftLimit:
     The soft time limit of one batch.
 
     As a context it handles the pool's signal, in pool processes without worker threads.
+
+    Args:
+        seconds: The limit, from before the pool counts; an earlier signal is for another batch.
+            0 if there is no other batch in this process, None for no limit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float | None = 0.0) -> None:
+        self._expires = math.inf if seconds is None else time.monotonic() + seconds
         self._in_model = False
         self._has_expired = False
         self._before: Any = None
@@ -40,7 +46,7 @@ class SoftLimit:
     def __enter__(self) -> Self:
         in_main_thread = threading.current_thread() is threading.main_thread()
         if in_main_thread and signal.getsignal(SIG_SOFT_TIMEOUT) is soft_timeout_sighandler:
-            self._before = signal.signal(SIG_SOFT_TIMEOUT, self._on_signal)
+            self._before = self.handle_signals()
         return self
 
     def __exit__(
@@ -65,44 +71,12 @@ class SoftLimit:
         finally:
             self._in_model = False
 
-    def expire(self) -> None:
-        """
-        Record that the limit has expired.
-
-        Raises:
-            SoftTimeLimitExceeded: The model runs.
-        """
-        self._has_expired = True
-        if self._in_model:
-            raise SoftTimeLimitExceeded
-
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.expire()
-
-
-class LimitSignals:
-    """Assigns the pool's signals to batches, in pool processes with worker threads."""
-
-    def __init__(self) -> None:
-        self._limit = SoftLimit()
-        self._expires = float("inf")
-
-    def for_batch(self, seconds: float | None) -> SoftLimit:
-        """
-        Handle signals for the batch that runs next, and return its limit.
-
-        Args:
-            seconds: Its soft limit; counts from before the pool counts.
-        """
-        self._expires = float("inf") if seconds is None else time.monotonic() + seconds
-        self._limit = SoftLimit()
-        signal.signal(SIG_SOFT_TIMEOUT, self._on_signal)
-        return self._limit
-
-    def for_ordinary_task(self) -> None:
-        """Have billiard handle signals, for the ordinary task that runs next."""
-        signal.signal(SIG_SOFT_TIMEOUT, soft_timeout_sighandler)
+    def handle_signals(self) -> Any:
+        """Handle the pool's signals from now on, and return the handler before."""
+        return signal.signal(SIG_SOFT_TIMEOUT, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         if time.monotonic() >= self._expires:
-            self._limit.expire()
+            self._has_expired = True
+            if self._in_model:
+                raise SoftTimeLimitExceeded
