@@ -34,19 +34,24 @@ class Batch(Generic[T]):
         reason: Why it left when it did.
         urgency: The most urgent of all requests that waited when it left, whether it is in
             this batch or not; a smaller number is more urgent.
-        guaranteed: The part of a batch that these requests have earned while more urgent ones
+        earned_part: The part of a batch that these requests have earned while more urgent ones
             overtook them.
     """
 
     requests: tuple[Request[T], ...]
     reason: Reason
     urgency: int = 0
-    guaranteed: float = 0.0
+    earned_part: float = 0.0
 
     @property
     def items(self) -> list[T]:
         """The inputs of the model, oldest first."""
         return [request.item for request in self.requests]
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether its only request may be the one that kills processes."""
+        return self.requests[0].alone
 
     @property
     def rows(self) -> int:

@@ -149,15 +149,15 @@ class Batcher(Generic[T]):
             self._wait_from = now
 
     def next(
-        self, now: float, *, ahead: bool = False, earns_share: bool = True
+        self, now: float, *, full_only: bool = False, earns_share: bool = True
     ) -> Batch[T] | Wait | Done:
         """
         Decide what a slot does now.
 
         Args:
             now: Seconds on the clock of the requests' arrivals.
-            ahead: The slot is not free yet: return only a batch that cannot grow,
-                since waiting costs its requests nothing.
+            full_only: Return only a batch that cannot grow: the slot is not free yet, so waiting
+                costs the requests nothing.
             earns_share: Whether overtaken requests earn their share of this batch; False while
                 an overtaken batch is ready that earns it in their place.
 
@@ -171,7 +171,7 @@ class Batcher(Generic[T]):
             return self._take(Reason.FULL, earns_share=earns_share)
         if not self._waiting:
             return Done() if self._draining else Wait(None)
-        if ahead:
+        if full_only:
             return Wait(None)
         if self._draining:
             return self._take(Reason.DRAINED, earns_share=earns_share)
@@ -212,10 +212,10 @@ class Batcher(Generic[T]):
 
     def _take(self, reason: Reason, *, earns_share: bool) -> Batch[T]:
         policy, urgency = self.policy, self._waiting.urgency or 0
-        guaranteed = self._waiting.guaranteed / policy.max_batch_size
+        earned_part = self._waiting.earned_rows / policy.max_batch_size
         share = policy.low_priority_share if earns_share else 0.0
         taken = self._waiting.take(policy.max_batch_size, share)
-        batch = Batch(tuple(taken), reason, urgency, guaranteed)
+        batch = Batch(tuple(taken), reason, urgency, earned_part)
         self._had_several = len(batch) > 1
         if reason is Reason.FULL and self._overtakes(batch):
             return replace(batch, reason=Reason.URGENT)

@@ -40,12 +40,12 @@ class PriorityQueue(Generic[T]):
         #: The rows of all waiting requests.
         self.rows = 0
         #: Rows that overtaken requests have earned.
-        self._guaranteed = 0.0
+        self._earned_rows = 0.0
 
     @property
-    def guaranteed(self) -> float:
+    def earned_rows(self) -> float:
         """Rows that the requests of the next batch have earned, if no other is more urgent."""
-        return self._guaranteed if len(self._queues) == 1 else 0.0
+        return self._earned_rows if len(self._queues) == 1 else 0.0
 
     def __len__(self) -> int:
         return self._length
@@ -90,7 +90,7 @@ class PriorityQueue(Generic[T]):
         """
         if len(self._queues) > 1:
             return self._take_mixed(size, share)
-        self._guaranteed = 0.0
+        self._earned_rows = 0.0
         (urgency,) = self._queues
         return self._pop_batch(urgency, size)
 
@@ -98,18 +98,18 @@ class PriorityQueue(Generic[T]):
         """Take a batch while requests of several urgencies wait."""
         first, *overtaken = sorted(self._queues)
         overtaken.sort(key=lambda urgency: self._queues[urgency][0].arrived)
-        self._guaranteed += share * size
-        if self._guaranteed > size - _TOLERANCE:
+        self._earned_rows += share * size
+        if self._earned_rows > size - _TOLERANCE:
             taken = self._pop_batch(overtaken[0], size)
             taken += self._fill(overtaken[1:], -_rows(taken) % size)
         else:
             beside = size - self._queues[first][0].rows
-            taken = self._fill(overtaken[:1], min(int(self._guaranteed + _TOLERANCE), beside))
+            taken = self._fill(overtaken[:1], min(int(self._earned_rows + _TOLERANCE), beside))
             taken = taken or self._pop_batch(first, size)
         taken += self._fill(sorted(self._queues), -_rows(taken) % size)
         received = _rows(request for request in taken if request.urgency != first)
         are_any_left = any(urgency != first for urgency in self._queues)
-        self._guaranteed = max(self._guaranteed - received, 0.0) if are_any_left else 0.0
+        self._earned_rows = max(self._earned_rows - received, 0.0) if are_any_left else 0.0
         if _rows(taken) <= size:
             taken.sort(key=lambda request: request.urgency)
         return taken
@@ -147,7 +147,7 @@ class PriorityQueue(Generic[T]):
         left = [request for urgency in sorted(self._queues) for request in self._queues[urgency]]
         self._queues.clear()
         self._length = self.rows = 0
-        self._guaranteed = 0.0
+        self._earned_rows = 0.0
         return left
 
 

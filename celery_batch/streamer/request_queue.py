@@ -166,7 +166,7 @@ class RequestQueue:
             while self._closed is None and (slot.out or not slot.is_retired):
                 seconds = None
                 if len(slot.out) < slot.room and not slot.is_retired:
-                    found = self._batcher.next(monotonic(), ahead=bool(slot.out))
+                    found = self._batcher.next(monotonic(), full_only=bool(slot.out))
                     if isinstance(found, Batch):
                         if taken := self._start(slot, found):
                             return taken

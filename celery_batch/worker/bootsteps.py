@@ -181,11 +181,11 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
 
     def start(self, consumer: Any) -> None:
         """Let batches leave."""
-        prefetch.override_disabled_prefetch(consumer, self.scheduler)
+        prefetch.override_disabled_prefetch(consumer, self.scheduler.policy)
         self.validator.open()
         self.bulk.open()
         if not self.bulk.reads:
-            prefetch.limit_to_capacity(consumer, self.scheduler)
+            prefetch.limit_to_capacity(consumer, self.scheduler.fetch_limits)
         self._log_fast_paths(consumer)
         self.open()
 

@@ -157,11 +157,11 @@ def test_ahead_of_a_free_slot_only_full_batches_leave(batcher: Batcher[str]):
     """Behind a running batch waiting costs nothing, so a batch that can still grow stays."""
     add(batcher, "ab", at=0.0)
 
-    assert Wait(None) == batcher.next(now=60.0, ahead=True)
+    assert Wait(None) == batcher.next(now=60.0, full_only=True)
 
     add(batcher, "c", at=60.0)
 
-    assert ("abc", Reason.FULL) == what_left(batcher.next(now=60.0, ahead=True))
+    assert ("abc", Reason.FULL) == what_left(batcher.next(now=60.0, full_only=True))
 
 
 def test_share_is_earned_once():
@@ -186,7 +186,7 @@ def test_batch_keeps_what_its_requests_earned():
     batch = batcher.next(now=0.0)
 
     assert isinstance(batch, Batch)
-    assert (["B"], 0.5) == (batch.items, batch.guaranteed)
+    assert (["B"], 0.5) == (batch.items, batch.earned_part)
 
 
 def test_batch_with_room_that_overtakes_is_urgent_and_not_full():
@@ -195,8 +195,8 @@ def test_batch_with_room_that_overtakes_is_urgent_and_not_full():
     for item, urgency, rows in [("B", 9, 2), ("a", 0, 1)]:
         batcher.add(Request(item, 0.0, urgency, rows=rows))
 
-    assert ("a", Reason.URGENT) == what_left(batcher.next(now=0.0, ahead=True))
-    assert ("B", Reason.FULL) == what_left(batcher.next(now=0.0, ahead=True))
+    assert ("a", Reason.URGENT) == what_left(batcher.next(now=0.0, full_only=True))
+    assert ("B", Reason.FULL) == what_left(batcher.next(now=0.0, full_only=True))
 
 
 def test_linger_restarts_after_time_without_looking(batcher: Batcher[str]):
@@ -256,7 +256,7 @@ def test_draining_empties_the_queue(batcher: Batcher[str]):
     assert ("abc", Reason.FULL) == what_left(batcher.next(now=0.0))
     assert ("d", Reason.DRAINED) == what_left(batcher.next(now=0.0))
     assert Done() == batcher.next(now=0.0)
-    assert Done() == batcher.next(now=0.0, ahead=True)
+    assert Done() == batcher.next(now=0.0, full_only=True)
 
 
 def test_draining_waits_for_a_free_slot(batcher: Batcher[str]):
@@ -264,7 +264,7 @@ def test_draining_waits_for_a_free_slot(batcher: Batcher[str]):
     add(batcher, "a", at=0.0)
     batcher.drain()
 
-    assert Wait(None) == batcher.next(now=0.0, ahead=True)
+    assert Wait(None) == batcher.next(now=0.0, full_only=True)
     assert ("a", Reason.DRAINED) == what_left(batcher.next(now=0.0))
 
 
@@ -296,7 +296,7 @@ def test_suspect_goes_first_and_alone():
     batcher.add(Request("b", arrived=1.0))
 
     assert (3, True, 0.5) == (len(batcher), batcher.is_full, batcher.oldest)
-    assert (["suspect"], Reason.ALONE) == _named(batcher.next(now=1.0, ahead=True))
+    assert (["suspect"], Reason.ALONE) == _named(batcher.next(now=1.0, full_only=True))
     assert (["a", "b"], Reason.FULL) == _named(batcher.next(now=1.0))
 
 

@@ -184,25 +184,25 @@ class Worker:
         """Ask for every slot with room, until there is no batch to run now."""
         self.alarm = None
         while self.in_flight < self.slots * DEPTH:
-            ahead = self.in_flight >= self.slots
-            decision = self.batcher.next(self.clock(), ahead=ahead)
+            full_only = self.in_flight >= self.slots
+            decision = self.batcher.next(self.clock(), full_only=full_only)
             if not isinstance(decision, Batch):
-                self.check_wait(decision, ahead=ahead)
+                self.check_wait(decision, full_only=full_only)
                 return
-            self.check_batch(decision, ahead=ahead)
+            self.check_batch(decision, full_only=full_only)
             self.in_flight += 1
 
-    def check_wait(self, decision: Wait | Done, *, ahead: bool) -> None:
+    def check_wait(self, decision: Wait | Done, *, full_only: bool) -> None:
         """Without a batch, the batcher says when to ask again, and asking changes nothing."""
-        assert decision == self.batcher.next(self.clock(), ahead=ahead)
+        assert decision == self.batcher.next(self.clock(), full_only=full_only)
         assert isinstance(decision, Done) == (self.draining and not self.waiting)
         if isinstance(decision, Wait) and decision.seconds is not None:
             assert decision.seconds > 0
             self.alarm = self.clock() + decision.seconds
         else:
-            assert ahead or not self.waiting, "a request waits, and there is no time to ask again"
+            assert full_only or not self.waiting, "a request waits, with no time to ask again"
 
-    def check_batch(self, batch: Batch[int], *, ahead: bool) -> None:
+    def check_batch(self, batch: Batch[int], *, full_only: bool) -> None:
         """A batch is the front of the queue, all of it that fits, and has the right reason."""
         size = self.policy.max_batch_size
         waiting, fits = self.rows, len(batch)
@@ -211,9 +211,9 @@ class Worker:
         assert waiting >= size or fits == len(self.waiting)
         assert {
             Reason.FULL: waiting >= size,
-            Reason.TIMEOUT: not ahead and self.age >= self.policy.max_wait - TOLERANCE,
-            Reason.IDLE: not ahead and self.idle_for >= self.linger - TOLERANCE,
-            Reason.DRAINED: not ahead and self.draining,
+            Reason.TIMEOUT: not full_only and self.age >= self.policy.max_wait - TOLERANCE,
+            Reason.IDLE: not full_only and self.idle_for >= self.linger - TOLERANCE,
+            Reason.DRAINED: not full_only and self.draining,
         }[batch.reason]
         assert [self.waiting.popleft() for _ in range(fits)] == list(batch.requests)
         if self.waiting:  # and could not have taken one more, without another call of the model

@@ -20,7 +20,7 @@ from celery_batch.worker.scheduling.scheduler import Scheduler
 class Call:
     """One of Celery's requests, which records what happens to it."""
 
-    def __init__(self, task_id: str, events: list[tuple[Any, ...]]) -> None:
+    def __init__(self, task_id: str, events: list[tuple[Any, ...]], task: str = "pairs") -> None:
         self.id = task_id
         self.name = "shop.task"
         self.request_dict = {"id": task_id, "args": (1,), "kwargs": {}}
@@ -29,7 +29,7 @@ class Call:
         self.delivery_info: dict[str, Any] = {}
         self.losses, self.deadline, self.limit, self.arrived = 0, None, None, None
         self.is_cancelled = self.is_undecoded = False
-        self.deliveries, self.rows = 0, 1
+        self.deliveries, self.rows, self.is_suspect = 0, 1, False
         self.has_result = True
         self.correlation_id = self.reply_to = self.eventer = None
         self.app = Celery(set_as_current=False)
@@ -43,11 +43,17 @@ class Call:
         #: Whether the result backend can be reached.
         self.storable = True
         self.task = SimpleNamespace(
+            name=task,
             backend=SimpleNamespace(mark_as_failure=self._mark_as_failure),
             soft_time_limit=None,
             acks_late=True,
         )
         state.task_reserved(self)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it runs in a batch of its own."""
+        return self.is_suspect or self.losses > 0 or self.deadline is not None
 
     def revoked(self) -> bool:
         """Whether it is revoked."""
@@ -175,7 +181,7 @@ class Worker:
     def send(self, task: str, *ids: str) -> list[Call]:
         """Add requests for a task, one by one."""
         task_queue = self.scheduler.task_queue(self.app.tasks[task])
-        calls = [Call(task_id, self.events) for task_id in ids]
+        calls = [Call(task_id, self.events, task) for task_id in ids]
         for call in calls:
             self.scheduler.add(task_queue, call)
         return calls
@@ -187,4 +193,4 @@ class Worker:
     @property
     def in_flight(self) -> int:
         """How many batches have a slot."""
-        return self.scheduler._slots.in_flight
+        return len(self.scheduler.slots.jobs)

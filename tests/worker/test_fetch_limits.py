@@ -80,16 +80,16 @@ def test_some_less_urgent_messages_are_read_first(worker: Worker):
     task_queue = worker.scheduler.task_queue(worker.app.tasks["crowds"])
     steps = (0, 3, 6, 9)
 
-    assert [0, 0, 0, 0] == worker.scheduler.fetch_limits.guaranteed({"crowds"}, steps)
+    assert [0, 0, 0, 0] == worker.scheduler.fetch_limits.guaranteed_rows({"crowds"}, steps)
 
     task_queue.add(Call("urgent", worker.events), urgency=3)
     for task_id in "abc":
         task_queue.add(Call(task_id, worker.events), urgency=9)
 
-    assert [0, 0, 8, 5] == worker.scheduler.fetch_limits.guaranteed({"crowds"}, steps)
-    assert [0, 0, 8, 5] == worker.scheduler.fetch_limits.guaranteed(None, steps)
-    assert [0, 0, 0, 0] == worker.scheduler.fetch_limits.guaranteed({"pairs"}, steps)
+    assert [0, 0, 8, 5] == worker.scheduler.fetch_limits.guaranteed_rows({"crowds"}, steps)
+    assert [0, 0, 8, 5] == worker.scheduler.fetch_limits.guaranteed_rows(None, steps)
+    assert [0, 0, 0, 0] == worker.scheduler.fetch_limits.guaranteed_rows({"pairs"}, steps)
 
     task_queue.policy = replace(task_queue.policy, low_priority_share=0.0)
 
-    assert [0] == worker.scheduler.fetch_limits.guaranteed({"crowds"}, [9])
+    assert [0] == worker.scheduler.fetch_limits.guaranteed_rows({"crowds"}, [9])

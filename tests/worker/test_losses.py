@@ -78,12 +78,12 @@ def test_poison_that_comes_again_before_its_copy_is_kept_is_not_run(
     """Its caller has the error; run once more, it would kill another process."""
     monkeypatch.setattr(DeadLetters, "write", lambda *_: None)  # it takes its time
     task_queue = worker.scheduler.task_queue(worker.app.tasks["single"])
-    worker.scheduler.add(task_queue, Delayed("a", worker.events))
+    worker.scheduler.add(task_queue, Delayed("a", worker.events, "single"))
     lose(pool)
     lose(pool)
     worker.scheduler.close(restarting=True)
     worker.scheduler.open()
-    again = Delayed("a", worker.events)
+    again = Delayed("a", worker.events, "single")
     again.is_redelivered = True
     worker.scheduler.add(task_queue, again)
 
@@ -434,7 +434,7 @@ def test_early_acknowledged_requests_never_run_twice(
 def test_job_that_has_ended_takes_nobody_in(worker: Worker, pool: Pool):
     """A message that comes again just then joins its task queue, not a job that has ended."""
     (call, _) = worker.send("pairs", "a", "b")
-    (job,) = worker.scheduler._jobs
+    (job,) = worker.scheduler.slots.jobs
     pool.finish(0)
 
     assert not job.adopt(call)

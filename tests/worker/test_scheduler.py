@@ -247,6 +247,7 @@ def test_report_is_plain_data(worker: Worker, pool: Pool):
     numbers |= {"low_priority_share": 0.1}
     counts = {"waiting": 1, "batches": 1, "requests": 2, "rows": 2, "reasons": {"full": 1}}
     counts |= {"model_calls": 0, "safe_size": None, "worker_losses": 0, "sizes": {"2": [1, 2]}}
+    counts |= {"oldest_age": 0.0}
 
     assert {"pairs": numbers | counts} == worker.scheduler.report()
     assert 1 == len(pool.sent)

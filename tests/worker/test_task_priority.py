@@ -22,8 +22,8 @@ class Waiting:
 class Sent:
     """A batch job, as far as others may overtake it."""
 
-    def __init__(self, urgency: int, *, accepted: bool = False, guaranteed: float = 0.0) -> None:
-        self.urgency, self.accepted, self.guaranteed = urgency, accepted, guaranteed
+    def __init__(self, urgency: int, *, accepted: bool = False, earned_part: float = 0.0) -> None:
+        self.urgency, self.accepted, self.earned_part = urgency, accepted, earned_part
 
 
 def turns(priority: TaskPriority, task_queues: list[Any], count: int) -> list[int]:
@@ -66,13 +66,13 @@ def test_batch_that_a_task_has_earned_is_not_overtaken():
 
 
 @pytest.mark.parametrize(
-    ("share", "guaranteed", "times"),
+    ("share", "earned_part", "times"),
     [(0.1, 0.0, 9), (0.25, 0.0, 3), (0.5, 0.0, 1), (0.1, 0.7, 2), (0.1, 1.0, 0)],
 )
-def test_ready_batch_is_overtaken_so_often_at_most(share: float, guaranteed: float, times: int):
+def test_ready_batch_is_overtaken_so_often_at_most(share: float, earned_part: float, times: int):
     """Then its task has earned a batch, with what its requests earned while they waited."""
     priority, task_queue = TaskPriority(), Waiting(0, 1.0)
-    running, ready = Sent(9, accepted=True), Sent(9, guaranteed=guaranteed)
+    running, ready = Sent(9, accepted=True), Sent(9, earned_part=earned_part)
     jobs: list[Any] = [running, ready]
     overtaken = 0
     while priority.overtaken_by(task_queue, jobs):

@@ -146,11 +146,11 @@ class PauseControl:
         if not given_back:
             return
         try:
-            self._scheduler.give_back([request for request, _ in given_back])
+            self._scheduler.give_back(given_back)
         except Exception:  # the rest is tried again
-            for request, alone in given_back:
+            for request in given_back:
                 if not request.acknowledged:
-                    task_queue.set_aside(request, alone=alone)
+                    task_queue.set_aside(request)
             raise
 
     def _paused(self) -> list[TaskQueue]:

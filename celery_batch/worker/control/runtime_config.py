@@ -158,7 +158,7 @@ class RuntimeConfig:
         consumer = self._consumer
         if not self._tasks:
             return
-        before, now = adjust_prefetch(consumer, self._scheduler)
+        before, now = adjust_prefetch(consumer, self._scheduler.policy)
         if now > before and not consumer.qos_global and _is_amqp(consumer):
             notes.append(
                 f"queues of this kind keep their prefetch while they are consumed: the worker"

@@ -105,15 +105,13 @@ class FollowUp:
 
     Args:
         handler_calls: Calls of its requests' handlers.
-        run_alone: Requests to run again, each in a batch of its own.
-        run_again: Requests to run again in any batch: this one never began.
+        run_again: Requests to run again; suspects among them in batches of their own.
         poison: Requests that kill processes, with the error that their handlers get.
         succeeded: Requests whose success is routine.
         refused: Requests with malformed bodies, and what is wrong with them.
     """
 
     handler_calls: list[HandlerCall] = field(default_factory=list)
-    run_alone: list[Any] = field(default_factory=list)
     run_again: list[Any] = field(default_factory=list)
     poison: list[tuple[Any, PoisonItem]] = field(default_factory=list)
     succeeded: list[Any] = field(default_factory=list)
@@ -144,11 +142,11 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Fol
             notify(HandlerCall(request, request.revoked, ()))
         elif end.unanswered is not Unanswered.NOT_STARTED and not request.task.acks_late:
             follow_up.handler_calls += not_run(request, _explain(end))
-        elif end.unanswered is Unanswered.INTERRUPTED:
-            soft_limit = request.time_limits[1] or request.task.soft_time_limit or None
-            _set_deadline(request, soft_limit, began)
-            follow_up.run_alone.append(request)
         else:
+            request.is_suspect = end.unanswered is Unanswered.INTERRUPTED
+            if request.is_suspect:
+                soft_limit = request.time_limits[1] or request.task.soft_time_limit or None
+                _set_deadline(request, soft_limit, began)
             follow_up.run_again.append(request)
     return follow_up
 
@@ -204,10 +202,10 @@ def _after_loss(
     if request.is_done or request.has_succeeded:
         follow_up.handler_calls.append(HandlerCall(request, request.on_failure, (einfo,)))
         return
-    request.losses += 1
+    request.losses += 1  # which makes it a suspect
     limit = max_worker_losses(task)
     if after_loss(request.losses, was_alone=was_alone, max_losses=limit) is Verdict.ALONE:
-        follow_up.run_alone.append(request)
+        follow_up.run_again.append(request)
         return
     error = PoisonItem(
         f"{request.name}[{request.id}]: took down the process that ran it {request.losses} times;"
@@ -232,8 +230,9 @@ def _after_time_limit(
         if request.is_done or request.has_succeeded:
             follow_up.handler_calls.append(HandlerCall(request, request.on_failure, (einfo,)))
         else:
+            request.is_suspect = True
             _set_deadline(request, error.args[0], began)
-            follow_up.run_alone.append(request)
+            follow_up.run_again.append(request)
     return follow_up
 
 

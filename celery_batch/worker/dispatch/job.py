@@ -17,7 +17,7 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from celery.worker.state import task_ready
 
-from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batch import Batch
 from celery_batch.errors import BatchError
 from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
@@ -76,10 +76,10 @@ class BatchJob:
         #: Of its most urgent request; a smaller number goes first.
         self.urgency = batch.urgency
         #: The part of a batch that its requests have earned while they were overtaken.
-        self.guaranteed = batch.guaranteed
+        self.earned_part = batch.earned_part
         self.reason = batch.reason
         #: Whether its only request may kill its process.
-        self.is_suspect = batch.reason is Reason.ALONE
+        self.is_suspect = batch.is_suspect
         #: Whether no other request runs or waits; set before it is submitted.
         self.is_only_batch = False
         #: The jobs that are in its process with it, or were when the process died.

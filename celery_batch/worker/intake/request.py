@@ -51,6 +51,9 @@ class BatchRequest(Request):  # type: ignore[misc]
     #: How often a process died while it ran this request, here or elsewhere.
     losses = 0
 
+    #: Whether it may be the reason why the batch or the worker that had it before has ended.
+    is_suspect = False
+
     #: How many rows it has: many if it is a chunk.
     rows = 1
 
@@ -185,6 +188,11 @@ class BatchRequest(Request):  # type: ignore[misc]
             and self._terminate_on_ack is None
             and not wants_events(self._eventer, self._task)
         )
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether it runs in a batch of its own."""
+        return self.is_suspect or self.losses > 0 or self.deadline is not None
 
     def disown(self) -> None:
         """Acknowledge nothing any more: the connection of the message is lost."""

@@ -86,7 +86,7 @@ def _serve(consumer: Any, context: ConsumerContext, task: Any) -> None:
     worker.tasks.append(task)
     context.validator.limit_all()
     prefetch.warn_about_limits(consumer.controller, prefetch.messages_per_process(worker.tasks))
-    before, after = prefetch.adjust_prefetch(consumer, context.scheduler)
+    before, after = prefetch.adjust_prefetch(consumer, context.scheduler.policy)
     if after > before and consumer.connection.transport.driver_type == "amqp":
         consumer.call_soon(_apply_prefetch, consumer)
     log_policy(task)

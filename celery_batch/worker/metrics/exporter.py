@@ -291,8 +291,8 @@ class _Exporter:
         yield from self._families(
             scheduler.recorder.ask(Meter.copy),
             tasks=task_reports(context),
-            idle=scheduler.idle(time.monotonic()),
-            processes=scheduler.processes,
+            idle=scheduler.recorder.idle_seconds(scheduler.slots),
+            processes=scheduler.slots.model_processes,
             refused=context.validator.refused,
             depths=self._depths.read(),
             labels={"worker": self._worker.hostname, "version": version("celery-batch")},

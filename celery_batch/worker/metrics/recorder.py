@@ -31,6 +31,7 @@ from celery_batch.worker.dispatch.follow_up import (
     Unanswered,
 )
 from celery_batch.worker.dispatch.job import BatchJob
+from celery_batch.worker.scheduling.slots import Slots
 
 __all__ = ["BatchRecorder"]
 
@@ -73,7 +74,7 @@ def _count_outcomes(job: BatchJob, follow_up: FollowUp) -> Counter[RequestEnd]:
 
 def _outcomes_of(job: BatchJob, follow_up: FollowUp) -> list[RequestEnd]:
     """Return the outcome of each request of a batch."""
-    again = {id(request) for request in (*follow_up.run_alone, *follow_up.run_again)}
+    again = {id(request) for request in follow_up.run_again}
     return [
         RequestEnd.AGAIN if id(request) in again else _outcome(request, job.answer, number)
         for number, request in enumerate(job.requests)
@@ -127,6 +128,11 @@ class BatchRecorder:
         """Return the result of a function of the meter, while nothing is added."""
         with self._lock:
             return question(self._meter)
+
+    def idle_seconds(self, slots: Slots) -> float:
+        """Return for how many seconds processes had no batch in their models, together."""
+        now, busy, processes = time.monotonic(), slots.busy(), slots.model_processes
+        return self.ask(lambda meter: meter.idle.seconds(now, busy, processes))
 
     def ended(self, job: BatchJob, follow_up: FollowUp) -> None:
         """

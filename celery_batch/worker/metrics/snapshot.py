@@ -29,14 +29,14 @@ def task_reports(context: ConsumerContext) -> dict[str, dict[str, Any]]:
     """
     scheduler, config = context.scheduler, context.runtime_config
     served = {task.name for task in context.worker.tasks}
-    ages, reports = scheduler.ages(time.monotonic()), scheduler.report()
+    reports = scheduler.report()
     return {
         name: {
             "served": name in served,
             "routed": name in context.worker.routed,
+            "oldest_age": 0.0,
             **reports.get(name, {}),
             **config.report(name),
-            "oldest_age": round(ages.get(name, 0.0), 6),
         }
         for name in sorted({*served, *reports})
     }
@@ -54,8 +54,9 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     """
     context = ConsumerContext.of(consumer)
     scheduler, now = context.scheduler, time.monotonic()
-    seconds, idle = scheduler.recorder.ask(lambda meter: now - meter.since), scheduler.idle(now)
-    reports, processes = task_reports(context), scheduler.processes
+    seconds = scheduler.recorder.ask(lambda meter: now - meter.since)
+    idle = scheduler.recorder.idle_seconds(scheduler.slots)
+    reports, processes = task_reports(context), scheduler.slots.model_processes
     summaries = scheduler.recorder.ask(
         lambda meter: {name: meter.summary(name) for name in reports}
     )

@@ -123,7 +123,7 @@ class QueueLists:
     def _guaranteed(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
         """Return how many messages of each list are to be read before more urgent ones."""
         tasks = self.tasks.get(queue)
-        guaranteed = self._limits.guaranteed(tasks, steps)
+        guaranteed = self._limits.guaranteed_rows(tasks, steps)
         return guaranteed if tasks else [min(most, credit) for most in guaranteed]
 
     def _name(self, queue: str, step: int) -> str:

@@ -1,9 +1,10 @@
-"""How many messages a worker prefetches."""
+"""How many messages a worker prefetches, and how many more it can use at the moment."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import ceil
 from types import MethodType
 from typing import Any
 
@@ -12,9 +13,11 @@ from celery.worker.state import reserved_requests
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import policy_of
 from celery_batch.worker.context import WorkerContext
-from celery_batch.worker.scheduling.scheduler import Scheduler
+from celery_batch.worker.scheduling.slots import Slots
+from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
 
 __all__ = [
+    "FetchLimits",
     "adjust_prefetch",
     "limit_to_capacity",
     "messages_per_process",
@@ -24,6 +27,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+#: The limit where no task queue sets one; the prefetch still does.
+_NO_LIMIT = 1 << 20
 
 
 def messages_per_process(
@@ -66,11 +72,10 @@ def set_prefetch(consumer: Any, per_process: int) -> tuple[int, int]:
     return processes * before, processes * after
 
 
-def adjust_prefetch(consumer: Any, scheduler: Scheduler) -> tuple[int, int]:
+def adjust_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> tuple[int, int]:
     """Set the prefetch to what the served tasks can use now; return it before and after."""
     tasks = WorkerContext.of(consumer.controller).tasks
-    wanted = messages_per_process(tasks, lambda task: scheduler.task_queue(task).policy)
-    return set_prefetch(consumer, wanted)
+    return set_prefetch(consumer, messages_per_process(tasks, policy))
 
 
 def warn_about_limits(worker: Any, per_process: int) -> None:
@@ -97,7 +102,7 @@ def warn_about_limits(worker: Any, per_process: int) -> None:
         )
 
 
-def override_disabled_prefetch(consumer: Any, scheduler: Scheduler) -> None:
+def override_disabled_prefetch(consumer: Any, policy: Callable[[Any], BatchPolicy]) -> None:
     """
     Fetch whole batches where ``--disable-prefetch`` would fetch one task per process.
 
@@ -106,7 +111,7 @@ def override_disabled_prefetch(consumer: Any, scheduler: Scheduler) -> None:
 
     Args:
         consumer: Celery's consumer, its task consumer started.
-        scheduler: Its scheduler.
+        policy: Returns the policy of a task.
     """
     conf = consumer.app.conf
     if not conf.worker_disable_prefetch or consumer.connection.transport.driver_type != "redis":
@@ -114,8 +119,7 @@ def override_disabled_prefetch(consumer: Any, scheduler: Scheduler) -> None:
     tasks = WorkerContext.of(consumer.controller).tasks
 
     def per_process() -> int:
-        task_queues = map(scheduler.task_queue, tasks)
-        return 2 * sum(each.policy.max_batch_size for each in task_queues)
+        return 2 * sum(policy(task).max_batch_size for task in tasks)
 
     def can_consume(qos: Any) -> bool:
         most = per_process()
@@ -135,7 +139,7 @@ def override_disabled_prefetch(consumer: Any, scheduler: Scheduler) -> None:
         )
 
 
-def limit_to_capacity(consumer: Any, scheduler: Scheduler) -> None:
+def limit_to_capacity(consumer: Any, limits: FetchLimits) -> None:
     """
     Leave messages in the broker while some task has all it can use; on Redis only.
 
@@ -144,10 +148,89 @@ def limit_to_capacity(consumer: Any, scheduler: Scheduler) -> None:
 
     Args:
         consumer: Celery's consumer, its task consumer started.
-        scheduler: Its scheduler.
+        limits: Its limits.
     """
     if consumer.connection.transport.driver_type != "redis":
         return
     qos = consumer.task_consumer.channel.qos
     within_prefetch = qos.can_consume
-    qos.can_consume = lambda: bool(within_prefetch() and scheduler.fetch_limits.has_capacity())
+    qos.can_consume = lambda: bool(within_prefetch() and limits.has_capacity())
+
+
+class FetchLimits:
+    """
+    How many more messages the task queues of one worker can use.
+
+    All methods take the names of the tasks that a broker queue may bring, or None if it may
+    bring any, and the urgency of messages: a smaller number goes first.
+
+    Args:
+        task_queues: By the names of their tasks; more are added later.
+        slots: The slots of the worker.
+    """
+
+    def __init__(self, task_queues: Mapping[str, TaskQueue], slots: Slots) -> None:
+        self._task_queues = task_queues
+        self._slots = slots
+
+    def has_capacity(self) -> bool:
+        """Return whether each task can use another message, of whatever urgency."""
+        return any(self.left(self._task_queues, [LEAST_URGENT]))
+
+    def left(self, tasks: Collection[str] | None, urgencies: Sequence[int]) -> list[int]:
+        """
+        Return how many more messages of each urgency can run, be ready or wait for a batch.
+
+        The task of the next message is unknown, so the fullest task queue sets the limit: what
+        it cannot use stays in the broker for other workers.
+        """
+        task_queues = self._queues_of(tasks)
+        most_urgent = min(urgencies)
+        if any(each.behind(most_urgent) for each in task_queues):
+            return [self._left(task_queues, tasks, urgency) for urgency in urgencies]
+        # They would overtake no request, so the limit is the same for all of them.
+        return [self._left(task_queues, tasks, most_urgent)] * len(urgencies)
+
+    def _left(
+        self, task_queues: Collection[TaskQueue], tasks: Collection[str] | None, urgency: int
+    ) -> int:
+        batches, jobs = self._slots.capacity + self._slots.processes, list(self._slots.jobs)
+        left = [
+            each.capacity_left(batches, [job for job in jobs if job.task is each.task], urgency)
+            for each in task_queues
+        ]
+        if tasks is None:
+            left = [number for number in left if number > 0]
+        return max(min(left, default=_NO_LIMIT), 0)
+
+    def guaranteed_rows(self, tasks: Collection[str] | None, urgencies: Sequence[int]) -> list[int]:
+        """
+        Return how many rows of each urgency to fetch before more urgent messages.
+
+        While more urgent requests are here, enough others must wait here to fill their
+        low-priority share of the next two batches.
+        """
+        task_queues = self._queues_of(tasks)
+        waiting = [each for each in task_queues if not each.is_empty]
+        most_urgent = min(
+            [each.urgency for each in waiting] + [job.urgency for job in list(self._slots.jobs)],
+            default=LEAST_URGENT,
+        )
+        if most_urgent >= max(urgencies):
+            return [0] * len(urgencies)
+        policies = [each.policy for each in task_queues]
+        share = ceil(2 * max(each.low_priority_share * each.max_batch_size for each in policies))
+        return [
+            max(share - sum(each.rows_of(urgency) for each in waiting), 0)
+            if most_urgent < urgency
+            else 0
+            for urgency in urgencies
+        ]
+
+    def behind(self, tasks: Collection[str], urgency: int) -> int:
+        """Return how many waiting requests new ones of these tasks would overtake."""
+        return sum(each.behind(urgency) for each in self._queues_of(tasks))
+
+    def _queues_of(self, tasks: Collection[str] | None) -> list[TaskQueue]:
+        task_queues = list(self._task_queues.items())
+        return [each for name, each in task_queues if tasks is None or name in tasks]

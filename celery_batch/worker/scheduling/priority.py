@@ -36,7 +36,7 @@ class TaskPriority:
         """Return task queues in the order in which they are asked for a batch."""
         return sorted(
             task_queues,
-            key=lambda each: (not self._is_guaranteed(each), each.urgency, each.oldest),
+            key=lambda each: (not self._has_earned_batch(each), each.urgency, each.oldest),
         )
 
     def overtaken_by(self, task_queue: TaskQueue, jobs: Iterable[BatchJob]) -> BatchJob | None:
@@ -50,7 +50,7 @@ class TaskPriority:
         ready = [job for job in jobs if not job.accepted]
         if len(ready) != 1 or task_queue.urgency >= ready[0].urgency:
             return None
-        return ready[0] if self._jobs.get(ready[0], ready[0].guaranteed) < _WHOLE else None
+        return ready[0] if self._jobs.get(ready[0], ready[0].earned_part) < _WHOLE else None
 
     def batch_left(
         self, task_queue: TaskQueue, job: BatchJob, task_queues: Collection[TaskQueue]
@@ -63,20 +63,20 @@ class TaskPriority:
             job: The batch; if it leaves as its task's share, no waiting request overtakes it.
             task_queues: All task queues.
         """
-        if self._is_guaranteed(task_queue):
+        if self._has_earned_batch(task_queue):
             job.urgency = min(job.urgency, *(each.urgency for each in task_queues))
         self._tasks.pop(task_queue, None)
         for other in task_queues:
             if other is not task_queue and job.urgency < other.urgency < LEAST_URGENT:
                 self._tasks[other] += other.policy.low_priority_share
 
-    def _is_guaranteed(self, task_queue: TaskQueue) -> bool:
+    def _has_earned_batch(self, task_queue: TaskQueue) -> bool:
         """Return whether the share of a task has grown to a whole batch."""
         return self._tasks[task_queue] + task_queue.policy.low_priority_share > _WHOLE
 
     def overtake(self, job: BatchJob, share: float) -> None:
         """Add the share of its task to what an overtaken batch has earned."""
-        self._jobs[job] = self._jobs.get(job, share + job.guaranteed) + share
+        self._jobs[job] = self._jobs.get(job, share + job.earned_part) + share
 
     def forget(self, job: BatchJob) -> None:
         """Forget a batch that has ended."""

@@ -15,6 +15,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from celery_batch.compat.billiard import pool_processes
+from celery_batch.worker.dispatch.job import BatchJob
 
 __all__ = ["Slots"]
 
@@ -37,8 +38,9 @@ class Slots:
         self.run_inline = isinstance(pool, SoloPool)
         self._depth = 1 if self.run_inline else 2
         self._is_prefork = isinstance(pool, PreforkPool)
-        self.in_flight = 0
-        #: Guards `in_flight` and every decision that rests on it.
+        #: The jobs that have left their task queues and have not ended: each has a slot.
+        self.jobs: set[BatchJob] = set()
+        #: Guards `jobs` and every decision that rests on them.
         self.lock = threading.RLock()  # a signal handler may run `on_end` on top of us
 
     @property
@@ -67,7 +69,7 @@ class Slots:
     @property
     def is_free(self) -> bool:
         """Whether a batch submitted now would run at once."""
-        return self.in_flight < self.processes
+        return len(self.jobs) < self.processes
 
     @property
     def capacity(self) -> int:
@@ -77,7 +79,13 @@ class Slots:
     @property
     def has_room_ahead(self) -> bool:
         """Whether one more batch may be made ready behind the running ones."""
-        return self.in_flight < self.capacity
+        return len(self.jobs) < self.capacity
+
+    def busy(self) -> dict[int, float]:
+        """Return which processes have a batch now, and since when."""
+        known = [(each.began, each.pid) for each in list(self.jobs) if each.began and each.pid]
+        # Of several on threads of one process, the first has kept it busy for longest.
+        return {pid: began for began, pid in sorted(known, reverse=True)}
 
     def replace_process(self, pid: int | None, why: str) -> None:
         """

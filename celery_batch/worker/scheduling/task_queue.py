@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from celery.worker.state import revoked, task_ready
 
 from celery_batch.batching.batch import Batch
-from celery_batch.batching.batcher import Batcher, Wait
+from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.dispatch.job import BatchJob
-from celery_batch.worker.scheduling.slots import Slots
 
 __all__ = ["LEAST_URGENT", "TaskQueue"]
 
@@ -39,10 +39,10 @@ class TaskQueue:
 
     Args:
         task: The batch task.
-        slots: The slots of the worker, which all its task queues share.
+        lock: Guards the decisions of all task queues of the worker.
     """
 
-    def __init__(self, task: Any, slots: Slots) -> None:
+    def __init__(self, task: Any, lock: AbstractContextManager[object]) -> None:
         self.task = task
         self.reasons: Counter[str] = Counter()
         self.requests = 0
@@ -54,11 +54,10 @@ class TaskQueue:
         self.safe_size: int | None = None
         self.losses = 0
         self._paused_by: set[object] = set()
-        #: Requests that arrived while the task was paused, each with whether it must run alone.
-        self._set_aside: list[tuple[Any, bool]] = []
-        self._slots = slots
+        #: Requests that arrived while the task was paused.
+        self._set_aside: list[Any] = []
         self._batcher: Batcher[Any] = Batcher(policy_of(task))
-        self._lock = slots.lock
+        self._lock = lock
 
     @property
     def policy(self) -> BatchPolicy:
@@ -95,18 +94,18 @@ class TaskQueue:
     @property
     def oldest_held(self) -> float:
         """When the oldest request arrived, those that the pause set aside included."""
-        set_aside: list[float] = [request.arrived for request, _ in self._set_aside]
+        set_aside: list[float] = [request.arrived for request in self._set_aside]
         return min([self.oldest, *set_aside])
 
-    def add(self, task_request: Any, *, urgency: int = 0, alone: bool = False) -> None:
-        """Add Celery's request to those that wait for a slot."""
+    def add(self, task_request: Any, *, urgency: int = 0) -> None:
+        """Add Celery's request to those that wait for a slot; also while the task is paused."""
         if task_request.arrived is None:
             task_request.arrived = time.monotonic()
         request = Request(
             task_request,
             task_request.arrived,
             urgency,
-            alone=alone,
+            alone=task_request.runs_alone,
             deadline=task_request.deadline,
             rows=task_request.rows,
         )
@@ -151,7 +150,7 @@ class TaskQueue:
         with self._lock:
             requests, rows = self._batcher.before(urgency)
         requests += len(self._set_aside) + sum(map(len, jobs))
-        rows += sum(request.rows for request, _ in self._set_aside) + sum(job.rows for job in jobs)
+        rows += sum(each.rows for each in (*self._set_aside, *jobs))
         rows_each = rows / requests if requests else self.rows / max(self.requests, 1)
         left = (batches * self.policy.max_batch_size - rows) / max(rows_each, 1)
         return max(int(left), batches - requests, 0)
@@ -166,28 +165,22 @@ class TaskQueue:
         with self._lock:
             return len(self._batcher) - self._batcher.before(urgency)[0]
 
-    def take(self, *, contested: bool, overtaken: BatchJob | None = None) -> Batch[Any] | Wait:
+    def next_batch(self, *, full_only: bool, earns_share: bool) -> Batch[Any] | Wait:
         """
-        Return a batch, with a slot reserved for it, or how long to wait.
+        Remove and return the batch for a slot, or how long to wait for it.
 
         Args:
-            contested: Some task has a full batch.  A place behind a running batch is then as
-                good as a free slot: if this task lingered, the others would always get it.
-            overtaken: The batch that is ready and that this task's next batch may overtake, even
-                if there is no place for another ready batch.
+            full_only: The slot is behind a running batch, so only a batch that cannot grow may
+                leave.
+            earns_share: Whether the requests that this batch overtakes earn their share of it.
         """
         with self._lock:
-            is_extra = overtaken is not None and not self._slots.has_room_ahead
-            if not self._slots.has_room_ahead and not is_extra:
-                return Wait(None)
-            ahead = not self._slots.is_free and not contested and not is_extra
-            earns_share = not (is_extra and overtaken and overtaken.task is self.task)
-            decision = self._batcher.next(time.monotonic(), ahead=ahead, earns_share=earns_share)
-            if not isinstance(decision, Batch):
-                return decision if isinstance(decision, Wait) else Wait(None)
-            self._slots.in_flight += 1
-            self._count(decision)
-            return decision
+            decision = self._batcher.next(
+                time.monotonic(), full_only=full_only, earns_share=earns_share
+            )
+            if isinstance(decision, Batch):
+                self._count(decision)
+        return Wait(None) if isinstance(decision, Done) else decision
 
     def _count(self, batch: Batch[Any]) -> None:
         rows = batch.rows
@@ -210,7 +203,7 @@ class TaskQueue:
         """Remove and return all requests, whose messages go back to the broker."""
         with self._lock:
             removed = [request.item for request in self._batcher.clear()]
-            removed += [request for request, _ in self.take_set_aside()]
+            removed += self.take_set_aside()
         for task_request in removed:
             task_ready(task_request)
         return removed
@@ -227,7 +220,7 @@ class TaskQueue:
                 if not is_lost(request.item):
                     self._batcher.add(request)
             lost = [request.item for request in waiting if is_lost(request.item)]
-            lost += [request for request, _ in self.take_set_aside(is_lost)]
+            lost += self.take_set_aside(is_lost)
         for task_request in lost:
             task_ready(task_request)
 
@@ -250,31 +243,24 @@ class TaskQueue:
                 else:
                     self.set_aside(request.item)
 
-    def resume(self, owner: object) -> list[tuple[Any, bool]]:
-        """
-        Resume the task, unless another owner has paused it, too.
-
-        Returns:
-            The requests that were set aside, each with whether it must run alone.
-        """
+    def resume(self, owner: object) -> list[Any]:
+        """Resume the task for an owner; return the requests that no owner keeps set aside."""
         with self._lock:
             self._paused_by.discard(owner)
             return [] if self._paused_by else self.take_set_aside()
 
-    def set_aside(self, task_request: Any, *, alone: bool = False) -> None:
+    def set_aside(self, task_request: Any) -> None:
         """Set Celery's request aside until the task is resumed or its message is given back."""
         if task_request.arrived is None:
             task_request.arrived = time.monotonic()
-        self._set_aside.append((task_request, alone))
+        self._set_aside.append(task_request)
 
-    def take_set_aside(
-        self, is_wanted: Callable[[Any], bool] = lambda _: True
-    ) -> list[tuple[Any, bool]]:
-        """Remove and return requests that were set aside, each with whether it must run alone."""
+    def take_set_aside(self, is_wanted: Callable[[Any], bool] = lambda _: True) -> list[Any]:
+        """Remove and return requests that were set aside."""
         all_of_them, self._set_aside = self._set_aside, []
-        taken: list[tuple[Any, bool]] = []
-        for request, alone in all_of_them:
-            (taken if is_wanted(request) else self._set_aside).append((request, alone))
+        taken: list[Any] = []
+        for request in all_of_them:
+            (taken if is_wanted(request) else self._set_aside).append(request)
         return taken
 
     def drop_revoked(self) -> int:
@@ -297,6 +283,7 @@ class TaskQueue:
             "model_calls": self.calls,
             "safe_size": self.safe_size,
             "worker_losses": self.losses,
+            "oldest_age": round(max(time.monotonic() - self.oldest_held, 0.0), 6),
         }
 
 

@@ -1,0 +1,167 @@
+"""Completes the requests of batches that have ended: notifies them, or has them run again."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from celery.worker.state import task_ready, task_reserved
+
+from celery_batch.worker.dispatch.follow_up import FollowUp, not_run
+from celery_batch.worker.dispatch.handler_call import HandlerCall, succeed
+from celery_batch.worker.intake.dead_letters import DeadLetters
+from celery_batch.worker.scheduling.redelivery import RedeliveryCache
+
+__all__ = ["Completion"]
+
+logger = logging.getLogger(__name__)
+
+#: Requests completed in one pass of the event loop, in which no message is read and no batch
+#: is submitted; a routine success costs a twentieth of the others.
+_NOTIFICATIONS_PER_PASS, _SUCCESSES_PER_PASS = 16, 256
+
+_SUCCESS = (0, None, 0.0)
+
+
+class Completion:
+    """
+    Carries out what follows a batch, at once or a few requests in each pass of the event loop.
+
+    Args:
+        consumer: Celery's consumer.
+        redelivery: Records which requests have ended.
+        refuse: Called with a request whose body could not be decoded, and the reason.
+        enqueue: Called with a request that is to run again; returns whether it can.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        redelivery: RedeliveryCache,
+        refuse: Callable[[Any, str], object],
+        enqueue: Callable[[Any], bool],
+    ) -> None:
+        self._hub = consumer.hub
+        self._redelivery = redelivery
+        self._refuse = refuse
+        self._enqueue = enqueue
+        self._dead_letters = DeadLetters(consumer)
+        #: Requests whose messages are acknowledged once their dead letters are written.
+        self._poison: set[Any] = set()
+        self._handler_calls: deque[HandlerCall] = deque()
+        self._succeeded: deque[Any] = deque()
+
+    def run_again(self, follow_up: FollowUp) -> None:
+        """Queue requests again, and add the handler calls of those that cannot run again."""
+        for request in follow_up.run_again:
+            if self._enqueue(request):
+                continue
+            if request.acknowledged:
+                follow_up.handler_calls += not_run(request)
+            else:  # its message is the broker's again, or will be
+                task_ready(request)
+                self._redelivery.add_not_run([request])
+
+    def reject_bad(self, follow_up: FollowUp) -> None:
+        """Refuse requests with malformed bodies, and write dead letters of poisonous ones."""
+        for request, reason in follow_up.refused:
+            if not request.is_done:  # revoked while it ran: its end has been announced
+                self._refuse(request, reason)
+        for request, error in follow_up.poison:
+            self._poison.add(request)
+            request.before_end = partial(self._write_dead_letter, request, error)
+
+    def _write_dead_letter(
+        self, request: Any, error: Exception, acknowledge: Callable[[], object]
+    ) -> None:
+        """Write a copy of a poisonous request before it is acknowledged."""
+
+        def then() -> None:
+            self._poison.discard(request)
+            acknowledge()
+            self._redelivery.add_ended([request])
+
+        self._dead_letters.write(request, error, then)
+
+    def fail_not_run(self, requests: Iterable[Any]) -> None:
+        """Leave requests to the broker; fail those whose messages it has no longer."""
+        acknowledged = [request for request in requests if request.acknowledged]
+        self._redelivery.add_not_run(each for each in requests if not each.acknowledged)
+        for request in acknowledged:
+            self.notify(not_run(request))
+
+    def notify(self, handler_calls: Iterable[HandlerCall]) -> None:
+        """Call handlers now; an error of one does not affect the others."""
+        for each in handler_calls:
+            request = each.request
+            if not each.call():
+                self._run_to_notify(request)
+            elif request.acknowledged:  # else Celery has stopped it, and it comes again and runs
+                self._redelivery.add_ended([request])
+
+    def _run_to_notify(self, request: Any) -> None:
+        """Run a request again whose end could not be stored: its caller must get an answer."""
+        request.is_suspect = False
+        request.deadline = None  # only its end is missing, and storing that takes time
+        task_reserved(request)
+        if not self._enqueue(request):
+            task_ready(request)
+
+    def complete(self, follow_up: FollowUp) -> None:
+        """Notify all requests of a batch now."""
+        self._succeed(follow_up.succeeded)
+        self.notify(follow_up.handler_calls)
+
+    def complete_after(self, first: Callable[[], object], follow_up: FollowUp) -> None:
+        """Have the event loop call `first`, then notify the requests of a batch a few at a time."""
+        self._handler_calls.extend(follow_up.handler_calls)
+        self._succeeded.extend(follow_up.succeeded)
+        self._hub.call_soon(self._begin, first)
+
+    def close(self, *, restarting: bool) -> None:
+        """
+        Notify all requests that are left.
+
+        Args:
+            restarting: The connection is lost, so that none can be acknowledged.
+        """
+        if restarting:
+            calling = [each.request for each in self._handler_calls]
+            for request in [*self._poison, *self._succeeded, *calling]:
+                request.disown()
+        while self._handler_calls or self._succeeded:
+            self._notify_some()
+        if restarting:  # their messages may come again before the dead letters are written
+            self._redelivery.add_ended(list(self._poison))
+        else:
+            self._dead_letters.close()
+
+    def _begin(self, first: Callable[[], object]) -> None:
+        first()
+        self._hub.call_soon(self._next_pass)
+
+    def _next_pass(self) -> None:
+        self._notify_some()
+        if self._handler_calls or self._succeeded:
+            self._hub.call_soon(self._next_pass)
+
+    def _notify_some(self) -> None:
+        self._succeed(_popped(self._succeeded, _SUCCESSES_PER_PASS))
+        self.notify(_popped(self._handler_calls, _NOTIFICATIONS_PER_PASS))
+
+    def _succeed(self, requests: list[Any]) -> None:
+        wanted = [request for request in requests if not request.is_done]  # revoked as it ran
+        try:
+            succeed(wanted)
+        except Exception:
+            logger.exception("Could not finish %d requests at once: one by one", len(wanted))
+            self.notify(HandlerCall(request, request.on_success, (_SUCCESS,)) for request in wanted)
+        else:
+            self._redelivery.add_ended(requests)
+
+
+def _popped(items: deque[Any], most: int) -> list[Any]:
+    return [items.popleft() for _ in range(min(most, len(items)))]
