@@ -74,7 +74,7 @@ class SeriesSender:
         if kind != self._kind:
             self._kind = kind
             self._series = Publisher.of(task.app).series(task, options, own)
-        return self._series and self._series.send(args, kwargs, self._bulk, own)
+        return self._series and self._series.send(args, kwargs, self._bulk, own=own)
 
 
 class LoopCall(NamedTuple):

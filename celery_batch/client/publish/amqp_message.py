@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from struct import pack
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from amqp.serialization import dumps
 
@@ -40,6 +40,10 @@ _MOST_HEADERS = 1 << 15
 #: Characters of a short text, whatever they are: it has 255 bytes.
 _LONGEST_SHORT = 63
 
+#: The keys of fields as items of the headers' table, and as short texts.
+_ITEM_KEYS = {name: name.encode() for name in FIELDS}
+_SHORT_KEYS = {name: b"short " + name.encode() for name in FIELDS}
+
 
 class AmqpMessage(PreparedMessage):
     """A message on its way to RabbitMQ; `header` goes before its body, both are encoded."""
@@ -51,43 +55,6 @@ class AmqpMessage(PreparedMessage):
         self.template, self.header, self.body = template, header, body
 
 
-class _Blanks(NamedTuple):
-    """Bytes with placeholders: what comes before the first, and each with what follows it."""
-
-    first: bytes
-    rest: list[tuple[str, bytes]]
-
-    @classmethod
-    def parse(cls, data: bytes, encode: Callable[[Any], bytes]) -> Self | None:
-        """Find the placeholders in encoded bytes; None if one is where it cannot be filled."""
-        names = {encode(PLACEHOLDER + name): name for name in FIELDS}
-        names[_short(PLACEHOLDER + "headers") + _item(None)] = "headers"
-        first, *rest = re.split(b"(" + b"|".join(map(re.escape, names)) + b")", data)
-        if PLACEHOLDER.encode() in b"".join((first, *rest[1::2])):
-            return None
-        return cls(first, list(zip([names[each] for each in rest[::2]], rest[1::2], strict=True)))
-
-    def bind(self, values: Fields, encode: Callable[[Any], bytes]) -> _Blanks:
-        """Return the same with some placeholders filled in."""
-        first, rest = self.first, []
-        for name, after in self.rest:
-            if name not in values:
-                rest.append((name, after))
-            elif rest:
-                last, before = rest[-1]
-                rest[-1] = (last, before + encode(values[name]) + after)
-            else:
-                first += encode(values[name]) + after
-        return _Blanks(first, rest)
-
-    def fill(self, values: Fields, encode: Callable[[Any], bytes]) -> bytes:
-        """Return the bytes with all placeholders filled in."""
-        parts = [self.first]
-        for name, after in self.rest:
-            parts += (encode(values[name]), after)
-        return b"".join(parts)
-
-
 class AmqpTemplate(NamedTuple):
     """What is the same in all messages of one kind to RabbitMQ."""
 
@@ -97,9 +64,11 @@ class AmqpTemplate(NamedTuple):
     declare: tuple[Any, ...]
     #: The properties before the headers, encoded.
     before: bytes
-    headers: _Blanks
-    #: The properties that follow the headers.
-    after: _Blanks
+    #: The headers, with placeholders for %-formatting; so are the properties that follow them.
+    headers: bytes
+    after: bytes
+    #: Fields that those properties have.
+    short_fields: tuple[str, ...]
     #: Names of headers that the caller's own must not have.
     reserved: frozenset[str]
     #: The third part of a body: callbacks and what comes after.
@@ -109,38 +78,36 @@ class AmqpTemplate(NamedTuple):
     #: Of the body's text.
     encoding: str
 
-    def bind(self, values: Fields) -> AmqpTemplate | None:
-        """Return the template with some fields filled in; None if a value has no place there."""
-        if not self._has_place_for({name: "" for name, _ in self.after.rest} | values):
-            return None
-        try:
-            headers = self.headers.bind(values, _item)
-        except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
-            return None
-        return self._replace(headers=headers, after=self.after.bind(values, _short))
-
-    def render(self, body: tuple[Any, ...], values: Fields) -> PreparedMessage | None:
-        """Return the message of a call; None if a value has no place in it."""
-        if not self._has_place_for(values):
-            return None
-        payload = serialized_body(body, self.serializer)
-        text = payload.encode(self.encoding) if isinstance(payload, str) else payload
-        try:
-            table = self.headers.fill(values, _item)
-        except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
-            return None
-        head = pack(">HHQ", _BASIC, 0, len(text)) + self.before + pack(">I", len(table))
-        return AmqpMessage(self, head + table + self.after.fill(values, _short), text)
-
-    def _has_place_for(self, values: Fields) -> bool:
+    def encode(self, values: Fields) -> dict[Any, Any] | None:
+        """Return fields as `render` fills them in; None if a value has no place there."""
         headers = values.get("headers")
         if headers and not self.reserved.isdisjoint(headers):
-            return False
-        return all(_is_short(values[name]) for name, _ in self.after.rest)
+            return None
+        try:
+            encoded = {_ITEM_KEYS[name]: _item(value) for name, value in values.items()}
+        except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
+            return None
+        for name in self.short_fields:
+            if name in values:
+                value = values[name]
+                if not isinstance(value, str) or len(value) > _LONGEST_SHORT:
+                    return None
+                encoded[_SHORT_KEYS[name]] = _short(value)
+        return encoded
+
+    def render(self, body: tuple[Any, ...], encoded: dict[Any, Any]) -> PreparedMessage:
+        """Return the message of a call, given all its encoded fields."""
+        payload = serialized_body(body, self.serializer)
+        text = payload.encode(self.encoding) if isinstance(payload, str) else payload
+        table = self.headers % encoded
+        head = pack(">HHQ", _BASIC, 0, len(text)) + self.before + pack(">I", len(table))
+        return AmqpMessage(self, head + table + self.after % encoded, text)
 
 
 class AmqpProbe(Probe):
     """A probe for RabbitMQ."""
+
+    message: Any = None
 
     def _publish(self, body: Any, *details: Any) -> None:
         priority, content_type, encoding, headers, properties, key = details[:6]
@@ -164,9 +131,10 @@ class AmqpProbe(Probe):
         put_placeholders(given, message.properties, form)
         table = dumps("F", [given])
         before, found, after = message._serialize_properties().partition(table)  # noqa: SLF001
-        headers, rest = _Blanks.parse(table[4:], _item), _Blanks.parse(after, _short)
+        headers = _pattern(table[4:], _ITEM_KEYS, _item)
+        rest = _pattern(after, _SHORT_KEYS, _short)
         fixed = before + self.destination
-        if not found or headers is None or rest is None or PLACEHOLDER.encode() in fixed:
+        if not found or PLACEHOLDER.encode() in fixed + headers + rest:
             return None
         return AmqpTemplate(
             pack(">HH", _BASIC, _PUBLISH) + self.destination,
@@ -174,6 +142,7 @@ class AmqpProbe(Probe):
             before,
             headers,
             rest,
+            tuple(name for name, key in _SHORT_KEYS.items() if b"%%(%b)b" % key in rest),
             frozenset(given),
             self.embed,
             self.body_serializer,
@@ -196,8 +165,12 @@ def _item(value: Any) -> bytes:
     return pack(">ci", b"I", value) if abs(value) <= _LARGEST_INT else pack(">cq", b"L", value)
 
 
-def _is_short(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_SHORT
+def _pattern(data: bytes, keys: dict[str, bytes], encode: Callable[[Any], bytes]) -> bytes:
+    """Return encoded bytes with their placeholders in the form for %-formatting."""
+    blanks = {encode(PLACEHOLDER + name): b"%%(%b)b" % key for name, key in keys.items()}
+    blanks[_short(PLACEHOLDER + "headers") + _item(None)] = b"%%(%b)b" % keys["headers"]
+    blanks[b"%"] = b"%%"  # the last: a length before a placeholder may look like it
+    return re.sub(b"|".join(map(re.escape, blanks)), lambda found: blanks[found[0]], data)
 
 
 def _short(value: Any) -> bytes:

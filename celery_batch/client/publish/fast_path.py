@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import FunctionType, MappingProxyType
+from types import FunctionType, MappingProxyType, NoneType
 from typing import Any, NamedTuple
 
 from celery import Celery, Task, signals
@@ -22,7 +22,7 @@ from kombu.utils.functional import maybe_list
 
 from celery_batch.broker_depth import driver_of
 from celery_batch.client.publish.amqp_message import AmqpProbe, AmqpTemplate
-from celery_batch.client.publish.buffer import BulkWrite, PreparedMessage, SendBuffer
+from celery_batch.client.publish.buffer import BulkWrite, SendBuffer
 from celery_batch.client.publish.message import (
     Fields,
     Form,
@@ -40,9 +40,9 @@ from celery_batch.client_methods import ClientMethods
 
 __all__ = [
     "AnyTemplate",
-    "Call",
     "CallSeries",
     "MessageTemplates",
+    "embed_of",
     "expect_members",
     "expect_result",
     "is_plain_celery",
@@ -55,9 +55,6 @@ logger = logging.getLogger(__name__)
 #: For one broker or the other.
 AnyTemplate = Template | AmqpTemplate
 
-#: Options that are texts, or None.
-_TEXTS = frozenset(("task_id", "root_id", "parent_id", "group_id", "reply_to", "shadow"))
-
 #: Options that say what comes after.
 _AFTERWARDS = frozenset(("link", "link_error", "chain", "chord"))
 
@@ -69,14 +66,16 @@ _OF_KIND = frozenset(
     )
 )
 
-#: Options that differ from call to call.
-_OF_CALL = frozenset(
-    (
-        *_TEXTS,
-        *_AFTERWARDS,
-        *("group_index", "add_to_parent", "producer", "expires", "headers"),
-    )
-)
+#: Options that differ from call to call, each with the types for which a template has room;
+#: None for any.
+_OF_CALL: dict[str, tuple[type, ...] | None] = {
+    **dict.fromkeys(
+        ("task_id", "root_id", "parent_id", "group_id", "reply_to", "shadow"), (str, NoneType)
+    ),
+    "group_index": (int, NoneType),
+    "headers": (dict, NoneType),
+    **dict.fromkeys((*_AFTERWARDS, "add_to_parent", "producer", "expires")),
+}
 
 #: Types of the values of `_OF_KIND`.
 _PLAIN = frozenset((str, int, float, bool, type(None)))
@@ -86,100 +85,6 @@ _PROBES: dict[str, type[RedisProbe | AmqpProbe]] = {"redis": RedisProbe, "amqp":
 
 #: Most kinds of messages that are remembered.
 _MOST = 1000
-
-
-class Call(NamedTuple):
-    """What `apply_async` was given; `parent` is the task that calls, if one does."""
-
-    args: Any
-    kwargs: Any
-    options: dict[str, Any]
-    parent: Any
-    #: By its options or by its task's.
-    expires: Any = None
-
-    def is_plain(self) -> bool:
-        """Return whether its options have the types that a template has room for."""
-        options = self.options
-        for name in options:
-            value = options[name]
-            if name in _TEXTS and not (value is None or type(value) is str):
-                return False
-        headers, index = options.get("headers"), options.get("group_index")
-        if not (headers is None or type(headers) is dict):
-            return False
-        return index is None or type(index) is int
-
-    def check(self, task: Any) -> None:
-        """
-        Check the arguments as Celery does.
-
-        Raises:
-            TypeError: They do not fit the task.
-        """
-        args, kwargs = self.args or (), self.kwargs or {}
-        if task.typing:
-            task.__header__(*args, **kwargs)
-        if not isinstance(args, (list, tuple)):
-            raise TypeError("task args must be a list or tuple")
-
-    def message(
-        self, template: AnyTemplate, settings: PublishSettings, task_id: str, more: Fields
-    ) -> PreparedMessage | None:
-        """
-        Return the message; None if one of its options has no place in it.
-
-        Args:
-            template: Of its kind.
-            settings: The app's.
-            task_id: Its id.
-            more: Fields for the reply and the expiry.
-        """
-        options, args, kwargs = self.options, self.args or (), self.kwargs or {}
-        root_id, parent_id = options.get("root_id"), options.get("parent_id")
-        if self.parent:
-            root_id = root_id or self.parent.request.root_id or self.parent.request.id
-            parent_id = parent_id or self.parent.request.id
-        values: Fields = {
-            **more,
-            **self.common_fields(more),
-            "task_id": task_id,
-            "root_id": root_id or task_id,
-            "parent_id": parent_id,
-            "argsrepr": fast_repr(args, settings.args_limit, settings.repr_levels),
-            "kwargsrepr": fast_repr(kwargs, settings.kwargs_limit, settings.repr_levels),
-        }
-        return template.render((args, kwargs, self._embed(template)), values)
-
-    def common_fields(self, reply_fields: Fields) -> Fields:
-        """Return the fields that all calls with the same options have in common."""
-        options = self.options
-        return {
-            "parent_id": options.get("parent_id"),
-            "group_id": options.get("group_id"),
-            "group_index": options.get("group_index"),
-            "reply_to": options.get("reply_to") or reply_fields["reply_to"],
-            "shadow": options.get("shadow") or None,
-            "reply": reply_fields["reply"],
-            "headers": options.get("headers"),
-        }
-
-    def add_to_parent(self, result: Any) -> None:
-        """Add the result to the children of the task that calls."""
-        if self.parent and self.options.get("add_to_parent", True):
-            self.parent.add_trail(result)
-
-    def _embed(self, template: AnyTemplate) -> dict[str, Any]:
-        options = self.options
-        if _AFTERWARDS.isdisjoint(options):
-            return template.embed
-        return {
-            **template.embed,
-            "callbacks": maybe_list(options.get("link")),
-            "errbacks": maybe_list(options.get("link_error")),
-            "chain": options.get("chain"),
-            "chord": options.get("chord"),
-        }
 
 
 def expect_result(
@@ -227,27 +132,48 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class CallSeries(NamedTuple):
-    """Calls of one task with the same options, made by no task of Celery's."""
+    """Calls of one task with the same options."""
 
     task: Any
-    #: One of them, without arguments.
-    call: Call
+    #: As `apply_async` takes them.
+    options: Mapping[str, Any]
+    #: By the options or by the task's.
+    expires: Any
+    #: The task that calls, if one does.
+    parent: Any
     settings: PublishSettings
-    #: Of their kind, with the fields filled in that are the same for all.
+    #: Current when the series was made.
+    router: Any
     template: AnyTemplate
+    #: The fields that are the same for all, encoded.
+    common: dict[Any, Any]
+    #: Of all; None where each call is its own root.
+    root_id: str | None
+    #: The third part of their bodies.
+    embed: dict[str, Any]
     #: Receives the results; None if Celery does.
     listener: Any
     send_buffer: SendBuffer
-    #: Whether all of this is as it was.
-    still_holds: Callable[[], bool]
     pid: int
 
     def holds(self) -> bool:
         """Return whether another call can be made: settings and listeners may change any time."""
-        return self.pid == os.getpid() and self.still_holds()
+        app = self.task.app
+        return (
+            self.pid == os.getpid()
+            and self.settings.are_current(app.conf)
+            and app.amqp.router is self.router
+            and is_plain_celery(app)
+        )
 
     def send(
-        self, args: Any, kwargs: Any, bulk: BulkWrite, own: Mapping[str, Any] = _NOTHING
+        self,
+        args: Any,
+        kwargs: Any,
+        bulk: BulkWrite | None,
+        *,
+        own: Mapping[str, Any] = _NOTHING,
+        frozen: Any = None,
     ) -> Any:
         """
         Make a call, and return its result; None if it has to take Celery's path.
@@ -255,35 +181,58 @@ class CallSeries(NamedTuple):
         Args:
             args: Positional arguments, or None.
             kwargs: Keyword arguments, or None.
-            bulk: Takes the message until it is written.
+            bulk: Takes the message until it is written; None to write it at once.
             own: The options that this series has left to its calls, all of them.
+            frozen: The result, if there is one already.
 
         Raises:
             TypeError: The arguments do not fit the task.
+            OperationalError: The broker could not be reached, or refused the message.
         """
-        task, settings = self.task, self.settings
-        call = self.call._replace(args=args, kwargs=kwargs)
-        call.check(task)
-        expiry = expiry_of(task.app, settings, own.get("expires", call.expires))
+        task, settings, options, template = self.task, self.settings, self.options, self.template
+        expiry = expiry_of(task.app, settings, own.get("expires", self.expires))
         if expiry is None:
             return None
         args, kwargs = args or (), kwargs or {}
-        task_id = new_id()
+        if task.typing:
+            task.__header__(*args, **kwargs)
+        if not isinstance(args, (list, tuple)):
+            raise TypeError("task args must be a list or tuple")
+        task_id = options.get("task_id") or new_id()
         values: Fields = {
             "task_id": task_id,
-            "root_id": task_id,
+            "root_id": self.root_id or task_id,
             "argsrepr": fast_repr(args, settings.args_limit, settings.repr_levels),
             "kwargsrepr": fast_repr(kwargs, settings.kwargs_limit, settings.repr_levels),
             **expiry,
         }
         if "headers" in own:
             values["headers"] = own["headers"]
-        message = self.template.render((args, kwargs, self.template.embed), values)
-        if message is None:
+        encoded = template.encode(values)
+        if encoded is None:
             return None
-        result = expect_result(task, call.options, task_id, self.listener)
-        bulk.add(message, result, self.send_buffer)
+        message = template.render((args, kwargs, self.embed), {**self.common, **encoded})
+        result = expect_result(task, options, task_id, self.listener, frozen)
+        if bulk is None:
+            self.send_buffer.send((message,))
+        else:
+            bulk.add(message, result, self.send_buffer)
+        if self.parent and options.get("add_to_parent", True):
+            self.parent.add_trail(result)
         return result
+
+
+def embed_of(template: AnyTemplate, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the third part of a body: callbacks and what comes after."""
+    if _AFTERWARDS.isdisjoint(options):
+        return template.embed
+    return {
+        **template.embed,
+        "callbacks": maybe_list(options.get("link")),
+        "errbacks": maybe_list(options.get("link_error")),
+        "chain": options.get("chain"),
+        "chord": options.get("chord"),
+    }
 
 
 #: Whether our listener receives the results of what this thread or coroutine sends.
@@ -377,7 +326,9 @@ class MessageTemplates:
         self._router: Any = None
         self._known: dict[Any, AnyTemplate | None] = {}
 
-    def template(self, task: Any, call: Call, *, reply: bool) -> AnyTemplate | None:
+    def template(
+        self, task: Any, options: dict[str, Any], expires: Any, *, reply: bool
+    ) -> AnyTemplate | None:
         """
         Return the template for a call; None if it has none, or none yet.
 
@@ -385,21 +336,24 @@ class MessageTemplates:
 
         Args:
             task: The task that is called.
-            call: The call.
+            options: As `apply_async` takes them.
+            expires: By the options or by the task's.
             reply: Whether the message names our reply channel.
         """
         router = self._app.amqp.router
         if router is not self._router or len(self._known) > _MOST:
             self._router, self._known = router, {}
-        options, of_kind = call.options, []
+        of_kind = []
         for name, value in options.items():
             if name in _OF_KIND:
                 if type(value) not in _PLAIN:
                     return None
                 of_kind.append((name, value, type(value)))
-            elif name not in _OF_CALL:
-                return None
-        form = Form(reply, call.expires is not None, bool(options.get("headers")))
+            else:
+                types = _OF_CALL.get(name, ())
+                if types is not None and type(value) not in types:
+                    return None
+        form = Form(reply, expires is not None, bool(options.get("headers")))
         kind = (task.name, task.ignore_result, form, *of_kind)
         try:
             return self._known[kind]

@@ -9,7 +9,6 @@ looks like.
 from __future__ import annotations
 
 import os
-import re
 from datetime import UTC, datetime, timedelta
 from json.encoder import encode_basestring_ascii as quoted
 from os import urandom
@@ -261,10 +260,6 @@ def serialized_body(body: tuple[Any, ...], serializer: str) -> Any:
     return serialized(body, serializer=serializer)[2]
 
 
-#: In a template's text; a value that is filled in may look like one.
-_BLANK = re.compile(r"%%|%\((?P<name>\w+)\)s")
-
-
 class Template(NamedTuple):
     """What is the same in all messages of one kind to Redis."""
 
@@ -281,41 +276,28 @@ class Template(NamedTuple):
     #: Makes a serialized body fit for JSON.
     codec: Any
 
-    def bind(self, values: Fields) -> Template | None:
-        """Return the template with some fields filled in; None if a value has no place there."""
-        texts = self._texts(values)
-        if texts is None:
-            return None
-
-        def fill(blank: re.Match[str]) -> str:
-            name = blank["name"]
-            return texts[name].replace("%", "%%") if name in texts else blank[0]
-
-        return self._replace(text=_BLANK.sub(fill, self.text))
-
-    def render(self, body: tuple[Any, ...], values: Fields) -> PreparedMessage | None:
-        """Return the message of a call; None if a value has no place in it."""
-        payload = serialized_body(body, self.serializer)
-        texts = self._texts(values)
-        if texts is None:
-            return None
-        texts["tag"] = f'"{new_id()}"'
-        texts["body"] = f'"{self.codec.encode(payload)}"'
-        return PreparedMessage(self.key, self.text % texts)
-
-    def _texts(self, values: Fields) -> dict[str, str] | None:
+    def encode(self, values: Fields) -> dict[Any, Any] | None:
+        """Return fields as `render` fills them in; None if a value has no place there."""
         headers = values.get("headers")
         if headers and not self.reserved.isdisjoint(headers):
             return None
         try:
-            return {name: _json_text(value) for name, value in values.items()}
+            return {
+                name: quoted(value) if type(value) is str else _json_text(value)
+                for name, value in values.items()
+            }
         except Exception:  # noqa: BLE001 (Celery meets it as well, and raises its own error)
             return None
 
+    def render(self, body: tuple[Any, ...], texts: dict[Any, Any]) -> PreparedMessage:
+        """Return the message of a call, given all its encoded fields."""
+        payload = serialized_body(body, self.serializer)
+        texts["tag"] = f'"{new_id()}"'
+        texts["body"] = f'"{self.codec.encode(payload)}"'
+        return PreparedMessage(self.key, self.text % texts)
+
 
 def _json_text(value: Any) -> str:
-    if type(value) is str:
-        return quoted(value)
     if type(value) is dict:  # some headers among others
         return _encode_json(value)[1:-1]
     return "null" if value is None else str(value)
@@ -330,15 +312,13 @@ class _SameChannel(_Producer):  # type: ignore[misc]
 
 
 class RedisProducer(_SameChannel):
-    """A producer of messages for Redis; a subclass says in `take` what is done with each."""
+    """A producer that keeps the message for Redis that it would push to a list."""
 
-    def take(self, key: str, message: dict[str, Any]) -> None:
-        """Take a message in the form in which kombu would push it to a list."""
-        raise NotImplementedError
+    #: Whether it sends what is not simply put into one list, as kombu does.
+    sends_others = True
 
-    def pass_on(self, body: Any, details: tuple[Any, ...]) -> None:
-        """Send a message that is not simply put into one list, as kombu does."""
-        super()._publish(body, *details)
+    #: The list, with its prefix, and the message in the form in which kombu would push it.
+    captured: tuple[str, dict[str, Any]] | None = None
 
     def _publish(self, body: Any, *details: Any) -> None:
         priority, content_type, encoding, headers, properties, queue = details[:6]
@@ -347,7 +327,8 @@ class RedisProducer(_SameChannel):
         for entity in declare:
             self.maybe_declare(entity)
         if exchange or queue in channel._expires:  # noqa: SLF001
-            self.pass_on(body, details)
+            if self.sends_others:
+                super()._publish(body, *details)
             return
         message = channel.prepare_message(
             body, priority, content_type, encoding, headers, properties
@@ -355,13 +336,13 @@ class RedisProducer(_SameChannel):
         channel._inplace_augment_message(message, exchange, queue)  # noqa: SLF001
         priority = channel._get_message_priority(message, reverse=False)  # noqa: SLF001
         key = channel.global_keyprefix + channel._q_for_pri(queue, priority)  # noqa: SLF001
-        self.take(key, message)
+        self.captured = key, message
 
 
 class Probe(_SameChannel):
     """A producer that keeps a message, to make a template of it, and sends nothing."""
 
-    message: Any = None
+    sends_others = False
 
     def publish(self, body: Any, serializer: Any = None, **options: Any) -> Any:
         """Note the body's third part and its serializer, and make the message."""
@@ -373,22 +354,14 @@ class Probe(_SameChannel):
 class RedisProbe(Probe, RedisProducer):
     """A probe for Redis."""
 
-    def take(self, key: str, message: dict[str, Any]) -> None:
-        """Keep the message unless it is compressed."""
-        if not message["headers"].get("compression"):
-            self.key, self.message = key, message
-
-    def pass_on(self, body: Any, details: tuple[Any, ...]) -> None:
-        """Keep nothing."""
-
     def template(self, form: Form) -> Template | None:
         """Return a template of the message; None if it has no such form."""
-        message = self.message
-        if message is None:
+        if self.captured is None:
             return None
+        key, message = self.captured
         headers, properties = message["headers"], message["properties"]
         codec = self.channel.codecs.get(properties["body_encoding"])
-        if codec is None:
+        if codec is None or headers.get("compression"):
             return None
         message["body"] = PLACEHOLDER + "body"
         properties["delivery_tag"] = PLACEHOLDER + "tag"
@@ -400,7 +373,7 @@ class RedisProbe(Probe, RedisProducer):
         if PLACEHOLDER in text:
             return None
         reserved = frozenset(headers)
-        return Template(self.key, text, reserved, self.embed, self.body_serializer, codec)
+        return Template(key, text, reserved, self.embed, self.body_serializer, codec)
 
 
 def send_probe(task: Any, options: dict[str, Any], probe: Probe, form: Form) -> None:

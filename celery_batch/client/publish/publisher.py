@@ -25,19 +25,17 @@ from celery_batch.client.publish.buffer import (
 )
 from celery_batch.client.publish.confirms import ConfirmedBulk
 from celery_batch.client.publish.fast_path import (
-    Call,
     CallSeries,
     MessageTemplates,
+    embed_of,
     expect_result,
     is_plain_celery,
     why_slow,
     without_subscription,
 )
 from celery_batch.client.publish.message import (
-    Fields,
     PublishSettings,
     RedisProducer,
-    expiry_of,
     new_id,
 )
 from celery_batch.client.publish.transport import Transport
@@ -51,9 +49,6 @@ logger = logging.getLogger(__name__)
 
 #: Options that say how a message is published, so that it cannot be written with others.
 _SINGLE = frozenset(("connection", "publisher", "producer", "retry", "retry_policy"))
-
-#: Options by which a call differs from others of its kind in more than its arguments.
-_OWN = frozenset(("producer", "root_id", "link", "link_error", "chain", "chord"))
 
 
 class Publisher(PerProcess):
@@ -84,34 +79,12 @@ class Publisher(PerProcess):
             TypeError: The arguments do not fit the task.
             OperationalError: The broker could not be reached, or refused the message.
         """
-        settings = self._current_settings()
-        if not (settings.bulk and settings.is_plain and is_plain_celery(self._app)):
-            return None
         bulk = current_bulk(task, options)
         if "producer" in options and (bulk is None or bulk.app is None):
             return None  # not Celery's own, for all we know
-        call = self._call(task, args, kwargs, options)
         frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
-        listener = self._listener(task, options, bulk, frozen)
-        if not call.is_plain() or (call.parent and settings.inherits_priority):
-            return None
-        template = self._templates.template(task, call, reply=listener is not None)
-        expiry = expiry_of(self._app, settings, call.expires)
-        if template is None or expiry is None:
-            return None
-        call.check(task)
-        task_id = options.get("task_id") or new_id()
-        more = {**self._reply_fields(listener), **expiry}
-        message = call.message(template, settings, task_id, more)
-        if message is None:
-            return None
-        result = expect_result(task, options, task_id, listener, frozen)
-        if bulk is None:
-            self._send_buffer.send((message,))
-        else:
-            bulk.add(message, result, self._send_buffer)
-        call.add_to_parent(result)
-        return result
+        series = self._series(task, options, bulk, frozen)
+        return series and series.send(args, kwargs, bulk, frozen=frozen)
 
     def series(
         self, task: Any, options: dict[str, Any], own: Collection[str] = ()
@@ -125,26 +98,64 @@ class Publisher(PerProcess):
             own: Those of ``expires`` and ``headers`` that each call has of its own, all of
                 them or none.
         """
+        if type(task).apply_async is not ClientMethods.apply_async or "apply_async" in vars(task):
+            return None
+        if "producer" in options:
+            return None
+        return self._series(task, options, own=own)
+
+    def _series(
+        self,
+        task: Any,
+        options: dict[str, Any],
+        bulk: BulkWrite | None = None,
+        frozen: Any = None,
+        own: Collection[str] = (),
+    ) -> CallSeries | None:
         app, settings = self._app, self._current_settings()
-        call = self._call(task, (), {}, options)
-        is_plain = settings.bulk and settings.is_plain and is_plain_celery(app)
-        if not (is_plain and _is_usual(task, call)):
+        if not (settings.bulk and settings.is_plain and is_plain_celery(app)):
             return None
-        listener = self._listener(task, options, None, None)
-        template = self._templates.template(task, call, reply=listener is not None)
-        common = call.common_fields(self._reply_fields(listener))
-        bound = template and template.bind(
-            {name: value for name, value in common.items() if name not in own}
+        parent = app.current_worker_task
+        if parent and settings.inherits_priority:
+            return None
+        expires = options.get("expires", task._get_exec_options().get("expires"))  # noqa: SLF001
+        listener = None if parent else self._listener(task, options, bulk, frozen)
+        template = self._templates.template(task, options, expires, reply=listener is not None)
+        if template is None:
+            return None
+        root_id, parent_id = options.get("root_id"), options.get("parent_id")
+        if parent:
+            root_id = root_id or parent.request.root_id or parent.request.id
+            parent_id = parent_id or parent.request.id
+        common = {
+            "parent_id": parent_id,
+            "group_id": options.get("group_id"),
+            "group_index": options.get("group_index"),
+            "reply_to": options.get("reply_to") or app.thread_oid,
+            "shadow": options.get("shadow") or None,
+            "reply": None if listener is None else listener.channel,
+            "headers": options.get("headers"),
+        }
+        for name in own:
+            common.pop(name, None)
+        encoded = template.encode(common)
+        if encoded is None:
+            return None
+        return CallSeries(
+            task,
+            options,
+            expires,
+            parent,
+            settings,
+            app.amqp.router,
+            template,
+            encoded,
+            root_id,
+            embed_of(template, options),
+            listener,
+            self._send_buffer,
+            self.pid,
         )
-        if bound is None:
-            return None
-        router = app.amqp.router
-
-        def holds() -> bool:
-            is_same = settings.are_current(app.conf) and app.amqp.router is router
-            return is_same and is_plain_celery(app)
-
-        return CallSeries(task, call, settings, bound, listener, self._send_buffer, holds, self.pid)
 
     def send_as_celery_does(
         self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
@@ -168,7 +179,8 @@ class Publisher(PerProcess):
             return result
         headers = options.get("headers") or {}
         frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
-        listener = self._listener(task, options, bulk, frozen)
+        is_in_task = self._app.current_worker_task is not None
+        listener = None if is_in_task else self._listener(task, options, bulk, frozen)
         if listener is None or REPLY_HEADER in headers:
             return self._apply(apply, options, bulk)
         task_id = options.get("task_id") or new_id()
@@ -193,12 +205,13 @@ class Publisher(PerProcess):
             connection = producer.connection
             driver = connection.transport.driver_type
             if driver == "redis":
-                collector = _Collector(producer)
+                collector = RedisProducer(producer)
                 result = apply(**{**options, "producer": collector})
             confirms = connection.transport_options.get("confirm_publish")
         # With no producer held: the write needs one, and there may be no other.
-        if driver == "redis" and collector.messages:
-            bulk.add(collector.messages[0], result, self._send_buffer)
+        if driver == "redis" and collector.captured is not None:
+            key, message = collector.captured
+            bulk.add(PreparedMessage(key, dumps(message)), result, self._send_buffer)
         elif driver == "redis":
             bulk.sent.append(result)
         elif driver == "amqp" and confirms and not is_canvas:
@@ -214,15 +227,6 @@ class Publisher(PerProcess):
         result = apply()
         bulk.sent.append(result)
         return result
-
-    def _call(self, task: Any, args: Any, kwargs: Any, options: dict[str, Any]) -> Call:
-        own = task._get_exec_options()  # noqa: SLF001
-        expires = options.get("expires", own.get("expires"))
-        return Call(args, kwargs, options, self._app.current_worker_task, expires)
-
-    def _reply_fields(self, listener: Any) -> Fields:
-        channel = None if listener is None else listener.channel
-        return {"reply_to": self._app.thread_oid, "reply": channel}
 
     def admit(self, task: Any, options: dict[str, Any]) -> Admission:
         """
@@ -254,27 +258,16 @@ class Publisher(PerProcess):
     def _listener(
         self, task: Any, options: dict[str, Any], bulk: BulkWrite | None, frozen: Any
     ) -> Any:
-        """Return the listener that receives the call's result, if it may be waited for here."""
+        """Return the listener that receives the result of a call that no task makes."""
         if options.get("ignore_result", task.ignore_result):
             return None
-        if not self._settings.has_headers or self._app.current_worker_task:
+        if not self._settings.has_headers:
             return None
         if task.backend is not self._app.backend:
             return None  # the listener receives nothing that is stored elsewhere
         if bulk is not None and bulk.app is not None and frozen is None:
             return None  # a canvas has results of its own
         return listener_for(self._app)
-
-
-class _Collector(RedisProducer):
-    """A producer whose messages to Redis are written later, with others."""
-
-    def __init__(self, producer: Any) -> None:
-        super().__init__(producer)
-        self.messages: list[PreparedMessage] = []
-
-    def take(self, key: str, message: dict[str, Any]) -> None:
-        self.messages.append(PreparedMessage(key, dumps(message)))
 
 
 def _log_fast_paths(app: Any) -> None:
@@ -292,10 +285,3 @@ def _log_fast_paths(app: Any) -> None:
         f"off ({reasons})" if reasons else "on",
         "on" if is_received else f"off ({kind})",
     )
-
-
-def _is_usual(task: Any, call: Call) -> bool:
-    """Return whether a call needs nothing that is not the same for all of many."""
-    if type(task).apply_async is not ClientMethods.apply_async or "apply_async" in vars(task):
-        return False
-    return not call.parent and call.is_plain() and _OWN.isdisjoint(call.options)
