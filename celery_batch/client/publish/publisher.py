@@ -123,10 +123,7 @@ class Publisher(PerProcess):
         template = self._templates.template(task, options, expires, reply=listener is not None)
         if template is None:
             return None
-        root_id, parent_id = options.get("root_id"), options.get("parent_id")
-        if parent:
-            root_id = root_id or parent.request.root_id or parent.request.id
-            parent_id = parent_id or parent.request.id
+        root_id, parent_id = _ancestors(options, parent)
         common = {
             "parent_id": parent_id,
             "group_id": options.get("group_id"),
@@ -268,6 +265,15 @@ class Publisher(PerProcess):
         if bulk is not None and bulk.app is not None and frozen is None:
             return None  # a canvas has results of its own
         return listener_for(self._app)
+
+
+def _ancestors(options: dict[str, Any], parent: Any) -> tuple[str | None, str | None]:
+    """Return the ids of a call's root and parent; None for the root if it is the call itself."""
+    root_id, parent_id = options.get("root_id"), options.get("parent_id")
+    if parent:
+        root_id = root_id or parent.request.root_id or parent.request.id
+        parent_id = parent_id or parent.request.id
+    return root_id, parent_id
 
 
 def _log_fast_paths(app: Any) -> None:
