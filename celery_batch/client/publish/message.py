@@ -101,7 +101,7 @@ class PublishSettings:
         self.bulk = bool(conf.get("batch_bulk", True))
         self.is_eager = bool(conf.task_always_eager)
         self.max_queue = max_queue_of(app)
-        self.is_plain = not (conf.task_always_eager or conf.task_send_sent_event)
+        self.is_plain = self.bulk and not (self.is_eager or conf.task_send_sent_event)
         self.inherits_priority = conf.task_inherit_parent_priority
         self.has_headers = conf.task_protocol == _WITH_HEADERS
         #: Whether its times are UTC, by Celery's own clock.

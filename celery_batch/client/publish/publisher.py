@@ -113,10 +113,9 @@ class Publisher(PerProcess):
         own: Collection[str] = (),
     ) -> CallSeries | None:
         app, settings = self._app, self._current_settings()
-        if not (settings.bulk and settings.is_plain and is_plain_celery(app)):
-            return None
         parent = app.current_worker_task
-        if parent and settings.inherits_priority:
+        is_plain = settings.is_plain and is_plain_celery(app)
+        if not is_plain or (parent and settings.inherits_priority):
             return None
         expires = options.get("expires", task._get_exec_options().get("expires"))  # noqa: SLF001
         listener = None if parent else self._listener(task, options, bulk, frozen)
