@@ -1,8 +1,10 @@
-"""Formats numbers with three digits and a unit."""
+"""Formats numbers with three digits and a unit, and tables."""
 
 from __future__ import annotations
 
-__all__ = ["figure", "number"]
+from collections.abc import Iterable, Sequence
+
+__all__ = ["aligned", "figure", "number"]
 
 #: In seconds, the largest first.
 _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
@@ -19,3 +21,13 @@ def figure(seconds: float) -> str:
     digits = float(f"{seconds:.3g}")
     unit = next((unit for unit, size in _UNITS.items() if digits >= size), "µs" if digits else "s")
     return f"{number(digits / _UNITS[unit])} {unit}"
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> str:
+    """Return rows of cells as lines with aligned columns."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )

@@ -64,18 +64,15 @@ class RangeSet:
     def add(self, number: int) -> None:
         """Add a number that is not in the set."""
         at = bisect_right(self._starts, number)
-        follows = at > 0 and self._ends[at - 1] == number
-        precedes = at < len(self._starts) and self._starts[at] == number + 1
-        if follows and precedes:
-            self._ends[at - 1] = self._ends.pop(at)
-            del self._starts[at]
-        elif follows:
+        if at > 0 and self._ends[at - 1] == number:
             self._ends[at - 1] = number + 1
-        elif precedes:
-            self._starts[at] = number
         else:
             self._starts.insert(at, number)
             self._ends.insert(at, number + 1)
+            at += 1
+        if at < len(self._starts) and self._starts[at] == number + 1:
+            self._ends[at - 1] = self._ends.pop(at)
+            del self._starts[at]
 
 
 @contextmanager

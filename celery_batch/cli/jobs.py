@@ -15,6 +15,7 @@ from celery_batch.backfill.checkpoint import output_status
 from celery_batch.backfill.control import Jobs
 from celery_batch.cli.common import duration
 from celery_batch.errors import BatchError
+from celery_batch.formatting import aligned
 
 __all__ = ["jobs"]
 
@@ -58,7 +59,7 @@ def jobs(ctx: click.Context, *, as_json: bool, timeout: float) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
     elif found:
-        click.echo("\n".join(_table([_COLUMNS, *map(_row, found)])))
+        click.echo(aligned([_COLUMNS, *map(_row, found)]))
     else:
         click.echo("No backfill is running.", err=True)
 
@@ -112,15 +113,6 @@ def _or_error(call: Any) -> Any:
         raise click.ClickException(str(error)) from error
     except (OperationalError, OSError) as error:
         raise click.ClickException(f"the broker cannot be reached: {error}") from error
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
 
 
 def _row(job: Mapping[str, Any]) -> tuple[str, ...]:

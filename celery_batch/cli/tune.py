@@ -37,7 +37,7 @@ from celery_batch.tuning.explanations import (
     about_wait,
 )
 from celery_batch.tuning.measure import Plan, Run, measure
-from celery_batch.tuning.propose import Goal, Proposal, Trial, propose
+from celery_batch.tuning.propose import Proposal, Trial, propose
 from celery_batch.worker.executor.loader import load_models
 
 __all__ = ["Probe", "rows_for", "show", "tune"]
@@ -180,7 +180,7 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
     policy = proposal.chosen.policy
     linger = f", linger={policy.linger:g}" if policy.linger is not None else ""
     options = f"max_batch_size={policy.max_batch_size}, max_wait={policy.max_wait:g}{linger}"
-    wanted = f"99 of 100 requests within {figure(proposal.goal.latency)}"
+    wanted = f"99 of 100 requests within {figure(proposal.latency)}"
     above = [f"No larger ones: {curve.cap}." if curve.cap else "", about_scatter(curve)]
     below = [
         f"max_batch_size: {about_size(curve, proposal)}",
@@ -219,7 +219,7 @@ def _as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[s
     return {
         "task": task,
         "device": device,
-        "latency": proposal.goal.latency,
+        "latency": proposal.latency,
         "rate": proposal.rate,
         "sizes": sizes,
         "cap": curve.cap,
@@ -311,7 +311,7 @@ def _plot(path: Path, title: str, curve: Curve, proposal: Proposal) -> None:
 def _plot_throughput(axes: Any, curve: Curve, proposal: Proposal) -> None:
     rates = [point.rate for point in curve.points]
     within = [trial.max_rate for trial in proposal.sizes]
-    latency = figure(proposal.goal.latency)
+    latency = figure(proposal.latency)
     axes.plot(curve.sizes, rates, "o-", color=_MEASURED, label="items a second, batch after batch")
     axes.plot(
         curve.sizes, within, "s--", color=_PROPOSED, label=f"requests a second within {latency}"
@@ -327,7 +327,7 @@ def _plot_throughput(axes: Any, curve: Curve, proposal: Proposal) -> None:
 
 
 def _plot_latency(axes: Any, curve: Curve, proposal: Proposal) -> None:
-    sizes, target = curve.sizes, proposal.goal.latency
+    sizes, target = curve.sizes, proposal.latency
     usual = [point.quantile(MEDIAN) for point in curve.points]
     slow = [point.quantile(SLOW) for point in curve.points]
     axes.plot(sizes, usual, "o-", color=_MEASURED, label="one batch (shaded: up to p95)")
@@ -411,12 +411,11 @@ def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) ->
     The model is loaded in this process, on its device: it needs neither a broker nor a
     worker, and a worker on the same device makes the times longer.
     """
-    goal = Goal(options["latency"], options["rate"])
     if plot is not None:
         _check_plot(plot)
     with _progress() as report:
-        device, curve = _measured(ctx.obj.app, task, goal, options, report)
-        proposal = propose(curve, goal, report)
+        device, curve = _measured(ctx.obj.app, task, options, report)
+        proposal = propose(curve, options["latency"], options["rate"], report)
     if options["is_json"]:
         click.echo(json.dumps(_as_data(task, device, curve, proposal), indent=2))
     else:
@@ -426,13 +425,13 @@ def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) ->
 
 
 def _measured(
-    app: Any, name: str, goal: Goal, options: dict[str, Any], report: Callable[[str], None]
+    app: Any, name: str, options: dict[str, Any], report: Callable[[str], None]
 ) -> tuple[str, Curve]:
     task = batch_task(app, name)
     plan = Plan(
         _sizes(options["sizes"]),
         options["seconds"],
-        goal.latency,
+        options["latency"],
         asked_for=options["sizes"] is not None,
     )
     if options["device"]:

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
+from celery_batch.formatting import aligned
 from celery_batch.processes.managed_process import ManagedProcess, end_of
 from celery_batch.processes.supervisor import STEADY, Supervised
 from celery_batch.runtime.devices import usable_cores
@@ -303,8 +304,4 @@ def table(rows: Sequence[ProcessStatus]) -> str:
         )
         for row in rows
     ]
-    widths = [max(map(len, column)) for column in zip(heads, *texts, strict=True)]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-        for line in (heads, *texts)
-    )
+    return aligned([heads, *texts])

@@ -39,7 +39,7 @@ def about_size(curve: Curve, proposal: Proposal) -> str:
     size = chosen.policy.max_batch_size
     words = [
         f"With up to {size} in a batch one process completes {number(chosen.max_rate)} requests a"
-        f" second within {figure(proposal.goal.latency)}; one by one it would be"
+        f" second within {figure(proposal.latency)}; one by one it would be"
         f" {number(proposal.sizes[0].max_rate)}."
         if chosen.max_rate
         else f"Of the sizes measured, {size} comes nearest."
@@ -118,7 +118,7 @@ def about_target(curve: Curve, proposal: Proposal) -> str:
 
 
 def _remedy(curve: Curve, proposal: Proposal) -> str:
-    chosen, latency = proposal.chosen, figure(proposal.goal.latency)
+    chosen, latency = proposal.chosen, figure(proposal.latency)
     if 0 < chosen.max_rate < proposal.rate:
         processes = ceil(proposal.rate / chosen.max_rate)
         return (
@@ -126,7 +126,7 @@ def _remedy(curve: Curve, proposal: Proposal) -> str:
             f" own device: one completes {number(chosen.max_rate)} a second within {latency}."
         )
     alone = curve.seconds(1, _NEARLY_ALL) + curve.overhead
-    if alone > proposal.goal.latency:
+    if alone > proposal.latency:
         return (
             f"A batch of one takes {figure(alone)} with sending: a faster model or device is"
             f" needed, or a longer target."

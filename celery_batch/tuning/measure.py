@@ -88,11 +88,20 @@ def measure(run: Callable[[int], Run], plan: Plan, report: Callable[[str], None]
     """
     found: dict[int, list[Run]] = {}
     cap = _grow(run, plan, found, report)
-    rounds = _count_rounds(found, plan)
+    medians = {size: median_high(each.seconds for each in runs) for size, runs in found.items()}
+    slowest = max(medians.values())
+    # Quick ones run more often.
+    times = {
+        size: min(max(int(slowest / max(seconds, 1e-9)), 1), _MOST_IN_A_ROUND)
+        for size, seconds in medians.items()
+    }
+    seconds = sum(medians[size] * times[size] for size in found)
+    rounds = int(plan.seconds * len(found) / max(seconds, 1e-6))
+    rounds = min(max(rounds, _FEWEST_ROUNDS), _MOST_ROUNDS)
     for number in range(rounds):
         report(f"round {number + 1} of {rounds}")
         sizes = sorted(found, reverse=number % 2 == 1)  # so that a drift affects all sizes alike
-        cap = _round(run, sizes, found) or cap
+        cap = _round(run, sizes, times, found) or cap
     return Curve(tuple(_point(size, runs) for size, runs in sorted(found.items())), cap)
 
 
@@ -128,20 +137,9 @@ def _grow(
     return ""
 
 
-def _count_rounds(found: dict[int, list[Run]], plan: Plan) -> int:
-    seconds = sum(_median(runs) * _runs_in_a_round(runs, found) for runs in found.values())
-    rounds = int(plan.seconds * len(found) / max(seconds, 1e-6))
-    return min(max(rounds, _FEWEST_ROUNDS), _MOST_ROUNDS)
-
-
-def _runs_in_a_round(runs: list[Run], found: dict[int, list[Run]]) -> int:
-    """Return how often a size runs in a round: quick ones more often."""
-    slowest = max(_median(each) for each in found.values())
-    return min(max(int(slowest / max(_median(runs), 1e-9)), 1), _MOST_IN_A_ROUND)
-
-
-def _round(run: Callable[[int], Run], sizes: list[int], found: dict[int, list[Run]]) -> str:
-    times = {size: _runs_in_a_round(found[size], found) for size in sizes}
+def _round(
+    run: Callable[[int], Run], sizes: list[int], times: dict[int, int], found: dict[int, list[Run]]
+) -> str:
     for size in sizes:
         try:
             found[size] += [run(size) for _ in range(times[size])]
@@ -152,10 +150,6 @@ def _round(run: Callable[[int], Run], sizes: list[int], found: dict[int, list[Ru
                 del found[each]
             return f"a batch of {size} does not always fit into memory ({_first_line(error)})"
     return ""
-
-
-def _median(runs: list[Run]) -> float:
-    return median_high(each.seconds for each in runs)
 
 
 def _point(size: int, runs: list[Run]) -> Point:

@@ -21,7 +21,7 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
 from celery_batch.tuning.simulate import Forecast, Load, simulate
 
-__all__ = ["MOST_MESSAGES", "Goal", "Proposal", "Trial", "candidates", "max_rate", "propose"]
+__all__ = ["MOST_MESSAGES", "Proposal", "Trial", "candidates", "max_rate", "propose"]
 
 #: The default of the option, in seconds.
 _MAX_WAIT = 0.01
@@ -44,20 +44,6 @@ _EXPECTED = 0.7
 #: Most messages a second that any worker reads, stores and acknowledges; most workers reach
 #: less.
 MOST_MESSAGES = 10_000.0
-
-
-@dataclass(frozen=True, slots=True)
-class Goal:
-    """
-    What the user wants.
-
-    Args:
-        latency: Seconds in which 99 of 100 requests are to have their results.
-        rate: Requests a second for one process; None if unknown.
-    """
-
-    latency: float
-    rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,48 +70,50 @@ class Proposal:
     The settings to use, and others that were tried.
 
     Args:
-        goal: What the user wants, with a rate.
+        latency: The target for 99 of 100 requests, in seconds.
+        rate: The expected requests a second in one process.
         chosen: The settings to use.
         sizes: Each size with the default waits.
     """
 
-    goal: Goal
+    latency: float
+    rate: float
     chosen: Trial
     sizes: tuple[Trial, ...]
 
-    @property
-    def rate(self) -> float:
-        """The expected requests a second."""
-        return self.goal.rate or 0.0
-
 
 def propose(
-    curve: Curve, goal: Goal, report: Callable[[str], None] = lambda _words: None
+    curve: Curve,
+    latency: float,
+    rate: float | None = None,
+    report: Callable[[str], None] = lambda _words: None,
 ) -> Proposal:
     """
     Choose settings for a model.
 
     Args:
         curve: How long its batches take.
-        goal: What the user wants.
+        latency: Seconds in which 99 of 100 requests are to have their results.
+        rate: Requests a second for one process; most of what it can answer unless given.
         report: Called with the progress.
     """
     max_rates = {}
     for size in curve.sizes:
         report(f"simulating requests with batches of up to {size}")
-        policy = BatchPolicy(size, min(_MAX_WAIT, goal.latency))
-        max_rates[policy] = max_rate(policy, curve, goal.latency)
+        policy = BatchPolicy(size, min(_MAX_WAIT, latency))
+        max_rates[policy] = max_rate(policy, curve, latency)
     most = max(max_rates.values()) or curve.capacity(curve.sizes[-1])
-    rate = goal.rate or min(_EXPECTED * most, MOST_MESSAGES)
-    goal = Goal(goal.latency, rate)
-    sizes = tuple(_trial(policy, curve, goal, highest) for policy, highest in max_rates.items())
+    rate = rate or min(_EXPECTED * most, MOST_MESSAGES)
+    sizes = tuple(
+        _trial(policy, curve, latency, rate, highest) for policy, highest in max_rates.items()
+    )
     report("simulating waits")
     sufficient = [trial for trial in sizes if rate < curve.capacity(_size(trial))]
-    for trial in _best_first(sufficient, curve, goal.latency):
-        chosen = _best_wait(trial, curve, goal)
+    for trial in _best_first(sufficient, curve, latency):
+        chosen = _best_wait(trial, curve, latency, rate)
         if chosen.meets:
-            return Proposal(goal, chosen, sizes)
-    return Proposal(goal, _nearest(sizes, curve, goal.latency), sizes)
+            return Proposal(latency, rate, chosen, sizes)
+    return Proposal(latency, rate, _nearest(sizes, curve, latency), sizes)
 
 
 def candidates(policy: BatchPolicy, latency: float) -> Iterator[BatchPolicy]:
@@ -168,11 +156,10 @@ def max_rate(policy: BatchPolicy, curve: Curve, latency: float) -> float:
     return low
 
 
-def _trial(policy: BatchPolicy, curve: Curve, goal: Goal, highest: float) -> Trial:
-    rate = goal.rate or 0.0  # which is set by now
+def _trial(policy: BatchPolicy, curve: Curve, latency: float, rate: float, highest: float) -> Trial:
     forecast = simulate(policy, curve, Load.at(rate))
     keeps_up = rate < curve.capacity(policy.max_batch_size)
-    return Trial(policy, highest, forecast, keeps_up and forecast.p99 <= goal.latency)
+    return Trial(policy, highest, forecast, keeps_up and forecast.p99 <= latency)
 
 
 def _best_first(sizes: Sequence[Trial], curve: Curve, latency: float) -> list[Trial]:
@@ -193,10 +180,10 @@ def _size(trial: Trial) -> int:
     return trial.policy.max_batch_size
 
 
-def _best_wait(trial: Trial, curve: Curve, goal: Goal) -> Trial:
+def _best_wait(trial: Trial, curve: Curve, latency: float, rate: float) -> Trial:
     """Return a size with its best wait; the trial itself if that makes no difference."""
-    _, *others = candidates(trial.policy, goal.latency)
-    tried = [trial, *(_trial(policy, curve, goal, trial.max_rate) for policy in others)]
+    _, *others = candidates(trial.policy, latency)
+    tried = [trial, *(_trial(each, curve, latency, rate, trial.max_rate) for each in others)]
     meeting = [each for each in tried if each.meets] or tried
     quickest = min(each.forecast.p99 for each in meeting)
     return next(each for each in meeting if each.forecast.p99 <= quickest * _NEAR)

@@ -17,7 +17,7 @@ from celery_batch.errors import BackfillError, ConfigurationError, ModelError, O
 from celery_batch.runtime import registry
 from celery_batch.testing import HungryModel
 from celery_batch.tuning.curve import Curve, Point
-from celery_batch.tuning.propose import Goal, propose
+from celery_batch.tuning.propose import propose
 
 #: Models that were unloaded.
 unloaded = []
@@ -175,7 +175,7 @@ def test_bars_are_as_long_as_there_is_room_for(capsys, monkeypatch, columns, mem
     """Never cut, so that the best can be distinguished; without room there are none."""
     monkeypatch.setenv("COLUMNS", str(columns))
     curve = Curve(tuple(Point(n, (0.01 + n * 1e-6,), memory) for n in (1, 512, 1024)))
-    show("t", "cpu", curve, propose(curve, Goal(0.2, rate=50)))
+    show("t", "cpu", curve, propose(curve, 0.2, rate=50))
     table = capsys.readouterr().out.splitlines()[2:5]
 
     assert [0, longest // 2, longest] == [line.count("█") for line in table]

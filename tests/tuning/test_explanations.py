@@ -11,7 +11,7 @@ from celery_batch.tuning.explanations import (
     about_target,
     about_wait,
 )
-from celery_batch.tuning.propose import Goal, propose
+from celery_batch.tuning.propose import propose
 
 SIZES = (1, 4, 16, 64)
 
@@ -28,7 +28,7 @@ def curve(*, fixed=0.01, each=0.001, scatter=1.0, cap="", overhead=0.0):
 def test_a_target_that_is_met_is_explained_with_the_forecast():
     """With rate, latencies and batch size."""
     measured = curve()
-    text = about_target(measured, propose(measured, Goal(0.2, rate=50)))
+    text = about_target(measured, propose(measured, 0.2, rate=50))
 
     assert text.startswith("At 50 requests a second: half of them within ")
     assert "the model busy for" in text
@@ -37,7 +37,7 @@ def test_a_target_that_is_met_is_explained_with_the_forecast():
 def test_too_many_requests_need_more_processes():
     """It says how many, and the rate of one."""
     measured = curve()
-    text = about_target(measured, propose(measured, Goal(0.2, rate=2000)))
+    text = about_target(measured, propose(measured, 0.2, rate=2000))
 
     assert text.startswith(
         "No settings that were tried meet it. 2,000 requests a second need 3 processes,"
@@ -48,7 +48,7 @@ def test_too_many_requests_need_more_processes():
 def test_a_target_shorter_than_the_model_is_explained():
     """No settings meet it."""
     measured = curve(overhead=0.003)
-    text = about_target(measured, propose(measured, Goal(0.005, rate=1)))
+    text = about_target(measured, propose(measured, 0.005, rate=1))
 
     assert "A batch of one takes 14 ms with sending: a faster model" in text
     assert "With these settings 99 of 100 have their results within" in text
@@ -57,7 +57,7 @@ def test_a_target_shorter_than_the_model_is_explained():
 def test_a_target_hardly_longer_than_the_model_is_explained():
     """Two requests that arrive together miss it."""
     measured = curve()
-    text = about_target(measured, propose(measured, Goal(0.0112, rate=1)))
+    text = about_target(measured, propose(measured, 0.0112, rate=1))
 
     assert "or a target of 22 ms or more." in text
 
@@ -65,9 +65,9 @@ def test_a_target_hardly_longer_than_the_model_is_explained():
 def test_the_size_is_compared_with_smaller_and_larger_ones():
     """With batches of one, and with the next size that was measured."""
     measured = curve(fixed=0.0, each=0.01)
-    small = about_size(measured, propose(measured, Goal(0.1, rate=20)))
+    small = about_size(measured, propose(measured, 0.1, rate=20))
     growing = curve(cap="a batch of 128 does not fit into memory (no)")
-    large = about_size(growing, propose(growing, Goal(5.0, rate=20)))
+    large = about_size(growing, propose(growing, 5.0, rate=20))
 
     assert "one by one it would be" in small
     assert "With up to" in small
@@ -80,7 +80,7 @@ def test_the_size_is_compared_with_smaller_and_larger_ones():
 def test_waits_are_explained_with_the_longest_time():
     """Of an idle process, and under load."""
     measured = curve(fixed=0.01, each=0.0001)
-    proposal = propose(measured, Goal(1.0, rate=1000))
+    proposal = propose(measured, 1.0, rate=1000)
     full = figure(2 * measured.seconds(proposal.chosen.policy.max_batch_size))
 
     assert f"runs in the next, which ends after {full}." in about_wait(measured, proposal)
@@ -95,10 +95,10 @@ def test_times_that_vary_are_noted():
 def test_a_model_faster_than_any_worker_is_noted():
     """The expected rate is limited to that of messages; a slower model has no such note."""
     quick = curve(fixed=1e-5, each=1e-7)
-    proposal = propose(quick, Goal(0.2))
+    proposal = propose(quick, 0.2)
 
     assert 10_000 == proposal.rate
     assert "some thousands of messages a second, 10,000 at the very most" in about_messages(
         proposal
     )
-    assert "" == about_messages(propose(curve(), Goal(0.2)))
+    assert "" == about_messages(propose(curve(), 0.2))

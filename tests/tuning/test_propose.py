@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve, Point
-from celery_batch.tuning.propose import Goal, candidates, max_rate, propose
+from celery_batch.tuning.propose import candidates, max_rate, propose
 from celery_batch.tuning.simulate import Load, simulate
 
 
@@ -21,7 +21,7 @@ def linear(fixed, each, *, largest=64, spread=1.05):
 
 def test_a_model_that_gains_from_batches_gets_large_ones():
     """The largest that helps within the target, and its highest rate."""
-    proposal = propose(linear(0.010, 0.0001, largest=256), Goal(0.05, rate=500))
+    proposal = propose(linear(0.010, 0.0001, largest=256), 0.05, rate=500)
     chosen = proposal.chosen
 
     assert chosen.meets
@@ -35,7 +35,7 @@ def test_a_model_that_gains_from_batches_gets_large_ones():
 @pytest.mark.no_cover  # the simulation takes three times as long while it is measured
 def test_a_model_that_gains_nothing_gets_no_batches():
     """Of sizes that are about as good, the smaller."""
-    proposal = propose(linear(0.0, 0.01), Goal(0.2, rate=50))
+    proposal = propose(linear(0.0, 0.01), 0.2, rate=50)
 
     assert proposal.chosen.policy.max_batch_size == 1
 
@@ -44,7 +44,7 @@ def test_a_model_that_gains_nothing_gets_no_batches():
 def test_a_tight_target_keeps_batches_small():
     """A batch that takes longer than the target allows is no good, however many it holds."""
     curve = linear(0.010, 0.001)
-    tight, loose = (propose(curve, Goal(latency)).chosen for latency in (0.04, 0.4))
+    tight, loose = (propose(curve, latency).chosen for latency in (0.04, 0.4))
 
     assert tight.policy.max_batch_size < loose.policy.max_batch_size
     assert tight.max_rate < loose.max_rate
@@ -55,7 +55,7 @@ def test_of_sizes_about_as_good_the_one_with_the_throughput():
     """If the target is reached long before batches are full, larger ones help at higher load."""
     usual = {size: 0.001 * (1 + size / 16) for size in (1, 4, 16, 64)}
     stalls = [Point(size, (*[seconds] * 9, 0.048)) for size, seconds in usual.items()]
-    proposal = propose(Curve(tuple(stalls)), Goal(0.05, rate=2))
+    proposal = propose(Curve(tuple(stalls)), 0.05, rate=2)
     rates = {each.policy.max_batch_size: each.max_rate for each in proposal.sizes}
 
     assert rates[4] * 1.1 >= rates[64]  # though four times as many items a second can go
@@ -64,7 +64,7 @@ def test_of_sizes_about_as_good_the_one_with_the_throughput():
 
 def test_without_a_rate_one_is_chosen():
     """Most of the highest rate, so that the forecast is of a busy day."""
-    proposal = propose(linear(0.010, 0.001), Goal(0.1))
+    proposal = propose(linear(0.010, 0.001), 0.1)
 
     assert pytest.approx(0.7 * max(each.max_rate for each in proposal.sizes)) == proposal.rate
     assert proposal.chosen.meets
@@ -72,14 +72,14 @@ def test_without_a_rate_one_is_chosen():
 
 def test_the_defaults_stay_where_nothing_is_gained():
     """A setting that makes no difference need not be written down."""
-    chosen = propose(linear(0.010, 0.0001), Goal(0.1, rate=1000)).chosen
+    chosen = propose(linear(0.010, 0.0001), 0.1, rate=1000).chosen
 
     assert BatchPolicy(chosen.policy.max_batch_size) == chosen.policy
 
 
 def test_an_impossible_target_is_not_met():
     """The highest rate is 0 if one item alone takes too long."""
-    proposal = propose(linear(0.05, 0.001, largest=4), Goal(0.01, rate=1))
+    proposal = propose(linear(0.05, 0.001, largest=4), 0.01, rate=1)
 
     assert not proposal.chosen.meets
     assert 0 == proposal.chosen.max_rate
@@ -87,7 +87,7 @@ def test_an_impossible_target_is_not_met():
 
 def test_too_many_for_one_process_are_not_met():
     """The size with the highest rate is proposed."""
-    proposal = propose(linear(0.010, 0.001), Goal(0.1, rate=10_000))
+    proposal = propose(linear(0.010, 0.001), 0.1, rate=10_000)
 
     assert not proposal.chosen.meets
     assert max(each.max_rate for each in proposal.sizes) <= 1.1 * proposal.chosen.max_rate
@@ -105,7 +105,7 @@ def test_too_many_for_one_process_are_not_met():
 def test_nothing_that_misses_is_proposed_while_something_meets(fixed, each, latency, rate):
     """Of all that is tried: if any of it meets the target, so does the proposal."""
     curve = linear(fixed, each, largest=4)
-    proposal = propose(curve, Goal(latency, rate))
+    proposal = propose(curve, latency, rate)
     tried = [
         policy
         for size in curve.sizes
