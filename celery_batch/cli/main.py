@@ -11,6 +11,9 @@ from celery.bin.base import CeleryCommand, handle_preload_options
 from celery.bin.beat import beat
 from celery.bin.worker import worker
 
+# Celery's command line imports every extension before it looks at the command,
+# so `celery inspect batch_status` knows the command.
+import celery_batch.worker.control.commands  # noqa: F401
 from celery_batch.cli.backfill import backfill
 from celery_batch.cli.check import check
 from celery_batch.cli.common import errors_in_one_line
@@ -19,13 +22,8 @@ from celery_batch.cli.serve import serve, status
 from celery_batch.cli.top import top
 from celery_batch.cli.tune import tune
 from celery_batch.processes.redis_server import RedisServer
-from celery_batch.worker.control import commands
 
 __all__ = ["batch"]
-
-# Celery's command line imports every extension before it looks at the command,
-# so `celery inspect batch_status` knows the command.
-commands.register()
 
 
 @click.group(name="batch")

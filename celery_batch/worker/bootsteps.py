@@ -12,6 +12,7 @@ from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
 
+import celery_batch.worker.control.commands  # noqa: F401 (adds the remote control commands)
 from celery_batch.compat import gc
 from celery_batch.compat.billiard import read_before_flush
 from celery_batch.compat.celery import defer_signals, reconnect_soon
@@ -21,7 +22,6 @@ from celery_batch.runtime import registry
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.context import WorkerContext
-from celery_batch.worker.control import commands
 from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.control.served_tasks import ServedTasksEntry
 from celery_batch.worker.executor.loader import load_failed, load_models
@@ -177,7 +177,6 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         )
         self._fast_paths = ""
         reconnect_soon(consumer)
-        commands.register()
 
     def start(self, consumer: Any) -> None:
         """Let batches leave."""

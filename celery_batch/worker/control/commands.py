@@ -25,7 +25,7 @@ from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.control.runtime_config import DEFAULT, RuntimeConfig
 from celery_batch.worker.metrics.snapshot import stats_of, task_reports
 
-__all__ = ["register"]
+__all__ = ["batch_config", "batch_drain", "batch_pause", "batch_reload", "batch_resume"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,28 +33,14 @@ _Reply = dict[str, Any] | Future[dict[str, Any]]
 _Command = Callable[..., _Reply]
 
 
-def register() -> None:
-    """Add the commands to this worker, or to this command line."""
-    if "batch_status" in Panel.data:
-        return
-    inspect_command()(batch_status)
-    inspect_command()(batch_stats)
-    Panel.data["revoke"] = _with_quiet_revoke(Panel.data["revoke"])
-    control_command(
-        variadic="words",
-        signature=(
-            "<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
-            " [low_priority_share=SHARE]"
-        ),
-    )(_replies(batch_config))
-    control_command(variadic="words", signature="<task> [task2 [... [taskN]]]")(
-        _replies(batch_pause)
-    )
-    control_command(variadic="words", signature="[task1 [... [taskN]]]")(_replies(batch_resume))
-    control_command()(_replies(batch_drain))
-    control_command(signature="<task> [in_place] [wait=SECONDS]", variadic="words")(
-        _replies(batch_reload)
-    )
+def _control_command(signature: str) -> Callable[[_Command], _Command]:
+    """Add a function of the runtime configuration to Celery's control commands."""
+
+    def add(command: _Command) -> _Command:
+        control_command(variadic="words", signature=signature)(_replies(command))
+        return command
+
+    return add
 
 
 def _replies(command: _Command) -> _Command:
@@ -75,31 +61,23 @@ def _replies(command: _Command) -> _Command:
     return reply
 
 
-def _with_quiet_revoke(revoke: _Command) -> _Command:
-    """Add to Celery's command an option that spares two round trips for each of many tasks."""
-
-    @wraps(revoke)
-    def quiet_revoke(state: Any, task_id: Any, *args: Any, **options: Any) -> _Reply:
-        if not options.pop(QUIETLY, False):
-            return revoke(state, task_id, *args, **options)
-        task_ids = maybe_list(task_id) or []
-        revoked.update(task_ids)
-        return {"ok": f"{len(task_ids)} tasks flagged as revoked"}
-
-    return quiet_revoke
-
-
+@inspect_command()  # type: ignore[untyped-decorator]
 def batch_status(state: Any, **_: Any) -> dict[str, Any]:
     """Batch tasks served here, whether their models are warm, and how their batches formed."""
     reports = task_reports(ConsumerContext.of(state.consumer))
     return {name: report for name, report in reports.items() if report["served"]}
 
 
+@inspect_command()  # type: ignore[untyped-decorator]
 def batch_stats(state: Any, **_: Any) -> dict[str, Any]:
     """Statistics of this worker's batches: sizes, waits, model times, outcomes."""
     return stats_of(state.consumer)
 
 
+@_control_command(
+    "<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
+    " [low_priority_share=SHARE]"
+)
 def batch_config(
     runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = "", **values: Any
 ) -> dict[str, Any]:
@@ -111,6 +89,7 @@ def batch_config(
     return runtime_config.configure(name, {**defaults, **named, **values})
 
 
+@_control_command("<task> [task2 [... [taskN]]]")
 def batch_pause(
     runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = ""
 ) -> dict[str, Any]:
@@ -121,6 +100,7 @@ def batch_pause(
     return runtime_config.pause(names)
 
 
+@_control_command("[task1 [... [taskN]]]")
 def batch_resume(
     runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = ""
 ) -> dict[str, Any]:
@@ -129,11 +109,14 @@ def batch_resume(
     return runtime_config.resume(names)
 
 
+@control_command()  # type: ignore[untyped-decorator]
+@_replies
 def batch_drain(runtime_config: RuntimeConfig) -> dict[str, Any]:
     """Stop taking any messages, give back waiting requests, and stay up."""
     return runtime_config.drain()
 
 
+@_control_command("<task> [in_place] [wait=SECONDS]")
 def batch_reload(
     runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = "", **how: Any
 ) -> Future[dict[str, Any]]:
@@ -185,3 +168,20 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def _with_quiet_revoke(revoke: _Command) -> _Command:
+    """Add to Celery's command an option that spares two round trips for each of many tasks."""
+
+    @wraps(revoke)
+    def quiet_revoke(state: Any, task_id: Any, *args: Any, **options: Any) -> _Reply:
+        if not options.pop(QUIETLY, False):
+            return revoke(state, task_id, *args, **options)
+        task_ids = maybe_list(task_id) or []
+        revoked.update(task_ids)
+        return {"ok": f"{len(task_ids)} tasks flagged as revoked"}
+
+    return quiet_revoke
+
+
+Panel.data["revoke"] = _with_quiet_revoke(Panel.data["revoke"])
