@@ -13,6 +13,7 @@ from celery.backends import cache
 from celery.concurrency.base import BasePool
 from celery.worker import state
 from celery.worker.request import create_request_cls
+from kombu import Connection, Queue
 
 from celery_batch import BatchTask
 from celery_batch.decoding import Undecoded
@@ -207,3 +208,24 @@ def test_large_arguments_are_decoded_when_somebody_asks(make: Any):
     assert (["call"], "chord") == (request._context.errbacks, request._context.chord)
     assert ([1], {"y": 2}) == (request._context.args, request._context.kwargs)
     assert ([1], {"y": 2}) == (asked.args, asked.kwargs)
+
+
+def test_rabbitmq_counts_how_often_a_message_came_back(make: Any, rabbitmq_server: Any):
+    """Quorum queues count it, so that a worker recognises what has killed others repeatedly."""
+    queue = Queue("counted", queue_arguments={"x-queue-type": "quorum"})
+    with Connection(rabbitmq_server.url) as connection:
+        connection.default_channel.queue_delete("counted")
+        headers = {"id": "a", "task": "shop.task"}
+        body = ([], {}, {})
+        connection.Producer().publish(body, routing_key="counted", declare=[queue], headers=headers)
+    found = []
+    for _ in range(3):
+        with Connection(rabbitmq_server.url) as connection:  # it is lost with what it holds
+            received: list[Any] = []
+            consumer = connection.Consumer([queue], on_message=received.append, prefetch_count=1)
+            with consumer:
+                connection.drain_events(timeout=60)
+                request = make(received[0])
+                found.append((request.is_redelivered, request.deliveries))
+
+    assert [(False, 0), (True, 1), (True, 2)] == found
