@@ -86,13 +86,14 @@ class OnDemandThread:
                 self._is_starting = False
 
     def _run(self) -> None:
+        pause: float | None = 0.0  # it was woken to start
         while True:
-            pause = self._work()
             is_woken = self._wakeup.acquire(timeout=IDLE if pause is None else pause)
             if pause is None and not is_woken:
                 self._close()  # before the next thread can start, which may open the same again
                 if self._ends():
                     return
+            pause = self._work()
 
     def _ends(self) -> bool:
         with self._guard:

@@ -232,7 +232,7 @@ class DepthPoller(BrokerPoller):
                 depth.mark_unknown()
             depth = self._depths.setdefault(queue, depth)
         depth.note_call(now)
-        if self._is_asleep:
+        if self._is_asleep or not self._thread.is_alive:
             self.measure_soon()
         return depth
 

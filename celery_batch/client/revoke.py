@@ -8,6 +8,9 @@ a burst are sent in pieces.  A header tells our workers to skip that.
 from __future__ import annotations
 
 import atexit
+
+# redis imports this with its first use, which is too late while the interpreter ends.
+import concurrent.futures.thread  # noqa: F401
 import logging
 import os
 import time

@@ -35,6 +35,17 @@ def test_thread_ends_without_work_and_starts_again(monkeypatch: pytest.MonkeyPat
     assert not thread.is_alive
 
 
+def test_one_wake_is_one_piece_of_work(monkeypatch: pytest.MonkeyPatch):
+    """The wake that starts a thread does not have its work done twice."""
+    monkeypatch.setattr(background, "IDLE", 0.01)
+    worked: list[None] = []
+    ended = threading.Event()
+    OnDemandThread("worker", lambda: worked.append(None), ended.set).wake()
+
+    assert ended.wait(SOON)
+    assert 1 == len(worked)
+
+
 def test_what_comes_as_the_thread_ends_is_done():
     """A wake at the last moment, which still finds the thread alive, is not lost."""
     waiting, done = ["early"], []

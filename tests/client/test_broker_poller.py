@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -115,6 +116,21 @@ def test_a_lost_connection_is_opened_again(app: Celery, readers: list[Reader]) -
     with pytest.raises(ZeroDivisionError):
         poller._read(lambda _: 1 / 0)
     assert [False] * 3 == [each.is_open for each in readers]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_has_died_is_replaced(
+    app: Celery, readers: list[Reader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call starts a thread if the last one was ended by something that is no error."""
+    poller = DepthPoller(app)
+    with monkeypatch.context() as dying:
+        dying.setattr(Reader, "count", lambda *_: sys.exit())
+        depth_of(poller)
+        eventually(lambda: not poller._thread.is_alive, "the thread's end")
+    eventually(lambda: depth_of(poller), "a measurement")
+
+    assert readers
 
 
 def test_a_caller_that_waits_for_long_is_answered(

@@ -106,11 +106,11 @@ def test_calls_of_coroutines_fail_too() -> None:
     assert [] == [each for each in errors if not isinstance(each, OperationalError)]
 
 
-def test_a_call_that_could_not_be_sent_leaves_a_doubt() -> None:
+def test_a_call_that_could_not_be_sent_leaves_a_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a failed call and before a measurement, no more calls than may wait are tried."""
     task = limited(NOWHERE, 1)
     poller = DepthPoller.of(task.app)
-    poller._is_asleep = False  # it never measures
+    monkeypatch.setattr(poller, "measure_soon", lambda: None)
     depth = poller.depth("celery", time.monotonic())
     depth.record(0, depth.settled(), time.monotonic())
     with pytest.raises(OperationalError) as tried:

@@ -145,10 +145,11 @@ def test_a_stopped_redis_does_not_block_the_exit(
     assert 1.5 < float(seconds) < 5.0
 
 
+@pytest.mark.parametrize("before", ["app.send_task('x'); ", ""], ids=["after a call", "at first"])
 def test_what_is_collected_is_sent_at_exit(
-    sender: Callable[..., Sender], in_python: Callable[..., str], broker: str
+    sender: Callable[..., Sender], in_python: Callable[..., str], broker: str, before: str
 ) -> None:
-    """A process that ends just then has its revokes heard."""
+    """A process that ends just then sends its revokes, even if it has not connected before."""
     here = sender()
     heard = here.redis.pubsub()
     heard.subscribe("/0.celery.pidbox")
@@ -156,7 +157,7 @@ def test_what_is_collected_is_sent_at_exit(
     in_python(
         "from celery import Celery; from celery_batch.client.revoke import revoke_soon\n"
         f"app = Celery('x', broker={broker!r}, set_as_current=False)\n"
-        "app.send_task('x'); revoke_soon(app, ['the-id'])"
+        f"{before}revoke_soon(app, ['the-id'])"
     )
     message = heard.get_message(timeout=10)
     heard.close()
