@@ -6,23 +6,27 @@ import itertools
 import os
 import shutil
 import socket
+import sys
+import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, Any, Self
 
+import click
 from kombu.exceptions import OperationalError
 
-from celery_batch.cli.run_folder import CONFIG_FILE, clear, lock
+from celery_batch.cli.run_folder import CONFIG_FILE, clear, lock, usual_folder
 from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.managed_process import ServerFailed, wait_until
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
+from celery_batch.runtime.devices import why_doubtful
 from celery_batch.serve.app import CONFIG, make_app
-from celery_batch.serve.config import ServeConfig
+from celery_batch.serve.config import ServeConfig, devices_of, make_config, read_config
 from celery_batch.serve.processes import (
     GRACE,
     ProcessStatus,
@@ -37,8 +41,14 @@ from celery_batch.serve.sockets import listening
 __all__ = [
     "Deployment",
     "Reloader",
+    "configured",
+    "run",
     "source_of",
 ]
+
+
+#: Seconds between two looks at the processes and, with --reload, at the files.
+_POLL = 0.2
 
 
 #: Most seconds for a response of the web server to a health check.
@@ -281,3 +291,66 @@ class Reloader:
                 yield path, path.stat().st_mtime_ns
             except FileNotFoundError:  # it is being replaced
                 continue
+
+
+def run(
+    config: ServeConfig, beside: Path, directory: Path | None = None, *, reload: bool = False
+) -> None:
+    """
+    Serve a handle until Ctrl-C.
+
+    Args:
+        config: What is served.
+        beside: The folder of the configuration file, or the current one.
+        directory: For sockets and logs; the usual folder unless given.
+        reload: Restart the workers when Python files beside the handle's module change.
+    """
+    path = config.env.get("PYTHONPATH", "").split(os.pathsep)
+    folders = [str(Path.cwd()), str(beside.absolute()), *filter(None, path), *sys.path]
+    source = source_of(config.handle, folders) if reload else None
+    with Deployment(config, directory or usual_folder(config.port)) as deployment:
+        _start(deployment, beside)
+        reloader = Reloader(deployment, source) if source else None
+        while True:
+            time.sleep(_POLL)
+            deployment.check()
+            if reloader and (message := reloader.step()):
+                click.echo(message, err=True)
+
+
+def configured(given: str | Path, options: Mapping[str, Any]) -> ServeConfig:
+    """
+    Return what is served.
+
+    Args:
+        given: A handle as module:Class, or a configuration file.
+        options: Fields that override the file's; None for those that are not given.
+    """
+    fields = {name: value for name, value in options.items() if value is not None}
+    if "devices" in fields:
+        try:
+            fields["devices"] = devices_of(fields["devices"])
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--gpus") from error
+    config = read_config(given) if isinstance(given, Path) else make_config(given)
+    return replace(config, **fields)
+
+
+def _start(deployment: Deployment, beside: Path) -> None:
+    """Start everything, and print when it is ready."""
+    config = deployment.config
+    if doubt := why_doubtful(config.devices):
+        click.echo(f"Warning: GPUs: {doubt}; write GPUs: cpu to serve without", err=True)
+    click.echo(f"Starting {config.handle}; logs in {deployment.folder}", err=True)
+    deployment.start(beside)
+    deployment.wait_until_ready()
+    workers = len(config.devices) * config.slots
+    click.echo(deployment.url)
+    click.echo(
+        f"{config.handle} is ready on {', '.join(config.devices)}:"
+        f" {workers} {'worker' if workers == 1 else 'workers'}, queue {config.queue}."
+        f"  `celery batch status` shows their status; Ctrl-C stops them.",
+        err=True,
+    )
+    for warning in deployment.warnings():
+        click.echo(f"Warning: {warning}", err=True)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
-import sys
-import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +13,8 @@ from celery.bin.base import CeleryCommand
 from celery_batch.cli import run_folder
 from celery_batch.cli.common import errors_in_one_line
 from celery_batch.config import LARGEST_BATCH
-from celery_batch.runtime.devices import why_doubtful
 
 __all__ = ["serve", "status"]
-
-#: Seconds between two looks at the processes and, with --reload, at the files.
-_POLL = 0.2
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
@@ -73,62 +65,11 @@ def serve(
         raise click.UsageError("give a handle as module:Class, or a file by -c")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as at Ctrl-C
     try:
-        config = _config(handle, path, options)
-        folder = directory or run_folder.usual_folder(config.port)
-        beside = path.parent if path else Path.cwd()
-        source = _source(config, beside) if reload else None
-        with _needed("celery_batch.cli.deployment").Deployment(config, folder) as deployment:
-            _serve(deployment, beside, source)
+        served = _needed("celery_batch.cli.deployment")
+        config = served.configured(path or handle, options)
+        served.run(config, path.parent if path else Path.cwd(), directory, reload=reload)
     except KeyboardInterrupt:
         click.echo("Everything has stopped.", err=True)
-
-
-def _config(handle: str | None, path: Path | None, options: dict[str, Any]) -> Any:
-    """Return the configuration: a file's values, or defaults, overridden by the options."""
-    configs = _needed("celery_batch.serve.config")
-    given = {name: value for name, value in options.items() if value is not None}
-    if "devices" in given:
-        try:
-            given["devices"] = configs.devices_of(given["devices"])
-        except ValueError as error:
-            raise click.BadParameter(str(error), param_hint="--gpus") from error
-    config = configs.read_config(path) if path else configs.make_config(handle)
-    return replace(config, **given)
-
-
-def _source(config: Any, beside: Path) -> Path:
-    """Return the file of the handle's module."""
-    path = config.env.get("PYTHONPATH", "").split(os.pathsep)
-    folders = [str(Path.cwd()), str(beside.absolute()), *filter(None, path), *sys.path]
-    found: Path = _needed("celery_batch.cli.deployment").source_of(config.handle, folders)
-    return found
-
-
-def _serve(deployment: Any, beside: Path, source: Path | None) -> None:
-    config = deployment.config
-    if doubt := why_doubtful(config.devices):
-        click.echo(f"Warning: GPUs: {doubt}; write GPUs: cpu to serve without", err=True)
-    click.echo(f"Starting {config.handle}; logs in {deployment.folder}", err=True)
-    deployment.start(beside)
-    deployment.wait_until_ready()
-    workers = len(config.devices) * config.slots
-    click.echo(deployment.url)
-    click.echo(
-        f"{config.handle} is ready on {', '.join(config.devices)}:"
-        f" {workers} {'worker' if workers == 1 else 'workers'}, queue {config.queue}."
-        f"  `celery batch status` shows their status; Ctrl-C stops them.",
-        err=True,
-    )
-    for warning in deployment.warnings():
-        click.echo(f"Warning: {warning}", err=True)
-    reloader = (
-        _needed("celery_batch.cli.deployment").Reloader(deployment, source) if source else None
-    )
-    while True:
-        time.sleep(_POLL)
-        deployment.check()
-        if reloader and (message := reloader.step()):
-            click.echo(message, err=True)
 
 
 @click.command(name="status", cls=CeleryCommand)
