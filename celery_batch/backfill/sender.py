@@ -19,7 +19,7 @@ from celery_batch.config import max_queue_of
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
 from celery_batch.protocol import QUIETLY
 
-__all__ = ["Sender", "connect", "unserved"]
+__all__ = ["Sender", "unserved"]
 
 
 log = logging.getLogger(__name__)
@@ -54,17 +54,6 @@ def unserved(task: Any, options: dict[str, Any]) -> str:
     return (
         f"No worker answers for {task.name}: none reads its queue {queue!r}; start one with {start}"
     )
-
-
-def connect(task: Any) -> None:
-    """Raise what the transport or the client raises if broker or result backend is away."""
-    if task.app.conf.task_always_eager:
-        return
-    with impatient_connection(task.app) as connection:
-        connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
-    ping = getattr(getattr(task.backend, "client", None), "ping", None)
-    if ping is not None:
-        ping()
 
 
 #: Seconds to wait for workers that say which tasks they have.
@@ -161,8 +150,14 @@ class Sender:
         return sent | {chunk for chunk, _ in self._refused}
 
     def _can_connect(self) -> bool:
+        task = self._task
+        if task.app.conf.task_always_eager:
+            return True
         try:
-            connect(self._task)
+            with impatient_connection(task.app) as connection:
+                connection.ensure_connection(max_retries=1, interval_start=0, interval_max=0)
+            if ping := getattr(getattr(task.backend, "client", None), "ping", None):
+                ping()
         except Exception as error:  # noqa: BLE001 (whatever a transport raises)
             self._note_outage(error)
             return False

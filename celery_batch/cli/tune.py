@@ -40,7 +40,7 @@ from celery_batch.tuning.measure import Plan, Run, measure
 from celery_batch.tuning.propose import Proposal, Trial, propose
 from celery_batch.worker.executor.loader import load_models
 
-__all__ = ["Probe", "rows_for", "show", "tune"]
+__all__ = ["probe", "rows_for", "show", "tune"]
 
 
 #: Rows of an input that are kept to measure with.
@@ -86,36 +86,28 @@ def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> l
     return rows
 
 
-class Probe:
+def probe(task: BatchTask, rows: Sequence[Row]) -> Callable[[int], Run]:
     """
-    Runs batches of a task in this process, and measures the time.
+    Return what runs a batch of so many rows in this process, and measures the time.
 
     Args:
         task: The task; its model is loaded.
         rows: The rows of the batches, again and again in turn.
+
+    Raises:
+        OutOfMemory: From a run whose batch did not fit.
+        ModelError: From a run whose model could not answer a row.
     """
+    endless = cycle(rows)
 
-    def __init__(self, task: BatchTask, rows: Sequence[Row]) -> None:
-        self._task = task
-        self._rows = cycle(rows)
-
-    def __call__(self, size: int) -> Run:
-        """
-        Run one batch.
-
-        Args:
-            size: Rows in it.
-
-        Raises:
-            OutOfMemory: It did not fit.
-            ModelError: The model could not answer a row.
-        """
-        batch = list(islice(self._rows, size))
+    def run(size: int) -> Run:
+        batch = list(islice(endless, size))
         columns = [list(column) for column in zip(*batch, strict=True)]
-        runner = self._task._unisolated_runner()  # a new one: it remembers what did not fit
-        torch = _initialized_torch()
-        if torch is not None:
-            torch.cuda.reset_peak_memory_stats()
+        runner = task._unisolated_runner()  # a new one: it remembers what did not fit
+        torch: Any = sys.modules.get("torch")
+        cuda = torch.cuda if torch is not None and torch.cuda.is_initialized() else None
+        if cuda is not None:
+            cuda.reset_peak_memory_stats()
         with pending_answer.running_batch():
             began = time.perf_counter()
             outcomes = runner.run(*columns)
@@ -126,16 +118,13 @@ class Probe:
                 raise error
             if error is not None:
                 raise ModelError(
-                    f"{self._task.name}: {_quoted(row)} was answered with"
+                    f"{task.name}: {_quoted(row)} was answered with"
                     f" {type(error).__name__}: {error};"
                     f" measure with rows that it can answer, by --input"
                 ) from error
-        return Run(seconds, torch.cuda.max_memory_allocated() if torch is not None else None)
+        return Run(seconds, cuda.max_memory_allocated() if cuda is not None else None)
 
-
-def _initialized_torch() -> Any:
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_initialized() else None
+    return run
 
 
 def _quoted(row: Row) -> str:
@@ -442,7 +431,7 @@ def _measured(
             device = load_models(app, [name])
             rows = rows_for(task, options["source"], options["field"])
             return device, replace(
-                measure(Probe(task, rows), plan, report), overhead=options["overhead"]
+                measure(probe(task, rows), plan, report), overhead=options["overhead"]
             )
         finally:
             registry.unload_all()

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from celery_batch import BatchTask, Model
 from celery_batch.cli.common import batch_task
-from celery_batch.cli.tune import Probe, rows_for, show, tune
+from celery_batch.cli.tune import probe, rows_for, show, tune
 from celery_batch.errors import BackfillError, ConfigurationError, ModelError, OutOfMemory
 from celery_batch.runtime import registry
 from celery_batch.testing import HungryModel
@@ -245,9 +245,9 @@ def test_batches_are_cut_from_the_rows_in_turn(app):
         seen.append(list(item))
         return item
 
-    probe = Probe(noted, [(1,), (2,), (3,)])
+    run = probe(noted, [(1,), (2,), (3,)])
     for size in (2, 2, 4):
-        probe(size)
+        run(size)
 
     assert [[1, 2], [3, 1], [2, 3, 1, 2]] == seen
 
@@ -263,10 +263,10 @@ def test_a_batch_is_one_call_however_large(app):
             raise MemoryError
         return item
 
-    probe = Probe(sized, [(1,)])
+    run = probe(sized, [(1,)])
     with pytest.raises(OutOfMemory):
-        probe(60)
-    probe(40)
+        run(60)
+    run(40)
 
     assert [60, 40] == sizes
 
@@ -279,7 +279,7 @@ def test_a_failing_model_is_named_with_the_row(app):
         raise KeyError(item[0])
 
     with pytest.raises(ModelError, match=r"failing: 'a+\.\.\. was answered with KeyError"):
-        Probe(failing, [("a" * 100,)])(1)
+        probe(failing, [("a" * 100,)])(1)
 
 
 def test_memory_is_what_the_device_says(app, monkeypatch):
@@ -293,8 +293,8 @@ def test_memory_is_what_the_device_says(app, monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
     task = batch_task(app, "add")
 
-    assert 123 == Probe(task, [(1, 2, 3)])(2).memory
+    assert 123 == probe(task, [(1, 2, 3)])(2).memory
 
     monkeypatch.setattr(cuda, "is_initialized", lambda: False)
 
-    assert Probe(task, [(1, 2, 3)])(2).memory is None
+    assert probe(task, [(1, 2, 3)])(2).memory is None
