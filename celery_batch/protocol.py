@@ -21,6 +21,7 @@ __all__ = [
     "FACTS_ID",
     "LARGEST_PAYLOAD",
     "LARGEST_VALUE",
+    "LOSSES",
     "NO_WAIT",
     "QUIETLY",
     "REPLY_CHANNEL",
@@ -38,6 +39,9 @@ __all__ = [
 
 #: The message header with the number of rows of the arguments; only chunks have it.
 ROWS = "batch_rows"
+
+#: The message header that counts how often a process died while it ran the request.
+LOSSES = "batch_losses"
 
 #: The argument of a revoke whose sender does not wait for it: workers skip the tasks when they
 #: arrive, and need not look up the result of each before.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -11,12 +12,13 @@ from celery import bootsteps
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import WorkerShutdown
 from celery.platforms import EX_FAILURE
+from celery.worker.consumer.consumer import Evloop
 
 import celery_batch.worker.control.commands  # noqa: F401 (adds the remote control commands)
 from celery_batch.compat import gc
 from celery_batch.compat.billiard import read_before_flush
 from celery_batch.compat.celery import defer_signals, reconnect_soon
-from celery_batch.config import Settings
+from celery_batch.config import Settings, milliseconds_warnings, policy_of
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
 from celery_batch.runtime import registry
 from celery_batch.worker.bulk import BulkPath
@@ -25,17 +27,23 @@ from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control.runtime_config import RuntimeConfig
 from celery_batch.worker.control.served_tasks import ServedTasksEntry
 from celery_batch.worker.executor.loader import load_failed, load_models
-from celery_batch.worker.executor.warmup import WarmUp
-from celery_batch.worker.intake.unrouted import log_not_loaded, log_policy
+from celery_batch.worker.executor.warmup import ConcurrencyWarning, WarmUp
 from celery_batch.worker.intake.validation import MessageValidator
+from celery_batch.worker.metrics.exporter import BatchMetrics
 from celery_batch.worker.metrics.snapshot import in_words, stats_of
 from celery_batch.worker.redis.result_backend import notify_clients, stores_in_bulk
 from celery_batch.worker.scheduling import prefetch
-from celery_batch.worker.scheduling.concurrency_warning import ConcurrencyWarning
-from celery_batch.worker.scheduling.routing import batch_tasks, served_tasks
+from celery_batch.worker.scheduling.routing import batch_tasks, routed_queues, served_tasks
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
-__all__ = ["BatchConsumer", "BatchWorker"]
+__all__ = [
+    "ROUTE_IT_HERE",
+    "BatchConsumer",
+    "BatchWorker",
+    "attach_steps",
+    "log_not_loaded",
+    "log_policy",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +53,10 @@ _MAINTAIN_POOL_EVERY = 0.25
 
 #: Pools of green threads, by the modules of their classes.
 _GREEN = ("gevent", "eventlet")
+
+
+#: What the user can do about a model that is loaded by the first request of its task.
+ROUTE_IT_HERE = "to have it loaded at the start, route the task here (task_routes)"
 
 
 class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
@@ -57,7 +69,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
 
     requires = (
         "celery.worker.components:Pool",
-        "celery_batch.worker.metrics.exporter:BatchMetrics",
+        BatchMetrics,
     )
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
@@ -226,3 +238,65 @@ class BatchConsumer(bootsteps.StartStopStep):  # type: ignore[misc]
         words = in_words(stats)
         shown = {"batches": stats.pop("tasks"), "batch_device": stats}
         return {**words, **shown, "celery_batch": version("celery-batch")}
+
+
+def attach_steps(consumer: Any) -> None:
+    """
+    Attach our steps to the consumer of a worker that started before the first batch task existed.
+
+    Celery reads an app's steps when it makes a worker, and a batch task adds ours when it is
+    bound.  If the first one is bound later, in a test beside a running worker or in a module
+    that a running worker imports, its first message attaches what can be attached then.  The
+    next connection has everything.
+
+    Called on the thread that reads messages, which owns what it changes.
+    """
+    worker = consumer.controller
+    logger.info("The first batch task was defined after this worker's start: it is served now")
+    BatchMetrics(worker)  # which registers in the context of the worker
+    notify_clients(worker.app, batch_tasks(worker.app))
+    step = BatchConsumer(consumer)
+    # Another list: Celery is still going through the old one, whose last step is running.
+    steps = list(consumer.steps)
+    ends = [place for place, each in enumerate(steps) if isinstance(each, Evloop)]
+    steps.insert(ends[0] if ends else len(steps), step)
+    consumer.steps = steps
+    consumer.blueprint.started += 1
+    step.open()
+
+
+def log_policy(task: Any) -> None:
+    """Log when the batches of a task leave."""
+    policy = policy_of(task)
+    for warning in milliseconds_warnings(task.name, policy):
+        logger.warning("%s", warning)
+    logger.info(
+        "%s: batches of up to %d, max_wait %g s, linger %g s",
+        task.name,
+        policy.max_batch_size,
+        policy.max_wait,
+        policy.linger_seconds,
+    )
+
+
+def log_not_loaded(app: Any, routed: Collection[Any]) -> None:
+    """
+    Log which batch tasks may come to this worker and find no model loaded.
+
+    Args:
+        app: The Celery app.
+        routed: Its batch tasks that are routed to a queue of this worker.
+    """
+    queues = app.amqp.queues.consume_from
+    if not routed and not routed_queues(app).intersection(queues):
+        logger.warning(
+            "-Q %s: no batch task is routed to what this worker consumes. One that is sent here"
+            " by the name of the queue is batched, and its model is loaded by its first request,"
+            " which waits for that; %s",
+            ",".join(queues),
+            ROUTE_IT_HERE,
+        )
+        return
+    names = [task.name for task in batch_tasks(app) if task.model and task not in routed]
+    if names:
+        logger.info("Not loaded at the start, as other queues are theirs: %s", ", ".join(names))

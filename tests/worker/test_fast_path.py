@@ -16,7 +16,7 @@ from kombu.message import Message
 
 from celery_batch import BatchTask
 from celery_batch.worker.dispatch.running_messages import RunningMessages
-from celery_batch.worker.intake.fast_path import FastPath
+from celery_batch.worker.intake.strategy import FastPath
 
 #: What is made anew for each request, and what Celery's have looked up already.
 OWN = {"_on_ack", "_on_reject", "_message", "_tzlocal"}

@@ -9,7 +9,7 @@ import pytest
 from celery.worker import state
 from kombu.exceptions import EncodeError
 
-from celery_batch.worker.dispatch.handler_call import HandlerCall
+from celery_batch.worker.dispatch.follow_up import HandlerCall
 from tests.worker.doubles import Call
 
 

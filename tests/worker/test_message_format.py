@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.transport.virtual import Channel
 
-from celery_batch.worker.intake import message_format
 from celery_batch.worker.intake.message_format import (
     Malformed,
     check_content,
@@ -19,9 +18,9 @@ from celery_batch.worker.intake.message_format import (
     check_headers,
     check_payload,
     check_size,
+    is_flat,
     is_small,
 )
-from celery_batch.worker.intake.value_formats import is_flat
 from tests.services.hostile import HOSTILE, encoded, nested, valid
 
 CODECS = Channel.codecs
@@ -182,20 +181,6 @@ def test_the_catalogue_is_not_valid_by_accident():
     ]
 
     assert len(refused) > 120
-
-
-@given(
-    st.sampled_from([*sorted(valid()["headers"]), "batch_rows", "batch_losses", "meth"]),
-    anything | st.sampled_from([0, 0.0, False, "", [], {}, None, -0.0, [None], [0, 0], "\x1b"]),
-)
-def test_usual_headers_are_well_formed(name, value):
-    """What the quick look at headers lets pass, the slow one has nothing to say against."""
-    usual = fields(ignore_result=False, replaced_task_nesting=0)
-    headers = {**usual, name: value}
-    assert message_format._are_common(usual)
-
-    if message_format._are_common(headers):
-        message_format._check_known(headers, message_format._FIELDS, "")
 
 
 def test_flat_is_a_promise():

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_batch import BatchTask
-from celery_batch.worker.intake.unrouted import log_not_loaded
+from celery_batch.worker.bootsteps import log_not_loaded
 
 
 def same(x):

@@ -10,7 +10,7 @@ Rule 4: decisions are values; the scheduler carries them out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -19,16 +19,18 @@ from typing import Any
 from billiard.einfo import ExceptionInfo
 from billiard.exceptions import TimeLimitExceeded, WorkerLostError
 from celery.worker import state
+from kombu.exceptions import EncodeError
 
 from celery_batch.batching.isolation import Verdict, after_loss
 from celery_batch.config import max_worker_losses
 from celery_batch.errors import PoisonItem
 from celery_batch.telemetry.report import NO_WORK, Work
-from celery_batch.worker.dispatch.handler_call import HandlerCall, is_routine
+from celery_batch.worker.intake.request import BatchRequest
 
 __all__ = [
     "BatchEnd",
     "FollowUp",
+    "HandlerCall",
     "Refused",
     "TraceResult",
     "Unanswered",
@@ -36,6 +38,7 @@ __all__ = [
     "after_failure",
     "deadline_passed",
     "error_info",
+    "is_routine",
     "not_run",
 ]
 
@@ -43,6 +46,9 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that items get to run alone after the time limit of their batch.
 _GRACE = 4.0
+
+#: Errors of a value that cannot be stored, now or later.
+_LASTING_ERRORS = (EncodeError, TypeError, ValueError)
 
 #: What Celery's request handler expects of a finished task: failed, result or error, runtime.
 TraceResult = tuple[int, Any, float]
@@ -88,6 +94,60 @@ class BatchEnd:
     safe_size: int | None = None
     broken: str | None = None
     unanswered: Unanswered = Unanswered.INTERRUPTED
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerCall:
+    """
+    A call of one handler of Celery's request.
+
+    Args:
+        request: Celery's request.
+        handler: The handler.
+        arguments: Its arguments.
+    """
+
+    request: Any
+    handler: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def call(self) -> bool:
+        """
+        Call the handler, and log what it raises.
+
+        Returns:
+            Whether the request has ended.  If its result cannot be stored now, it
+            has not, and must run again, so that its caller gets an answer.
+        """
+        if self.request.is_done:  # revoked while it ran: its end has been announced
+            return True
+        try:
+            with self.request.acknowledging_last():
+                self.handler(*self.arguments)
+        except Exception as error:
+            logger.exception("Could not finish %s[%s]", self.request.name, self.request.id)
+            return self.request.acknowledged or self._fail(error)
+        return True
+
+    def _fail(self, error: Exception) -> bool:
+        request = self.request
+        try:
+            if not request.has_succeeded:  # else only what follows a success has failed
+                try:
+                    context = request._context  # noqa: SLF001
+                    request.task.backend.mark_as_failure(request.id, error, request=context)
+                except _LASTING_ERRORS:
+                    logger.exception("No end of %s[%s] can be stored", request.name, request.id)
+            request.acknowledge()
+        except Exception as failure:  # noqa: BLE001 (what cannot be stored is computed again)
+            logger.warning("%s[%s] runs again: %s", request.name, request.id, failure)
+            return False
+        return True
+
+
+def is_routine(request: Any) -> bool:
+    """Return whether a request's start and success only change Celery's own records."""
+    return isinstance(request, BatchRequest) and request.is_routine
 
 
 def error_info(error: Exception) -> ExceptionInfo:

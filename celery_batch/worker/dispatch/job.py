@@ -14,6 +14,7 @@ from weakref import ref
 from billiard.einfo import ExceptionInfo
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.exceptions import TaskRevokedError
+from celery.worker import request as celery_request
 from celery.worker import state
 from celery.worker.state import task_ready
 
@@ -22,11 +23,12 @@ from celery_batch.errors import BatchError
 from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
     FollowUp,
+    HandlerCall,
     after_answer,
     after_failure,
     error_info,
+    is_routine,
 )
-from celery_batch.worker.dispatch.handler_call import HandlerCall, accept
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch
 from celery_batch.worker.intake.request import wants_events
@@ -244,7 +246,7 @@ class BatchJob:
         self._leave_out_revoked()
         self.pid, self.began = pid, time_accepted
         self._listener.on_start(self)
-        for request in accept(self.requests, pid, time_accepted):
+        for request in _accept(self.requests, pid, time_accepted):
             HandlerCall(request, request.on_accepted, (pid, time_accepted)).call()
 
     def _leave_out_revoked(self) -> None:
@@ -292,6 +294,34 @@ class BatchJob:
         if not self._reported:
             self._reported = True
             self._listener.on_end(self, follow_up)
+
+
+def _accept(requests: Sequence[Any], pid: int, began: float) -> list[Any]:
+    """
+    Mark the routine requests of a batch as accepted by a pool process.
+
+    Args:
+        requests: The requests of the batch.
+        pid: The process.
+        began: When it accepted them, on the monotonic clock.
+
+    Returns:
+        The other requests, which need Celery's own handler.
+    """
+    if celery_request._does_debug:  # noqa: SLF001 (it logs a line for each)
+        return list(requests)
+    started = time.time() - (time.monotonic() - began)
+    routine = [each for each in requests if is_routine(each) and not each.is_done]
+    for request in routine:
+        request.worker_pid, request.time_start = pid, started
+        state.requests[request.id] = request
+        state.active_requests.add(request)
+        state.total_count[request.name] += 1
+    state.all_total_count[0] += len(routine)
+    if len(routine) == len(requests):
+        return []
+    accepted = set(routine)
+    return [request for request in requests if request not in accepted]
 
 
 def _is_revoked(request: Any) -> bool:

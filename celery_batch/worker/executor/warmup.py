@@ -1,4 +1,8 @@
-"""Waits in the worker until every pool process has loaded its models."""
+"""
+Waits in the worker until every pool process has loaded its models.
+
+Warns if that is one process for each core, as by Celery's default.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,21 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.worker import state
 
 from celery_batch.compat.billiard import pool_processes
 from celery_batch.errors import LoadFailed
+from celery_batch.formatting import number
 from celery_batch.worker.executor.loader import Plan, load_failed
-from celery_batch.worker.scheduling.concurrency_warning import ConcurrencyWarning
 
-__all__ = ["WarmUp"]
+__all__ = ["ConcurrencyWarning", "WarmUp"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +35,11 @@ _POLL_INTERVAL = 0.2
 
 #: Characters; a socket's path has at most 104 bytes on macOS, 108 on Linux.
 _LONGEST_FOLDER = 80
+
+_GIB = float(1 << 30)
+
+#: The memory limit of the container that this process is in, if it is in one.
+_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def _short_folder() -> tempfile.TemporaryDirectory[str]:
@@ -138,3 +150,77 @@ class WarmUp:
                     f"pool process {process.pid} ended with status {process.exitcode}"
                     f" while loading its models"
                 )
+
+
+class ConcurrencyWarning:
+    """
+    The warning of one worker.
+
+    Args:
+        models: The names of its models.
+        processes: How many pool processes there will be.
+    """
+
+    def __init__(self, models: Collection[str], processes: int) -> None:
+        self._models = models
+        self._processes = processes
+        self._has_logged_memory = False
+
+    @classmethod
+    def if_default(
+        cls, worker: Any, tasks: Collection[Any], given: dict[str, Any]
+    ) -> ConcurrencyWarning | None:
+        """
+        Return the warning if the number of processes is Celery's default, else None.
+
+        Args:
+            worker: Celery's worker.
+            tasks: The batch tasks that it serves.
+            given: The worker's options, as its steps receive them.
+        """
+        is_chosen = given.get("concurrency") or worker.app.conf.worker_concurrency
+        models = sorted({task.model.__qualname__ for task in tasks if task.model})
+        is_single = worker.concurrency == 1 or not issubclass(worker.pool_cls, PreforkPool)
+        if is_chosen or given.get("autoscale") or not models or is_single:
+            return None
+        return cls(models, worker.concurrency)
+
+    def log_processes(self) -> None:
+        """Log how many processes will load the models."""
+        logger.warning(
+            "--concurrency is not set: each of %d pool processes, one for each core, loads %s;"
+            " start the worker with --concurrency=1, or one process for each GPU",
+            self._processes,
+            ", ".join(self._models),
+        )
+
+    def log_memory(self, pid: int) -> None:
+        """Log how much memory all processes will need, once, by the first that is warm."""
+        if self._has_logged_memory:
+            return
+        self._has_logged_memory = True
+        each = private_bytes(pid)
+        if each is not None:
+            logger.warning(
+                "A pool process with its models takes %s GiB of memory, so %d of them will take"
+                " %s GiB of %s GiB",
+                number(each / _GIB),
+                self._processes,
+                number(each * self._processes / _GIB),
+                number(_memory() / _GIB),
+            )
+
+
+def private_bytes(pid: int) -> int | None:
+    """Return the memory that a process shares with no other; None where that is unknown."""
+    with suppress(OSError, ValueError):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) * 1024
+    return None
+
+
+def _memory() -> int:
+    """Return the memory of this machine or container."""
+    with suppress(OSError, ValueError):
+        return int(_MEMORY_LIMIT.read_text())
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from celery_batch.config import Settings
+from celery_batch.protocol import LOSSES
 from celery_batch.worker.intake.background_thread import BackgroundThread
-from celery_batch.worker.intake.request import LOSSES
 
 __all__ = ["DeadLetters"]
 

@@ -9,35 +9,25 @@ fail the other messages with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery_batch.protocol import ROWS
-from celery_batch.worker.intake.request import LOSSES
-from celery_batch.worker.intake.value_formats import (
-    LONGEST_NAME,
-    are_limits,
-    are_signatures,
-    are_stamps,
-    is_count,
-    is_flag,
-    is_list_of_texts,
-    is_name,
-    is_rows,
-    is_short_text,
-    is_signature,
-    is_text,
-)
+from celery_batch.protocol import LOSSES, ROWS
+from celery_batch.rows import MOST_ROWS
 
 __all__ = [
     "Malformed",
     "TooLarge",
+    "are_limits",
     "check_content",
     "check_envelope",
     "check_headers",
     "check_payload",
     "check_size",
     "check_vital",
+    "is_flat",
+    "is_name",
     "is_small",
 ]
 
@@ -51,6 +41,23 @@ MOST_VALUES, DEEPEST = 10_000, 50
 
 #: Characters in them altogether.
 LONGEST_TEXT = 256 * 1024
+
+#: Characters of an id, a name, a content type: AMQP's own limit for such texts.
+LONGEST_NAME = 255
+
+#: Values of Celery's headers that hold nothing.
+_NOTHING: tuple[Any, ...] = ({}, [], [None, None])
+
+#: Retries and the like; far above any use, far below what is slow to print.
+LARGEST_COUNT = 2**31
+
+_LISTS = (list, tuple, set, frozenset)
+
+#: Types of values that hold no others, whatever their size.
+_SINGLE = frozenset((int, float, bool, type(None)))
+
+#: Most values, and most characters of them and their names, far below any limit.
+_FEW_VALUES, _FEW_CHARACTERS = 100, 10_000
 
 
 class Malformed(ValueError):
@@ -106,7 +113,7 @@ def check_content(message: Any) -> None:
     """
     for name in ("content_type", "content_encoding"):
         value = getattr(message, name)
-        if value is not None and not is_short_text(value):
+        if value is not None and not _is_short_text(value):
             raise Malformed(f"its {name.replace('_', ' ')} is no short text")
 
 
@@ -135,24 +142,8 @@ def check_headers(fields: Mapping[str, Any], properties: Mapping[str, Any]) -> N
     for name in ("id", "task"):
         if not is_name(fields.get(name)):
             raise Malformed(f"{name} cannot be {_short(fields.get(name))}")
-    if not _are_common(fields):
-        _check_known(fields, _FIELDS, "")
+    _check_known(fields, _FIELDS, "")
     _check_known(properties, _PROPERTIES, "property ")
-
-
-def _are_common(fields: Mapping[str, Any]) -> bool:
-    """Return whether headers are as in most messages, which is quicker than to check each."""
-    get = fields.get
-    root = get("root_id")
-    return (
-        list(map(get, _RARE)) == _NO_RARE
-        and list(map(type, map(get, _COMMON))) == list(_COMMON.values())
-        and get("retries") == get("replaced_task_nesting") == 0
-        and not get("stamps")
-        and get("timelimit") == [None, None]
-        and len(root or "") <= LONGEST_NAME
-        and str(root).isprintable()
-    )
 
 
 def _check_known(values: Mapping[str, Any], known: _Checks, kind: str) -> None:
@@ -185,10 +176,10 @@ def check_payload(payload: Any) -> None:
     if not isinstance(embed, dict):
         raise Malformed("what is embedded beside its arguments is no object")
     for name in ("callbacks", "errbacks", "chain"):
-        if not are_signatures(embed.get(name)):
+        if not _are_signatures(embed.get(name)):
             raise Malformed(f"its {name} are no list of tasks")
     chord = embed.get("chord")
-    if chord is not None and not is_signature(chord):
+    if chord is not None and not _is_signature(chord):
         raise Malformed("its chord is no task")
 
 
@@ -241,40 +232,120 @@ def _short(value: Any) -> str:
     return shown[:60] if shown else f"a {type(value).__name__}"
 
 
+def is_flat(table: dict[Any, Any], known: Any = None) -> bool:
+    """
+    Return whether a table has few and short values, and no nested ones.
+
+    Args:
+        table: As decoded.
+        known: A value in it that has been checked already.
+    """
+    if len(table) > _FEW_VALUES:
+        return False
+    size = 0
+    for name, value in table.items():
+        if type(name) is not str:
+            return False
+        size += len(name)
+        kind = type(value)
+        if kind is str:
+            size += len(value)
+        elif kind not in _SINGLE and value is not known and value not in _NOTHING:
+            return False
+    return size <= _FEW_CHARACTERS
+
+
+def _is_text(value: Any) -> bool:
+    """Return whether a value is a text."""
+    return isinstance(value, str)
+
+
+def _is_short_text(value: Any) -> bool:
+    """Return whether a value is a short text of one line."""
+    return isinstance(value, str) and len(value) <= LONGEST_NAME and value.isprintable()
+
+
+def is_name(value: Any) -> bool:
+    """Return whether a value is a short text that is not empty, as ids and names are."""
+    return _is_short_text(value) and value != ""
+
+
+def _is_flag(value: Any) -> bool:
+    """Return whether a value is true or false."""
+    return isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    """Return whether a value is a whole number that counts something."""
+    return isinstance(value, int) and not _is_flag(value) and 0 <= value < LARGEST_COUNT
+
+
+def _is_rows(value: Any) -> bool:
+    """Return whether a value is a number of rows that a chunk may have."""
+    return _is_count(value) and 1 <= value <= MOST_ROWS
+
+
+def _is_limit(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not _is_flag(value)
+    return value is None or (is_number and 0 <= value < math.inf)
+
+
+def are_limits(value: Any) -> bool:
+    """Return whether a value is a hard and a soft time limit, each a number of seconds or None."""
+    if value == [None, None]:
+        return True
+    is_pair = isinstance(value, (list, tuple)) and len(value) == 2  # noqa: PLR2004 (hard and soft)
+    return is_pair and all(map(_is_limit, value))
+
+
+def _is_list_of_texts(value: Any) -> bool:
+    """Return whether a value is a list of texts, as the names of stamps are."""
+    return isinstance(value, _LISTS) and all(map(_is_text, value))
+
+
+def _are_stamps(value: Any) -> bool:
+    """Return whether a value is stamps by name: each a text or number, or a list of these."""
+    return isinstance(value, dict) and all(map(_is_stamp, value.values()))
+
+
+def _is_stamp(value: Any) -> bool:
+    each = value if isinstance(value, _LISTS) else [value]
+    return all(isinstance(one, (str, int, float, type(None))) for one in each)
+
+
+def _is_signature(value: Any) -> bool:
+    """Return whether a value is a task to call, as Celery serializes it."""
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("task"), str)
+        and isinstance(value.get("args"), (list, tuple, type(None)))
+        and isinstance(value.get("kwargs"), (dict, type(None)))
+        and isinstance(value.get("options"), (dict, type(None)))
+    )
+
+
+def _are_signatures(value: Any) -> bool:
+    """Return whether a value is one task to call or several, or None."""
+    if value is None or _is_signature(value):
+        return True
+    return isinstance(value, (list, tuple)) and all(map(_is_signature, value))
+
+
 _PLACE = ("exchange", "routing_key")
 
 #: Besides id and task, which are required; the others may all be left out, or null.
 _FIELDS: _Checks = {
-    **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), is_short_text),
-    **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), is_text),
-    **dict.fromkeys(("retries", "group_index", "replaced_task_nesting", LOSSES), is_count),
-    ROWS: is_rows,
-    "ignore_result": is_flag,
+    **dict.fromkeys(("root_id", "parent_id", "group", "shadow"), _is_short_text),
+    **dict.fromkeys(("lang", "meth", "origin", "argsrepr", "kwargsrepr"), _is_text),
+    **dict.fromkeys(("retries", "group_index", "replaced_task_nesting", LOSSES), _is_count),
+    ROWS: _is_rows,
+    "ignore_result": _is_flag,
     "timelimit": are_limits,
-    "stamped_headers": is_list_of_texts,
-    "stamps": are_stamps,
-}
-
-#: Headers that most messages leave out, and the types of the others.
-_RARE = (
-    "parent_id",
-    "group",
-    "shadow",
-    "meth",
-    "group_index",
-    "stamped_headers",
-    LOSSES,
-    ROWS,
-)
-_NO_RARE = [None] * len(_RARE)
-_COMMON = {
-    **dict.fromkeys(("root_id", "lang", "origin", "argsrepr", "kwargsrepr"), str),
-    **dict.fromkeys(("retries", "replaced_task_nesting"), int),
-    "ignore_result": bool,
-    "stamps": dict,
+    "stamped_headers": _is_list_of_texts,
+    "stamps": _are_stamps,
 }
 
 _PROPERTIES: _Checks = {
-    **dict.fromkeys(("reply_to", "correlation_id"), is_short_text),
-    "priority": is_count,
+    **dict.fromkeys(("reply_to", "correlation_id"), _is_short_text),
+    "priority": _is_count,
 }

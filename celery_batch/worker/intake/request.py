@@ -16,10 +16,10 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_batch.decoding import Undecoded, decode_arguments
-from celery_batch.protocol import ROWS
-from celery_batch.worker.intake.value_formats import are_limits
+from celery_batch.protocol import LOSSES, ROWS
+from celery_batch.worker.intake.message_format import are_limits
 
-__all__ = ["LOSSES", "BatchRequest", "wants_events"]
+__all__ = ["BatchRequest", "wants_events"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +36,6 @@ def wants_events(eventer: Any, task: Any) -> bool:
         return False
     return not eventer.groups or "task" in eventer.groups
 
-
-#: The message header that counts how often a process died while it ran the request.
-LOSSES = "batch_losses"
 
 #: Seconds.  A message cannot have a shorter limit: every batch would exceed it, at the price of
 #: two pool processes, each with a model to load.

@@ -4,24 +4,46 @@ Celery's task strategy, with a last step that queues requests for batches.
 
 Revoked, expired, ETA, rate limits, received events and bookkeeping stay Celery's
 code.  Where it would hand a request to the pool, the request joins its task queue.
+
+The fast path is for messages that use no rare Celery feature.  Celery's strategy computes for
+each message what is the same for all of them, and handles every feature.  Here such a message
+becomes one of Celery's own requests, in the state in which Celery's strategy would leave it.
+
+A call may name any queue, so any batch task of the app may come to any worker.  Tasks that are
+routed to a worker's queues are prepared at its start: their models are loaded, and the prefetch
+is large enough for their batches.  Every other task is prepared when its first message comes: a
+worker of ordinary tasks of the same app should not load models that it may never need.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from typing import Any
 
+from celery import signals
+from celery.app import trace
+from celery.exceptions import InvalidTaskError
+from celery.utils.imports import symbol_by_name
 from celery.worker import strategy
 from celery.worker.consumer import Consumer
-from celery.worker.state import task_reserved
+from celery.worker.request import create_request_cls
+from celery.worker.state import revoked, task_reserved
 
+from celery_batch.compat.kombu import consume_again
+from celery_batch.errors import ConfigurationError
+from celery_batch.worker.bootsteps import ROUTE_IT_HERE, attach_steps, log_policy
 from celery_batch.worker.consumer_context import ConsumerContext
-from celery_batch.worker.intake.fast_path import FastPath
-from celery_batch.worker.intake.unrouted import add_unrouted
+from celery_batch.worker.intake.expiry import time_of
+from celery_batch.worker.intake.request import wants_events
+from celery_batch.worker.scheduling import prefetch
+from celery_batch.worker.scheduling.scheduler import Scheduler
+from celery_batch.worker.scheduling.task_queue import TaskQueue
 
-__all__ = ["batches"]
+__all__ = ["FastPath", "batches"]
+
+logger = logging.getLogger(__name__)
 
 
 def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
@@ -42,7 +64,7 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
     task_queue = scheduler.task_queue(task)
     add: Callable[[Any], None] = partial(scheduler.add, task_queue)
     if task not in context.worker.tasks:
-        add = partial(add_unrouted, consumer, task_queue)
+        add = partial(_add_unrouted, consumer, task_queue)
     usual = strategy.default(task, app, _ConsumerProxy(consumer, add))
     return FastPath(consumer, scheduler, task, usual, add)
 
@@ -50,7 +72,7 @@ def batches(task: Any, app: Any, consumer: Any) -> Callable[..., Any]:
 def _attach_and_handle(task: Any, app: Any, consumer: Any, *message: Any, **options: Any) -> Any:
     """Handle the first message of a batch task that was defined after this worker's start."""
     if not ConsumerContext.is_attached(consumer):  # else another task's message came first
-        import_module("celery_batch.worker.scheduling.late_tasks").attach_steps(consumer)
+        attach_steps(consumer)
     handle = consumer.strategies[task.name] = batches(task, app, consumer)
     return handle(*message, **options)
 
@@ -77,3 +99,159 @@ class _ConsumerProxy:
     _limit_post_eta = Consumer._limit_post_eta  # noqa: SLF001
     _schedule_bucket_request = Consumer._schedule_bucket_request  # noqa: SLF001
     _limit_move_to_pool = Consumer._limit_move_to_pool  # noqa: SLF001
+
+
+class FastPath:
+    """
+    A batch task's strategy: the fast path, and Celery's own for all other messages.
+
+    Args:
+        consumer: Celery's consumer.
+        scheduler: Its scheduler.
+        task: The batch task.
+        usual: Celery's own strategy for it.
+        add: Adds Celery's request to its task queue.
+    """
+
+    def __init__(
+        self,
+        consumer: Any,
+        scheduler: Scheduler,
+        task: Any,
+        usual: Callable[..., Any],
+        add: Callable[[Any], None],
+    ) -> None:
+        self._consumer = consumer
+        self._scheduler = scheduler
+        self._task = task
+        self._usual = usual
+        self._add = add
+        app, eventer = consumer.app, consumer.event_dispatcher
+        self._eventer = eventer
+        self._request = create_request_cls(
+            symbol_by_name(task.Request), task, consumer.pool, consumer.hostname, eventer, app=app
+        )
+        # A property of each request, which looks it up in the settings.
+        self._request.tzlocal = app.conf.timezone
+        self._constant = {
+            "app": app,
+            "hostname": consumer.hostname,
+            "eventer": eventer,
+            "task": task,
+            "connection_errors": consumer.connection_errors,
+            "utc": app.uses_utc_timezone(),
+            "maybe_iso8601": time_of,
+        }
+        self._logs = strategy.logger.isEnabledFor(logging.INFO)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Handle a message as Celery's strategy does."""
+        return self._usual(*args, **kwargs)
+
+    def admit(self, message: Any) -> bool:
+        """
+        Handle a message that uses no rare feature.
+
+        Args:
+            message: Checked, decoded unless its body is large, and of Celery's current protocol.
+
+        Returns:
+            Whether it was handled; if not, nothing has been done.
+        """
+        if self._is_rare(message):
+            return False
+        try:
+            request = self._make(message)
+        except InvalidTaskError:
+            return False  # Celery reports it
+        if self._logs:
+            _log_received(request)
+        if (request.expires or request.id in revoked) and request.revoked():
+            return True
+        task_reserved(request)
+        for callback in self._consumer.on_task_message:
+            callback(request)
+        self._add(request)
+        return True
+
+    def _is_rare(self, message: Any) -> bool:
+        consumer = self._consumer
+        return bool(
+            message.headers.get("eta") is not None
+            or not isinstance(message.payload, list)
+            or signals.task_received.receivers
+            or wants_events(self._eventer, self._task)
+            or (not consumer.disable_rate_limits and consumer.task_buckets[self._task.name])
+            # After a lost connection acknowledgements widen the prefetch again.
+            or (consumer.restart_count and not consumer._maximum_prefetch_restored)  # noqa: SLF001
+        )
+
+    def _make(self, message: Any) -> Any:
+        consumer = self._consumer
+        collects = self._scheduler.running_messages.collects
+        later = partial(consumer.call_soon_ack, message.ack_log_error)
+        return self._request(
+            message,
+            on_ack=message.ack_log_error if collects else later,
+            on_reject=partial(consumer.call_soon_ack, message.reject_log_error),
+            body=message.body,
+            headers=message.headers,
+            **self._constant,
+        )
+
+
+def _log_received(request: Any) -> None:
+    context = {
+        "id": request.id,
+        "name": request.name,
+        "args": request.argsrepr,
+        "kwargs": request.kwargsrepr,
+        "eta": request.eta,
+    }
+    strategy.logger.info(trace.LOG_RECEIVED, context, extra={"data": context})
+
+
+def _add_unrouted(consumer: Any, task_queue: TaskQueue, request: Any) -> None:
+    """
+    Add a request to its task queue, and prepare the worker for its task if it is the first.
+
+    Args:
+        consumer: Celery's consumer.
+        task_queue: Of a task that was not served when this connection was made.
+        request: Celery's request.
+    """
+    context = ConsumerContext.of(consumer)
+    if task_queue.task not in context.worker.tasks:
+        _serve(consumer, context, task_queue.task)
+    context.scheduler.add(task_queue, request)
+
+
+def _serve(consumer: Any, context: ConsumerContext, task: Any) -> None:
+    worker = context.worker
+    worker.tasks.append(task)
+    context.validator.limit_all()
+    prefetch.warn_about_limits(consumer.controller, prefetch.messages_per_process(worker.tasks))
+    before, after = prefetch.adjust_prefetch(consumer, context.scheduler.policy)
+    if after > before and consumer.connection.transport.driver_type == "amqp":
+        consumer.call_soon(_apply_prefetch, consumer)
+    log_policy(task)
+    if task.model is not None:
+        logger.warning(
+            "%s comes to a queue that it was not routed to when this worker started: its model"
+            " is loaded by this request, which waits for that; %s",
+            task.name,
+            ROUTE_IT_HERE,
+        )
+        if worker.warm_up is not None:
+            worker.warm_up.add(task.name)
+    try:
+        worker.serve_metrics(list(consumer.app.amqp.queues.consume_from))
+    except ConfigurationError as error:
+        logger.error("No metrics: %s", error)  # noqa: TRY400 (its message says it all)
+
+
+def _apply_prefetch(consumer: Any) -> None:
+    """Have RabbitMQ use the new prefetch; a consumer with one of its own keeps it otherwise."""
+    if consumer.task_consumer is not None and not consumer.qos_global:
+        consumer.qos.update()
+        consume_again(consumer.task_consumer)

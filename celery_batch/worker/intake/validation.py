@@ -49,6 +49,7 @@ from celery_batch.worker.intake.message_format import (
     check_payload,
     check_size,
     check_vital,
+    is_flat,
     is_small,
 )
 from celery_batch.worker.intake.refusals import (
@@ -58,7 +59,6 @@ from celery_batch.worker.intake.refusals import (
     reason_of,
     store_refusal,
 )
-from celery_batch.worker.intake.value_formats import is_flat
 
 __all__ = [
     "MessageValidator",

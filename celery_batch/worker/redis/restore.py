@@ -15,7 +15,7 @@ from typing import Any
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import dumps, loads
 
-from celery_batch.worker.intake.request import LOSSES
+from celery_batch.protocol import LOSSES
 from celery_batch.worker.redis.owner import Keys
 from celery_batch.worker.redis.scripts import script
 

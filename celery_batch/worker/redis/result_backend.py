@@ -24,7 +24,7 @@ from kombu.utils.functional import retry_over_time
 
 from celery_batch.protocol import REPLY_CHANNEL, REPLY_HEADER
 from celery_batch.worker.executor.model_call import Facts
-from celery_batch.worker.intake.value_formats import is_name
+from celery_batch.worker.intake.message_format import is_name
 from celery_batch.worker.redis.result_store import Entry, RedisStore, temporary_errors
 
 __all__ = [

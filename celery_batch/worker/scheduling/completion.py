@@ -10,8 +10,7 @@ from typing import Any
 
 from celery.worker.state import task_ready, task_reserved
 
-from celery_batch.worker.dispatch.follow_up import FollowUp, not_run
-from celery_batch.worker.dispatch.handler_call import HandlerCall, succeed
+from celery_batch.worker.dispatch.follow_up import FollowUp, HandlerCall, not_run
 from celery_batch.worker.intake.dead_letters import DeadLetters
 from celery_batch.worker.scheduling.redelivery import RedeliveryCache
 
@@ -155,7 +154,7 @@ class Completion:
     def _succeed(self, requests: list[Any]) -> None:
         wanted = [request for request in requests if not request.is_done]  # revoked as it ran
         try:
-            succeed(wanted)
+            _finish(wanted)
         except Exception:
             logger.exception("Could not finish %d requests at once: one by one", len(wanted))
             self.notify(HandlerCall(request, request.on_success, (_SUCCESS,)) for request in wanted)
@@ -165,3 +164,12 @@ class Completion:
 
 def _popped(items: deque[Any], most: int) -> list[Any]:
     return [items.popleft() for _ in range(min(most, len(items)))]
+
+
+def _finish(requests: list[Any]) -> None:
+    """Forget and acknowledge routine requests whose results are stored."""
+    # Celery's list of successes is read by tracers of this process, and only with this setting.
+    listed = bool(requests) and requests[0].app.conf.worker_deduplicate_successful_tasks
+    for request in requests:
+        task_ready(request, successful=listed)
+        request.acknowledge()
