@@ -195,8 +195,7 @@ def _drain(request_queue: RequestQueue, pool: WorkerPool) -> None:
 
 def _close_when_drained(request_queue: RequestQueue, pool: WorkerPool) -> None:
     request_queue.drain(StreamerClosed(_CLOSED))
-    while not request_queue.wait_until_closed(None):
-        pass
+    request_queue.wait_until_closed()
     _draining.remove((request_queue, pool))
 
 

@@ -1,38 +1,48 @@
 """The queue of a streamer's requests, from which its workers take batches.
 
-A batcher with a clock and a lock, for threads.
+A batcher with a clock and a lock, for threads.  It forms each batch, in `take`, and decides what
+follows for its requests, in `finish` and `lose`: an answer, or another run.
 
 Rule 1: A slot asks for a batch when it has room, and sleeps when there is none for it.
 Rule 2: A new request wakes a slot only if it is the first in the queue, or makes a batch full.
         So one slot at most watches the queue, however many requests come.
 Rule 3: A slot that takes a batch and leaves requests behind wakes the next; so no wake is lost.
-Rule 4: A request that was taken is counted until it is settled or back in the queue, which
-        `through` reports: so `drain` knows when the last one is answered.
+Rule 4: A request that was taken is counted until it is settled or back in the queue: so `drain`
+        knows when the last one is answered.
 Rule 5: The batcher gets the same reports as in a Celery worker: that a batch of several has
         ended, and that no arrival could be seen meanwhile.  So batches are the same.
+Rule 6: A request whose process died, or whose run broke off, runs again, alone.  If its process
+        dies under it then, too, it fails.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic, sleep
+from typing import Any
 
 from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
-from celery_batch.errors import BatchError, QueueFull, WorkerLost
-from celery_batch.streamer.futures import Answer, AnswerLock, fail, start, wanted
+from celery_batch.errors import BatchError, ModelError, PoisonItem, QueueFull, WorkerLost
+from celery_batch.runtime.runner import Outcome
+from celery_batch.streamer.futures import Answer, AnswerLock, fail, settle, start, wanted
 
 __all__ = [
     "RequestQueue",
     "Requests",
     "Slot",
+    "broke_off",
 ]
+
+
+logger = logging.getLogger(__name__)
 
 
 Requests = Sequence[Request[Answer]]
@@ -88,6 +98,7 @@ class RequestQueue:
         self._suspended: BatchError | None = None
         #: Why the queue will be closed after the last answer.
         self._draining: BatchError | None = None
+        self._has_closed = threading.Event()
         self._slots: list[Slot] = []
         self._sleepers: list[Slot] = []
 
@@ -135,23 +146,6 @@ class RequestQueue:
         if is_full and has_woken:
             sleep(_SHORT)
 
-    def put_back(self, requests: Requests) -> None:
-        """Put requests in the queue again; those whose deadline has passed fail."""
-        now = monotonic()
-        with self._lock:
-            error = self._closed or self._suspended
-            for request in requests if error is None else ():
-                self._batcher.add(request)
-                self._rows += request.rows
-            late = self._batcher.expire(now)
-            self._rows -= sum(request.rows for request in late)
-            self._wake()
-        if error is not None:
-            fail(requests, error, self.answer_lock)
-        if late:
-            lost = WorkerLost("the worker process died, and the next ones, too")
-            fail(late, lost, self.answer_lock)
-
     def take(self, slot: Slot) -> Requests | None:
         """
         Wait for a batch.
@@ -180,46 +174,69 @@ class RequestQueue:
             self._wake()  # this slot may have been the one that watched the queue
         return None
 
-    def done(self, slot: Slot, requests: Requests) -> bool:
+    def finish(self, slot: Slot, requests: Requests, outputs: Sequence[Any] | ModelError) -> None:
         """
-        Take note that a batch has ended: its worker has room again, while it is settled.
+        Settle a batch, unless its worker was lost meanwhile.
 
-        Returns:
-            Whether the worker still had it; not if it was recalled.
+        Args:
+            slot: Of its worker, which has room again.
+            requests: Those of the batch.
+            outputs: Of all their items, as `Runner.outputs` returned them; none if the batch
+                did not run; or why its run broke off.
         """
         with self._lock:
             if requests not in slot.out:
-                return False
+                return
             slot.out.remove(requests)
             if len(requests) > 1:
                 rows = sum(request.rows for request in requests)
                 self._batcher.batch_ended(monotonic(), rows, requests[0].urgency)
             if self._rows or slot.is_retired:
                 slot.condition.notify()
-        return True
+        if isinstance(outputs, ModelError):
+            if len(requests) > 1:
+                self._run_alone(requests)
+            else:
+                fail(requests, outputs, self.answer_lock)
+        elif not outputs:
+            self._run_first(requests)
+        elif Outcome in set(map(type, outputs)):
+            self._settle_each(requests, outputs)
+        else:
+            settle(requests, outputs, self.answer_lock)
+        self._through(requests)
 
-    def through(self, requests: int) -> None:
-        """Take note that so many requests that were taken are settled, or back in the queue."""
+    def lose(self, slot: Slot, *, has_run: bool) -> None:
+        """
+        Retire a worker that died, and run its requests again.
+
+        Args:
+            slot: The worker's.
+            has_run: The first of its batches was running; the others waited behind it.
+        """
         with self._lock:
-            self._taken -= requests
-            if requests > 1:  # the callers who were answered could not send others before
-                self._batcher.restart_linger(monotonic())
-        self._close_when_through()
+            self.retire(slot)
+            had, slot.out = list(slot.out), deque()
+            self._slots.remove(slot)
+        for requests in had[:1] if has_run else ():
+            logger.error("A worker process died under %d requests", len(requests))
+            self._run_alone([request for request in requests if not request.alone])
+            error = PoisonItem("the worker process died under the request, twice")
+            fail([request for request in requests if request.alone], error, self.answer_lock)
+            self._through(requests)
+        for requests in had[1:] if has_run else had:
+            self._run_first(requests)
+            self._through(requests)
+
+    def fail_late(self) -> None:
+        """Fail the requests whose process died, and for whose next run there was no time."""
+        self._put_back(())
 
     def retire(self, slot: Slot) -> None:
         """Give a worker no more than what it has."""
         with self._lock:
             slot.is_retired = True
             slot.condition.notify()
-
-    def recall(self, slot: Slot) -> list[Requests]:
-        """Retire a worker, and return the batches it had, the one that ran first."""
-        with self._lock:
-            self.retire(slot)
-            had, slot.out = list(slot.out), deque()
-            if slot in self._slots:
-                self._slots.remove(slot)
-        return had
 
     def drain(self, error: BatchError) -> None:
         """
@@ -259,20 +276,16 @@ class RequestQueue:
             error: What they, and all later ones, fail with.
         """
         with self._lock:
-            self._closed = self._closed or error
+            is_first, self._closed = self._closed is None, self._closed or error
             left = self._clear()
             self._wake_all()
+        if is_first:  # a signal's handler that closes it again does not wait for us
+            self._has_closed.set()
         fail(left, error, self.answer_lock)
 
-    def wait_until_closed(self, seconds: float | None) -> bool:
-        """Wait, and say whether it was closed meanwhile."""
-        slot = Slot(threading.Condition(self._lock), room=0)
-        with self._lock:
-            if self._closed is None:
-                self._sleepers.append(slot)
-                slot.condition.wait(seconds)
-                self._sleepers.remove(slot)
-        return not self.is_open
+    def wait_until_closed(self, seconds: float | None = None) -> None:
+        """Wait until it is closed, for so many seconds at most."""
+        self._has_closed.wait(seconds)
 
     def abandon(self, error: BatchError) -> None:
         """In a forked copy of the process, which has no workers: fail all, without a lock."""
@@ -318,6 +331,55 @@ class RequestQueue:
             self._wake()
         return taken
 
+    def _settle_each(self, requests: Requests, outputs: Sequence[Any]) -> None:
+        """Give each request its outputs; those whose run ended early run again."""
+        end = 0
+        again: list[Request[Answer]] = []
+        for request in requests:
+            begin, end = end, end + request.rows
+            part = outputs[begin:end]
+            if any(type(each) is Outcome and each.again for each in part):
+                again.append(request)
+            else:
+                settle([request], part, self.answer_lock)
+        self._run_alone(again)
+
+    def _run_alone(self, requests: Requests) -> None:
+        """Put requests in the queue again, each to run without others."""
+        timeout = self.answer_lock.timeout
+        # Not from its arrival: it may have waited long before, in a long queue.
+        deadline = None if timeout is None else monotonic() + timeout
+        self._put_back([each._replace(alone=True, deadline=deadline) for each in requests])
+
+    def _run_first(self, requests: Requests) -> None:
+        """Put a batch that never ran into the queue again, before all others."""
+        self._put_back([request._replace(urgency=-1) for request in requests])
+
+    def _put_back(self, requests: Requests) -> None:
+        """Put requests in the queue again; those whose deadline has passed fail."""
+        now = monotonic()
+        with self._lock:
+            error = self._closed or self._suspended
+            for request in requests if error is None else ():
+                self._batcher.add(request)
+                self._rows += request.rows
+            late = self._batcher.expire(now)
+            self._rows -= sum(request.rows for request in late)
+            self._wake()
+        if error is not None:
+            fail(requests, error, self.answer_lock)
+        if late:
+            lost = WorkerLost("the worker process died, and the next ones, too")
+            fail(late, lost, self.answer_lock)
+
+    def _through(self, requests: Requests) -> None:
+        """Take note that requests that were taken are settled, or back in the queue."""
+        with self._lock:
+            self._taken -= len(requests)
+            if len(requests) > 1:  # the callers who were answered could not send others before
+                self._batcher.restart_linger(monotonic())
+        self._close_when_through()
+
     def _close_when_through(self) -> bool:
         error = self._draining
         if error is None or self._taken or len(self._batcher):
@@ -340,7 +402,7 @@ class RequestQueue:
             Whether it is idle.
         """
         for slot in self._sleepers:
-            if not slot.out and slot.room and not slot.is_retired:
+            if not slot.out and not slot.is_retired:
                 slot.condition.notify()
                 return True
         if self._batcher.is_full:
@@ -353,3 +415,10 @@ class RequestQueue:
     def _wake_all(self) -> None:
         for slot in self._sleepers:
             slot.condition.notify()
+
+
+def broke_off(name: str, error: BaseException) -> ModelError:
+    """Return the error of a request whose run ended with what is no outcome of any request."""
+    made = ModelError(f"{name} broke off: {type(error).__name__}: {error}")
+    made.__cause__ = error
+    return made

@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from celery_batch.errors import LoadFailed
+from celery_batch.errors import LoadFailed, ModelError
 from celery_batch.runtime import devices
 from celery_batch.runtime.runner import Runner
 from celery_batch.streamer.base import BaseStreamer, WorkerPool
 from celery_batch.streamer.model_adapters import as_model, warm
-from celery_batch.streamer.recovery import break_off, broke_off, give
-from celery_batch.streamer.request_queue import RequestQueue, Requests, Slot
+from celery_batch.streamer.request_queue import RequestQueue, Slot, broke_off
 
 __all__ = ["ThreadedStreamer"]
 
@@ -77,16 +76,11 @@ class _Feeder:
             return
         runner = Runner(self._model.predict, name, most=self._size)
         while (requests := self._request_queue.take(self._slot)) is not None:
-            self._run(runner, requests)
-        self._model.unload()
-
-    def _run(self, runner: Runner, requests: Requests) -> None:
-        try:
             items = [item for request in requests for item in request.item.items]
-            outputs = runner.outputs(items, alone=len(requests) == 1)
-        except BaseException as error:  # noqa: BLE001 (the thread has to live on)
-            self._request_queue.done(self._slot, requests)
-            break_off(self._request_queue, requests, broke_off(str(self._model), error))
-            return
-        self._request_queue.done(self._slot, requests)
-        give(self._request_queue, requests, outputs)
+            outputs: list[Any] | ModelError
+            try:
+                outputs = runner.outputs(items, alone=len(requests) == 1)
+            except BaseException as error:  # noqa: BLE001 (the thread has to live on)
+                outputs = broke_off(name, error)
+            self._request_queue.finish(self._slot, requests, outputs)
+        self._model.unload()

@@ -18,8 +18,7 @@ from celery_batch.processes.supervisor import restart_pause
 from celery_batch.runtime.model import Model
 from celery_batch.streamer import worker_main
 from celery_batch.streamer.base import GRACE
-from celery_batch.streamer.recovery import break_off, broke_off, give, lose, requeue_first
-from celery_batch.streamer.request_queue import RequestQueue, Requests, Slot
+from celery_batch.streamer.request_queue import RequestQueue, Requests, Slot, broke_off
 from celery_batch.streamer.spawn_hook import HookedName
 from celery_batch.streamer.worker_main import Plan, pickled, unpickled
 
@@ -273,7 +272,7 @@ class _Feeder:
         load_failed = error if isinstance(error, LoadFailed) else LoadFailed(f"{error!r}")
         if self.has_tried.is_set():
             logger.error("The model of a new worker process is not loaded: %s", load_failed)
-            self._request_queue.put_back(())
+            self._request_queue.fail_late()
             if failures >= _TRIES:
                 self.is_down = True
                 self._pool.update(load_failed)
@@ -297,8 +296,7 @@ class _Feeder:
             payload = pickled((items, len(requests) == 1))
             if payload is None:
                 error = ModelError("the request cannot be pickled for its way to a worker process")
-                if self._request_queue.done(slot, requests):
-                    break_off(self._request_queue, requests, error)
+                self._request_queue.finish(slot, requests, error)
                 continue
             try:
                 process.send(payload)
@@ -310,14 +308,7 @@ class _Feeder:
         """Settle batches, in the order in which they were sent, until the process ends."""
         while (reply := process.receive()) is not None:
             self._settle(slot, slot.out[0], reply)
-        had = self._request_queue.recall(slot)
-        sent = max(process.sent - process.answered, 0)
-        lost, unsent = had[:sent], had[sent:]
-        if lost:
-            logger.error("A worker process died under %d requests", len(lost[0]))
-        lose(self._request_queue, lost)
-        for requests in unsent:
-            requeue_first(self._request_queue, requests)
+        self._request_queue.lose(slot, has_run=process.sent > process.answered)
 
     def _settle(self, slot: Slot, requests: Requests, reply: bytes) -> None:
         try:
@@ -327,10 +318,4 @@ class _Feeder:
         if broken is not None:
             logger.error("A worker process is replaced, since its device is broken: %s", broken)
             self._request_queue.retire(slot)
-        self._request_queue.done(slot, requests)
-        if isinstance(outputs, ModelError):
-            break_off(self._request_queue, requests, outputs)
-        elif outputs:
-            give(self._request_queue, requests, outputs)
-        else:
-            requeue_first(self._request_queue, requests)
+        self._request_queue.finish(slot, requests, outputs)

@@ -15,7 +15,6 @@ from celery_batch.batching.request import Request
 from celery_batch.errors import LoadFailed
 from celery_batch.streamer import request_queue as queue_module
 from celery_batch.streamer.futures import Answer, AnswerLock
-from celery_batch.streamer.recovery import give
 from celery_batch.streamer.request_queue import RequestQueue
 from celery_batch.tuning.curve import Curve, Point
 from celery_batch.tuning.simulate import Load, simulate
@@ -115,8 +114,7 @@ def streamed(policy, clients, batches, monkeypatch):
         requests = request_queue.take(slot)
         items = [request.item.items[0] for request in requests]
         clients.come_until(clients.now + RUN, add)
-        request_queue.done(slot, requests)
-        give(request_queue, requests, items)
+        request_queue.finish(slot, requests, items)
         clients.answer(items)
         sizes.append(len(items))
     return sizes
