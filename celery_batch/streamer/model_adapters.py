@@ -13,8 +13,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from celery_batch.errors import ConfigurationError, LoadFailed
-from celery_batch.runtime import registry
+from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.devices import (
     VISIBLE,
     usable_cores,
@@ -31,7 +30,6 @@ __all__ = [
     "as_model",
     "device_names",
     "process_environment",
-    "warm",
 ]
 
 
@@ -117,26 +115,6 @@ def _require_one_parameter(model: type[Model]) -> None:
             f"a streamer gives a model one list of items, and {model.__qualname__}.predict takes"
             f" ({names}); put the values of a request into one item"
         )
-
-
-def warm(model: Model, device: str) -> None:
-    """
-    Load a model and warm it up; whatever it raises becomes `LoadFailed`, `SystemExit` too.
-
-    Args:
-        model: As `as_model` returned it.
-        device: Where to load it.
-
-    Raises:
-        LoadFailed: It could not be loaded.
-    """
-    name = str(model)
-    try:
-        registry.warm(lambda: model, name, device)
-    except LoadFailed:
-        raise
-    except BaseException as error:
-        raise LoadFailed(f"{name} on {device}: {type(error).__name__}: {error}") from error
 
 
 class Adapter(Model):

@@ -47,9 +47,7 @@ _BEGUN, _RETURNED = "begun", "returned"
 #: What a worker reports to its supervisor: it has loaded its model, or cannot load it.
 LOADED, UNLOADED = "loaded", "unloaded"
 
-_STOPPING = tuple(
-    number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None))
-)
+_STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -413,13 +413,6 @@ class RedisStreamer:
         url = maybe_sanitize_url(self.app.conf.broker_url)
         return OperationalError(f"Redis at {url} cannot be reached: {error}")
 
-    def _connect(self) -> None:
-        """Connect to the Redis at first, with fewer retries than later."""
-        if self.app not in _connected:
-            with self._connection_errors_named(), self.app.connection_for_write() as connection:
-                connection.ensure_connection(**_ONCE_MORE)
-            _connected.add(self.app)
-
     def __repr__(self) -> str:
         return f"<RedisStreamer of {self.queue}>"
 
@@ -436,9 +429,8 @@ class RedisStreamer:
             EncodeError: An item cannot be encoded as JSON.
         """
         items = list(batch)
-        self._connect()
         with self._connection_errors_named():
-            self._require_capacity(len(items))
+            self._admit(len(items))
             if len(items) == 1:
                 results = [self.task.apply_async((items[0],), None, queue=self.queue)]
             else:
@@ -492,12 +484,10 @@ class RedisStreamer:
             raise self._timeout_error() from error
 
     async def _send(self, items: list[Any]) -> list[Any]:
-        if self.max_queue is not None or self.app not in _connected:
-            await asyncio.to_thread(self._connect)
-            with self._connection_errors_named():
-                await asyncio.to_thread(self._require_capacity, len(items))
         calls = (self.task.aapply_async((item,), queue=self.queue) for item in items)
         with self._connection_errors_named():
+            if self.max_queue is not None or self.app not in _connected:
+                await asyncio.to_thread(self._admit, len(items))
             return await asyncio.gather(*calls)
 
     def destroy_workers(self) -> None:
@@ -510,7 +500,12 @@ class RedisStreamer:
         msg = "a RedisStreamer owns no workers; stop the program that runs them"
         raise NotImplementedError(msg)
 
-    def _require_capacity(self, items: int) -> None:
+    def _admit(self, items: int) -> None:
+        """Connect at first, with fewer retries than later, and refuse items that are too many."""
+        if self.app not in _connected:
+            with self.app.connection_for_write() as connection:
+                connection.ensure_connection(**_ONCE_MORE)
+            _connected.add(self.app)
         if self.max_queue is None:
             return
         with (

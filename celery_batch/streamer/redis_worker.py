@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from operator import methodcaller
 from typing import Any, NoReturn
 
@@ -117,16 +116,9 @@ def _report_failure(error: str) -> None:
 
 
 def _end_children_with_parent() -> None:
-    """Have the pool's processes end with this one, from their first moment on."""
+    """End a pool process whose worker was killed before Celery could tie the two together."""
     worker = os.getpid()
-    os.register_at_fork(after_in_child=partial(_end_with_parent, worker))
-    # Once more, for one whose parent died between its first two moments.
     signals.worker_process_init.connect(lambda **_: end_with_parent(worker), weak=False)
-
-
-def _end_with_parent(worker: int) -> None:
-    if os.getppid() == worker:  # not in what a model forks
-        end_with_parent(worker)
 
 
 def model_class_of(

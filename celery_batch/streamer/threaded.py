@@ -6,10 +6,10 @@ import threading
 from typing import Any
 
 from celery_batch.errors import LoadFailed, ModelError
-from celery_batch.runtime import devices
+from celery_batch.runtime import devices, registry
 from celery_batch.runtime.runner import Runner
 from celery_batch.streamer.base import BaseStreamer, WorkerPool
-from celery_batch.streamer.model_adapters import as_model, warm
+from celery_batch.streamer.model_adapters import as_model
 from celery_batch.streamer.request_queue import RequestQueue, Slot, broke_off
 
 __all__ = ["ThreadedStreamer"]
@@ -70,7 +70,7 @@ class _Feeder:
     def _work(self) -> None:
         name = str(self._model)
         try:
-            warm(self._model, devices.discover()[0])
+            registry.warm(lambda: self._model, name, devices.discover()[0])
         except LoadFailed as error:
             self._request_queue.close(error)
             return

@@ -25,10 +25,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, ModelError
-from celery_batch.runtime import devices
+from celery_batch.runtime import devices, registry
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.runner import Outcome, Runner
-from celery_batch.streamer.model_adapters import warm
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
 
 __all__ = [
@@ -167,7 +166,7 @@ def _load(given: Model | bytes, plan: Plan) -> Model:
         if plan.is_pinned:
             devices.pin(0, [plan.device])
         model = given if isinstance(given, Model) else _imported(given)
-        warm(model, plan.device)
+        registry.warm(lambda: model, str(model), plan.device)
         if plan.is_pinned:
             devices.require_seen(plan.device, "cuda_devices (leave it out to do without)")
     except ConfigurationError as error:

@@ -10,8 +10,9 @@ import pytest
 import celery_batch
 from celery_batch import streamer
 from celery_batch.errors import ConfigurationError
+from celery_batch.runtime import registry
 from celery_batch.runtime.model import Model
-from celery_batch.streamer.model_adapters import ManagedModel, as_model, device_names, warm
+from celery_batch.streamer.model_adapters import ManagedModel, as_model, device_names
 from celery_batch.testing import PoisonModel
 
 
@@ -149,6 +150,6 @@ def test_a_model_of_several_parameters_is_refused():
     with pytest.raises(ConfigurationError, match=r"Two\.predict takes \(text, lang\)"):
         as_model(Two)
     model = as_model(Optional)
-    warm(model, "cpu")
+    registry.warm(lambda: model, str(model), "cpu")
 
     assert ["aen"] == model.predict(["a"])

@@ -168,7 +168,10 @@ def test_a_main_module_does_not_undo_a_workers_environment(tmp_path: Path):
         "    keep_running([Job('worker', show, (), {'CUDA_VISIBLE_DEVICES': '2'})])\n"
         "    with Streamer(Told, 1, cuda_devices=(0, 1), worker_num=2,\n"
         "                  wait_for_worker_ready=True) as streamer:\n"
-        "        print(*sorted({streamer.predict([0])[0][2] for _ in range(40)}))\n"
+        "        seen = set()\n"
+        "        while len(seen) < 2:  # on a busy machine one may answer many in a row\n"
+        "            seen.add(streamer.predict([0])[0][2])\n"
+        "        print(*sorted(seen))\n"
     )
     said = subprocess.run(
         [sys.executable, str(main)],
