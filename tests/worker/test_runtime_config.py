@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import socket
 import tempfile
 import weakref
 from collections.abc import Iterator
@@ -302,15 +304,33 @@ def test_what_cannot_be_given_back_is_tried_again(worker: Worker, monkeypatch: p
 
 def test_late_answer_to_an_earlier_step_is_ignored(folder: Path):
     """Each step of a worker has a number of its own, over all reloads."""
-    pool = SimpleNamespace(_pool=SimpleNamespace(_pool=[]))
-    numbers = []
-    for _ in range(2):
-        pool_loader = reload._PoolLoader(pool, folder)
-        pool_loader.begin("single", "load")
-        numbers.append(pool_loader._step["number"])
+    process = SimpleNamespace(pid=1, exitcode=None)
+    pool = SimpleNamespace(_pool=SimpleNamespace(_pool=[process]))
+    found: dict[int, str | None] = {}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as process_socket:
+        process_socket.bind(str(folder / "1"))
+
+        def begin() -> tuple[Any, Iterator[int], dict[str, Any]]:
+            pool_loader = reload._PoolLoader(pool, folder)
+            steps = pool_loader.run("single", "load", found)
+            next(steps)
+            return pool_loader, steps, json.loads(process_socket.recv(1 << 16))
+
+        def answer(step: dict[str, Any], error: str) -> None:
+            fields = {"pid": 1, "number": step["number"], "error": error}
+            process_socket.sendto(json.dumps(fields).encode(), step["reply_to"])
+
+        pool_loader, _, earlier = begin()
+        pool_loader.close()
+        pool_loader, steps, later = begin()
+        answer(earlier, "late")
+        still_pending = next(steps)
+        answer(later, "in time")
+        rest = list(steps)
         pool_loader.close()
 
-    assert numbers[0] < numbers[1]
+    assert (1, []) == (still_pending, rest)
+    assert {1: "in time"} == found
 
 
 def test_delayed_reply_is_sent_when_it_is_known():
@@ -349,16 +369,17 @@ def test_pool_process_that_is_gone_is_not_awaited(
     pool = SimpleNamespace(_pool=SimpleNamespace(_pool=processes))
     monkeypatch.setattr("celery_batch.worker.executor.loader.run_step", lambda *_: "no weights")
     pool_loader = reload._PoolLoader(pool, folder)
-    pool_loader.begin("single", "load")
-    first = pool_loader.answers()
+    answers: dict[int, str | None] = {}
+    steps = pool_loader.run("single", "load", answers)
+    first = next(steps)
     loader._listen(app, str(folder / "loading"))
-    while pool_loader.pending > 1:
-        pool_loader.answers()
+    while next(steps) > 1:
+        pass
     processes[1].exitcode = 1
-    answers = pool_loader.answers()
+    rest = list(steps)
     pool_loader.close()
 
-    assert first is None
+    assert (2, []) == (first, rest)
     assert {os.getpid(): "no weights"} == answers
 
 

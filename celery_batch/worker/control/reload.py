@@ -54,8 +54,8 @@ REPLY_AFTER = 0.5
 #: Seconds between checks of a running step.
 _POLL_INTERVAL = 0.05
 
-#: Steps that wait for processes, for no longer than loading may take.
-_Steps = Iterator[None]
+#: Yields how many processes have not answered, for as long as that may change.
+_Steps = Iterator[int]
 
 #: The error of a step in each process; None where there was none.
 _Answers = dict[int, str | None]
@@ -79,29 +79,28 @@ class _PoolLoader:
         self._channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._channel.bind(self._address)
         self._channel.settimeout(0)
-        self._step: dict[str, Any] = {}
-        self._unsent: set[int] = set()
-        self._pending: set[int] = set()
-        self._answers: _Answers = {}
 
-    def begin(self, task_name: str, step: str) -> None:
-        """Start a step in all present processes."""
-        number = next(_numbers)
-        self._step = {"task": task_name, "step": step, "number": number, "reply_to": self._address}
-        self._pending, self._answers = self._pids(), {}
-        self._unsent = set(self._pending)
-
-    def answers(self) -> _Answers | None:
-        """Return the answers to the step; None while some are missing."""
-        self._send()
-        self._receive()
-        self._pending &= self._pids()  # a process that replaces another has loaded the new weights
-        return None if self._pending else self._answers
-
-    @property
-    def pending(self) -> int:
-        """How many processes have not answered."""
-        return len(self._pending)
+    def run(self, task_name: str, step: str, answers: _Answers) -> _Steps:
+        """Run a step in all present processes, whose answers are added."""
+        number, fields = next(_numbers), {"task": task_name, "step": step}
+        message = json.dumps({**fields, "number": number, "reply_to": self._address}).encode()
+        pending = self._pids()
+        unsent = set(pending)
+        while True:
+            for pid in list(unsent):
+                with suppress(OSError):  # a new process that still loads will listen soon
+                    self._channel.sendto(message, address_of(pid, self._address))
+                    unsent.discard(pid)
+            with suppress(BlockingIOError):
+                while True:
+                    answer = json.loads(self._channel.recv(1 << 16))
+                    if answer["number"] == number:
+                        answers[answer["pid"]] = answer["error"]
+            # A process that replaces another has loaded the new weights.
+            pending = (pending & self._pids()) - answers.keys()
+            if not pending:
+                return
+            yield len(pending)
 
     def close(self) -> None:
         """Close the socket."""
@@ -111,21 +110,6 @@ class _PoolLoader:
 
     def _pids(self) -> set[int]:
         return {each.pid for each in pool_processes(self._pool) if each.exitcode is None}
-
-    def _send(self) -> None:
-        step = json.dumps(self._step).encode()
-        for pid in list(self._unsent):
-            with suppress(OSError):  # a new process that still loads will listen soon
-                self._channel.sendto(step, address_of(pid, self._address))
-                self._unsent.discard(pid)
-
-    def _receive(self) -> None:
-        with suppress(BlockingIOError):
-            while True:
-                answer = json.loads(self._channel.recv(1 << 16))
-                if answer["number"] == self._step["number"]:
-                    self._answers[answer["pid"]] = answer["error"]
-                    self._pending.discard(answer["pid"])
 
 
 class _ThreadLoader:
@@ -138,27 +122,17 @@ class _ThreadLoader:
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._thread: threading.Thread | None = None
-        self._error: str | None = None
 
-    def begin(self, task_name: str, step: str) -> None:
-        """Start a step."""
-        self._error = None
+    def run(self, task_name: str, step: str, answers: _Answers) -> _Steps:
+        """Run a step, whose answer is added."""
 
         def work() -> None:
-            self._error = run_step(self._app, task_name, step)
+            answers[os.getpid()] = run_step(self._app, task_name, step)
 
-        self._thread = threading.Thread(target=work, name="batch-reload", daemon=True)
-        self._thread.start()
-
-    def answers(self) -> _Answers | None:
-        """Return the answer to the step; None while it runs."""
-        return None if self.pending else {os.getpid(): self._error}
-
-    @property
-    def pending(self) -> int:
-        """How many processes have not answered."""
-        return int(self._thread is not None and self._thread.is_alive())
+        thread = threading.Thread(target=work, name="batch-reload", daemon=True)
+        thread.start()
+        while thread.is_alive():
+            yield 1
 
     def close(self) -> None:
         """Do nothing."""
@@ -178,6 +152,7 @@ class ModelReload:
         self._scheduler = scheduler
         self._steps: _Steps | None = None
         self._loader: Any = None
+        self._pending = 0
         self._task: Any = None
         self._began = 0.0
         self._is_in_place = False
@@ -258,7 +233,7 @@ class ModelReload:
         for task_queue in task_queues:
             task_queue.pause(self)
         while any(map(self._has_batches, task_queues)):
-            yield
+            yield 0
         try:
             yield from self._do(IN_PLACE)
         except Exception as error:
@@ -279,13 +254,13 @@ class ModelReload:
         Raises:
             LoadFailed: A process failed, or it took too long.
         """
-        self._loader.begin(self._task.name, step)
         timeout = Settings.of(self._consumer.app).load_timeout
         deadline = time.monotonic() + timeout
-        while (answers := self._loader.answers()) is None:
+        answers: _Answers = {}
+        for pending in self._loader.run(self._task.name, step, answers):
             if time.monotonic() > deadline:
                 raise LoadFailed(f"not done after {timeout:g} s ({step})")
-            yield
+            yield pending
         errors = {pid: error for pid, error in answers.items() if error}
         for pid, error in errors.items():
             raise LoadFailed(
@@ -297,7 +272,7 @@ class ModelReload:
         if self._steps is None:
             return
         try:
-            next(self._steps)
+            self._pending = next(self._steps)
         except StopIteration:
             logger.info("%s uses new weights", self._task.name)
             self._end({"state": "done"})
@@ -338,7 +313,7 @@ class ModelReload:
             "task": self._task.name,
             "state": "loading",
             "seconds": self._seconds,
-            "processes_at_it": self._loader.pending,
+            "processes_at_it": self._pending,
         }
 
     @property
