@@ -76,16 +76,14 @@ class WorkerLoop:
     put: Callable[[Any], Any]
     ensure_messages_consumed: Callable[..., Any]
 
-    @classmethod
-    def of(cls, worker: Any) -> WorkerLoop:
-        """Return those of a worker."""
-        return cls(worker.wait_for_job, worker.outq.put, worker._ensure_messages_consumed)  # noqa: SLF001
-
-    def install(self, worker: Any) -> None:
-        """Have a worker's loop call these."""
+    def install(self, worker: Any) -> WorkerLoop:
+        """Have a worker's loop call these, and return those before."""
+        ensure = worker._ensure_messages_consumed  # noqa: SLF001
+        before = WorkerLoop(worker.wait_for_job, worker.outq.put, ensure)
         worker.wait_for_job = self.wait_for_job
         worker.outq.put = self.put
         worker._ensure_messages_consumed = self.ensure_messages_consumed  # noqa: SLF001
+        return before
 
 
 class PoolPipe:

@@ -38,7 +38,6 @@ __all__ = [
     "original_run",
     "reconnect_soon",
     "result_reprs",
-    "shows_results",
 ]
 
 
@@ -82,16 +81,6 @@ class _ResultReprs(threading.local):
 
 
 _result_reprs = _ResultReprs()
-
-
-def shows_results(*, in_events: bool) -> bool:
-    """
-    Return whether log lines or events show the repr of results.
-
-    Args:
-        in_events: The worker sends task events.
-    """
-    return in_events or trace.logger.isEnabledFor(logging.INFO)
 
 
 @contextmanager

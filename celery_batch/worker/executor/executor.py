@@ -23,13 +23,15 @@ from functools import partial
 from typing import Any
 
 from billiard.einfo import ExceptionInfo
-from celery import current_app, states
+from celery import states
+from celery.app import app_or_default
 from celery.app.task import Context
+from celery.app.trace import logger as trace_logger
 from celery.app.trace import trace_task
 from celery.exceptions import Reject
 from kombu.serialization import prepare_accept_content
 
-from celery_batch.compat.celery import result_reprs, shows_results
+from celery_batch.compat.celery import result_reprs
 from celery_batch.encoding import explain_encode_errors
 from celery_batch.pending_answer import Answer, pending_answer
 from celery_batch.protocol import TRACK_HEADER
@@ -38,7 +40,7 @@ from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Outcome
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
-from celery_batch.telemetry.report import NO_WORK
+from celery_batch.telemetry.report import NO_WORK, Work
 from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
     Refused,
@@ -119,10 +121,9 @@ def trace_batch(
     broken = broken_device()
     if broken is not None:
         return BatchEnd([None] * len(payload), broken=broken, unanswered=Unanswered.NOT_STARTED)
-    app = current_app._get_current_object()  # noqa: SLF001 (Celery's own way to leave the proxy)
     try:
         registry.prepare()
-        return _BatchTrace(app.tasks[task_name], payload, run_model).run()
+        return _BatchTrace(app_or_default().tasks[task_name], payload, run_model).run()
     except Exception:
         # Two of Celery's pools drop the errors of jobs, and the requests with them.
         logger.exception("Could not run a batch of %s", task_name)
@@ -146,7 +147,8 @@ class _BatchTrace:
         self._waited = 0.0
         self._can_store = True
         self._writer: BulkResultWriter | None = None
-        self._shows_results = shows_results(in_events=payload.has_watchers)
+        #: Whether events or log lines show the repr of results.
+        self._shows_results = payload.has_watchers or trace_logger.isEnabledFor(logging.INFO)
         #: The indexes of the items that need a tracer, and the other items.
         self._traced = list(range(len(payload)))
         self._fast_trace: FastTrace | None = None
@@ -168,18 +170,21 @@ class _BatchTrace:
                 self._store_fast_items()
         except temporary_errors(self._task.backend) as error:
             logger.warning("Could not store %d results, which are computed again: %s", count, error)
-            work = self._call.work if self._call else NO_WORK
-            return BatchEnd([None] * count, work, unanswered=Unanswered.NOT_STORED)
+            return BatchEnd([None] * count, self._work, unanswered=Unanswered.NOT_STORED)
         except Exception as error:
             logger.exception("Could not store the results of a batch")
             self._results = [self._fail(delivery, error) for delivery in self._payload]
         return BatchEnd(
             self._results,
-            work=self._call.work if self._call else NO_WORK,
+            work=self._work,
             safe_size=self._task._batch_runner.safe_size.largest,
             broken=broken_device(),
             unanswered=self._call.unanswered if self._call else Unanswered.INTERRUPTED,
         )
+
+    @property
+    def _work(self) -> Work:
+        return self._call.work if self._call else NO_WORK
 
     def _find_fast_items(self) -> None:
         """Find the items that need no tracer; the last has one, for the model to run in."""

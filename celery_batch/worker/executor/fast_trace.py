@@ -102,7 +102,7 @@ class FastTrace:
     """
 
     def __init__(
-        self, task: Any, writer: BulkResultWriter, accept: Any, *, shows_results: bool = True
+        self, task: Any, writer: BulkResultWriter, accept: Any, *, shows_results: bool
     ) -> None:
         self._task = task
         self._writer = writer

@@ -23,7 +23,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from celery import current_app, signals
+from celery import signals
+from celery.app import app_or_default
 from celery.utils.dispatch import Signal
 from celery.utils.log import current_process_index
 
@@ -225,8 +226,8 @@ def load_in_pool_process() -> None:
     plan = Plan.read()
     if plan is None:
         return
-    index = current_process_index(base=0)
-    load = partial(load_models, current_app, plan.tasks, index=index, processes=plan.processes)
+    app, index = app_or_default(), current_process_index(base=0)  # a proxy is per thread
+    load = partial(load_models, app, plan.tasks, index=index, processes=plan.processes)
     try:
         if plan.tasks:
             load()
@@ -239,10 +240,10 @@ def load_in_pool_process() -> None:
         # lives on would be given tasks.
         os._exit(_EX_CONFIG)
     signals.worker_process_shutdown.connect(_unload, weak=False)
-    if worker_may_overlap(current_app, plan.processes):
-        start_threads(current_app._get_current_object())  # noqa: SLF001 (a proxy is per thread)
+    if worker_may_overlap(app, plan.processes):
+        start_threads(app)
     freeze_existing()
-    _listen(current_app._get_current_object(), plan.socket)  # noqa: SLF001
+    _listen(app, plan.socket)
     _report(plan, None)
 
 

@@ -224,7 +224,6 @@ class _WorkerThreads:
     def __init__(self, app: Any, worker: Any) -> None:
         self._app = app
         self._worker = worker
-        self._loop = WorkerLoop.of(worker)
         #: Used by one worker thread at a time, under `_reading`.
         self._reader = JobReader(job_pipe(worker), worker.wait_for_job)
         #: Jobs for the main thread, or the error that ends the process; None where worker
@@ -238,10 +237,13 @@ class _WorkerThreads:
         #: The batch whose model ran last; its thread may not know yet that the model is done.
         self._last: OverlappedBatch | None = None
         self._threads_read = False
+        #: What billiard's loop called before.
+        self._loop = WorkerLoop(self.wait_for_job, self.put, self.ensure_messages_consumed).install(
+            worker
+        )
 
     def start(self) -> None:
-        """Replace the functions that billiard's loop calls, and start the threads."""
-        WorkerLoop(self.wait_for_job, self.put, self.ensure_messages_consumed).install(self._worker)
+        """Start the threads."""
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL))
         before = threading.stack_size(_STACK)
         try:

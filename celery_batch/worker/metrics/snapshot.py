@@ -54,11 +54,10 @@ def stats_of(consumer: Any) -> dict[str, Any]:
     """
     context = ConsumerContext.of(consumer)
     scheduler, now = context.scheduler, time.monotonic()
-    seconds = scheduler.recorder.ask(lambda meter: now - meter.since)
     idle = scheduler.recorder.idle_seconds(scheduler.slots)
     reports, processes = task_reports(context), scheduler.slots.model_processes
-    summaries = scheduler.recorder.ask(
-        lambda meter: {name: meter.summary(name) for name in reports}
+    seconds, summaries = scheduler.recorder.ask(
+        lambda meter: (now - meter.since, {name: meter.summary(name) for name in reports})
     )
     return {
         "seconds": round(seconds, 3),

@@ -91,19 +91,15 @@ class QueueLists:
         if not any(map(any, usable.values())):
             return [], [], most, ""
         guaranteed = {queue: self._guaranteed(queue, steps, credit) for queue in queues}
-        places, numbers = [], []
-        for at, step in enumerate(steps):
-            for queue in queues:
-                if number := guaranteed[queue][at]:
-                    places.append((queue, step))
-                    numbers.append(str(number))
-        for at, step in enumerate(steps):
-            for queue in queues:
-                if number := usable[queue][at]:
-                    places.append((queue, step))
-                    most = min(most, number)
-        names = [self._name(*place) for place in places]
-        return names, [queue for queue, _ in places], most, " ".join(numbers)
+        places = list(product(enumerate(steps), queues))
+        first = [(queue, step, n) for (at, step), queue in places if (n := guaranteed[queue][at])]
+        others = [(queue, step, n) for (at, step), queue in places if (n := usable[queue][at])]
+        return (
+            [self._name(queue, step) for queue, step, _ in (*first, *others)],
+            [queue for queue, *_ in (*first, *others)],
+            min(most, *(n for *_, n in others)),
+            " ".join(str(n) for *_, n in first),
+        )
 
     def _usable(self, queue: str, steps: Sequence[int], credit: int) -> list[int]:
         """
