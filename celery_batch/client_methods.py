@@ -56,7 +56,7 @@ class ClientMethods(Task):  # type: ignore[misc]
         if more:
             return super().apply_async(args, kwargs, *more, **options)
         publisher = _client("publish.publisher").Publisher.of(self.app)
-        with publisher.admit(self, options):
+        with publisher.limiter().admit(self, options):
             result = publisher.send(self, args, kwargs, options)
             if result is None:
                 own = super().apply_async

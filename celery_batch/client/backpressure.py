@@ -100,14 +100,16 @@ class QueueLimiter:
         own: int | None = task.max_queue
         return self._settings.max_queue if own is None else own
 
-    def admit(self, task: Any, options: dict[str, Any], items: int, messages: int = 1) -> Admission:
+    def admit(
+        self, task: Any, options: dict[str, Any], items: int | None = None, messages: int = 1
+    ) -> Admission:
         """
         Count items, or refuse them; return the context in which they are sent.
 
         Args:
             task: The task that is called.
             options: As `apply_async` takes them.
-            items: How many there are.
+            items: How many there are; those of one call with these options unless given.
             messages: In how many messages they go.
 
         Raises:
@@ -118,6 +120,7 @@ class QueueLimiter:
         if limited is None:
             return _UNCOUNTED
         queue, limit = limited
+        items = items_of(options) if items is None else items
         if items > limit:
             raise QueueFull(
                 f"{task.name}: {items} items in one call never fit into max_queue={limit};"
@@ -148,12 +151,15 @@ class QueueLimiter:
             retry_after=seconds,
         )
 
-    async def await_depth(self, task: Any, options: Mapping[str, Any], items: int) -> None:
+    async def await_depth(
+        self, task: Any, options: Mapping[str, Any], items: int | None = None
+    ) -> None:
         """Wait for the first measurement of a queue, so that `admit` does not block the loop."""
         limited = self._limited_queue(task, options)
         if limited is None:
             return
         queue, limit = limited
+        items = items_of(options) if items is None else items
         now = time.monotonic()
         poller = DepthPoller.of(self._app)
         depth = poller.depth(queue, now)

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from celery_batch.client.backpressure import Admission, already_admitted, items_of
+from celery_batch.client.backpressure import Admission, already_admitted
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk
 from celery_batch.client.publish.bulk import apply_many
 from celery_batch.client.publish.fast_path import CallSeries
@@ -200,7 +200,7 @@ def send_soon(
     task, _, _, options = call
     limiter = Publisher.of(task.app).limiter()
     context = _context(task, is_admitted=limiter.limit(task) is not None)
-    admission = limiter.admit(task, options, items_of(options))
+    admission = limiter.admit(task, options)
     loop = future.get_loop()
     loop_call = LoopCall(*call, context, admission, future, on_sent, on_abandoned)
     _sender_of(loop).add(loop, loop_call)
@@ -264,7 +264,7 @@ async def apply_async(
     Raises:
         QueueFull: There is no room for it; raised at once, and not after other calls' writes.
     """
-    await Publisher.of(task.app).limiter().await_depth(task, options, items_of(options))
+    await Publisher.of(task.app).limiter().await_depth(task, options)
     options = _with_parent(task.app, options)
     future = asyncio.get_running_loop().create_future()
     with send_soon((task, args, kwargs, options), future, asyncio.Future.set_result, on_abandoned):
@@ -350,7 +350,7 @@ async def apply_and_wait(
         QueueFull: There is no room for it.
         TimeoutError: It was not sent in time.
     """
-    await Publisher.of(task.app).limiter().await_depth(task, options, items_of(options))
+    await Publisher.of(task.app).limiter().await_depth(task, options)
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError

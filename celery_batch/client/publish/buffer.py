@@ -119,15 +119,22 @@ class SendBuffer:
         """Return how many messages wait for a write."""
         return len(self._ready)
 
-    def send(self, messages: Iterable[PreparedMessage]) -> None:
+    def send(self, messages: Iterable[PreparedMessage], producer: Any = None) -> None:
         """
         Return when all of them are sent.
+
+        Args:
+            messages: To be sent.
+            producer: Celery's, that the caller holds, to write them with at once and alone.
 
         Raises:
             TimeoutError: Their deadline is over; see `sent_by`.
             Exception: Why the first one that is not sent could not be.
         """
         own = list(messages)
+        if producer is not None:
+            self._write(own, producer)
+            return
         deadline = last_deadline(own)
         self._ready.extend(own)
         try:
@@ -140,10 +147,6 @@ class SendBuffer:
         for message in own:
             if message.error is not None:
                 raise copied(message.error)  # other threads may raise it, too
-
-    def write_with(self, producer: Any, messages: list[PreparedMessage]) -> None:
-        """Write messages at once with a producer that the caller holds; see `Transport.write`."""
-        self._write(messages, producer)
 
     def _write_or_wait(self, deadline: float) -> None:
         """Write what is ready, or wait for the thread that writes; the caller looks again."""
@@ -303,10 +306,7 @@ class BulkWrite:
             return
         messages = [message for message, _ in pairs]
         try:
-            if self.producer is None:
-                self._send_buffer.send(messages)
-            else:
-                self._send_buffer.write_with(self.producer, messages)
+            self._send_buffer.send(messages, self.producer)
         except Exception as error:
             self.failure = error
             raise

@@ -163,7 +163,10 @@ def fast_repr(value: Any, limit: int | None, levels: int) -> str:
     """
     kind = type(value)
     if kind is tuple or kind is list:
-        parts = [_part(each, limit, levels) for each in value]
+        parts = [
+            _list_repr(each, limit) if type(each) is list and levels != 1 else _plain_repr(each)
+            for each in value
+        ]
         if None not in parts:
             inside = ", ".join(parts)  # type: ignore[arg-type]
             if limit is None or len(inside) < limit - _BRACKETS:
@@ -175,13 +178,12 @@ def fast_repr(value: Any, limit: int | None, levels: int) -> str:
     return saferepr(value, limit, levels)  # type: ignore[no-any-return]
 
 
-def _part(value: Any, limit: int | None, levels: int) -> str | None:
-    """Return an argument as `fast_repr` would, None if only Celery can; so below."""
-    return _list_repr(value, limit) if type(value) is list and levels != 1 else _plain_repr(value)
-
-
 def _list_repr(values: list[Any], limit: int | None) -> str | None:
-    """Return a list of plain values, as chunks have for each parameter."""
+    """
+    Return the text of a list of plain values, as chunks have for each parameter.
+
+    None if only Celery can make it; so below.
+    """
     if limit is not None and len(values) * _SHORTEST > limit:
         return None  # it will be cut
     if _NUMBERS.issuperset(map(type, values)):

@@ -16,7 +16,7 @@ from typing import Any
 from kombu.utils.json import dumps
 
 from celery_batch.client.background import PerProcess
-from celery_batch.client.backpressure import Admission, QueueLimiter, items_of
+from celery_batch.client.backpressure import QueueLimiter
 from celery_batch.client.publish.buffer import (
     BulkWrite,
     PreparedMessage,
@@ -223,19 +223,6 @@ class Publisher(PerProcess):
         result = apply()
         bulk.sent.append(result)
         return result
-
-    def admit(self, task: Any, options: dict[str, Any]) -> Admission:
-        """
-        Return the context in which one call is sent, on whichever path.
-
-        Args:
-            task: The task that is called.
-            options: As `apply_async` takes them.
-
-        Raises:
-            QueueFull: There is no room for it.
-        """
-        return self.limiter().admit(task, options, items_of(options))
 
     def is_eager(self) -> bool:
         """Return whether tasks are run at once, where they are called."""
