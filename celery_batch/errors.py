@@ -41,7 +41,7 @@ class BatchError(Exception):
     """Something went wrong while serving a batch."""
 
     #: The HTTP status of a web server's response.
-    http = 500
+    status_code = 500
 
     def __str__(self) -> str:
         return super().__str__() or (self.__doc__ or "").strip()
@@ -54,7 +54,7 @@ class ConfigurationError(BatchError, ValueError):
 class DeadlineExceeded(BatchError, TimeoutError):
     """There was no answer in time."""
 
-    http = 504
+    status_code = 504
 
     def __init__(self, *words: str, results: Sequence[Any] = ()) -> None:
         super().__init__(*words)
@@ -66,13 +66,13 @@ class DeadlineExceeded(BatchError, TimeoutError):
 class MessageRefused(BatchError, ValueError):
     """The worker could not take the message: it is not what it has to be."""
 
-    http = 400
+    status_code = 400
 
 
 class MessageTooLarge(MessageRefused):
     """The worker did not take the message: it is too large."""
 
-    http = 413
+    status_code = 413
 
 
 class BackfillError(BatchError):
@@ -90,19 +90,19 @@ class BackfillStopped(BackfillError):
 class InvalidChunk(BatchError, ValueError):
     """The rows of a chunk are not what they have to be."""
 
-    http = 400
+    status_code = 400
 
 
 class InvalidRow(BatchError, ValueError):
     """The row of an input is not what the batch function takes."""
 
-    http = 400
+    status_code = 400
 
 
 class QueueFull(BatchError):
     """As many requests wait already as may wait."""
 
-    http = 429
+    status_code = 429
 
     def __init__(self, *words: str, retry_after: float | None = 1.0) -> None:
         super().__init__(*words)
@@ -113,13 +113,13 @@ class QueueFull(BatchError):
 class StreamerClosed(BatchError):
     """The streamer takes no more requests: its workers were destroyed."""
 
-    http = 503
+    status_code = 503
 
 
 class WorkerLost(BatchError):
     """The worker process died, and no other could answer in time."""
 
-    http = 503
+    status_code = 503
 
 
 class ModelError(BatchError):
@@ -129,19 +129,19 @@ class ModelError(BatchError):
 class LoadFailed(ModelError):
     """The model could not be loaded or warmed up."""
 
-    http = 503
+    status_code = 503
 
 
 class OutOfMemory(ModelError):
     """The item does not fit into memory, even alone."""
 
-    http = 503
+    status_code = 503
 
 
 class PoisonItem(ModelError):
     """The item took down the process that ran it, more than once."""
 
-    http = 422
+    status_code = 422
 
 
 class WrongResultCount(ModelError):

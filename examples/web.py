@@ -31,6 +31,6 @@ def new_app() -> Flask:
 
     @app.errorhandler(BatchError)
     def refused(error: BatchError) -> tuple[dict[str, str], int]:
-        return {"error": str(error)}, error.http
+        return {"error": str(error)}, error.status_code
 
     return app

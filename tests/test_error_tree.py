@@ -77,7 +77,7 @@ def test_error_of_your_own_without_words_stays_silent():
 )
 def test_web_servers_know_what_to_answer(kind: type[BatchError], status: int):
     """The status belongs to the class, and every error has it."""
-    assert status == kind.http == kind("message").http
+    assert status == kind.status_code == kind("message").status_code
 
 
 @pytest.mark.parametrize("arguments", [(), ("message",)], ids=len)
@@ -102,4 +102,4 @@ def test_errors_come_home_through_json_results(
 
     assert kind is type(caught.value)
     assert str(kind(*arguments)) == str(caught.value)
-    assert kind.http == caught.value.http
+    assert kind.status_code == caught.value.status_code

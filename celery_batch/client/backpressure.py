@@ -42,7 +42,7 @@ class BrokerUnreachable(BatchError, OperationalError):
         retry_after: Seconds after which it may answer again.
     """
 
-    http = 503
+    status_code = 503
 
     def __init__(self, *words: str, retry_after: float = 1.0) -> None:
         super().__init__(*words)

@@ -24,7 +24,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 class ServerFailed(BatchError):
     """A server did not start, or ended while it was needed."""
 
-    http = 503
+    status_code = 503
 
 
 def end_of(log: Path, size: int, begin: int = 0) -> str:

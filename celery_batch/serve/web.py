@@ -91,7 +91,7 @@ async def _answer(request: Request, task: Any, timeout: float) -> Response:  # n
         (answer,) = await until_disconnect(request.receive, call)
         return JSONResponse(answer)  # a ValueError, if the handle returned a NaN
     except (ClientDisconnect, ClientDisconnected):
-        return Response(status_code=ClientDisconnected.http)
+        return Response(status_code=ClientDisconnected.status_code)
     except Exception as exception:
         error = http_error(exception)
         if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:

@@ -22,7 +22,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 class ClientDisconnected(BatchError):
     """The client has disconnected before its answer was ready."""
 
-    http = 499  # as nginx logs it; no client reads it
+    status_code = 499  # as nginx logs it; no client reads it
 
 
 async def until_disconnect(receive: Receive, answer: Awaitable[T]) -> T:

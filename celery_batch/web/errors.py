@@ -39,7 +39,7 @@ _LASTING = (OutOfMemory, SoftTimeLimitExceeded, TimeLimitExceeded)
 class BackendUnreachable(BatchError, OperationalError):
     """The result backend cannot be reached."""
 
-    http = 503
+    status_code = 503
 
 
 class TaskFailed(Exception):
@@ -185,7 +185,7 @@ def _described(exception: BaseException) -> tuple[int, str, str]:
         return (
             (413, name, _NEVER_FITS)
             if never_fits
-            else (exception.http, name, _message_of(exception))
+            else (exception.status_code, name, _message_of(exception))
         )
     if isinstance(exception, TaskRevokedError):
         return _EXPIRED if str(exception) == "expired" else _REVOKED
@@ -203,7 +203,7 @@ def _described(exception: BaseException) -> tuple[int, str, str]:
 
 def _message_of(exception: BatchError) -> str:
     """Return an error's own words, or its class's where the words are for the operator."""
-    is_for_client = exception.http < HTTPStatus.INTERNAL_SERVER_ERROR
+    is_for_client = exception.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
     if isinstance(exception, DeadlineExceeded) or (
         is_for_client and not isinstance(exception, QueueFull)
     ):

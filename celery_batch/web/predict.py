@@ -110,25 +110,15 @@ def predict(
         ConfigurationError: Results of this task cannot be waited for, or an option is wrong.
         Exception: Whatever the first failed item has failed with; it is a `TaskFailed`, too.
     """
-    task, values = maybe_evaluate(task), _listed(items)
-    deadline = time.monotonic() + _positive("timeout", timeout)
-    options |= _expiry(timeout, on_timeout, expires)
-    _check(task, options, len(values))
-    if not values:
-        return []
-    if Publisher.of(task.app).is_eager():
-        return _outputs(_eagerly(task, values, options), return_exceptions=return_exceptions)
-    assert_will_not_block()
-    with _reporting(task.app, deadline), sent_by(deadline):
-        _listen(task.app, deadline)
-        results = _send(task, values, options)
-    try:
-        with _reading_results():
-            _wait(results, deadline)
-    except BaseException:
-        _revoke_unfinished(task.app, results)
-        raise
-    _check_finished(task.app, results, timeout, on_timeout)
+    task, values, options, deadline = _checked(task, items, options, timeout, on_timeout, expires)
+    if _runs_here(task, values):
+        results = _eagerly(task, values, options)
+    else:
+        with _sending(task.app, deadline):
+            _listen(task.app, deadline)
+            results = _send(task, values, options)
+        with _waiting(task.app, results, timeout, on_timeout):
+            all(_has_come(result, deadline) for result in results)
     return _outputs(results, return_exceptions=return_exceptions)
 
 
@@ -160,27 +150,16 @@ async def apredict(
     Raises:
         Exception: As `predict`.
     """
-    task, values = maybe_evaluate(task), _listed(items)
-    deadline = time.monotonic() + _positive("timeout", timeout)
-    options |= _expiry(timeout, on_timeout, expires)
-    _check(task, options, len(values))
-    if not values:
-        return []
-    if Publisher.of(task.app).is_eager():
+    task, values, options, deadline = _checked(task, items, options, timeout, on_timeout, expires)
+    if _runs_here(task, values):
         results = await asyncio.to_thread(_eagerly, task, values, options)
-        return _outputs(results, return_exceptions=return_exceptions)
-    assert_will_not_block()
-    with _reporting(task.app, deadline), sent_by(deadline):
-        results = await _asend(task, values, options, deadline)
-    try:
-        with _reading_results():
+    else:
+        with _sending(task.app, deadline):
+            results = await _asend(task, values, options, deadline)
+        with _waiting(task.app, results, timeout, on_timeout):
             for result in results:
                 if not (_has_ended(result) or await wait_until_ended(result, deadline)):
                     break
-    except BaseException:
-        _revoke_unfinished(task.app, results)
-        raise
-    _check_finished(task.app, results, timeout, on_timeout)
     return _outputs(results, return_exceptions=return_exceptions)
 
 
@@ -216,21 +195,62 @@ def _expiry(timeout: float, on_timeout: str, expires: float | None) -> dict[str,
     return {"expires": datetime.now(UTC) + timedelta(seconds=_positive("expires", expires))}
 
 
-def _check(task: Any, options: dict[str, Any], count: int) -> None:
-    """Refuse calls whose results cannot be waited for."""
+def _checked(
+    task: Any,
+    items: Iterable[Any],
+    options: dict[str, Any],
+    timeout: float,
+    on_timeout: str,
+    expires: float | None,
+) -> tuple[Any, list[Any], dict[str, Any], float]:
+    """Return the task, the items, the options and the deadline of calls that can be waited for."""
+    task, values = maybe_evaluate(task), _listed(items)
+    deadline = time.monotonic() + _positive("timeout", timeout)
+    options |= _expiry(timeout, on_timeout, expires)
     if not isinstance(task, ClientMethods):
         raise ConfigurationError(f"{task!r} is no batch task: give it base=BatchTask")
     if options.get("ignore_result", task.ignore_result):
         raise ConfigurationError(f"{task.name} ignores its results, so none can be waited for")
-    if "task_id" in options and count > 1:
-        raise ConfigurationError(f"{task.name}: {count} calls cannot have one task_id")
+    if "task_id" in options and len(values) > 1:
+        raise ConfigurationError(f"{task.name}: {len(values)} calls cannot have one task_id")
     is_eager = Publisher.of(task.app).is_eager()
     if isinstance(task.backend, DisabledBackend) and not is_eager:
         raise ConfigurationError(f"{task.name} has no result backend: set result_backend")
+    return task, values, options, deadline
+
+
+def _runs_here(task: Any, items: Sequence[Any]) -> bool:
+    """Return whether nothing is sent: for no items, or with ``task_always_eager``."""
+    return not items or Publisher.of(task.app).is_eager()
 
 
 def _eagerly(task: Any, items: Sequence[Any], options: dict[str, Any]) -> list[Any]:
     return [task.apply_async((item,), **options, throw=False) for item in items]
+
+
+@contextmanager
+def _sending(app: Any, deadline: float) -> Iterator[None]:
+    """Give up at the deadline, and raise BrokerUnreachable if sending fails."""
+    assert_will_not_block()
+    with _reporting(app, deadline), sent_by(deadline):
+        yield
+
+
+@contextmanager
+def _waiting(app: Any, results: Sequence[Any], timeout: float, on_timeout: str) -> Iterator[None]:
+    """Raise DeadlineExceeded unless all calls end; revoke the others, also when interrupted."""
+    try:
+        with _reading_results():
+            yield
+    except BaseException:
+        _revoke_unfinished(app, results)
+        raise
+    missing = sum(not _has_ended(each) for each in results)
+    if missing:
+        if on_timeout == "revoke":
+            _revoke_unfinished(app, results)
+        words = f"{missing} of {len(results)} items had no answer within {timeout:g} s."
+        raise DeadlineExceeded(words, results=results)
 
 
 @contextmanager
@@ -255,7 +275,8 @@ def _reporting(app: Any, deadline: float) -> Iterator[None]:
             _away_until[app] = time.monotonic() + _PAUSE
         if isinstance(error, BrokerUnreachable):
             raise
-        raise BrokerUnreachable(f"The broker has not taken the calls: {error}") from error
+        reason = str(error) or "it has not answered in time"
+        raise BrokerUnreachable(f"The broker has not taken the calls: {reason}") from error
 
 
 def _is_unreachable(error: BaseException) -> bool:
@@ -343,26 +364,12 @@ async def _gathered(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Return the results of calls; where one could not be sent, revoke those that were."""
     sending = [asyncio.ensure_future(call) for call in calls]
     try:
-        outcomes = await asyncio.gather(*sending, return_exceptions=True)
-    except asyncio.CancelledError:
+        return await asyncio.gather(*sending)
+    except BaseException:
         for each in sending:
-            if each.done() and not (each.cancelled() or each.exception()):
+            if not each.cancel() and not (each.cancelled() or each.exception()):
                 _abandon(each.result())
         raise
-    errors = [each for each in outcomes if isinstance(each, BaseException)]
-    if errors:
-        for result in outcomes:
-            if not isinstance(result, BaseException):
-                _abandon(result)
-        raise errors[0]
-    return outcomes
-
-
-def _wait(results: Sequence[Any], deadline: float) -> None:
-    """Return when all have ended, or the time is over."""
-    for result in results:
-        if not _has_come(result, deadline):
-            return
 
 
 def _has_come(result: Any, deadline: float) -> bool:
@@ -387,16 +394,6 @@ def _has_come(result: Any, deadline: float) -> bool:
     except CeleryTimeoutError:
         return False
     return True
-
-
-def _check_finished(app: Any, results: Sequence[Any], timeout: float, on_timeout: str) -> None:
-    """Raise DeadlineExceeded unless all calls have ended."""
-    missing = sum(not _has_ended(each) for each in results)
-    if missing:
-        if on_timeout == "revoke":
-            _revoke_unfinished(app, results)
-        words = f"{missing} of {len(results)} items had no answer within {timeout:g} s."
-        raise DeadlineExceeded(words, results=results)
 
 
 def _outputs(results: Sequence[Any], *, return_exceptions: bool) -> list[Any]:

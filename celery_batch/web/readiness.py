@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,16 +72,12 @@ def readiness(app: Celery, tasks: Iterable[Any], *, timeout: float = 2.0) -> Rea
     Raises:
         ConfigurationError: One of them is no batch task.
     """
-    reasons = {}
-    deadline = time.monotonic() + timeout
-    for task in _batch_tasks(app, tasks):
-        try:
-            is_served = task.is_served(timeout=max(deadline - time.monotonic(), 0.0))
-        except OperationalError as error:
-            return _away(error)
-        if not is_served:
-            reasons[task.name] = _NOT_SERVED
-    return Readiness(reasons)
+    left = _countdown(timeout)
+    try:
+        served = {each.name: each.is_served(timeout=left()) for each in _batch_tasks(app, tasks)}
+    except OperationalError as error:
+        return _broker_away(error)
+    return _readiness_of(served)
 
 
 async def areadiness(
@@ -101,21 +97,29 @@ async def areadiness(
     Raises:
         ConfigurationError: One of them is no batch task.
     """
-    reasons = {}
-    deadline = time.monotonic() + timeout
-    for task in _batch_tasks(app, tasks):
-        try:
-            is_served = await task.ais_served(timeout=max(deadline - time.monotonic(), 0.0))
-        except OperationalError as error:
-            return _away(error)
-        if not is_served:
-            reasons[task.name] = _NOT_SERVED
-    return Readiness(reasons)
+    left = _countdown(timeout)
+    try:
+        served = {
+            each.name: await each.ais_served(timeout=left()) for each in _batch_tasks(app, tasks)
+        }
+    except OperationalError as error:
+        return _broker_away(error)
+    return _readiness_of(served)
 
 
-def _away(error: OperationalError) -> Readiness:
+def _countdown(seconds: float) -> Callable[[], float]:
+    """Return a function that returns how many of the seconds are left."""
+    deadline = time.monotonic() + seconds
+    return lambda: max(deadline - time.monotonic(), 0.0)
+
+
+def _broker_away(error: OperationalError) -> Readiness:
     logger.warning("Not ready: %s", error)
     return Readiness({"broker": _NO_BROKER})
+
+
+def _readiness_of(served: dict[str, bool]) -> Readiness:
+    return Readiness({name: _NOT_SERVED for name, is_served in served.items() if not is_served})
 
 
 def _batch_tasks(app: Celery, tasks: Iterable[Any]) -> Iterator[Any]:

@@ -159,6 +159,7 @@ def test_who_waits_when_listening_is_forbidden(tmp_path: Path):
             values = [answer.result(SOON) for answer in [*answers, *futures]]
 
         assert listener_for(background.app) is None
+        assert not is_listening(background.app)
     assert (4, 4) == late
     assert [0, 1, 2, list(range(5, 45)), 3] == values
 

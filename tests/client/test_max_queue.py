@@ -208,7 +208,7 @@ def test_the_error_survives_the_way_to_others() -> None:
     """The error keeps its words and its time when it is pickled."""
     error = pickle.loads(pickle.dumps(QueueFull("full", retry_after=2.5)))  # noqa: S301
 
-    assert ("full", 2.5, 429) == (str(error), error.retry_after, error.http)
+    assert ("full", 2.5, 429) == (str(error), error.retry_after, error.status_code)
 
 
 def test_an_unknown_broker_refuses_no_call(in_python: Callable[..., str]) -> None:

@@ -120,7 +120,7 @@ def test_a_call_that_could_not_be_sent_leaves_a_doubt(monkeypatch: pytest.Monkey
 
     assert BrokerUnreachable is not tried.type
     assert isinstance(refused.value, BatchError)
-    assert (503, 1.0) == (refused.value.http, refused.value.retry_after)
+    assert (503, 1.0) == (refused.value.status_code, refused.value.retry_after)
 
 
 def test_a_full_queue_is_full_again_once_the_broker_answers(server: RedisServer) -> None:
@@ -154,7 +154,7 @@ def test_the_error_survives_the_way_to_others() -> None:
     """The error keeps its words and its time when it is pickled."""
     error = pickle.loads(pickle.dumps(BrokerUnreachable("away", retry_after=2.5)))  # noqa: S301
 
-    assert ("away", 2.5, 503) == (str(error), error.retry_after, error.http)
+    assert ("away", 2.5, 503) == (str(error), error.retry_after, error.status_code)
 
 
 def test_the_loop_goes_on_during_a_first_measurement() -> None:

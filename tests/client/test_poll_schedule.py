@@ -28,12 +28,12 @@ def test_oldest_is_polled_first():
     schedule = PollSchedule()
     some = notified(5)
     for n, pending in enumerate(some):
-        schedule.add(pending, n / 10)
+        schedule.add(pending, (n + 1) / 10)
 
-    assert some[:2] == schedule.take(now=0.35, limit=2)
-    assert some[2:4] == schedule.take(now=0.35, limit=10)
-    assert [] == schedule.take(now=0.35, limit=10)
-    assert 0.4 == schedule.next_due()
+    assert some[:2] == schedule.take(now=0.45, limit=2)
+    assert some[2:4] == schedule.take(now=0.45, limit=10)
+    assert [] == schedule.take(now=0.45, limit=10)
+    assert 0.5 == schedule.next_due()
 
 
 def test_nothing_is_due_where_nothing_is_awaited():
@@ -46,7 +46,7 @@ def test_polled_result_comes_last():
     """After a poll, a result waits its interval behind all others, even if it waited already."""
     schedule = PollSchedule()
     first, second = notified(2)
-    schedule.add(first, 0.0)
+    schedule.add(first, 0.1)
     schedule.add(second, 0.5)
     polled = schedule.take(now=0.2, limit=10)
 
@@ -68,9 +68,9 @@ def test_urgent_result_is_polled_once_at_once():
     """An urgent result comes before all others, and then again after its interval."""
     schedule = PollSchedule()
     first, urgent = notified(2)
-    schedule.add(first, 0.0)
+    schedule.add(first, 0.1)
+    schedule.add(urgent, 0.2)
     schedule.add(urgent, 0.0)
-    schedule.add_urgent(urgent)
 
     assert [urgent] == schedule.take(now=0.5, limit=1)
     assert [first] == schedule.take(now=0.5, limit=10)

@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery, states
 from celery.exceptions import TimeoutError as CeleryTimeoutError
-from celery.result import EagerResult, denied_join_result
+from celery.result import denied_join_result
 
 from celery_batch.client.results import pending
 from celery_batch.client.results.pending import PendingResults
@@ -349,7 +349,7 @@ def test_ignored_result_has_no_states(background: FakeWorker):
 
 def test_eager_result_has_the_one_that_it_has():
     """A task that ran at once yields its end, whichever way it is asked."""
-    result = EagerBatchResult.of(EagerResult("id", 1, states.SUCCESS))
+    result = EagerBatchResult("id", 1, states.SUCCESS)
 
     async def all_of(following: AsyncIterator[str]) -> list[str]:
         """Return all states."""

@@ -38,7 +38,7 @@ class PartlySent(BatchError, OperationalError):
         places: The same by their places among the calls, counted from 0.
     """
 
-    http = 503
+    status_code = 503
 
     def __init__(
         self, message: str, sent: list[Any] | None = None, places: dict[int, Any] | None = None

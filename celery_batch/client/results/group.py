@@ -9,6 +9,7 @@ from typing import Any
 from celery.result import GroupResult
 from celery.utils.functional import noop
 
+from celery_batch.client.results.futures import has_ended
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client.results.waiting import ThreadWaiter
 
@@ -72,7 +73,7 @@ class BatchGroup(GroupResult):  # type: ignore[misc]
 
 
 def _first_ready(missing: dict[int, BatchResult]) -> BatchResult | None:
-    return next((member for member in missing.values() if member.poll()), None)
+    return next((member for member in missing.values() if has_ended(member)), None)
 
 
 def adopt_groups(app: Any) -> None:

@@ -96,13 +96,9 @@ class PollSchedule:
     def __bool__(self) -> bool:
         return any(self._queues.values())
 
-    def add_urgent(self, pending: PendingResult) -> None:
-        """Poll a result at once."""
-        self._queues[0.0].setdefault(pending, 0.0)
-
     def add(self, pending: PendingResult, due: float) -> None:
-        """Poll a result from a time on, unless it is in its queue already."""
-        self._queues[pending.poll_interval].setdefault(pending, due)
+        """Poll a result from a time on, 0 for at once, unless it is in that queue already."""
+        self._queues[pending.poll_interval if due else 0.0].setdefault(pending, due)
 
     def discard(self, pending: PendingResult) -> None:
         """Poll a result no more."""
@@ -201,10 +197,7 @@ class PendingResults(PerProcess):
             if pending.value is not None:
                 return False
             pending.callbacks = [*(pending.callbacks or ()), callback]
-            if is_urgent:
-                self._schedule.add_urgent(pending)
-            else:
-                self._schedule.add(pending, time.monotonic() + POLL_NOTIFIED)
+            self._schedule.add(pending, 0.0 if is_urgent else time.monotonic() + POLL_NOTIFIED)
         self.on_awaited(is_urgent)
         return True
 
@@ -219,10 +212,7 @@ class PendingResults(PerProcess):
             pending.state_callbacks = [*(pending.state_callbacks or ()), callback]
             due = pending.checked_at + POLL_FOLLOWED
             is_urgent = due <= time.monotonic()
-            if is_urgent:
-                self._schedule.add_urgent(pending)
-            else:
-                self._schedule.add(pending, due)
+            self._schedule.add(pending, 0.0 if is_urgent else due)
         self.on_awaited(is_urgent)
         return True
 

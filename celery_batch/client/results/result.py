@@ -186,10 +186,6 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         """Whether the app's listener receives it, rather than Celery's own machinery."""
         return self.pending_result.is_ours and not self._waits_as_celery_does
 
-    def poll(self) -> Self | None:
-        """Return itself if its task has ended, as far as the backend can be asked."""
-        return self if has_ended(self) else None
-
     def maybe_throw(self, propagate: bool = True, callback: Any = None) -> Any:  # noqa: FBT001, FBT002
         """
         Return the result, or raise what the task has failed with; see Celery.
@@ -372,7 +368,7 @@ class BatchResult(AsyncResult):  # type: ignore[misc]
         notify = partial(waiter.notify, self)
         if registry.add_callback(pending, notify):
             try:
-                waiter.wait(self.poll)
+                waiter.wait(partial(has_ended, self))
             finally:
                 registry.remove_callback(pending, notify)
 
@@ -395,21 +391,9 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
     batch_info: BatchInfo | None = None
 
     @classmethod
-    def of(cls, result: Any) -> Any:
-        """
-        Return an eager result that can be awaited.
-
-        Args:
-            result: Celery's eager result, or another of its kind.
-        """
-        if type(result) is EagerResult:
-            result.__class__ = cls
-        return result
-
-    @classmethod
     def checked(cls, task: Any, result: Any, options: dict[str, Any]) -> Any:
         """
-        Return an eager result, a failure if a worker could not have stored its value.
+        Return an eager result that can be awaited; a failure if its value could not be stored.
 
         Args:
             task: Whose call it is.
@@ -419,18 +403,19 @@ class EagerBatchResult(EagerResult):  # type: ignore[misc]
         Raises:
             EncodeError: A worker could not have, and ``throw`` or the app wants it raised.
         """
-        found = cls.of(result)
+        if type(result) is EagerResult:
+            result.__class__ = cls
         ignored = options.get("ignore_result", task.ignore_result)
-        if not isinstance(found, EagerResult) or found.state != states.SUCCESS or ignored:
-            return found
+        if not isinstance(result, EagerResult) or result.state != states.SUCCESS or ignored:
+            return result
         try:
-            check_output(task.backend, found.result)
+            check_output(task.backend, result.result)
         except EncodeError as error:
             throw = options.get("throw")
             if task.app.conf.task_eager_propagates if throw is None else throw:
                 raise
-            return cls(found.id, error, states.FAILURE, name=found.name)
-        return found
+            return cls(result.id, error, states.FAILURE, name=result.name)
+        return result
 
     def __await__(self) -> Generator[Any, None, Any]:
         """

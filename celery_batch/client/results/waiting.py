@@ -58,7 +58,7 @@ class ThreadWaiter:
         Return what has come, or what polling has found where there is no listener.
 
         Args:
-            poll: Asks the store; returns None if nothing is there.
+            poll: Asks the store; returns what is there, or nothing that is true.
 
         Raises:
             TimeoutError: Celery's; the time is over.
@@ -70,8 +70,8 @@ class ThreadWaiter:
             listener = listener_for(self._app, self._at_most(TIMEOUT))
             if listener is None or self.left == 0.0:
                 found = poll()
-                self._has_found = found is not None
-                if found is not None:
+                self._has_found = bool(found)
+                if found:
                     return found
                 if self.left == 0.0:
                     raise CeleryTimeoutError("The operation timed out.")
