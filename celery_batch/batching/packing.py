@@ -27,19 +27,21 @@ def pack(size: int, rows: Iterable[int]) -> int:
         rows: How many rows each waiting request has, at least 1, in their order.
     """
     waiting = iter(rows)
-    taken, room, misfit = _fill(size, waiting)
-    if not misfit or not room:
-        return taken
-    if not taken:
+    first_count, first_room, misfit = _fill(size, waiting)
+    if not misfit or not first_room:
+        return first_count
+    if not first_count:
         more, *_ = _fill(-misfit % size, waiting)
         return 1 + more
     if misfit > size:
-        return taken
-    with_it, room_apart, beyond = _fill(size - misfit, waiting)
-    if not 0 < beyond <= room_apart + room:
-        return taken
-    more, *_ = _fill(room_apart + room - beyond, waiting)
-    return taken + 1 + with_it + 1 + more
+        return first_count
+    # Two batches would be the first and this second one, and leave the room of both unused.
+    second_count, second_room, second_misfit = _fill(size - misfit, waiting)
+    room = first_room + second_room
+    if not 0 < second_misfit <= room:
+        return first_count
+    more, *_ = _fill(room - second_misfit, waiting)
+    return first_count + 1 + second_count + 1 + more
 
 
 def _fill(room: int, waiting: Iterator[int]) -> tuple[int, int, int]:

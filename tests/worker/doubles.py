@@ -12,8 +12,8 @@ from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from kombu.asynchronous import Hub
 
+from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
-from celery_batch.worker.dispatch.job import BatchJob
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 
@@ -28,7 +28,7 @@ class Call:
         self.time_limits: tuple[float | None, float | None] = (None, None)
         self.delivery_info: dict[str, Any] = {}
         self.losses, self.deadline, self.limit, self.arrived = 0, None, None, None
-        self.is_cancelled = self.is_undecoded = False
+        self.is_cancelled = self.is_undecoded = self.is_routine = False
         self.deliveries, self.rows, self.is_suspect = 0, 1, False
         self.has_result = True
         self.correlation_id = self.reply_to = self.eventer = None

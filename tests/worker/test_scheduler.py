@@ -11,8 +11,8 @@ from celery.worker import state
 from kombu.asynchronous import Hub
 
 from celery_batch.testing import ManualClock
+from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
-from celery_batch.worker.dispatch.job import BatchJob
 from tests.worker.doubles import Pool, Worker
 
 

@@ -25,7 +25,6 @@ from celery_batch.batching.isolation import Verdict, after_loss
 from celery_batch.config import max_worker_losses
 from celery_batch.errors import PoisonItem
 from celery_batch.telemetry.report import NO_WORK, Work
-from celery_batch.worker.intake.request import BatchRequest
 
 __all__ = [
     "BatchEnd",
@@ -38,7 +37,6 @@ __all__ = [
     "after_failure",
     "deadline_passed",
     "error_info",
-    "is_routine",
     "not_run",
 ]
 
@@ -145,11 +143,6 @@ class HandlerCall:
         return True
 
 
-def is_routine(request: Any) -> bool:
-    """Return whether a request's start and success only change Celery's own records."""
-    return isinstance(request, BatchRequest) and request.is_routine
-
-
 def error_info(error: Exception) -> ExceptionInfo:
     """Wrap an error as the pool would."""
     try:
@@ -194,7 +187,7 @@ def after_answer(requests: Sequence[Any], end: BatchEnd, *, began: float) -> Fol
             follow_up.refused.append((request, result.reason))
         elif isinstance(result, ExceptionInfo):
             notify(HandlerCall(request, request.on_failure, (result,)))
-        elif result is not None and not result[0] and is_routine(request):
+        elif result is not None and not result[0] and request.is_routine:
             follow_up.succeeded.append(request)
         elif result is not None:
             notify(HandlerCall(request, request.on_success, (result,)))

@@ -25,7 +25,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_batch.compat.billiard import PoolPipe
 from celery_batch.task import BatchTask
-from celery_batch.worker.dispatch.job import BatchJob
+from celery_batch.worker.dispatch.batch_job import BatchJob
 
 __all__ = ["JobSubmitter", "may_overlap", "worker_may_overlap"]
 

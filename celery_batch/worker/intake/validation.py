@@ -122,21 +122,17 @@ def accept_unreadable_properties() -> None:
     that are no UTF-8.  The broker would deliver such a message again, to the next worker.
     """
     for class_id, decode in serialization.PROPERTY_CLASSES.items():
-        if not isinstance(decode, _Accepting):
-            serialization.PROPERTY_CLASSES[class_id] = _Accepting(decode)
+        if not isinstance(decode, partial):
+            serialization.PROPERTY_CLASSES[class_id] = partial(_properties, decode)
 
 
-class _Accepting:
-    """A decoder of properties that never fails."""
-
-    def __init__(self, decode: Callable[[Any, int], tuple[dict[str, Any], int]]) -> None:
-        self._decode = decode
-
-    def __call__(self, buf: Any, offset: int) -> tuple[dict[str, Any], int]:
-        try:
-            return self._decode(buf, offset)
-        except Exception:  # noqa: BLE001 (a decoder may raise anything)
-            return {"content_type": UNREADABLE, "application_headers": {}}, offset
+def _properties(decode: Callable[..., Any], buf: Any, offset: int) -> tuple[dict[str, Any], int]:
+    """Decode properties; in place of unreadable ones return some that no task accepts."""
+    try:
+        found: tuple[dict[str, Any], int] = decode(buf, offset)
+    except Exception:  # noqa: BLE001 (a decoder may raise anything)
+        return {"content_type": UNREADABLE, "application_headers": {}}, offset
+    return found
 
 
 def _encode(envelope: Any) -> bytes:
@@ -154,21 +150,15 @@ class _TooLarge(TooLarge, DecodeError):
     """A body expands beyond the limit."""
 
 
-class _Inflate:
-    """A decoder for kombu that stops at a size."""
-
-    def __init__(self, begin: Callable[[], Any], limit: int) -> None:
-        self._begin = begin
-        self._limit = limit
-
-    def __call__(self, data: bytes) -> bytes:
-        stream = self._begin()
-        found = stream.decompress(data, self._limit + 1)
-        if len(found) > self._limit:
-            raise _TooLarge(f"its body is larger than {self._limit} bytes when decompressed")
-        if not stream.eof:
-            raise DecodeError("its compressed body is cut short")
-        return bytes(found)
+def _decompress(begin: Callable[[], Any], limit: int, data: bytes) -> bytes:
+    """Decompress a body for kombu, up to a size."""
+    stream = begin()
+    found = stream.decompress(data, limit + 1)
+    if len(found) > limit:
+        raise _TooLarge(f"its body is larger than {limit} bytes when decompressed")
+    if not stream.eof:
+        raise DecodeError("its compressed body is cut short")
+    return bytes(found)
 
 
 def limit_decompression(limit: int | None) -> None:
@@ -183,8 +173,9 @@ def limit_decompression(limit: int | None) -> None:
     for content_type, stock, begin in _streams():
         encode, _ = compression.get_encoder(content_type)
         decode = compression.get_decoder(content_type)
-        if decode is stock or isinstance(decode, _Inflate):  # else it is the user's own
-            compression.register(encode, _Inflate(begin, limit), content_type)
+        is_ours = getattr(decode, "func", None) is _decompress
+        if decode is stock or is_ours:  # else it is the user's own
+            compression.register(encode, partial(_decompress, begin, limit), content_type)
 
 
 def _streams() -> list[tuple[str, Any, Callable[[], Any]]]:
@@ -239,9 +230,9 @@ class MessageValidator:
         if WorkerContext.of(consumer.controller).tasks:
             self.limit_all()
         consumer.create_task_handler = self._guarded_handler
-        consumer.on_decode_error = self._on_decode_error
-        consumer.on_invalid_task = self._on_invalid_task
-        consumer.task_consumer.on_decode_error = self._on_decode_error
+        consumer.on_decode_error = partial(self._on_error, "on_decode_error")
+        consumer.on_invalid_task = partial(self._on_error, "on_invalid_task")
+        consumer.task_consumer.on_decode_error = consumer.on_decode_error
         channel = self._channel = consumer.task_consumer.channel
         if isinstance(channel, virtual.Channel):
             once: Any = OnceDecoded(channel.codecs["base64"])
@@ -360,17 +351,13 @@ class MessageValidator:
             return True
         return any(request.message is message for request in list(requests.values()))
 
-    def _on_decode_error(self, message: Any, exc: Exception) -> None:
+    def _on_error(self, handler: str, *args: Any) -> None:
+        """Refuse a message, unless the consumer's own handler is for it."""
+        *_, message, error = args
         if self._is_for_celery(message):
-            self._stock["on_decode_error"](message, exc)
+            self._stock[handler](*args)
         else:
-            self._refuse(message, exc)
-
-    def _on_invalid_task(self, body: Any, message: Any, exc: Exception) -> None:
-        if self._is_for_celery(message):
-            self._stock["on_invalid_task"](body, message, exc)
-        else:
-            self._refuse(message, exc)
+            self._refuse(message, error)
 
     def _is_for_celery(self, message: Any) -> bool:
         """Return whether a message is for an ordinary task, or for the worker itself."""

@@ -23,6 +23,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.meter import Meter
 from celery_batch.telemetry.report import NO_WORK, BatchReport, End, RequestEnd
+from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
     FollowUp,
@@ -30,7 +31,6 @@ from celery_batch.worker.dispatch.follow_up import (
     TraceResult,
     Unanswered,
 )
-from celery_batch.worker.dispatch.job import BatchJob
 from celery_batch.worker.scheduling.slots import Slots
 
 __all__ = ["BatchRecorder"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from celery_batch.worker.dispatch.job import BatchJob
+from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
 
 __all__ = ["TaskPriority"]

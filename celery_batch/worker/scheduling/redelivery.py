@@ -15,7 +15,7 @@ from typing import Any
 
 from celery.concurrency.prefork import TaskPool as PreforkPool
 
-from celery_batch.worker.dispatch.job import BatchJob
+from celery_batch.worker.dispatch.batch_job import BatchJob
 
 __all__ = ["Known", "RedeliveryCache", "is_suspect"]
 

@@ -21,8 +21,8 @@ from celery.worker.state import task_ready
 
 from celery_batch.batching.batcher import Wait
 from celery_batch.batching.policy import BatchPolicy
+from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import FollowUp, deadline_passed
-from celery_batch.worker.dispatch.job import BatchJob
 from celery_batch.worker.dispatch.job_submitter import JobSubmitter
 from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.metrics.recorder import BatchRecorder

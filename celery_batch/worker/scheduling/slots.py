@@ -15,7 +15,7 @@ from celery.concurrency.solo import TaskPool as SoloPool
 from celery.worker import state
 
 from celery_batch.compat.billiard import pool_processes
-from celery_batch.worker.dispatch.job import BatchJob
+from celery_batch.worker.dispatch.batch_job import BatchJob
 
 __all__ = ["Slots"]
 

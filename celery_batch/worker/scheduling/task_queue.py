@@ -19,8 +19,8 @@ from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
+from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
-from celery_batch.worker.dispatch.job import BatchJob
 
 __all__ = ["LEAST_URGENT", "TaskQueue"]
 

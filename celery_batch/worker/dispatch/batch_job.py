@@ -27,7 +27,6 @@ from celery_batch.worker.dispatch.follow_up import (
     after_answer,
     after_failure,
     error_info,
-    is_routine,
 )
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.executor import run_batch
@@ -311,7 +310,7 @@ def _accept(requests: Sequence[Any], pid: int, began: float) -> list[Any]:
     if celery_request._does_debug:  # noqa: SLF001 (it logs a line for each)
         return list(requests)
     started = time.time() - (time.monotonic() - began)
-    routine = [each for each in requests if is_routine(each) and not each.is_done]
+    routine = [each for each in requests if each.is_routine and not each.is_done]
     for request in routine:
         request.worker_pid, request.time_start = pid, started
         state.requests[request.id] = request
