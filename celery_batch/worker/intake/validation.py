@@ -324,7 +324,11 @@ class MessageValidator:
                 return getattr(self._consumer.strategies.get(task.name), "admit", None)
         elif task is not None:
             check_vital(fields)
-            self._check_ordinary(message)
+            try:
+                payload = message.payload
+            except Exception:  # noqa: BLE001 (Celery decodes it again, and reports it)
+                return None
+            check_payload(payload)
         return None
 
     def _check_length(self, message: Any) -> None:
@@ -332,13 +336,6 @@ class MessageValidator:
             raise TooLarge(
                 f"its body has {len(message.body)} bytes, more than batch_max_message_size"
             )
-
-    def _check_ordinary(self, message: Any) -> None:
-        try:
-            payload = message.payload
-        except Exception:  # noqa: BLE001 (Celery decodes it again, and reports it)
-            return
-        check_payload(payload)
 
     def _task(self, fields: Any) -> Any:
         name = fields.get("task")

@@ -91,12 +91,6 @@ class TaskQueue:
         oldest = self._batcher.oldest
         return _NEVER if oldest is None else oldest
 
-    @property
-    def oldest_held(self) -> float:
-        """When the oldest request arrived, those that the pause set aside included."""
-        set_aside: list[float] = [request.arrived for request in self._set_aside]
-        return min([self.oldest, *set_aside])
-
     def add(self, task_request: Any, *, urgency: int = 0) -> None:
         """Add Celery's request to those that wait for a slot; also while the task is paused."""
         if task_request.arrived is None:
@@ -269,6 +263,7 @@ class TaskQueue:
 
     def report(self) -> dict[str, Any]:
         """Return the policy and the counts as plain data."""
+        oldest = min([self.oldest, *(request.arrived for request in self._set_aside)])
         return {
             "max_batch_size": self.policy.max_batch_size,
             "max_wait": self.policy.max_wait,
@@ -283,7 +278,7 @@ class TaskQueue:
             "model_calls": self.calls,
             "safe_size": self.safe_size,
             "worker_losses": self.losses,
-            "oldest_age": round(max(time.monotonic() - self.oldest_held, 0.0), 6),
+            "oldest_age": round(max(time.monotonic() - oldest, 0.0), 6),
         }
 
 
