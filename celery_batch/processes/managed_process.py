@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import IO, Self, cast
 
 from celery_batch.errors import BatchError
 from celery_batch.processes import reaper
@@ -80,6 +80,8 @@ class ManagedProcess:
                 pass_fds=pass_fds,
                 start_new_session=True,
             )
+        #: Its reading end is the reaper's.
+        self._pipe: IO[bytes] = cast("IO[bytes]", self._reaper.stdin)
         _children.add(self)
 
     def __enter__(self) -> Self:
@@ -134,11 +136,11 @@ class ManagedProcess:
         Args:
             grace: Seconds it gets to finish by itself before it is killed.
         """
-        if os.getpid() != self._owner or self._reaper.stdin is None:
+        if os.getpid() != self._owner:
             return
         # The reaper may have ended with its server, and so has its end of the pipe.
         with contextlib.suppress(BrokenPipeError, ValueError):
-            self._reaper.stdin.write(f"{grace}\n".encode())
+            self._pipe.write(f"{grace}\n".encode())
 
     def stop(self, grace: float = 5.0) -> None:
         """
@@ -147,18 +149,13 @@ class ManagedProcess:
         Args:
             grace: Seconds it gets to finish by itself before it is killed.
         """
-        if os.getpid() != self._owner or self._reaper.stdin is None:
+        if os.getpid() != self._owner:
             return
         self.terminate(grace)
         try:
             self._reaper.wait()
         finally:
-            self._reaper.stdin.close()
-
-    def _close_pipe(self) -> None:
-        """Close the pipe in a forked copy of this process, where it would outlive the owner."""
-        if self._reaper.stdin is not None:
-            self._reaper.stdin.close()
+            self._pipe.close()
 
 
 _children: weakref.WeakSet[ManagedProcess] = weakref.WeakSet()
@@ -166,7 +163,7 @@ _children: weakref.WeakSet[ManagedProcess] = weakref.WeakSet()
 
 def _after_fork() -> None:
     for child in list(_children):
-        child._close_pipe()  # noqa: SLF001 (same module)
+        child._pipe.close()  # noqa: SLF001 (same module; it would outlive the owner)
 
 
 # Descriptors close on exec by themselves; a fork without exec keeps them.

@@ -96,15 +96,13 @@ def read_config(path: Path) -> ServeConfig:
     try:
         tree = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
         values = dict(_values(tree))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {error}") from error
     except yaml.MarkedYAMLError as error:
         line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigurationError(f"{path}{line}: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path}: {error}") from error
     except _Wrong as error:
         raise ConfigurationError(f"{path}:{error.line}: {error}") from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{path}: {error}") from error
     if "handle" not in values:
         raise ConfigurationError(f"{path}: Handle is missing; name the class that serves requests")
     return _completed(values)
@@ -131,7 +129,7 @@ def _completed(values: dict[str, Any]) -> ServeConfig:
     return ServeConfig(**values)
 
 
-class _Wrong(ValueError):
+class _Wrong(Exception):
     def __init__(self, node: yaml.Node | None, message: str) -> None:
         super().__init__(message)
         self.line = node.start_mark.line + 1 if node else 1
@@ -151,8 +149,6 @@ def _values(tree: yaml.Node | None) -> Iterator[tuple[str, Any]]:
         name, check = _KEYS[word]
         try:
             yield name, check(node)
-        except _Wrong:
-            raise
         except (ValueError, yaml.constructor.ConstructorError) as error:
             what = getattr(error, "problem", None) or error
             raise _Wrong(node, f"{word}: {what}") from error

@@ -215,7 +215,7 @@ def settle(
         outputs: Of all their items, in order; an `Outcome` with an error in place of some.
         answer_lock: Their streamer's.
     """
-    awaited: list[tuple[Answer, list[Any]]] = []
+    awaited: list[tuple[Answer, list[Any], Outcome | None]] = []
     may_fail = Outcome in set(map(type, outputs))
     end = 0
     with answer_lock.lock:
@@ -223,15 +223,17 @@ def settle(
             answer, begin = request.item, end
             end += request.rows
             part = [outputs[begin]] if request.rows == 1 else list(outputs[begin:end])
+            failure = _failure(part) if may_fail else None
             if "_condition" in answer.__dict__:
-                awaited.append((answer, part))
-            elif may_fail or answer._state in _DONE:  # noqa: SLF001
-                _finish(answer, part)
-            else:  # as nearly always, and a call more would cost as much again
-                answer._result, answer.items = part, _NOTHING  # noqa: SLF001
+                awaited.append((answer, part, failure))
+            elif answer._state not in _DONE:  # noqa: SLF001
+                if failure is None:
+                    answer._result = part  # noqa: SLF001
+                else:
+                    answer._exception, answer._origin = failure.error, failure.origin  # noqa: SLF001
+                answer.items = _NOTHING
                 answer._state = _FINISHED  # noqa: SLF001
-    for answer, part in awaited:
-        failure = _failure(part) if may_fail else None
+    for answer, part, failure in awaited:
         try:
             if failure is None:
                 answer.set_result(part)
@@ -251,19 +253,8 @@ def fail(requests: Sequence[Request[Answer]], error: Exception, answer_lock: Ans
     settle(requests, [outcome] * sum(request.rows for request in requests), answer_lock)
 
 
-def _finish(answer: Answer, part: list[Any]) -> None:
-    """Put outputs into an answer, or the first error among them."""
-    if answer._state in _DONE:  # noqa: SLF001
-        return
-    if (failure := _failure(part)) is None:
-        answer._result = part  # noqa: SLF001
-    else:
-        answer._exception, answer._origin = failure.error, failure.origin  # noqa: SLF001
-    answer.items = _NOTHING
-    answer._state = _FINISHED  # noqa: SLF001
-
-
 def _failure(part: list[Any]) -> Outcome | None:
+    """Return the first error among the outputs of a request."""
     return next((each for each in part if type(each) is Outcome), None)
 
 

@@ -139,13 +139,14 @@ class Adapter(Model):
             made = made(os.environ.get(VISIBLE) if device.startswith("cuda:") else None)
         elif isinstance(made, type):
             made = made(*self._args, **self._kwargs)
+        function = made
         if isinstance(made, ManagedModel):
             made.init_model(*self._args, **self._kwargs)
+            function = made.predict
         elif isinstance(made, Model):
             made.load(device)
-            self._model = made
-        is_function = not isinstance(made, (ManagedModel, Model))
-        self.predict = made if is_function else made.predict  # type: ignore[method-assign]
+            self._model, function = made, made.predict
+        self.predict = function  # type: ignore[method-assign]
 
     def predict(self, batch: list[Any]) -> Sequence[Any]:
         """Answer a batch; `load` puts the model's own function in place of this one."""

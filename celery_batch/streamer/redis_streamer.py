@@ -31,7 +31,6 @@ from kombu.utils.url import maybe_sanitize_url
 from celery_batch.client.publish.bulk import apply_many
 from celery_batch.client.results.futures import (
     has_ended,
-    keep_rpc_address,
     notify_cancelled,
     settle,
     small_values,
@@ -171,8 +170,6 @@ class RequestFuture(Future):  # type: ignore[type-arg]
             future = me()
             return future is None or future._settle()  # noqa: SLF001 (our own)
 
-        for result in self._results:
-            keep_rpc_address(result.backend)
         Poller.of(self._results[0].app).add(poll)
 
     def _settle(self) -> bool:
