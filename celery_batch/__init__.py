@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from celery_batch.batching.policy import BatchPolicy as BatchPolicy
     from celery_batch.client.backpressure import BrokerUnreachable as BrokerUnreachable
-    from celery_batch.client.publish.bulk import PartlySent as PartlySent
+    from celery_batch.client.publish.send_many import PartlySent as PartlySent
     from celery_batch.client.results.futures import as_completed as as_completed
     from celery_batch.client.results.listener import close_listener as close_listener
     from celery_batch.client.revoke import revoke_soon as revoke_soon
@@ -81,7 +81,7 @@ _HOME = {
     "Model": "celery_batch.runtime.model",
     "ModelError": "celery_batch.errors",
     "OutOfMemory": "celery_batch.errors",
-    "PartlySent": "celery_batch.client.publish.bulk",
+    "PartlySent": "celery_batch.client.publish.send_many",
     "PoisonItem": "celery_batch.errors",
     "QueueFull": "celery_batch.errors",
     "Readiness": "celery_batch.web.readiness",

@@ -143,7 +143,7 @@ class ClientMethods(Task):  # type: ignore[misc]
             PartlySent: Only some could be sent; the error says which.
             QueueFull: There is not enough room for all; none was sent.
         """
-        return _client("publish.bulk").apply_many(self, rows, options)  # type: ignore[no-any-return]
+        return _client("publish.send_many").apply_many(self, rows, options)  # type: ignore[no-any-return]
 
     async def adelay_many(self, items: Iterable[Any]) -> list[Any]:
         """
@@ -175,8 +175,8 @@ class ClientMethods(Task):  # type: ignore[misc]
         return await _client("publish.aio").aapply_many(self, rows, options)  # type: ignore[no-any-return]
 
     def _apply_chunks(self, chunks: Iterable[Any], options: dict[str, Any]) -> list[Any]:
-        """Send chunks in one write, as a backfill does; see `celery_batch.client.publish.bulk`."""
-        return _client("publish.bulk").apply_chunks(self, chunks, options)  # type: ignore[no-any-return]
+        """Send chunks in one write, as a backfill does; see `publish.send_many`."""
+        return _client("publish.send_many").apply_chunks(self, chunks, options)  # type: ignore[no-any-return]
 
     def _forget_many(self, results: Iterable[Any]) -> None:
         """Forget results together, as a backfill does; see `celery_batch.client.results.result`."""

@@ -28,7 +28,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from kombu.utils.url import maybe_sanitize_url
 
-from celery_batch.client.publish.bulk import apply_many
+from celery_batch.client.publish.send_many import apply_many
 from celery_batch.client.results.futures import (
     has_ended,
     notify_cancelled,

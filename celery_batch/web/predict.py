@@ -34,8 +34,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from celery_batch.client.backpressure import BrokerUnreachable
 from celery_batch.client.publish.aio import apply_and_wait, apply_async
 from celery_batch.client.publish.buffer import sent_by
-from celery_batch.client.publish.bulk import PartlySent
 from celery_batch.client.publish.publisher import Publisher
+from celery_batch.client.publish.send_many import PartlySent
 from celery_batch.client.results.listener import (
     is_cut_off,
     is_listening,

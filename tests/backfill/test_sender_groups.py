@@ -11,7 +11,7 @@ from celery_batch import BatchTask
 from celery_batch.backfill import sender as senders
 from celery_batch.backfill.engine import Backfill
 from celery_batch.backfill.window import Chunk, Limits, Row
-from celery_batch.client.publish.bulk import PartlySent
+from celery_batch.client.publish.send_many import PartlySent
 from celery_batch.errors import QueueFull
 
 

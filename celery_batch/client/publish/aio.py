@@ -20,9 +20,9 @@ from weakref import WeakKeyDictionary
 
 from celery_batch.client.backpressure import Admission, already_admitted
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk
-from celery_batch.client.publish.bulk import apply_many
-from celery_batch.client.publish.fast_path import CallSeries
+from celery_batch.client.publish.fast_publish import CallSeries
 from celery_batch.client.publish.publisher import Publisher
+from celery_batch.client.publish.send_many import apply_many
 from celery_batch.client.results.listener import is_listening
 from celery_batch.client.results.result import copied
 from celery_batch.client.results.waiting import LoopWaker

@@ -36,8 +36,8 @@ def send_groups_in_bulk() -> None:
         def apply(tasks: Any, producer: Any) -> Iterator[Any]:
             return own(self, tasks, producer, app, *more, **options)  # type: ignore[no-any-return]
 
-        bulk = import_module("celery_batch.client.publish.bulk")
-        return bulk.send_group(app, tasks, producer, apply)  # type: ignore[no-any-return]
+        send_many = import_module("celery_batch.client.publish.send_many")
+        return send_many.send_group(app, tasks, producer, apply)  # type: ignore[no-any-return]
 
     _apply_tasks.is_ours = True  # type: ignore[attr-defined]
     group._apply_tasks = _apply_tasks  # noqa: SLF001

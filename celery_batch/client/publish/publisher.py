@@ -24,7 +24,7 @@ from celery_batch.client.publish.buffer import (
     current_bulk,
 )
 from celery_batch.client.publish.confirms import ConfirmedBulk
-from celery_batch.client.publish.fast_path import (
+from celery_batch.client.publish.fast_publish import (
     CallSeries,
     MessageTemplates,
     embed_of,

@@ -12,7 +12,7 @@ from kombu.exceptions import OperationalError
 
 from celery_batch.client.backpressure import already_admitted, items_of
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk, canvas_bulk
-from celery_batch.client.publish.fast_path import expect_members
+from celery_batch.client.publish.fast_publish import expect_members
 from celery_batch.client.publish.publisher import Publisher
 from celery_batch.client_methods import ClientMethods
 from celery_batch.errors import BatchError, ConfigurationError
