@@ -204,7 +204,8 @@ class _BatchTrace:
         """
         Enter the tracer of one item, and within it those of the items that follow.
 
-        It calls itself because a tracer has no other place for what it runs than its inside.
+        It is recursive because a tracer calls its task's body: only there can the next one be
+        entered, so that it is left before this one.
         """
         if place == len(self._traced):
             if len(self._rows) > len(self._fast_items) or not self._fast_items:

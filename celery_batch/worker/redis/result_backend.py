@@ -117,7 +117,8 @@ class BulkResultWriter(threading.local):
         if not self._collects and not (channel and self._stores_in_bulk):
             self._store_one(task_id, result, state, traceback, request=request, **kwargs)
             if channel:
-                key, facts = self._backend.get_key_for_task(name), self._facts_of(name)
+                key = self._backend.get_key_for_task(name)
+                facts = self.facts.get(name, _UNKNOWN_FACTS)
                 self._store.notify(Entry(name, key, "", state, channel, *facts))
             return result
         meta = self._backend._get_result_meta(  # noqa: SLF001
@@ -144,10 +145,10 @@ class BulkResultWriter(threading.local):
         Raises:
             BackendStoreError: The result is larger than Redis stores.
         """
-        entry = self._entry(meta, channel, encode)
-        former = self._entries.get(entry.key)
+        entry, entries = self._entry(meta, channel, encode), self._entries
+        former = entries.get(entry.key)
         if former is None or former.state != states.SUCCESS:
-            self._entries[entry.key] = entry
+            entries[entry.key] = entry
 
     def announce(self) -> None:
         """
@@ -188,11 +189,8 @@ class BulkResultWriter(threading.local):
         value = encode(meta)
         if isinstance(value, str) and len(value) > backend._MAX_STR_VALUE_SIZE:  # noqa: SLF001
             raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)
-        key, facts = backend.get_key_for_task(task_id), self._facts_of(task_id)
-        return Entry(task_id, key, value, state, channel, *facts)
-
-    def _facts_of(self, task_id: str) -> Facts:
-        return self.facts.get(task_id, _UNKNOWN_FACTS)
+        facts = self.facts.get(task_id, _UNKNOWN_FACTS)
+        return Entry(task_id, backend.get_key_for_task(task_id), value, state, channel, *facts)
 
 
 def _reply_channel(task_id: str, state: str, request: Any) -> str:
