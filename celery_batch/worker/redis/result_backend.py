@@ -56,7 +56,20 @@ def stores_in_bulk(backend: Any) -> bool:
     return known and bool(backend.app.conf.get("batch_bulk", True))
 
 
-class BulkResultWriter(threading.local):
+class _OfThread(threading.local):
+    """What one thread collects."""
+
+    #: Whether it collects results, to store them together.
+    collects = False
+
+    #: The facts of the model calls of its tasks, by task id.
+    facts: Mapping[str, Facts] = _NO_FACTS
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, Entry] = {}
+
+
+class BulkResultWriter:
     """
     Replaces a Redis backend's `_store_result`.
 
@@ -64,18 +77,12 @@ class BulkResultWriter(threading.local):
         backend: A Redis or Sentinel backend, or one derived from them.
     """
 
-    #: Whether this thread collects results, to store them together.
-    _collects = False
-
-    #: The facts of the model calls of this thread's tasks, by task id.
-    facts: Mapping[str, Facts] = _NO_FACTS
-
     def __init__(self, backend: Any) -> None:
         self._backend = backend
         self._store_one = type(backend)._store_result.__get__(backend)  # noqa: SLF001
         self._store = RedisStore(backend)
         self._stores_in_bulk = stores_in_bulk(backend)
-        self._entries: dict[bytes, Entry] = {}
+        self._thread = _OfThread()
 
     @classmethod
     def of(cls, backend: Any) -> BulkResultWriter | None:
@@ -91,16 +98,17 @@ class BulkResultWriter(threading.local):
     @contextmanager
     def buffering(self) -> Iterator[BulkResultWriter | None]:
         """Collect what this thread stores in this block; None if it stores each result at once."""
-        before = self._collects, self._entries, self.facts
+        thread = self._thread
+        before = thread.collects, thread.entries, thread.facts
         try:
             if self._stores_in_bulk:
-                self._collects, self._entries = True, {}
+                thread.collects, thread.entries = True, {}
                 yield self
                 self._flush()
             else:
                 yield None
         finally:
-            self._collects, self._entries, self.facts = before
+            thread.collects, thread.entries, thread.facts = before
 
     def record(
         self,
@@ -114,18 +122,18 @@ class BulkResultWriter(threading.local):
         """Store one result as Celery's backend does, soon or now, and notify its client."""
         channel = _reply_channel(task_id, state, request)
         name = bytes_to_str(task_id)
-        if not self._collects and not (channel and self._stores_in_bulk):
+        if not self._thread.collects and not (channel and self._stores_in_bulk):
             self._store_one(task_id, result, state, traceback, request=request, **kwargs)
             if channel:
                 key = self._backend.get_key_for_task(name)
-                facts = self.facts.get(name, _UNKNOWN_FACTS)
+                facts = self._thread.facts.get(name, _UNKNOWN_FACTS)
                 self._store.notify(Entry(name, key, "", state, channel, *facts))
             return result
         meta = self._backend._get_result_meta(  # noqa: SLF001
             result=result, state=state, traceback=traceback, request=request
         )
         meta["task_id"] = name
-        if not self._collects or getattr(request, "chord", None):
+        if not self._thread.collects or getattr(request, "chord", None):
             # Its body may start, and read the result, as soon as this part of the chord is counted.
             entry = self._entry(meta, channel, self._backend.encode)
             self._backend.ensure(self._store.write, ([entry],))
@@ -145,10 +153,14 @@ class BulkResultWriter(threading.local):
         Raises:
             BackendStoreError: The result is larger than Redis stores.
         """
-        entry, entries = self._entry(meta, channel, encode), self._entries
+        entry, entries = self._entry(meta, channel, encode), self._thread.entries
         former = entries.get(entry.key)
         if former is None or former.state != states.SUCCESS:
             entries[entry.key] = entry
+
+    def attach(self, facts: Mapping[str, Facts]) -> None:
+        """Attach the facts of model calls, by task id, to what this thread stores."""
+        self._thread.facts = facts
 
     def announce(self) -> None:
         """
@@ -162,13 +174,14 @@ class BulkResultWriter(threading.local):
         try:
             self._store.write(entries)
         except Exception as error:
-            self._entries = {each.key: each for each in entries if each.state != states.STARTED}
+            kept = {each.key: each for each in entries if each.state != states.STARTED}
+            self._thread.entries = kept
             if not isinstance(error, temporary_errors(self._backend)):
                 raise
             logger.warning(
                 "Could not store %d results yet, nor that %d tasks have started: %s",
-                len(self._entries),
-                len(entries) - len(self._entries),
+                len(kept),
+                len(entries) - len(kept),
                 error,
             )
 
@@ -181,7 +194,7 @@ class BulkResultWriter(threading.local):
         retry_over_time(self._store.write, errors, (self._take(),), errback=errback, **policy)
 
     def _take(self) -> list[Entry]:
-        entries, self._entries = self._entries, {}
+        entries, self._thread.entries = self._thread.entries, {}
         return list(entries.values())
 
     def _entry(self, meta: dict[str, Any], channel: str, encode: _Encode) -> Entry:
@@ -189,7 +202,7 @@ class BulkResultWriter(threading.local):
         value = encode(meta)
         if isinstance(value, str) and len(value) > backend._MAX_STR_VALUE_SIZE:  # noqa: SLF001
             raise BackendStoreError("value too large for Redis", state=state, task_id=task_id)
-        facts = self.facts.get(task_id, _UNKNOWN_FACTS)
+        facts = self._thread.facts.get(task_id, _UNKNOWN_FACTS)
         return Entry(task_id, backend.get_key_for_task(task_id), value, state, channel, *facts)
 
 
@@ -254,4 +267,4 @@ def attach_facts(task: Any, facts: Mapping[str, Facts]) -> None:
     """Attach the facts of model calls, by task id, to results stored in `buffered_results`."""
     writer = BulkResultWriter.of(task.backend)
     if writer is not None:
-        writer.facts = facts
+        writer.attach(facts)
