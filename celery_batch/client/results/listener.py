@@ -247,7 +247,7 @@ class Listener:
         }
         self.registry.on_awaited = self.on_awaited
         #: Whether its threads could be started; none can while the interpreter ends.
-        self.is_started = False
+        self.is_started = False  # the first start is no restart
         self.is_started = self.check_threads()
         if not self.is_started:
             self.close()
