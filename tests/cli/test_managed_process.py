@@ -169,7 +169,7 @@ def finish(*_):
 signal.signal(signal.SIGTERM, finish)
 print("up", flush=True)
 while True:
-    time.sleep(600)
+    time.sleep(0.1)  # a signal just before a sleep is handled after it
 """
     child = start(program)
     wait_until(has_said(child, "up"), [child], what="server", timeout=30)
