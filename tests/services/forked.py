@@ -62,6 +62,7 @@ class Forked(ManagedProcess):
         self.log = log
         self._owner = os.getpid()
         self._reaper = _Reaper(command, log, env)  # type: ignore[assignment]
+        self._pipe = self._reaper.stdin  # type: ignore[assignment]
         managed_process._children.add(self)
 
 
