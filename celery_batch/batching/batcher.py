@@ -7,7 +7,8 @@ Rule 2: this file reads no clock, takes no lock and never sleeps: facts are argu
 Rule 3: nothing is pushed: a free slot asks for a batch.
 Rule 4: the most urgent requests go first, and overtaken requests have a guaranteed share of
         each batch (``priority_queue.py``); among equals, first come, first served.
-Rule 5: a batch is counted in rows; ``packing.py`` decides how many requests fit.
+Rule 5: a batch is counted in rows, and ``packing.py`` decides how many requests fit; or in
+        rows and cost, and ``cost_queue.py`` chooses those that fit together.
 Rule 6: a request that may kill its process runs first and alone, so that others do not wait
         until that is known.
 Rule 7: a slot waits for further requests only where these are likely. After a batch of one it
@@ -18,10 +19,13 @@ Rule 7: a slot waits for further requests only where these are likely. After a b
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.cost import Load
+from celery_batch.batching.cost_queue import CostQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.priority_queue import PriorityQueue
 from celery_batch.batching.request import Request
@@ -58,8 +62,8 @@ class Batcher(Generic[T]):
     """
 
     def __init__(self, policy: BatchPolicy) -> None:
-        self.policy = policy
-        self._waiting: PriorityQueue[T] = PriorityQueue()
+        self._policy = policy
+        self._waiting: PriorityQueue[T] | CostQueue[T] = _queue_for(policy)
         self._suspects: deque[Request[T]] = deque()
         #: When the current linger began.
         self._linger_from = 0.0
@@ -71,6 +75,20 @@ class Batcher(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._suspects)
+
+    @property
+    def policy(self) -> BatchPolicy:
+        """When batches leave; it may change at any time."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: BatchPolicy) -> None:
+        before, self._policy = self._policy, policy
+        now = (policy.cost_limits, policy.sort_window)
+        if now != (before.cost_limits, before.sort_window):
+            waiting, self._waiting = self._waiting.clear(), _queue_for(policy)
+            for request in sorted(waiting, key=lambda request: request.arrived):
+                self._waiting.append(request)
 
     @property
     def oldest(self) -> float | None:
@@ -101,10 +119,15 @@ class Batcher(Generic[T]):
         suspects = self._suspects
         return requests + len(suspects), rows + sum(request.rows for request in suspects)
 
+    def work_before(self, urgency: int) -> float:
+        """Return how much work goes before a new request, in the unit of `max_batch_work`."""
+        suspects = sum(self.policy.work_of(request) for request in self._suspects)
+        return self._waiting.work_before(urgency) + suspects
+
     @property
     def is_full(self) -> bool:
         """Whether a batch waits that cannot grow."""
-        return bool(self._suspects) or self._waiting.rows >= self.policy.max_batch_size
+        return bool(self._suspects) or self._waiting.is_full(self.policy.max_batch_size)
 
     @property
     def next_deadline(self) -> float | None:
@@ -167,7 +190,10 @@ class Batcher(Generic[T]):
         if self._suspects:
             suspect = self._suspects.popleft()
             return Batch((suspect,), Reason.ALONE, suspect.urgency)
-        if self.is_full:
+        # Behind a running batch it costs nothing to wait for those that pad less.
+        if self.is_full and (
+            not full_only or self._waiting.has_whole_batch(self.policy.max_batch_size)
+        ):
             return self._take(Reason.FULL, earns_share=earns_share)
         if not self._waiting:
             return Done() if self._draining else Wait(None)
@@ -201,6 +227,14 @@ class Batcher(Generic[T]):
         self._suspects.clear()
         return left
 
+    def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
+        """Remove and return some waiting requests; the others keep their places."""
+        suspects, self._suspects = self._suspects, deque()
+        removed: list[Request[T]] = []
+        for request in suspects:
+            (removed if is_unwanted(request) else self._suspects).append(request)
+        return removed + self._waiting.remove(is_unwanted)
+
     def expire(self, now: float) -> list[Request[T]]:
         """Remove and return the requests that run alone whose deadline has passed."""
         suspects, self._suspects = self._suspects, deque()
@@ -224,5 +258,15 @@ class Batcher(Generic[T]):
     def _overtakes(self, batch: Batch[T]) -> bool:
         """Return whether a batch has room left, and goes before less urgent requests."""
         next_urgency = self._waiting.urgency
-        has_room = batch.rows < self.policy.max_batch_size
-        return has_room and next_urgency is not None and batch.urgency < next_urgency
+        if next_urgency is None or next_urgency <= batch.urgency:
+            return False
+        limits = self.policy.cost_limits
+        if limits is None:
+            return batch.rows < self.policy.max_batch_size
+        load = Load(limits)
+        return all(load.offer(request) for request in batch.requests) and not load.is_full
+
+
+def _queue_for(policy: BatchPolicy) -> PriorityQueue[T] | CostQueue[T]:
+    limits = policy.cost_limits
+    return PriorityQueue() if limits is None else CostQueue(limits, policy.sort_window)

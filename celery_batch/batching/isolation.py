@@ -34,6 +34,11 @@ class Bisection:
         #: Whether a part failed and was split in halves.
         self.was_split = False
 
+    @property
+    def start(self) -> int:
+        """The index of the item that runs next; 0 when all have run."""
+        return self._todo[-1].start if self._todo else 0
+
     def next(self, largest: int) -> range | None:
         """
         Return the indices of the items to run next; None when all have run.
@@ -76,13 +81,13 @@ class SafeSize:
     FIRST_INTERVAL, LONGEST_INTERVAL = 32, 4096
 
     def __init__(self) -> None:
-        self.largest: int | None = None
-        self._fits = 0
+        self.largest: float | None = None
+        self._fits: float = 0
         self._successes = 0
         self._interval = self.FIRST_INTERVAL // 2
 
-    def fitted(self, size: int) -> None:
-        """Note that a batch of this many items fitted."""
+    def fitted(self, size: float) -> None:
+        """Note that a batch of this many items, or of this cost, fitted."""
         if self.largest is None:
             return
         self._fits = max(self._fits, size)
@@ -91,15 +96,20 @@ class SafeSize:
         self._successes += 1
         if self._successes >= self._interval:
             self._successes = 0
-            self.largest += max(self.largest // 8, 1)
+            self.largest += self._part(self.largest, 8)
 
-    def did_not_fit(self, size: int) -> None:
-        """Note that a batch of this many items, 2 or more, did not fit."""
+    def did_not_fit(self, size: float) -> None:
+        """Note that a batch of this many items, 2 or more, or of this cost, did not fit."""
         if self._fits >= size:
             self._fits = 0  # memory has shrunk, or these items are larger
-        self.largest = self._fits or max(size // 2, 1)
+        self.largest = self._fits or self._part(size, 2)
         self._successes = 0
         self._interval = min(self._interval * 2, self.LONGEST_INTERVAL)
+
+    @staticmethod
+    def _part(size: float, number: int) -> float:
+        """Return a part of a cost, or of a number of items, which is 1 at least."""
+        return size / number if isinstance(size, float) else max(size // number, 1)
 
 
 class Verdict(Enum):

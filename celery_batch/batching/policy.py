@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
+from celery_batch.batching.cost import CostLimits
+from celery_batch.batching.request import Request
 from celery_batch.errors import ConfigurationError
 
 __all__ = ["DEFAULT_LINGER", "BatchPolicy"]
 
 #: Seconds.  Longer than the gap between two messages of a burst, short beside a model call.
 DEFAULT_LINGER = 0.002
+
+#: Rows of a batch that is limited by cost, where ``max_batch_size`` is no lower than `_MANY_ROWS`.
+_USUAL_ROWS, _MANY_ROWS = 64, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +35,11 @@ class BatchPolicy:
             and nothing after a batch of one.
         low_priority_share: The guaranteed share of requests that more urgent ones overtake,
             as a part of each batch, from 0 for none to 0.5.
+        max_batch_cost: The highest cost of one model call; None to count rows alone.
+        padded: Whether the model pads all rows to the longest, so that each costs as much.
+        sort_window: From how many batches' worth of waiting requests a padded batch of similar
+            lengths is chosen; 0 for first come, first served.  It is also how many batches
+            later than that a request may leave.
 
     Raises:
         ConfigurationError: A value is not a number, or out of range.
@@ -38,6 +49,9 @@ class BatchPolicy:
     max_wait: float = 0.01
     linger: float | None = None
     low_priority_share: float = 0.1
+    max_batch_cost: float | None = None
+    padded: bool = False
+    sort_window: int = 8
 
     def __post_init__(self) -> None:
         size = self.max_batch_size
@@ -53,6 +67,49 @@ class BatchPolicy:
             raise ConfigurationError(
                 f"low_priority_share: must be a number from 0 to 0.5, got {share!r}"
             )
+        self._check_cost()
+
+    def _check_cost(self) -> None:
+        cost, window = self.max_batch_cost, self.sort_window
+        if cost is not None and not (_is_finite(cost) and cost > 0):
+            raise ConfigurationError(f"max_batch_cost: must be a number above 0, got {cost!r}")
+        if not isinstance(self.padded, bool):
+            raise ConfigurationError(f"padded: must be True or False, got {self.padded!r}")
+        if self.padded and cost is None:
+            raise ConfigurationError("padded: has no effect without max_batch_cost")
+        if not isinstance(window, int) or isinstance(window, bool) or window < 0:
+            raise ConfigurationError(
+                f"sort_window: must be a whole number of batches from 0 up, got {window!r}"
+            )
+
+    @property
+    def cost_limits(self) -> CostLimits | None:
+        """The largest batch where cost is counted; None where rows are."""
+        if self.max_batch_cost is None:
+            return None
+        return CostLimits(self.max_batch_size, self.max_batch_cost, self.padded)
+
+    @property
+    def sorts(self) -> bool:
+        """Whether batches are chosen by length from those that wait."""
+        return self.padded and self.sort_window > 0
+
+    @property
+    def usual_rows(self) -> int:
+        """The rows of a batch for which messages are fetched before any batch has run."""
+        is_largest = self.max_batch_size >= _MANY_ROWS  # which need not be what the user expects
+        return _USUAL_ROWS if self.max_batch_cost and is_largest else self.max_batch_size
+
+    @property
+    def max_batch_work(self) -> float:
+        """Most work in one model call: its cost, or its rows where cost is not limited."""
+        return self.max_batch_size if self.max_batch_cost is None else self.max_batch_cost
+
+    def work_of(self, request: Request[Any]) -> float:
+        """Return the work of a request in the unit of `max_batch_work`, without padding."""
+        if self.max_batch_cost is None:
+            return request.rows
+        return request.cost * request.rows if self.padded else request.cost
 
     @property
     def linger_seconds(self) -> float:
@@ -61,7 +118,11 @@ class BatchPolicy:
         return min(linger, self.max_wait)
 
 
-def _require_seconds(name: str, value: object) -> None:
+def _is_finite(value: object) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0:  # type: ignore[arg-type,operator]
+    return is_number and math.isfinite(value)  # type: ignore[arg-type]
+
+
+def _require_seconds(name: str, value: object) -> None:
+    if not _is_finite(value) or value < 0:  # type: ignore[operator]
         raise ConfigurationError(f"{name}: must be seconds as a number from 0 up, got {value!r}")

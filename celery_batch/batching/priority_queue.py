@@ -17,7 +17,7 @@ Rule 4: requests of the same urgency go first come, first served.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Generic, TypeVar
 
 from celery_batch.batching.packing import pack
@@ -60,6 +60,14 @@ class PriorityQueue(Generic[T]):
         """The most urgent request's; None if none waits."""
         return min(self._queues, default=None)
 
+    def is_full(self, size: int) -> bool:
+        """Return whether a batch of this many rows waits."""
+        return self.rows >= size
+
+    def has_whole_batch(self, size: int) -> bool:
+        """Return whether a batch of this many rows waits."""
+        return self.rows >= size
+
     def append(self, request: Request[T]) -> None:
         """Put a request behind those of its own urgency."""
         queue = self._queues.get(request.urgency)
@@ -75,6 +83,10 @@ class PriorityQueue(Generic[T]):
             return self._length, self.rows
         queues = [queue for each, queue in self._queues.items() if each <= urgency]
         return sum(map(len, queues)), sum(map(_rows, queues))
+
+    def work_before(self, urgency: int) -> float:
+        """Return how many rows the requests have that would go before a new one."""
+        return self.before(urgency)[1]
 
     def rows_of(self, urgency: int) -> int:
         """Return how many rows the requests of exactly this urgency have."""
@@ -141,6 +153,21 @@ class PriorityQueue(Generic[T]):
         self.rows -= count if self.rows == self._length else _rows(taken)
         self._length -= count
         return taken
+
+    def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
+        """Remove and return some requests; the others keep their places and what they earned."""
+        first, removed = self.urgency, list[Request[T]]()
+        for urgency, queue in sorted(self._queues.items()):
+            kept: deque[Request[T]] = deque()
+            for request in queue:
+                (removed if is_unwanted(request) else kept).append(request)
+            self._queues[urgency] = kept
+        self._queues = {urgency: queue for urgency, queue in self._queues.items() if queue}
+        self._length -= len(removed)
+        self.rows -= _rows(removed)
+        if not any(urgency != first for urgency in self._queues):
+            self._earned_rows = 0.0
+        return removed
 
     def clear(self) -> list[Request[T]]:
         """Remove and return all requests."""

@@ -22,6 +22,8 @@ class Request(NamedTuple, Generic[T]):  # a frozen dataclass costs three times a
         deadline: Until when it may begin to run, on the clock of `arrived`.  Only a request
             that runs again after a time limit has one; it runs alone.
         rows: How many rows it has, at least 1.
+        cost: Its share of the work of a batch, where that is limited: of its longest row if rows
+            are padded, else of all its rows.
     """
 
     item: T
@@ -30,3 +32,4 @@ class Request(NamedTuple, Generic[T]):  # a frozen dataclass costs three times a
     alone: bool = False
     deadline: float | None = None
     rows: int = 1
+    cost: float = 0.0

@@ -43,6 +43,13 @@ def test_batch_and_request_cannot_be_changed(batch: Batch[str]):
     assert Batch((Request("a", 1.0), Request("b", 2.0)), Reason.IDLE) == batch
 
 
+def test_a_suspect_is_alone_in_its_batch(batch: Batch[str]):
+    """Whether the only request may be the one that kills processes is the request's to say."""
+    alone = Batch((Request("a", 1.0, alone=True),), Reason.ALONE)
+
+    assert (True, False) == (alone.is_suspect, batch.is_suspect)
+
+
 def test_reasons_are_words_for_logs_and_json():
     """Counters by reason can be sent and read as plain text."""
     words = json.loads(json.dumps({reason: str(reason) for reason in Reason}))

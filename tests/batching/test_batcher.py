@@ -342,3 +342,14 @@ def test_deadline_ends_the_wait_of_a_suspect():
 def _named(decision: object) -> tuple[list[str], Reason]:
     assert isinstance(decision, Batch)
     return decision.items, decision.reason
+
+
+def test_removed_requests_do_not_leave():
+    """Those that run alone can be removed as well as the others."""
+    batcher: Batcher[str] = Batcher(BatchPolicy(2, 1.0))
+    for name, alone in (("a", True), ("b", False), ("c", True), ("d", False), ("e", False)):
+        batcher.add(Request(name, 0.0, alone=alone))
+    removed = batcher.remove(lambda request: request.item in "ab")
+
+    assert ["a", "b"] == [request.item for request in removed]
+    assert (3, 2) == (len(batcher), batcher.work_before(0) - 1)

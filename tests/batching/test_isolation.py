@@ -35,8 +35,20 @@ def test_abandoned_batch_returns_what_is_left():
     bisection.split(part)
     bisection.next(8)
 
+    assert 4 == bisection.start
     assert [4, 5, 6, 7] == bisection.abandon()
-    assert bisection.next(8) is None
+    assert (None, 0) == (bisection.next(8), bisection.start)
+
+
+def test_what_fits_may_be_a_cost():
+    """Parts of a cost need not be whole numbers, as those of items are."""
+    size = SafeSize()
+    size.did_not_fit(0.5)
+    assert 0.25 == size.largest
+    for _ in range(32):
+        size.fitted(0.25)
+
+    assert 0.28125 == size.largest
 
 
 def test_no_limit_before_memory_runs_out():

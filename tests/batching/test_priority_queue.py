@@ -150,3 +150,30 @@ def test_share_is_kept_over_any_window(
 
     assert came == {urgency: went.get(urgency, []) for urgency in came}
     assert 0 == len(queue) == queue.rows
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.booleans()), max_size=30))
+def test_some_requests_can_be_removed(requests: list[tuple[int, int, bool]]):
+    """The others keep their order, and their rows are counted."""
+    queue: PriorityQueue[int] = PriorityQueue()
+    for n, (urgency, rows, _) in enumerate(requests):
+        queue.append(Request(n, float(n), urgency, rows=rows))
+    removed = queue.remove(lambda request: requests[request.item][2])
+    kept = [n for n, each in enumerate(requests) if not each[2]]
+
+    assert {n for n, each in enumerate(requests) if each[2]} == {each.item for each in removed}
+    assert (len(kept), sum(requests[n][1] for n in kept)) == (len(queue), queue.rows)
+    assert queue.rows == queue.work_before(9)
+    assert sorted(kept, key=lambda n: requests[n][0]) == [each.item for each in queue.clear()]
+
+
+def test_what_overtaken_requests_have_earned_outlasts_a_removal():
+    """A request that is revoked costs those that wait with it nothing; the last takes it along."""
+    queue = waiting(("abcdefgh", 0, 1), ("zy", 5, 4))
+    take(queue, 4, 0.25)
+    queue.remove(lambda request: request.item == "y")
+    take(queue, 4, 0.0)
+
+    assert queue.earned_rows == 1.0
+    queue.remove(lambda request: request.item == "z")
+    assert queue.earned_rows == 0.0

@@ -1,0 +1,75 @@
+"""
+How much work a batch is, where that is not its number of rows.
+
+Rule 1: a request has a cost, such as its number of tokens. The cost of a batch is the sum; or,
+        where the model pads all rows to the longest, the longest row's times the rows.
+Rule 2: a batch has at most ``max_batch_size`` rows and costs at most ``max_batch_cost``. A
+        request that is larger than that runs by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from celery_batch.batching.request import Request
+
+__all__ = ["CostLimits", "Load"]
+
+
+@dataclass(frozen=True, slots=True)
+class CostLimits:
+    """
+    The largest batch.
+
+    Args:
+        rows: Most rows.
+        cost: The highest cost.
+        is_padded: Whether all rows cost as much as the longest.
+    """
+
+    rows: int
+    cost: float
+    is_padded: bool
+
+    def most_rows(self, longest: float) -> int:
+        """Return how many rows fit if the longest costs that much; 0 if it does not fit alone."""
+        if longest * self.rows <= self.cost:
+            return self.rows
+        return int(self.cost // longest)
+
+
+class Load:
+    """
+    The rows of a batch that is being formed, and their cost.
+
+    Args:
+        limits: The largest batch.
+    """
+
+    def __init__(self, limits: CostLimits) -> None:
+        self._limits = limits
+        self.rows = 0
+        #: The cost of the longest row; where nothing is padded, of the largest request.
+        self.longest = 0.0
+        self._sum = 0.0
+        #: Whether a request did not fit, or none can.
+        self.is_full = False
+
+    @property
+    def cost(self) -> float:
+        """What the rows cost together."""
+        return self.longest * self.rows if self._limits.is_padded else self._sum
+
+    def offer(self, request: Request[Any]) -> bool:
+        """Add a request if it fits, or is the first; return whether it does."""
+        limits, rows = self._limits, self.rows + request.rows
+        longest, total = max(self.longest, request.cost), self._sum + request.cost
+        cost = longest * rows if limits.is_padded else total
+        if self.rows and (rows > limits.rows or cost > limits.cost):
+            self.is_full = True
+            return False
+        self.rows, self.longest, self._sum = rows, longest, total
+        can_grow = longest * (rows + 1) <= limits.cost if limits.is_padded else total < limits.cost
+        self.is_full = self.is_full or rows >= limits.rows or not can_grow
+        return True

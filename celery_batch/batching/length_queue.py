@@ -1,0 +1,289 @@
+"""
+Requests of one urgency, from which batches of similar lengths are chosen.
+
+Rule 1: first come, first served would pad each batch to a longest row that came by chance. So
+        a batch is chosen from the requests that have waited longest, ``sort_window`` batches'
+        worth of them, ordered by length: the neighbours of the oldest request, such that least
+        is padded. The oldest is always in it.
+Rule 2: a batch is as large as the limits allow. Where all that wait fit into one batch, they
+        are that batch.
+Rule 3: no request leaves more than ``sort_window`` batches after first come, first served would
+        have taken it. With each batch, the requests which that order would take next are noted;
+        what is left of them ``sort_window`` batches later is the next batch, into which they
+        fit, and is filled with shorter ones.
+Rule 4: without a window, or where nothing is padded, first come, first served.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+from celery_batch.batching.cost import CostLimits, Load
+from celery_batch.batching.request import Request
+
+__all__ = ["LengthQueue"]
+
+T = TypeVar("T")
+
+#: Entries that have left, and are kept until it is worth the time to drop them.
+_MOST_LEFT = 1024
+
+
+class _Entry(Generic[T]):
+    """A request in the queue, to which several orders refer."""
+
+    __slots__ = ("has_left", "number", "request")
+
+    def __init__(self, number: int, request: Request[T]) -> None:
+        self.number = number
+        self.request = request
+        self.has_left = False
+
+
+class LengthQueue(Generic[T]):
+    """
+    Waiting requests of one urgency.
+
+    Args:
+        limits: The largest batch.
+        sort_window: From how many batches' worth of requests a batch is chosen; 0 for first
+            come, first served.
+    """
+
+    def __init__(self, limits: CostLimits, sort_window: int) -> None:
+        self._limits = limits
+        self._sort_window = sort_window if limits.is_padded else 0
+        self._arrivals: deque[_Entry[T]] = deque()
+        self._length = 0
+        self._added = 0
+        #: All that wait, or the first of them, as one batch; full if some do not fit into it.
+        self._all = Load(limits)
+        #: Those among which a batch is chosen, by cost and, where that is equal, by arrival.
+        self._window: list[tuple[float, int, _Entry[T]]] = []
+        self._window_rows, self._window_cost = 0, 0.0
+        self._behind_window: deque[_Entry[T]] = deque()
+        #: Those that first come, first served would take later.
+        self._unscheduled: deque[_Entry[T]] = deque()
+        #: Entries, and the number of the batch with which they have to leave.
+        self._due: deque[tuple[int, list[_Entry[T]]]] = deque()
+        self._batches = 0
+        self.rows = 0
+        #: What all rows cost if none were padded, as far as that is known.
+        self.cost = 0.0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Request[T]]:
+        return (entry.request for entry in self._arrivals if not entry.has_left)
+
+    @property
+    def oldest(self) -> Request[T]:
+        """The request that has waited longest."""
+        return self._arrivals[0].request
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more requests wait than fit into one batch, or it cannot grow."""
+        return self._all.is_full
+
+    def append(self, request: Request[T]) -> None:
+        """Add a request behind all others."""
+        self._added += 1
+        entry = _Entry(self._added, request)
+        self._arrivals.append(entry)
+        self._length += 1
+        self.rows += request.rows
+        self.cost += self._total(request)
+        self._all.offer(request)
+        if self._sort_window:
+            self._unscheduled.append(entry)
+            self._behind_window.append(entry)
+            self._fill_window()
+
+    def take(self) -> list[Request[T]]:
+        """Remove and return the requests of the next batch, the oldest first."""
+        if not self._sort_window:
+            return self._remove(self._in_order(Load(self._limits)))
+        self._batches += 1
+        self._due.append((self._batches + self._sort_window, self._schedule()))
+        due = self._take_due()
+        if self._all.rows == self.rows:  # all that wait fit into one batch
+            return self._remove([entry for entry in self._arrivals if not entry.has_left])
+        return self._remove(self._beside(due) if due else self._around_oldest())
+
+    def take_beside(self, load: Load) -> list[Request[T]]:
+        """
+        Remove and return requests that fit beside others.
+
+        They are no longer than these, unless most of the room would stay empty.
+        """
+        if not self._sort_window:
+            return self._remove(self._in_order(load))
+        found = self._shorter(load)
+        if 2 * load.cost < self._limits.cost:
+            found += self._longer(load)
+        return self._remove(found)
+
+    def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
+        """Remove and return some requests, the oldest first; the others keep their places."""
+        waiting = (entry for entry in self._arrivals if not entry.has_left)
+        removed = [entry for entry in waiting if is_unwanted(entry.request)]
+        unwanted = {entry.number for entry in removed}
+        behind = (entry for entry in self._behind_window if entry.number not in unwanted)
+        self._behind_window = deque(behind)
+        return self._remove(removed)
+
+    def _in_order(self, load: Load) -> list[_Entry[T]]:
+        """Return the entries that have waited longest, as long as they fit beside a load."""
+        found = []
+        for entry in self._arrivals:
+            if entry.has_left:
+                continue
+            if not load.offer(entry.request):
+                break
+            found.append(entry)
+        return found
+
+    def _schedule(self) -> list[_Entry[T]]:
+        """Return what first come, first served would take now, without what has left."""
+        waiting = self._unscheduled
+        while waiting and waiting[0].has_left:  # that order cannot be behind the queue
+            waiting.popleft()
+        load, found = Load(self._limits), []
+        while waiting and load.offer(waiting[0].request):
+            entry = waiting.popleft()
+            if not entry.has_left:
+                found.append(entry)
+        return found
+
+    def _take_due(self) -> list[_Entry[T]]:
+        """Return the entries that have to leave with this batch."""
+        due: list[_Entry[T]] = []
+        while self._due[0][0] <= self._batches:
+            due += [entry for entry in self._due.popleft()[1] if not entry.has_left]
+        return due
+
+    def _beside(self, due: list[_Entry[T]]) -> list[_Entry[T]]:
+        """Return entries that have to leave, and shorter ones that fit beside them."""
+        load = Load(self._limits)
+        for entry in due:
+            load.offer(entry.request)
+            entry.has_left = True  # so that it is not chosen once more
+        return due + self._shorter(load)
+
+    def _shorter(self, load: Load) -> list[_Entry[T]]:
+        """Return entries that fit beside others and are no longer than these, the longest first."""
+        found = []
+        at = bisect_right(self._window, (load.longest, self._added + 1))
+        while at and not load.is_full:
+            at -= 1
+            entry = self._window[at][2]
+            if not entry.has_left and load.offer(entry.request):
+                found.append(entry)
+        return found
+
+    def _longer(self, load: Load) -> list[_Entry[T]]:
+        """Return entries that fit beside others, though longer than these, the shortest first."""
+        found = []
+        at = bisect_right(self._window, (load.longest, self._added + 1))
+        while at < len(self._window) and load.offer(self._window[at][2].request):
+            found.append(self._window[at][2])
+            at += 1
+        return found
+
+    def _around_oldest(self) -> list[_Entry[T]]:
+        """Return the oldest entry and its neighbours by length, such that least is padded."""
+        oldest = self._arrivals[0]
+        at = bisect_left(self._window, (oldest.request.cost, oldest.number))
+        costs = [cost for cost, *_ in self._window]
+        rows = [entry.request.rows for *_, entry in self._window]
+        start, end = _least_padded(costs, rows, at, self._limits)
+        return [entry for *_, entry in self._window[start:end]]
+
+    def _remove(self, entries: list[_Entry[T]]) -> list[Request[T]]:
+        """Remove entries; return their requests, the oldest first."""
+        entries.sort(key=lambda entry: entry.number)
+        for entry in entries:
+            entry.has_left = True
+            self.rows -= entry.request.rows
+            self.cost -= self._total(entry.request)
+        self._length -= len(entries)
+        if not self._length:
+            self.cost = 0.0  # without the error of float arithmetic
+        while self._arrivals and self._arrivals[0].has_left:
+            self._arrivals.popleft()
+        self._arrivals = _compact(self._arrivals, self._length)
+        self._unscheduled = _compact(self._unscheduled, self._length)
+        self._window = [each for each in self._window if not each[2].has_left]
+        self._window_rows = sum(each[2].request.rows for each in self._window)
+        self._window_cost = sum(self._total(each[2].request) for each in self._window)
+        self._fill_window()
+        self._all = Load(self._limits)
+        for request in self:
+            if not self._all.offer(request):
+                break
+        return [entry.request for entry in entries]
+
+    def _fill_window(self) -> None:
+        """Let the requests that have waited longest into the window, up to its size."""
+        most_rows = self._sort_window * self._limits.rows
+        most_cost = self._sort_window * self._limits.cost
+        while self._behind_window and (
+            self._window_rows < most_rows and self._window_cost < most_cost
+        ):
+            entry = self._behind_window.popleft()
+            insort(self._window, (entry.request.cost, entry.number, entry))
+            self._window_rows += entry.request.rows
+            self._window_cost += self._total(entry.request)
+
+    def _total(self, request: Request[T]) -> float:
+        return request.cost * request.rows if self._limits.is_padded else request.cost
+
+
+def _compact(entries: deque[_Entry[T]], waiting: int) -> deque[_Entry[T]]:
+    """Return entries, without those that have left if these are most of them."""
+    if len(entries) <= 2 * waiting + _MOST_LEFT:
+        return entries
+    return deque(entry for entry in entries if not entry.has_left)
+
+
+def _least_padded(
+    costs: list[float], rows: list[int], at: int, limits: CostLimits
+) -> tuple[int, int]:
+    """
+    Return the bounds of the slice that pads least, of those that are as large as can be.
+
+    Args:
+        costs: The cost of each request's longest row, in ascending order.
+        rows: The rows of each.
+        at: The index of a request that must be in it.
+        limits: The largest batch.
+    """
+    start, end = at, at + 1
+    count, total = rows[at], rows[at] * costs[at]
+    best, bounds = -1.0, (start, end)
+    while start <= at:
+        most = limits.most_rows(costs[end - 1])
+        while start and count + rows[start - 1] <= most:  # only for the first slice
+            start -= 1
+            count += rows[start]
+            total += rows[start] * costs[start]
+        can_grow = end < len(costs) and count + rows[end] <= limits.most_rows(costs[end])
+        padded = count * costs[end - 1]
+        if not can_grow and (total >= best * padded if padded else True):
+            best, bounds = (total / padded if padded else 1.0), (start, end)
+        if end == len(costs):
+            break
+        count += rows[end]
+        total += rows[end] * costs[end]
+        end += 1
+        most = limits.most_rows(costs[end - 1])
+        while count > most and start <= at:
+            count -= rows[start]
+            total -= rows[start] * costs[start]
+            start += 1
+    return bounds

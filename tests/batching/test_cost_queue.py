@@ -1,0 +1,389 @@
+"""Batches that are limited by cost: what fits, what is chosen, and how long anything may wait."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batcher import Batcher, Wait
+from celery_batch.batching.cost import CostLimits, Load
+from celery_batch.batching.cost_queue import CostQueue
+from celery_batch.batching.length_queue import LengthQueue
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.batching.priority_queue import PriorityQueue
+from celery_batch.batching.request import Request
+
+limits = st.builds(
+    CostLimits, st.integers(1, 8), st.floats(1, 60).map(round).map(float), st.booleans()
+)
+costs = st.integers(0, 40).map(float)
+#: In turn: a request with cost and rows that comes, or None for a batch that leaves.
+events = st.lists(st.none() | st.tuples(costs, st.sampled_from([1, 1, 1, 1, 2, 5])), max_size=120)
+
+
+def cost_of(batch: list[Request[int]], limit: CostLimits) -> float:
+    """Return what a batch costs."""
+    if limit.is_padded:
+        return max(each.cost for each in batch) * sum(each.rows for each in batch)
+    return sum(each.cost for each in batch)
+
+
+def fits(batch: list[Request[int]], limit: CostLimits) -> bool:
+    """Return whether a batch is within the limits, or only one request."""
+    is_small = sum(each.rows for each in batch) <= limit.rows
+    return len(batch) == 1 or (is_small and cost_of(batch, limit) <= limit.cost)
+
+
+def run(queue: LengthQueue[int], steps: list[tuple[float, int] | None]) -> list[list[Request[int]]]:
+    """Let requests come and batches leave, to the last; return the batches."""
+    batches = []
+    for n, step in enumerate(steps):
+        if step is not None:
+            cost, rows = step
+            queue.append(Request(n, float(n), rows=rows, cost=cost))
+        elif queue:
+            batches.append(queue.take())
+    while queue:
+        batches.append(queue.take())
+    return batches
+
+
+@given(events, limits, st.integers(0, 4))
+def test_every_request_leaves_once_and_within_the_limits(steps, limit, window):
+    """Nothing is lost or taken twice; only a request that is too large by itself exceeds."""
+    queue: LengthQueue[int] = LengthQueue(limit, window)
+    batches = run(queue, steps)
+
+    came = [n for n, step in enumerate(steps) if step is not None]
+    assert came == sorted(request.item for batch in batches for request in batch)
+    assert all(fits(batch, limit) for batch in batches)
+    assert (0, 0, 0.0) == (len(queue), queue.rows, queue.cost)
+
+
+@given(events, limits, st.integers(0, 4))
+def test_a_batch_has_the_oldest_request_and_all_if_all_fit(steps, limit, window):
+    """The one that has waited longest is in each batch, and no batch leaves room unused."""
+    queue: LengthQueue[int] = LengthQueue(limit, window)
+    for n, step in enumerate([*steps, None, None, None]):
+        if step is not None:
+            queue.append(Request(n, float(n), rows=step[1], cost=step[0]))
+        elif queue:
+            waiting = list(queue)
+            was_full = queue.is_full
+            taken = queue.take()
+            assert waiting[0] in taken
+            assert taken == sorted(taken, key=lambda request: request.arrived)
+            assert (taken == waiting) == fits(waiting, limit)
+            assert was_full or taken == waiting
+
+
+@given(
+    st.lists(st.tuples(costs, st.sampled_from([1, 1, 1, 2])), max_size=20),
+    st.lists(st.lists(st.just("match") | costs, max_size=4), max_size=30),
+    limits,
+    st.integers(1, 4),
+)
+def test_no_request_waits_much_longer_than_first_come_first_served(first, later, limit, window):
+    """At most the window's number of batches, even if newcomers match the oldest each time."""
+    limit = CostLimits(limit.rows, limit.cost, is_padded=True)
+    queue: LengthQueue[int] = LengthQueue(limit, window)
+    reference: deque[Request[int]] = deque()
+    batches, allowed, left, count = 0, {}, {}, 0
+    for newcomers in [first, *later, *[[]] * 200]:
+        for each in newcomers:
+            cost, rows = each if isinstance(each, tuple) else (each, 1)
+            if cost == "match":
+                cost = queue.oldest.cost if queue else 1.0
+            request = Request(count, float(count), rows=rows, cost=cost)
+            count += 1
+            queue.append(request)
+            reference.append(request)
+        if not queue:
+            continue
+        batches += 1
+        load = Load(limit)
+        while reference and load.offer(reference[0]):
+            allowed[reference.popleft().item] = batches + window
+        left |= dict.fromkeys((request.item for request in queue.take()), batches)
+
+    assert not queue
+    assert all(left[item] <= allowed.get(item, batches) for item in left)
+
+
+def test_newcomers_that_match_cannot_hold_up_one_that_does_not():
+    """Three like the oldest come for each batch of four, which then has room for no other."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(4, 1e6, is_padded=True), 2)
+    for n in range(5):
+        queue.append(Request(n, float(n), cost=(n + 1) * 100.0))
+    left = {}
+    for batch in range(1, 6):
+        for _ in range(3):
+            queue.append(Request(-1, 99.0, cost=queue.oldest.cost))
+        left |= {request.item: batch for request in queue.take()}
+
+    # First come, first served takes the fifth with its second batch; two batches later it is due.
+    assert [1, 2, 3, 3, 4] == [left[n] for n in range(5)]
+
+
+def test_least_is_padded_around_the_oldest():
+    """Of the batches that hold the oldest request, the one of most similar lengths leaves."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(3, 1000.0, is_padded=True), 8)
+    for n, cost in enumerate([50, 10, 55, 90, 49, 11, 51, 20]):
+        queue.append(Request(cost, float(n), cost=cost))
+
+    assert [50, 49, 51] == [request.item for request in queue.take()]
+    assert [10, 11, 20] == [request.item for request in queue.take()]
+    assert [55, 90] == [request.item for request in queue.take()]
+
+
+def test_short_rows_make_large_batches():
+    """The limit is cost, so that many short rows, or few long ones, are one batch."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(1024, 100.0, is_padded=True), 8)
+    for n, cost in enumerate([10] * 12 + [50] * 3 + [200]):
+        queue.append(Request(cost, float(n), cost=cost))
+
+    assert [[10] * 10, [10, 10], [50, 50], [50], [200]] == [
+        [request.item for request in queue.take()] for _ in range(5)
+    ]
+
+
+def test_a_sum_is_first_come_first_served():
+    """Where nothing is padded there is nothing to gain by another order."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(8, 10.0, is_padded=False), 8)
+    for n, cost in enumerate([4, 4, 4, 1, 1, 20, 3]):
+        queue.append(Request(n, float(n), cost=cost))
+
+    assert [[0, 1], [2, 3, 4], [5], [6]] == [
+        [request.item for request in queue.take()] for _ in range(4)
+    ]
+
+
+def names(queue: CostQueue[str], share: float = 0.0) -> str:
+    """Return the names of the next batch."""
+    return "".join(request.item for request in queue.take(8, share))
+
+
+def filled(*groups: tuple[str, int, float], padded: bool = True) -> CostQueue[str]:
+    """Return a queue with letters of an urgency and a cost, limited to eight rows and cost 80."""
+    queue: CostQueue[str] = CostQueue(CostLimits(8, 80.0, padded), 8)
+    for letters, urgency, cost in groups:
+        for letter in letters:
+            queue.append(Request(letter, float(ord(letter)), urgency, cost=cost))
+    return queue
+
+
+def test_urgent_requests_go_first_with_what_fits_beside_them():
+    """The room they leave is given to less urgent ones that make the batch no longer."""
+    queue = filled(("abc", 0, 10.0), ("de", 1, 9.0), ("fgh", 1, 70.0), ("ij", 2, 5.0))
+
+    assert "abcdeij" == names(queue)
+    assert ("f", "g", "h") == (names(queue), names(queue), names(queue))
+
+
+def test_requests_of_all_urgencies_leave_together_if_they_fit():
+    """A batch that holds all that wait needs no other after it, however unlike they are."""
+    queue = filled(("ab", 0, 1.0), ("c", 1, 20.0))
+
+    assert "abc" == names(queue)
+    assert 0 == len(queue)
+
+
+def test_in_order_of_arrival_less_urgent_ones_fill_the_room_too():
+    """Without padding the room is what the cost leaves."""
+    queue = filled(("abc", 0, 20.0), ("d", 1, 15.0), ("ef", 1, 60.0), padded=False)
+
+    assert "abcd" == names(queue)
+    assert ("e", "f") == (names(queue), names(queue))
+
+
+def test_overtaken_requests_get_their_share_in_whole_batches():
+    """A share of a quarter is every fourth batch, however long urgent ones keep coming."""
+    queue = filled(("z", 5, 80.0))
+    left = []
+    for n in range(8):
+        for letter in "abcdefgh":
+            queue.append(Request(letter, float(n), 0, cost=10.0))
+        if n == 3:
+            queue.append(Request("y", 200.0, 5, cost=80.0))
+        left.append(names(queue, 0.25))
+
+    assert [3, 7] == [n for n, batch in enumerate(left) if batch in ("z", "y")]
+
+
+def test_what_is_left_of_overtaken_requests_keeps_what_they_have_earned():
+    """Requests that are overtaken no more say which part of a batch they had earned."""
+    queue = filled(("abcdefgh", 0, 10.0), ("z", 5, 80.0))
+
+    assert ("abcdefgh", 0.0) == (names(queue, 0.25), queue.earned_rows - 0.25 * 8)
+    assert "z" == names(queue, 0.25)
+    assert 0.0 == queue.earned_rows
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), max_size=30), st.integers(-1, 4))
+def test_what_goes_before_is_counted_as_without_a_cost(waiting, urgency):
+    """Urgency is what decides who is first, so that the counts are those of other queues."""
+    plain: PriorityQueue[int] = PriorityQueue()
+    queue: CostQueue[int] = CostQueue(CostLimits(8, 80.0, is_padded=True), 8)
+    for n, (each, rows) in enumerate(waiting):
+        for one in (plain, queue):
+            one.append(Request(n, float(n), each, rows=rows, cost=1.0))
+
+    assert plain.before(urgency) == queue.before(urgency)
+    assert plain.rows_of(urgency) == queue.rows_of(urgency)
+    assert (len(plain), plain.rows, plain.oldest, plain.urgency) == (
+        len(queue),
+        queue.rows,
+        queue.oldest,
+        queue.urgency,
+    )
+    assert plain.clear() == queue.clear()
+    assert 0 == len(queue)
+
+
+def batcher(**options: object) -> Batcher[float]:
+    """Return a batcher whose batches are limited by a padded cost of 80."""
+    return Batcher(BatchPolicy(8, 1.0, max_batch_cost=80, padded=True, **options))  # type: ignore[arg-type]
+
+
+def decided(decision: object) -> tuple[list[float], str]:
+    """Return the items of a batch, and why it left."""
+    assert isinstance(decision, Batch)
+    return decision.items, str(decision.reason)
+
+
+def test_a_batch_is_full_when_its_cost_is():
+    """It leaves at once when no further request would fit; before that it waits."""
+    queue = batcher()
+    queue.add(Request(30.0, 0.0, cost=30.0))
+    assert isinstance(queue.next(0.0), Wait)
+    queue.add(Request(35.0, 0.0, cost=35.0))
+
+    assert ([30.0, 35.0], "full") == decided(queue.next(0.0))
+
+
+def test_a_batch_is_full_when_urgencies_fill_it_together():
+    """What each urgency leaves free, the others may use up."""
+    queue = batcher()
+    for urgency, cost in ((0, 30.0), (1, 30.0), (2, 25.0)):
+        queue.add(Request(cost, 0.0, urgency, cost=cost))
+
+    assert ([30.0, 30.0], "full") == decided(queue.next(0.0))
+
+
+def test_a_batch_with_room_that_goes_before_others_is_urgent():
+    """As where rows are counted: the less urgent requests do not fit beside it."""
+    queue = batcher()
+    for urgency, cost in ((0, 5.0), (1, 60.0), (1, 60.0)):
+        queue.add(Request(cost, 0.0, urgency, cost=cost))
+
+    assert ([5.0], str(Reason.URGENT)) == decided(queue.next(0.0))
+
+
+def test_behind_a_running_batch_requests_wait_until_they_are_a_whole_batch():
+    """A batch that cannot grow may still be mostly room, and more may come while another runs."""
+    queue = batcher()
+    for cost in (5.0, 60.0, 6.0):
+        queue.add(Request(cost, 0.0, cost=cost))
+    assert isinstance(queue.next(0.0, full_only=True), Wait)
+    queue.add(Request(7.0, 0.0, cost=7.0))
+    queue.add(Request(8.0, 0.0, cost=8.0))
+
+    assert ([5.0, 6.0, 7.0, 8.0], "full") == decided(queue.next(0.0, full_only=True))
+    assert ([60.0], "full") == decided(queue.next(0.0))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), costs, st.booleans()), max_size=60),
+    st.integers(0, 4),
+    st.booleans(),
+)
+def test_some_requests_can_be_removed(waiting, window, padded):
+    """The others leave as they would have, each once."""
+    queue: CostQueue[int] = CostQueue(CostLimits(3, 40.0, padded), window)
+    requests = [Request(n, float(n), each[0], cost=each[1]) for n, each in enumerate(waiting)]
+    for request in requests:
+        queue.append(request)
+    removed = queue.remove(lambda request: waiting[request.item][2])
+    left = []
+    while len(queue):
+        left += queue.take(3, 0.1)
+
+    assert [n for n, each in enumerate(waiting) if each[2]] == sorted(each.item for each in removed)
+    assert [n for n, each in enumerate(waiting) if not each[2]] == sorted(
+        each.item for each in left
+    )
+    assert (0, 0.0, False) == (queue.rows, queue.work_before(9), queue.has_whole_batch(3))
+
+
+def test_most_of_a_batch_does_not_stay_empty_for_an_urgent_request():
+    """Longer requests go beside it if those that are no longer leave more than half of the room."""
+    queue = filled(("a", 0, 5.0), ("bcdefghij", 1, 20.0))
+
+    assert ("abcd", "efgh", "ij") == (names(queue), names(queue), names(queue))
+
+
+def test_requests_that_have_left_are_forgotten():
+    """Although one that never leads a batch stands before them in the order of arrival."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(2, 80.0, is_padded=True), 8)
+    queue.append(Request(-1, 0.0, cost=70.0))
+    for n in range(5000):
+        queue.append(Request(n, float(n), cost=5.0))
+        load = Load(CostLimits(2, 80.0, is_padded=True))
+        load.offer(Request(0, 0.0, cost=5.0))
+        queue.take_beside(load)
+
+    assert 1 == len(queue)
+    assert len(queue._arrivals) + len(queue._unscheduled) < 2100
+
+
+def test_a_policy_counts_work_in_its_own_unit():
+    """Rows, or cost without padding; so many rows are fetched before any batch has run."""
+    many = Request(0, 0.0, rows=3, cost=5.0)
+    policies = [
+        BatchPolicy(32),
+        BatchPolicy(32, max_batch_cost=80),
+        BatchPolicy(1024, max_batch_cost=80, padded=True),
+    ]
+
+    assert [(32, 3), (80, 5.0), (80, 15.0)] == [
+        (policy.max_batch_work, policy.work_of(many)) for policy in policies
+    ]
+    assert [32, 32, 64] == [policy.usual_rows for policy in policies]
+    assert [False, False, True] == [policy.sorts for policy in policies]
+
+
+def test_a_policy_that_changes_keeps_all_requests():
+    """Whether batches are counted in rows or in cost may change while requests wait."""
+    queue = batcher()
+    for n, cost in enumerate([70.0, 5.0, 60.0, 6.0]):
+        queue.add(Request(cost, float(n), cost=cost))
+    queue.policy = BatchPolicy(4, 1.0)
+    queue.policy = BatchPolicy(4, 2.0)
+    queue.policy = BatchPolicy(4, 1.0, max_batch_cost=80, padded=True, sort_window=4)
+
+    assert ([70.0], "full") == decided(queue.next(0.0))
+    assert ([5.0, 6.0], "full") == decided(queue.next(0.0))
+    queue.policy = BatchPolicy(1, 2.0)
+    assert ([60.0], "full") == decided(queue.next(0.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_batch_cost": 0}, "max_batch_cost: must be a number above 0, got 0"),
+        ({"max_batch_cost": "8k"}, "max_batch_cost: must be a number above 0, got '8k'"),
+        ({"max_batch_cost": float("inf")}, "max_batch_cost: must be a number above 0, got inf"),
+        ({"max_batch_cost": 1, "padded": 1}, "padded: must be True or False, got 1"),
+        ({"padded": True}, "padded: has no effect without max_batch_cost"),
+        ({"sort_window": -1}, "sort_window: must be a whole number of batches from 0 up, got -1"),
+        ({"sort_window": True}, "sort_window: must be a whole number of batches from 0 up"),
+    ],
+)
+def test_wrong_limits_are_refused(options, words):
+    """The error names the option, and what it may be."""
+    with pytest.raises(ValueError, match=words):
+        BatchPolicy(**options)
