@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from celery_batch.errors import ConfigurationError as ConfigurationError
     from celery_batch.errors import DeadlineExceeded as DeadlineExceeded
     from celery_batch.errors import InvalidChunk as InvalidChunk
+    from celery_batch.errors import InvalidCost as InvalidCost
+    from celery_batch.errors import ItemTooLarge as ItemTooLarge
     from celery_batch.errors import LoadFailed as LoadFailed
     from celery_batch.errors import MessageRefused as MessageRefused
     from celery_batch.errors import MessageTooLarge as MessageTooLarge
@@ -74,6 +76,8 @@ _HOME = {
     "GpuWorkerManager": "celery_batch.streamer",
     "HttpError": "celery_batch.web.errors",
     "InvalidChunk": "celery_batch.errors",
+    "InvalidCost": "celery_batch.errors",
+    "ItemTooLarge": "celery_batch.errors",
     "LoadFailed": "celery_batch.errors",
     "ManagedModel": "celery_batch.streamer",
     "MessageRefused": "celery_batch.errors",

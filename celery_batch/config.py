@@ -19,9 +19,11 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import ConfigurationError
 
 __all__ = [
+    "COST_OPTIONS",
     "OPTIONS",
     "SETTINGS",
     "Settings",
+    "changeable_options",
     "did_you_mean",
     "isolates_failures",
     "max_queue_of",
@@ -37,6 +39,9 @@ OPTIONS = {
     "linger": "batch_linger",
     "low_priority_share": "batch_low_priority_share",
 }
+
+#: Task options without a setting, since they depend on the model.
+COST_OPTIONS = ("max_batch_cost", "sort_window")
 
 #: The tracers of a batch are nested, one stack frame or more each; Python 3.12 and 3.13 limit
 #: some of those frames, and the first 3.12 had a low limit.
@@ -173,14 +178,21 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
             where the value came from there, the setting.
     """
     values = {option: _option(task, option) for option in OPTIONS}
+    values |= {option: getattr(task, option) for option in (*COST_OPTIONS, "padded")}
+    if values["max_batch_cost"] is not None and not _has_size(task):
+        values["max_batch_size"] = LARGEST_BATCH
+    known = changeable_options(task)
     for option, value in (changes or {}).items():
-        if option not in OPTIONS:
-            known = ", ".join(OPTIONS)
+        if option not in known:
             raise ConfigurationError(
                 f"{task.name}.{option}: no option that a running worker can change, which are"
-                f" {known}{did_you_mean(option, OPTIONS)}"
+                f" {', '.join(known)}{did_you_mean(option, known)}"
             )
         values[option] = value
+    if values["max_batch_cost"] is None and task.max_batch_cost is not None:
+        raise ConfigurationError(
+            f"{task.name}.max_batch_cost: must be a number above 0 while a worker runs, got None"
+        )
     try:
         policy = BatchPolicy(**values)
     except ConfigurationError as error:
@@ -191,6 +203,11 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
             f" send lists as items if the model can take more at once"
         )
     return policy
+
+
+def changeable_options(task: Any) -> tuple[str, ...]:
+    """Return the options of a task that an operator may change while workers run."""
+    return (*OPTIONS, *COST_OPTIONS) if task.max_batch_cost is not None else (*OPTIONS,)
 
 
 def milliseconds_warnings(name: str, policy: BatchPolicy) -> list[str]:
@@ -253,6 +270,11 @@ def _option(task: Any, name: str) -> Any:
     """Return a task's own option, or the app's setting where the task has none."""
     own = getattr(task, name)
     return _setting(task.app, OPTIONS.get(name, f"batch_{name}")) if own is None else own
+
+
+def _has_size(task: Any) -> bool:
+    """Return whether a task or its app says how many rows a batch may have."""
+    return task.max_batch_size is not None or task.app.conf.get("batch_max_size") is not None
 
 
 def _require(is_valid: object, name: str, expected: str, value: object) -> None:

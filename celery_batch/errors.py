@@ -23,7 +23,9 @@ __all__ = [
     "ConfigurationError",
     "DeadlineExceeded",
     "InvalidChunk",
+    "InvalidCost",
     "InvalidRow",
+    "ItemTooLarge",
     "LoadFailed",
     "MessageRefused",
     "MessageTooLarge",
@@ -91,6 +93,18 @@ class InvalidChunk(BatchError, ValueError):
     """The rows of a chunk are not what they have to be."""
 
     status_code = 400
+
+
+class InvalidCost(BatchError, ValueError):
+    """The item has no cost: the cost function raised, or returned no number."""
+
+    status_code = 422
+
+
+class ItemTooLarge(BatchError, ValueError):
+    """The item costs more than the task's ``max_item_cost``."""
+
+    status_code = 413
 
 
 class InvalidRow(BatchError, ValueError):

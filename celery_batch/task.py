@@ -8,6 +8,7 @@ web process that sends tasks does not import them.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from importlib import import_module
@@ -17,6 +18,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Task, signals
 from celery.exceptions import Retry, TaskPredicate
 
+from celery_batch.batching.cost import CostLimits
 from celery_batch.client_methods import ClientMethods
 from celery_batch.config import (
     Settings,
@@ -26,11 +28,12 @@ from celery_batch.config import (
     policy_of,
 )
 from celery_batch.errors import ConfigurationError
+from celery_batch.item_cost import ItemCost, item_cost_of
 from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
 from celery_batch.rows import CallRows, ChunkCalls, chunk_of, row_count_header, run_calls
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of
-from celery_batch.runtime.runner import ErrorPolicy, Runner, checked
+from celery_batch.runtime.runner import CallCost, ErrorPolicy, Runner, checked
 from celery_batch.runtime.signature import call_with_columns, signature_of
 from celery_batch.task_class import keep_app_class
 from celery_batch.task_options import NO_PYDANTIC, listable_signature, refuse_unknown_options
@@ -68,6 +71,23 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: Share of the places in batches kept for requests of lower priority than those that
     #: overtake them; `batch_low_priority_share`.
     low_priority_share: ClassVar[float | None] = None
+
+    #: What an item costs: a function of its arguments, or the name of the parameter whose length
+    #: counts.  It runs in the worker's main process, without a model; a `Model` may define it.
+    cost: ClassVar[Callable[..., Any] | str | None] = None
+
+    #: The highest cost of one call; None to count rows alone.
+    max_batch_cost: ClassVar[float | None] = None
+
+    #: The highest cost of one item; one that costs more fails.
+    max_item_cost: ClassVar[float | None] = None
+
+    #: Whether the model pads all rows to the longest: a batch costs that times its rows.
+    padded: ClassVar[bool] = False
+
+    #: From how many batches' worth of waiting requests a padded batch of similar lengths is
+    #: chosen; 0 for first come, first served.
+    sort_window: ClassVar[int] = 8
 
     #: Look for the items that make a batch fail, by calling again with parts of it;
     #: False for a function that may not see an item twice. `batch_isolate_failures`.
@@ -121,6 +141,7 @@ class BatchTask(ChunkCalls, ClientMethods):
             return  # a base class, not a task yet
         Settings.of(app)
         policy_of(cls)
+        item_cost_of(cls)
         isolates_failures(cls)
         max_worker_losses(cls)
         max_queue_of(app, cls)
@@ -193,10 +214,21 @@ class BatchTask(ChunkCalls, ClientMethods):
         return super().replace(sig)
 
     @cached_property
+    def _item_cost(self) -> ItemCost | None:
+        """Computes what items cost; None if that is not limited."""
+        return item_cost_of(self)
+
+    @cached_property
     def _batch_runner(self) -> Runner:
         """Runs this task's batches in this process, and remembers what fits into memory."""
-        largest = policy_of(self).max_batch_size
-        return Runner(self._run_columns, self.name, self._error_policy(), most=largest)
+        policy = policy_of(self)
+        cost = None
+        if self._item_cost is not None:
+            any_cost = CostLimits(policy.max_batch_size, math.inf, is_padded=False)
+            limits = policy.cost_limits or any_cost
+            cost = CallCost(self._item_cost.of_rows, limits)
+        policies = self._error_policy()
+        return Runner(self._run_columns, self.name, policies, most=policy.max_batch_size, cost=cost)
 
     def _unisolated_runner(self) -> Runner:
         """Return a new runner that runs each batch in one call, and isolates no failures."""

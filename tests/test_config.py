@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_batch import BatchPolicy, ConfigurationError
-from celery_batch.config import LARGEST_BATCH, OPTIONS, SETTINGS, Settings, policy_of
+from celery_batch import BatchPolicy, BatchTask, ConfigurationError
+from celery_batch.config import COST_OPTIONS, LARGEST_BATCH, OPTIONS, SETTINGS, Settings, policy_of
 
 
 @pytest.fixture
@@ -28,7 +28,9 @@ def django(**settings: Any) -> Celery:
 
 def task(app: Celery, **options: Any) -> Any:
     """Return what of a task matters here: its app, its name and its options."""
-    return SimpleNamespace(**{"app": app, "name": "shop.t", **dict.fromkeys(OPTIONS), **options})
+    cost = {name: getattr(BatchTask, name) for name in (*COST_OPTIONS, "padded")}
+    silent = {**dict.fromkeys(OPTIONS), **cost}
+    return SimpleNamespace(**{"app": app, "name": "shop.t", **silent, **options})
 
 
 def test_nothing_set_is_fine(app: Celery):

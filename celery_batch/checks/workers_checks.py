@@ -252,12 +252,14 @@ def health(facts: Facts) -> Iterator[Finding]:
     """Whether memory has run out, or processes have died."""
     for worker in facts.workers or ():
         for name, report in worker.tasks.items():
-            fits, size = report.get("safe_size"), report["max_batch_size"]
+            option = "max_batch_cost" if "max_batch_cost" in report else "max_batch_size"
+            fits, size = report.get("safe_size"), report[option]
             if fits is not None and fits < size:
+                unit = "rows" if option == "max_batch_size" else "in cost"
                 yield warning(
-                    f"{worker.name}: a batch of {name} ran out of memory; {fits} rows"
+                    f"{worker.name}: a batch of {name} ran out of memory; {fits} {unit}"
                     f" fit, of {size}.",
-                    f"Lower max_batch_size to {fits}, or shorten inputs.",
+                    f"Lower {option} to {fits}, or shorten inputs.",
                 )
             if losses := report.get("worker_losses"):
                 yield warning(

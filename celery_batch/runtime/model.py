@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 __all__ = ["Model"]
 
@@ -17,6 +17,10 @@ class Model:
     the process is pinned to its device, and a web server that only sends tasks
     does not import them.
     """
+
+    #: What an item costs, where the task's batches are limited by cost: a static method that
+    #: takes what `predict` takes, for one item, or the name of a parameter whose length counts.
+    cost: ClassVar[Any] = None
 
     def load(self, device: str) -> None:
         """

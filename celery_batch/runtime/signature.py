@@ -57,9 +57,9 @@ def _row(model: type[Model], signature: inspect.Signature, example: Any) -> tupl
 
 
 def call_with_columns(
-    function: Callable[..., Any], signature: inspect.Signature, columns: Sequence[list[Any]]
+    function: Callable[..., Any], signature: inspect.Signature, columns: Sequence[Any]
 ) -> Any:
-    """Call a batch function with a column for each parameter of its signature, in order."""
+    """Call a function with a value for each parameter of a signature, in order."""
     by_name = {
         parameter.name: column
         for parameter, column in zip(signature.parameters.values(), columns, strict=True)

@@ -76,7 +76,10 @@ _GAUGES = {
     "drained": ("drained", "1 while the worker takes nothing, by batch_drain."),
     "running": ("running_batches", "Batches that run or lie ready in the pool."),
     "max_batch_size": ("max_batch_size", "Most rows in a batch."),
-    "safe_size": ("safe_size", "Most rows that fit into memory; absent until a call runs out."),
+    "safe_size": (
+        "safe_size",
+        "Most rows, or cost, that fit into memory; absent until a call runs out.",
+    ),
 }
 
 

@@ -45,6 +45,8 @@ class Work(NamedTuple):
         seconds: How long all calls took together.
         isolated: Items that made their batch fail, and failed alone.
         out_of_memory: Calls that ran out of memory.
+        cost: The sum of what all rows cost, where that is limited.
+        padded_cost: What all calls cost, with their padding.
     """
 
     calls: int = 0
@@ -53,6 +55,8 @@ class Work(NamedTuple):
     seconds: float = 0.0
     isolated: int = 0
     out_of_memory: int = 0
+    cost: float = 0.0
+    padded_cost: float = 0.0
 
 
 #: Of a batch whose model was not called.

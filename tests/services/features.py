@@ -101,6 +101,22 @@ def rows(x):
     return [2 * each if each >= 0 else ValueError(f"no {each}") for each in x]
 
 
+@app.task(
+    base=BatchTask,
+    name="f.tokens",
+    cost="text",
+    max_batch_cost=100,
+    max_item_cost=150,
+    padded=True,
+    linger=0.05,
+    max_wait=1.0,
+)
+def tokens(text, times=1):
+    """Count the tokens of texts, which would be padded to the longest."""
+    remember("tokens", items=[len(each) for each in text])
+    return [len(each) * n for each, n in zip(text, times, strict=True)]
+
+
 if os.environ.get("SHOP_STOCK"):  # as a worker would have it that knows nothing of batches
     rows.Strategy, rows.Request = Task.Strategy, Task.Request
 

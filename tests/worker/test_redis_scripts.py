@@ -41,7 +41,7 @@ def fetch(client: Redis, *messages: str, most: int = 10) -> list[str]:
     if messages:
         client.lpush("letters", *messages)
     found = client.eval(script("fetch"), 7, *RECORDS, "letters", most, "me", "alive", 10_000)
-    about, texts = (each.decode() for each in found)
+    about, texts = (each.decode() for each in found[:2])
     numbers, handed_out = iter(map(int, about.split())), []
     for _, in_tag, in_message in zip(numbers, numbers, numbers, strict=True):
         handed_out.append(texts[in_tag : in_tag + in_message])

@@ -43,6 +43,10 @@ class Recorder:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
 
+    def options(self, _name: str) -> tuple[str, ...]:
+        """Return what can be changed where no cost is limited."""
+        return tuple(OPTIONS)
+
     def configure(self, name: str, values: dict[str, Any]) -> dict[str, Any]:
         """Record a change of options."""
         self.calls.append((name, values))

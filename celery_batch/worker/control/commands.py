@@ -18,7 +18,6 @@ from celery.worker.control import Panel, control_command, inspect_command
 from celery.worker.state import revoked
 from kombu.utils.functional import maybe_list
 
-from celery_batch.config import OPTIONS
 from celery_batch.errors import BatchError, ConfigurationError
 from celery_batch.protocol import QUIETLY
 from celery_batch.worker.consumer_context import ConsumerContext
@@ -76,7 +75,7 @@ def batch_stats(state: Any, **_: Any) -> dict[str, Any]:
 
 @_control_command(
     "<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
-    " [low_priority_share=SHARE]"
+    " [low_priority_share=SHARE] [max_batch_cost=COST] [sort_window=BATCHES]"
 )
 def batch_config(
     runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = "", **values: Any
@@ -85,7 +84,7 @@ def batch_config(
     usage = "batch_config <task> max_batch_size=32 max_wait=0.02"
     names, named = _parse(words, task)
     name = _only_task(names, {DEFAULT}, usage)
-    defaults = dict.fromkeys(OPTIONS, DEFAULT) if DEFAULT in names[1:] else {}
+    defaults = dict.fromkeys(runtime_config.options(name), DEFAULT) if DEFAULT in names[1:] else {}
     return runtime_config.configure(name, {**defaults, **named, **values})
 
 

@@ -11,9 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from celery_batch.batching.policy import DEFAULT_LINGER
+from celery_batch.batching.policy import DEFAULT_LINGER, BatchPolicy
 from celery_batch.compat.celery import allow_delayed_replies
-from celery_batch.config import OPTIONS, did_you_mean, milliseconds_warnings, policy_of
+from celery_batch.config import (
+    changeable_options,
+    did_you_mean,
+    milliseconds_warnings,
+    policy_of,
+)
 from celery_batch.errors import ConfigurationError
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.control.pause import PauseControl
@@ -56,7 +61,7 @@ class RuntimeConfig:
     def report(self, name: str) -> dict[str, Any]:
         """Return a task's state and what has been changed about it, as plain data."""
         task_queue = self._task_queue(name)
-        own, now = _numbers(policy_of(task_queue.task)), _numbers(task_queue.policy)
+        own, now = _numbers(task_queue.task), _numbers(task_queue.task, task_queue.policy)
         return {
             "warm": self._model_reload.is_warm(task_queue.task),
             "task_says": {option: own[option] for option in own if own[option] != now[option]},
@@ -69,6 +74,15 @@ class RuntimeConfig:
     def is_drained(self) -> bool:
         """Whether this worker takes no messages at all."""
         return self._pause_control.is_drained
+
+    def options(self, name: str) -> tuple[str, ...]:
+        """
+        Return which options of a task can be changed.
+
+        Raises:
+            ConfigurationError: There is no such task.
+        """
+        return changeable_options(self._task_queue(name).task)
 
     def configure(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """
@@ -85,19 +99,19 @@ class RuntimeConfig:
             ConfigurationError: The task, an option or a value is invalid; nothing has changed.
         """
         task_queue = self._task_queue(name)
-        own = _numbers(policy_of(task_queue.task))
+        task, own = task_queue.task, _numbers(task_queue.task)
         new = {
             option: own.get(option) if value == DEFAULT else value
             for option, value in values.items()
         }
-        policy = policy_of(task_queue.task, {**_numbers(task_queue.policy), **new})
+        policy = policy_of(task, {**_numbers(task, task_queue.policy), **new})
         notes = milliseconds_warnings(name, policy)
         if values:
             task_queue.policy = policy
             self._set_prefetch(notes)
             self._scheduler.dispatch()
         notes += _linger_notes(policy)
-        now = {**_numbers(policy), "linger": policy.linger_seconds}  # as batch_status has it
+        now = {**_numbers(task, policy), "linger": policy.linger_seconds}  # as batch_status has it
         reply = {"task": name, **now, "task_says": self.report(name)["task_says"]}
         return {**reply, "notes": notes} if notes else reply
 
@@ -176,8 +190,10 @@ class RuntimeConfig:
         )
 
 
-def _numbers(policy: Any) -> dict[str, Any]:
-    return {option: getattr(policy, option) for option in OPTIONS}
+def _numbers(task: Any, policy: BatchPolicy | None = None) -> dict[str, Any]:
+    """Return the options of a policy that can be changed; of the task's own unless given."""
+    policy = policy or policy_of(task)
+    return {option: getattr(policy, option) for option in changeable_options(task)}
 
 
 def _linger_notes(policy: Any) -> list[str]:

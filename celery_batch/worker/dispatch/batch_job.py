@@ -19,6 +19,7 @@ from celery.worker import state
 from celery.worker.state import task_ready
 
 from celery_batch.batching.batch import Batch
+from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import BatchError
 from celery_batch.worker.dispatch.follow_up import (
     BatchEnd,
@@ -65,15 +66,19 @@ class BatchJob:
         task: The batch task.
         batch: Its items are Celery's requests.
         listener: Called when the job starts and when it has left its slot.
-        max_rows: Most rows in one call of the model.
+        policy: How large a call of the model may be.
     """
 
-    def __init__(self, task: Any, batch: Batch[Any], listener: JobListener, max_rows: int) -> None:
+    def __init__(
+        self, task: Any, batch: Batch[Any], listener: JobListener, policy: BatchPolicy
+    ) -> None:
         self.id = str(uuid4())
         self.task = task
         self.requests: list[Any] = batch.items
         self.rows = batch.rows
-        self.max_rows = max_rows
+        self.work = sum(request.work for request in self.requests)
+        self.max_rows = policy.max_batch_size
+        self._cost_limits = policy.cost_limits
         #: Of its most urgent request; a smaller number goes first.
         self.urgency = batch.urgency
         #: The part of a batch that its requests have earned while they were overtaken.
@@ -152,6 +157,7 @@ class BatchJob:
         """Drop the other requests."""
         self.requests = list(compress(self.requests, wanted))
         self.rows = sum(request.rows for request in self.requests)
+        self.work = sum(request.work for request in self.requests)
 
     def _submit(self, pool: Any) -> Any:
         soft, hard = _tightest_limits(self.task, self.requests)
@@ -175,6 +181,7 @@ class BatchJob:
         return BatchPayload(
             map(_delivery, self.requests),
             self.max_rows,
+            self._cost_limits,
             urgency=self.urgency,
             reason=str(self.reason),
             has_watchers=wants_events(first.eventer, first.task),

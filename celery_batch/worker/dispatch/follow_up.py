@@ -82,14 +82,14 @@ class BatchEnd:
             one whose failure is still to be stored; `Refused` for a malformed one; None for
             one that has no answer and is to run again.
         work: What the model did for it.
-        safe_size: Most items that fit into memory; None if it never ran out of memory.
+        safe_size: Most items, or the highest cost, that fit into memory; None until it ran out.
         broken: Why this process cannot use its device any more, if it cannot.
         unanswered: Why some requests have no answer, if some have none.
     """
 
     results: list[TraceResult | ExceptionInfo | Refused | None]
     work: Work = NO_WORK
-    safe_size: int | None = None
+    safe_size: float | None = None
     broken: str | None = None
     unanswered: Unanswered = Unanswered.INTERRUPTED
 

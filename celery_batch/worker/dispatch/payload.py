@@ -13,6 +13,7 @@ from typing import Any
 
 from kombu.serialization import loads
 
+from celery_batch.batching.cost import CostLimits
 from celery_batch.worker.intake.message_format import check_payload
 
 __all__ = [
@@ -81,6 +82,7 @@ class BatchPayload(list[Delivery]):
     Args:
         deliveries: The job's, oldest first.
         most: Most rows in one call of the model; None for the task's own option.
+        cost_limits: The largest call, where cost is limited.
         urgency: Of the most urgent; a smaller number goes first.
         reason: Why they left as a batch.
         has_watchers: Whether events with their results are sent.
@@ -91,6 +93,7 @@ class BatchPayload(list[Delivery]):
         self,
         deliveries: Iterable[Delivery] = (),
         most: int | None = None,
+        cost_limits: CostLimits | None = None,
         *,
         urgency: int = 0,
         reason: str = "",
@@ -101,6 +104,7 @@ class BatchPayload(list[Delivery]):
         self.has_watchers = has_watchers
         self.reason = reason
         self.most = most
+        self.cost_limits = cost_limits
         self.urgency = urgency
         self.is_lone = is_lone
 

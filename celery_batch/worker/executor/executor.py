@@ -295,7 +295,12 @@ class _BatchTrace:
                 self._writer.announce()  # STARTED is no news once the model has answered
             expires = [delivery.request.get("expires") for delivery in deliveries]
             self._call = call = ModelCall(
-                self._task, rows, self._span, Expiries(self._task.app, expires), self._payload.most
+                self._task,
+                rows,
+                self._span,
+                Expiries(self._task.app, expires),
+                self._payload.most,
+                self._payload.cost_limits,
             )
             self._span.describe(
                 self._payload.reason,

@@ -8,11 +8,12 @@ from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
 
+from celery_batch.batching.cost import CostLimits
 from celery_batch.pending_answer import pending_answer
 from celery_batch.protocol import batch_facts
 from celery_batch.rows import CallRows, Chunk, columns_of, count_rows, outcomes_of, run_rows
 from celery_batch.runtime import registry
-from celery_batch.runtime.runner import Outcome, Timing
+from celery_batch.runtime.runner import Counts, Outcome, Timing
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import Work
@@ -50,6 +51,7 @@ class ModelCall:
         span: The batch's span.
         expiries: When each request expires.
         most: Most rows in one call of the model; None for the task's own limit.
+        cost_limits: The largest call, where cost is limited.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class ModelCall:
         span: BatchSpan,
         expiries: Expiries,
         most: int | None = None,
+        cost_limits: CostLimits | None = None,
     ) -> None:
         self.task = task
         self._expiries = expiries
@@ -66,6 +69,7 @@ class ModelCall:
         self._columns = columns_of(calls)
         self._span = span
         self._most = most
+        self._cost_limits = cost_limits
         #: The indexes of requests that had expired when the model was called.
         self.expired: Collection[int] = ()
         #: When the model was called, and for which rows.
@@ -73,15 +77,15 @@ class ModelCall:
         #: The model's outputs, or the outcome of all requests.
         self._outputs: list[Any] = []
         self._common_outcome: Outcome | None = None
-        #: The growth of the runner's counts: calls, isolated items, out of memory.
-        self._counted: tuple[int, ...] = ()
+        #: The growth of the runner's counts.
+        self._counted = Counts()
         #: Why requests have no outcome, where they have none.
         self.unanswered = Unanswered.INTERRUPTED
 
     @property
     def work(self) -> Work:
         """A summary of all calls; computed beside the next batch, not before it."""
-        return _work(self.timings, *self._counted) if self._counted else Work()
+        return _work(self.timings, self._counted)
 
     def __call__(self, limit: SoftLimit) -> None:
         """
@@ -130,8 +134,8 @@ class ModelCall:
         global _broken  # noqa: PLW0603 (one device a process)
         runner = self.task._batch_runner
         if self._most is not None:
-            runner.limit(self._most)
-        before = runner.calls, runner.isolated, runner.out_of_memory
+            runner.limit(self._most, self._cost_limits)
+        before = runner.counts
         try:
             with (
                 self._span.around_model(len(self._columns[0])),
@@ -141,18 +145,23 @@ class ModelCall:
             ):
                 return run_rows(self.task, self._calls, self._columns, self.timings)
         finally:
-            after = runner.calls, runner.isolated, runner.out_of_memory
-            self._counted = tuple(map(sub, after, before))
+            self._counted = Counts(*map(sub, runner.counts, before))
             _broken = runner.broken
 
 
-def _work(timings: Sequence[Timing], calls: int, isolated: int, out_of_memory: int) -> Work:
+def _work(timings: Sequence[Timing], counted: Counts) -> Work:
     if not timings:
-        return Work(calls)
+        return Work(counted.calls)
     last = timings[-1]
-    seconds = sum(timing.seconds for timing in timings)
     return Work(
-        calls, timings[0].began, last.began + last.seconds, seconds, isolated, out_of_memory
+        counted.calls,
+        timings[0].began,
+        last.began + last.seconds,
+        sum(timing.seconds for timing in timings),
+        counted.isolated,
+        counted.out_of_memory,
+        counted.cost,
+        counted.padded_cost,
     )
 
 
@@ -192,7 +201,8 @@ def _facts_of_several(
 ) -> dict[str, Facts]:
     last: list[Timing | None] = [None] * count_rows(calls)
     for timing in timings:
-        last[timing.part.start : timing.part.stop] = [timing] * len(timing.part)
+        for index in timing.part:
+            last[index] = timing
     facts: dict[str, Facts] = {}
     start = 0
     for rows, delivery in zip(calls, deliveries, strict=True):

@@ -15,8 +15,12 @@ from celery.utils.functional import noop
 from celery.worker import state
 from celery.worker.request import Request
 
+from celery_batch.batching.policy import BatchPolicy
 from celery_batch.decoding import Undecoded, decode_arguments
+from celery_batch.errors import BatchError
+from celery_batch.item_cost import ItemCost
 from celery_batch.protocol import LOSSES, ROWS
+from celery_batch.rows import chunk_of
 from celery_batch.worker.intake.message_format import are_limits
 
 __all__ = ["BatchRequest", "wants_events"]
@@ -37,6 +41,9 @@ def wants_events(eventer: Any, task: Any) -> bool:
     return not eventer.groups or "task" in eventer.groups
 
 
+#: Bytes of the largest body that is decoded in the main process for its cost.
+_LARGEST_COUNTED = 1 << 20
+
 #: Seconds.  A message cannot have a shorter limit: every batch would exceed it, at the price of
 #: two pool processes, each with a model to load.
 _SHORTEST_LIMIT = 0.1
@@ -53,6 +60,12 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     #: How many rows it has: many if it is a chunk.
     rows = 1
+
+    #: What its longest row costs, or all rows where nothing is padded; None until it is computed.
+    cost: float | None = None
+
+    #: How much of a batch it takes, in rows or in cost.
+    work: float = 1
 
     #: When it first joined its task queue, on the monotonic clock.
     arrived: float | None = None
@@ -90,7 +103,7 @@ class BatchRequest(Request):  # type: ignore[misc]
             self.time_limits = tuple(each and max(each, _SHORTEST_LIMIT) for each in limits)
         rows = self._request_dict.get(ROWS)
         if isinstance(rows, int) and rows > 0:
-            self.rows = rows
+            self.rows = self.work = rows
 
     @contextmanager
     def acknowledging_last(self) -> Iterator[None]:
@@ -155,6 +168,34 @@ class BatchRequest(Request):  # type: ignore[misc]
     def kwargs(self) -> Any:
         """As Celery's; a large body is decoded first."""
         return self._payload[1]
+
+    def compute_cost(self, item_cost: ItemCost, policy: BatchPolicy) -> None:
+        """
+        Compute its cost and its work; nothing if it has none, and fails where the model would run.
+
+        No row counts for more than a whole batch, whatever it costs.
+
+        Args:
+            item_cost: The task's.
+            policy: The task's; says whether rows are padded, and what a body costs that is too
+                large to be decoded here.
+        """
+        if len(self._message.body or b"") > _LARGEST_COUNTED:
+            self.cost = policy.max_batch_work / (self.rows if policy.padded else 1)
+        else:
+            costs = [min(cost, policy.max_batch_work) for cost in self._costs(item_cost)]
+            self.cost = max(costs, default=0.0) if policy.padded else sum(costs)
+        self.work = self.cost * self.rows if policy.padded else self.cost
+
+    def _costs(self, item_cost: ItemCost) -> list[float]:
+        """Return the costs of its rows that have one."""
+        try:
+            if not self._request_dict.get(ROWS):
+                return [item_cost.of_call(self.args, self.kwargs)]
+            chunk = chunk_of(self._task._batch_signature, self.args, self.kwargs, self.rows)
+        except (BatchError, TypeError, ValueError):
+            return []
+        return [cost for cost in item_cost.of_rows(chunk.columns) if isinstance(cost, float)]
 
     def info(self, safe: bool = False) -> Any:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's, which shows the arguments; of a large body only their reprs."""

@@ -275,7 +275,11 @@ class BulkFetch:
             channel._in_poll = None  # noqa: SLF001
             channel._flush_brpop_reauth()  # noqa: SLF001
         self._is_refused = False
-        return self._parse(*found) if found else []
+        if not found:
+            self._scheduler.fetch_limits.ahead = 0
+            return []
+        lengths, texts, self._scheduler.fetch_limits.ahead = found
+        return self._parse(lengths, texts)
 
     def _parse(self, lengths: bytes, texts: bytes) -> list[tuple[str, str, bytes]]:
         numbers, end, found = map(int, lengths.split()), 0, []

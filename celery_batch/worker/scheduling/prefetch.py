@@ -39,13 +39,18 @@ def messages_per_process(
     Return how many messages of these tasks one pool process can use.
 
     One batch runs, one is ready and one is being formed; a message that is acknowledged when
-    its batch starts no longer counts as prefetched.
+    its batch starts no longer counts as prefetched.  Where batches are chosen by length, more
+    wait to be chosen from.
 
     Args:
         tasks: Batch tasks.
         policy: Returns the policy of a task.
     """
-    return sum(policy(task).max_batch_size * (3 if task.acks_late else 2) for task in tasks)
+    return sum(_messages(policy(task), 3 if task.acks_late else 2) for task in tasks)
+
+
+def _messages(policy: BatchPolicy, batches: int) -> int:
+    return policy.usual_rows * (batches + (policy.sort_window if policy.sorts else 0))
 
 
 def set_prefetch(consumer: Any, per_process: int) -> tuple[int, int]:
@@ -119,7 +124,7 @@ def override_disabled_prefetch(consumer: Any, policy: Callable[[Any], BatchPolic
     tasks = WorkerContext.of(consumer.controller).tasks
 
     def per_process() -> int:
-        return 2 * sum(policy(task).max_batch_size for task in tasks)
+        return 2 * sum(policy(task).usual_rows for task in tasks)
 
     def can_consume(qos: Any) -> bool:
         most = per_process()
@@ -172,6 +177,8 @@ class FetchLimits:
     def __init__(self, task_queues: Mapping[str, TaskQueue], slots: Slots) -> None:
         self._task_queues = task_queues
         self._slots = slots
+        #: Messages beyond the next batches that the broker has for this worker, as of late.
+        self.ahead = 0
 
     def has_capacity(self) -> bool:
         """Return whether each task can use another message, of whatever urgency."""
@@ -196,7 +203,9 @@ class FetchLimits:
     ) -> int:
         batches, jobs = self._slots.capacity + self._slots.processes, list(self._slots.jobs)
         left = [
-            each.capacity_left(batches, [job for job in jobs if job.task is each.task], urgency)
+            each.capacity_left(
+                batches, [job for job in jobs if job.task is each.task], urgency, self.ahead
+            )
             for each in task_queues
         ]
         if tasks is None:
@@ -219,7 +228,7 @@ class FetchLimits:
         if most_urgent >= max(urgencies):
             return [0] * len(urgencies)
         policies = [each.policy for each in task_queues]
-        share = ceil(2 * max(each.low_priority_share * each.max_batch_size for each in policies))
+        share = ceil(2 * max(each.low_priority_share * each.usual_rows for each in policies))
         return [
             max(share - sum(each.rows_of(urgency) for each in waiting), 0)
             if most_urgent < urgency

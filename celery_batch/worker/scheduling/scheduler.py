@@ -153,7 +153,7 @@ class Scheduler:
             batch = task_queue.next_batch(full_only=full_only, earns_share=earns_share)
             if isinstance(batch, Wait):
                 return batch
-            job = BatchJob(task_queue.task, batch, self, task_queue.policy.max_batch_size)
+            job = BatchJob(task_queue.task, batch, self, task_queue.policy)
             job.is_only_batch = not slots.jobs and all(each.is_empty for each in self)
             self._priority.batch_left(task_queue, job, self._task_queues.values())
             for other in list(slots.jobs):  # a signal handler may end one

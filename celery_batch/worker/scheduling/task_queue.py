@@ -19,6 +19,7 @@ from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
+from celery_batch.item_cost import item_cost_of
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 
@@ -47,16 +48,22 @@ class TaskQueue:
         self.reasons: Counter[str] = Counter()
         self.requests = 0
         self.rows = 0
+        #: The work of these requests, in rows or in cost.
+        self.work = 0.0
+        #: The cost of all rows that ran, and what the calls cost with their padding.
+        self.cost = self.padded_cost = 0.0
         self.calls = 0
         #: For each power of two, how many batches of at most that many rows, and of more
         #: than half of it, and how many rows they had.
         self.sizes: dict[int, list[int]] = {}
-        self.safe_size: int | None = None
+        self.safe_size: float | None = None
         self.losses = 0
         self._paused_by: set[object] = set()
         #: Requests that arrived while the task was paused.
         self._set_aside: list[Any] = []
         self._batcher: Batcher[Any] = Batcher(policy_of(task))
+        limits_cost = self._batcher.policy.max_batch_cost is not None
+        self._item_cost = item_cost_of(task) if limits_cost else None
         self._lock = lock
 
     @property
@@ -93,8 +100,7 @@ class TaskQueue:
 
     def add(self, task_request: Any, *, urgency: int = 0) -> None:
         """Add Celery's request to those that wait for a slot; also while the task is paused."""
-        if task_request.arrived is None:
-            task_request.arrived = time.monotonic()
+        self._measure(task_request)
         request = Request(
             task_request,
             task_request.arrived,
@@ -102,9 +108,17 @@ class TaskQueue:
             alone=task_request.runs_alone,
             deadline=task_request.deadline,
             rows=task_request.rows,
+            cost=task_request.cost or 0.0,
         )
         with self._lock:
             self._batcher.add(request)
+
+    def _measure(self, task_request: Any) -> None:
+        """Note when a request arrived here first, and what it costs."""
+        if task_request.arrived is None:
+            task_request.arrived = time.monotonic()
+        if self._item_cost is not None and task_request.cost is None:
+            task_request.compute_cost(self._item_cost, self.policy)
 
     def expire(self) -> list[Any]:
         """Remove and return the requests whose deadline passed before they could run again."""
@@ -129,25 +143,39 @@ class TaskQueue:
             with self._lock:
                 self._batcher.batch_ended(time.monotonic(), job.rows, job.urgency)
 
-    def capacity_left(self, batches: int, jobs: Sequence[BatchJob], urgency: int) -> int:
+    def capacity_left(
+        self, batches: int, jobs: Sequence[BatchJob], urgency: int, ahead: int = 0
+    ) -> int:
         """
         Return how many more requests of one urgency this task can use.
 
-        Rows are counted, since a chunk has many.  But as many requests as there are places for
-        batches are of use, whatever their size.
+        Work is counted, since a chunk has many rows.  But as many requests as there are places
+        for batches are of use, whatever their size.
 
         Args:
             batches: How many batches can run, be ready or be formed.
             jobs: The jobs of this task that have not ended.
             urgency: Requests that these would overtake are not counted against them.
+            ahead: How many more may be read for batches to be chosen from.
         """
+        policy = self.policy
         with self._lock:
-            requests, rows = self._batcher.before(urgency)
+            requests, _ = self._batcher.before(urgency)
+            work = self._batcher.work_before(urgency)
         requests += len(self._set_aside) + sum(map(len, jobs))
-        rows += sum(each.rows for each in (*self._set_aside, *jobs))
-        rows_each = rows / requests if requests else self.rows / max(self.requests, 1)
-        left = (batches * self.policy.max_batch_size - rows) / max(rows_each, 1)
-        return max(int(left), batches - requests, 0)
+        work += sum(each.work for each in (*self._set_aside, *jobs))
+        if requests:
+            work_each = work / requests
+        elif self.requests:
+            work_each = self.work / self.requests
+        else:
+            work_each = policy.max_batch_work / policy.usual_rows
+        work_each = max(work_each, policy.max_batch_work / policy.max_batch_size)
+        left = max(int((batches * policy.max_batch_work - work) / work_each), batches - requests, 0)
+        if ahead and policy.sorts:
+            more = batches + policy.sort_window
+            left = max(left, min(int((more * policy.max_batch_work - work) / work_each), ahead))
+        return left
 
     def rows_of(self, urgency: int) -> int:
         """Return how many rows of exactly this urgency wait."""
@@ -181,6 +209,7 @@ class TaskQueue:
         self.reasons[batch.reason] += 1
         self.requests += len(batch)
         self.rows += rows
+        self.work += sum(request.item.work for request in batch.requests)
         size = self.sizes.setdefault(1 << max(rows - 1, 0).bit_length(), [0, 0])
         size[0] += 1
         size[1] += rows
@@ -191,6 +220,8 @@ class TaskQueue:
             self.losses += 1
         else:
             self.calls += answer.work.calls
+            self.cost += answer.work.cost
+            self.padded_cost += answer.work.padded_cost
             self.safe_size = answer.safe_size
 
     def clear(self) -> list[Any]:
@@ -209,11 +240,8 @@ class TaskQueue:
             return task_request.message.delivery_tag in tags
 
         with self._lock:
-            waiting = self._batcher.clear()
-            for request in waiting:
-                if not is_lost(request.item):
-                    self._batcher.add(request)
-            lost = [request.item for request in waiting if is_lost(request.item)]
+            removed = self._batcher.remove(lambda request: is_lost(request.item))
+            lost = [request.item for request in removed]
             lost += self.take_set_aside(is_lost)
         for task_request in lost:
             task_ready(task_request)
@@ -231,11 +259,11 @@ class TaskQueue:
         """Pause the task until each owner that paused it has resumed it."""
         with self._lock:
             self._paused_by.add(owner)
-            for request in self._batcher.clear():
-                if request.alone or request.item.acknowledged:  # no broker has its message
-                    self._batcher.add(request)
-                else:
-                    self.set_aside(request.item)
+            # What is acknowledged, or runs alone, stays: no broker has its message.
+            for request in self._batcher.remove(
+                lambda request: not (request.alone or request.item.acknowledged)
+            ):
+                self.set_aside(request.item)
 
     def resume(self, owner: object) -> list[Any]:
         """Resume the task for an owner; return the requests that no owner keeps set aside."""
@@ -245,8 +273,7 @@ class TaskQueue:
 
     def set_aside(self, task_request: Any) -> None:
         """Set Celery's request aside until the task is resumed or its message is given back."""
-        if task_request.arrived is None:
-            task_request.arrived = time.monotonic()
+        self._measure(task_request)
         self._set_aside.append(task_request)
 
     def take_set_aside(self, is_wanted: Callable[[Any], bool] = lambda _: True) -> list[Any]:
@@ -264,7 +291,7 @@ class TaskQueue:
     def report(self) -> dict[str, Any]:
         """Return the policy and the counts as plain data."""
         oldest = min([self.oldest, *(request.arrived for request in self._set_aside)])
-        return {
+        return self._cost_report() | {
             "max_batch_size": self.policy.max_batch_size,
             "max_wait": self.policy.max_wait,
             "linger": self.policy.linger_seconds,
@@ -279,6 +306,18 @@ class TaskQueue:
             "safe_size": self.safe_size,
             "worker_losses": self.losses,
             "oldest_age": round(max(time.monotonic() - oldest, 0.0), 6),
+        }
+
+    def _cost_report(self) -> dict[str, Any]:
+        policy = self.policy
+        if policy.max_batch_cost is None:
+            return {}
+        return {
+            "max_batch_cost": policy.max_batch_cost,
+            "padded": policy.padded,
+            "sort_window": policy.sort_window,
+            "cost": self.cost,
+            "padded_cost": self.padded_cost,
         }
 
 

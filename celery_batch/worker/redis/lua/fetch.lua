@@ -4,9 +4,10 @@
 -- ARGV  1 most messages (a chunk counts as its rows), 2 owner, 3 value of `alive`,
 --       4 milliseconds until `alive` expires,
 --       5 most messages of each of the first lists, with spaces between the numbers
--- Returns  nothing, or two strings, which are parsed faster than many: three numbers for each
+-- Returns  nothing; or two strings, which are parsed faster than many: three numbers for each
 --          message (of its list, from 1; length of its tag, 0 if it is not recorded; its own
---          length), and all tags and messages, one after the other
+--          length), and all tags and messages, one after the other; and how many messages
+--          are left for each worker that holds any
 
 -- Where the delivery information of a message begins as kombu writes it, and what it is.
 -- Quotes within values are escaped, so the words stand for names here.
@@ -102,4 +103,7 @@ if #times > 0 then
   end
 end
 if #found == 0 then return {} end
-return {table.concat(lengths, ' '), table.concat(found)}
+local left = 0
+for i = 7, #KEYS do left = left + redis.call('LLEN', KEYS[i]) end
+local workers = math.max(redis.call('SCARD', KEYS[5]), 1)
+return {table.concat(lengths, ' '), table.concat(found), math.floor(left / workers)}

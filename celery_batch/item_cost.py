@@ -1,0 +1,134 @@
+"""What the items of a batch task cost, such as their numbers of tokens."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from numbers import Real
+from typing import Any
+
+from billiard.exceptions import SoftTimeLimitExceeded
+
+from celery_batch.config import did_you_mean
+from celery_batch.errors import ConfigurationError, InvalidCost, ItemTooLarge
+from celery_batch.runtime.signature import call_with_columns
+
+__all__ = ["ItemCost", "item_cost_of"]
+
+
+class ItemCost:
+    """
+    Computes what items cost.
+
+    Args:
+        name: The task's name in errors.
+        signature: Of the batch function.
+        cost: A function of one item's arguments, or the name of the parameter whose length it is.
+        largest: The highest cost of one item; None for any.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        signature: inspect.Signature,
+        cost: Callable[..., Any] | str,
+        largest: float | None = None,
+    ) -> None:
+        self._name = name
+        self._signature = signature
+        self._largest = largest
+        self._function: Callable[..., Any] = len if isinstance(cost, str) else cost
+        #: The column whose length counts; None if the function takes all of them.
+        self._column = [*signature.parameters].index(cost) if isinstance(cost, str) else None
+
+    def of_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
+        """
+        Return the cost of one call.
+
+        Raises:
+            InvalidCost: The function raised, or returned no number.
+            ItemTooLarge: It is higher than that of any item may be.
+            TypeError: The arguments do not fit the function's parameters.
+        """
+        if kwargs or len(args) != len(self._signature.parameters):
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args = tuple(bound.arguments.values())
+        return self._of(args)
+
+    def of_rows(self, columns: Sequence[Sequence[Any]]) -> list[float | InvalidCost | ItemTooLarge]:
+        """Return the cost of each row, or the error of a row that has none."""
+        return [self._cost_or_error(row) for row in zip(*columns, strict=True)]
+
+    def _cost_or_error(self, row: Sequence[Any]) -> float | InvalidCost | ItemTooLarge:
+        try:
+            return self._of(row)
+        except (InvalidCost, ItemTooLarge) as error:
+            return error
+
+    def _of(self, row: Sequence[Any]) -> float:
+        try:
+            if self._column is None:
+                found = call_with_columns(self._function, self._signature, row)
+            else:
+                found = self._function(row[self._column])
+            cost = float(found) if isinstance(found, Real) else math.nan
+        except SoftTimeLimitExceeded:
+            raise  # it is the whole batch's
+        except Exception as error:
+            raise InvalidCost(
+                f"{self._name}: its cost function raised {type(error).__name__}: {error}"
+            ) from error
+        if not 0 <= cost < math.inf:
+            raise InvalidCost(
+                f"{self._name}: the cost of an item must be a number from 0 up, got {found!r}"
+            )
+        if self._largest is not None and cost > self._largest:
+            raise ItemTooLarge(
+                f"{self._name}: this item costs {cost:g}, and max_item_cost is {self._largest:g};"
+                f" send a smaller one, or raise max_item_cost"
+            )
+        return cost
+
+
+def item_cost_of(task: Any) -> ItemCost | None:
+    """
+    Return what computes the cost of a task's items; None if it has no limit.
+
+    Raises:
+        ConfigurationError: An option is wrong, or one is missing.
+    """
+    batch, largest = task.max_batch_cost, task.max_item_cost
+    cost = _own_cost(task if isinstance(task, type) else task.__class__)
+    if cost is None and task.model is not None:
+        cost = _own_cost(task.model)
+    limit = "max_item_cost" if batch is None else "max_batch_cost"
+    if batch is None and largest is None:
+        if task.cost is not None:
+            raise ConfigurationError(f"{task.name}.cost: has no effect without max_batch_cost")
+        return None
+    is_number = isinstance(largest, (int, float)) and not isinstance(largest, bool)
+    if largest is not None and not (is_number and 0 < largest < math.inf):
+        raise ConfigurationError(
+            f"{task.name}.max_item_cost: must be a number above 0, got {largest!r}"
+        )
+    if cost is None:
+        raise ConfigurationError(
+            f"{task.name}.{limit}: needs cost, a function of an item's arguments or the name of"
+            f" the parameter whose length counts"
+        )
+    names = [*task._batch_signature.parameters]
+    if not callable(cost) and cost not in names:
+        hint = did_you_mean(str(cost), names)
+        raise ConfigurationError(
+            f"{task.name}.cost: must be a function of an item's arguments, or one of the"
+            f" parameters {', '.join(names)}, got {cost!r}{hint}"
+        )
+    return ItemCost(task.name, task._batch_signature, cost, largest)
+
+
+def _own_cost(cls: type) -> Any:
+    """Return a class's attribute as it was written: a function is no method of its instances."""
+    cost = inspect.getattr_static(cls, "cost")
+    return getattr(cost, "__func__", cost)  # of a static method

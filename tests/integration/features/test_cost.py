@@ -1,0 +1,123 @@
+"""Batches that are limited by cost, here the number of tokens, padded to the longest text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from celery_batch import ChunkFailed, InvalidCost, ItemTooLarge
+from tests.integration.features.test_chunks import close_both_slots
+from tests.services.place import SOON, Place
+
+
+def costs(place: Place) -> list[int]:
+    """Return what each call of the model has cost."""
+    return [max(lengths) * len(lengths) for lengths in place.batches("tokens")]
+
+
+def texts(*lengths: int) -> list[str]:
+    """Return texts of these lengths."""
+    return ["x" * length for length in lengths]
+
+
+def test_each_gets_its_own_result_from_batches_of_similar_lengths(place: Place):
+    """Those that wait are sorted by length; no call costs more than the limit."""
+    lengths = random.Random(1).choices([4, 5, 6, 40, 44, 50], k=24)  # noqa: S311
+    gate = close_both_slots(place)
+    results = place.tokens.delay_many(texts(*lengths))
+    place.wait_for_buffered("f.tokens", 18)  # the broker keeps some for other workers
+    place.open_gate(gate)
+
+    assert lengths == place.get(results)
+    assert max(costs(place)) <= 100
+    assert sorted(lengths) == sorted(place.items("tokens"))
+    # In the order of arrival a batch would have two texts, and a third of it would be padding.
+    assert sum(costs(place)) < 1.25 * sum(lengths)
+    assert all(result.batch_info.size <= 25 for result in results)
+
+
+def test_a_chunk_runs_in_calls_of_similar_lengths(place: Place):
+    """Its rows are sorted, and their outputs are where the rows were."""
+    lengths = [50, 4, 50, 5, 4, 4, 50, 50, 4]
+    result = place.tokens.delay_rows(texts(*lengths))
+
+    assert lengths == result.get(timeout=SOON)
+    assert [[4, 4, 4, 4, 5], [50, 50], [50, 50]] == place.batches("tokens")
+
+
+def test_what_costs_more_than_a_batch_runs_alone(place: Place):
+    """An item is not refused because it is larger than a batch is meant to be."""
+    gate = close_both_slots(place)
+    results = place.tokens.delay_many(texts(120, 10, 120, 11))
+    place.wait_for_buffered("f.tokens", 4)
+    place.open_gate(gate)
+
+    assert [120, 10, 120, 11] == place.get(results)
+    assert [[10, 11], [120], [120]] == sorted(place.batches("tokens"))
+
+
+def test_an_item_without_a_cost_fails_alone(place: Place):
+    """The others of its batch are answered; its error says what is wrong with it."""
+    gate = close_both_slots(place)
+    results = [place.tokens.delay(each) for each in ("abc", None, "x" * 151, "de")]
+    place.wait_for_buffered("f.tokens", 4)
+    place.open_gate(gate)
+    found = place.get(results)
+
+    assert (3, 2) == (found[0], found[3])
+    assert isinstance(found[1], InvalidCost)
+    assert "f.tokens: its cost function raised TypeError" in str(found[1])
+    assert isinstance(found[2], ItemTooLarge)
+    assert "this item costs 151, and max_item_cost is 150" in str(found[2])
+
+
+def test_a_row_without_a_cost_fails_in_its_chunk(place: Place):
+    """As any other row that fails: the chunk keeps the outputs of the others."""
+    result = place.tokens.delay_rows([*texts(3, 151), None, "four"])
+    with pytest.raises(ChunkFailed) as failure:
+        result.get(timeout=SOON)
+
+    assert [3, None, None, 4] == failure.value.outputs
+    assert "InvalidCost" in failure.value.failures[2]
+
+
+def test_wrong_arguments_fail_as_ever(place: Place):
+    """What does not fit the function's parameters has no cost, and an error of its own."""
+    message = place.tokens.signature((), {"txt": "a"})
+
+    with pytest.raises(TypeError):
+        place.app.send_task(message.task, message.args, message.kwargs).get(timeout=SOON)
+    assert 6 == place.tokens.delay("abc", times=2).get(timeout=SOON)
+
+
+def test_a_body_that_is_too_large_to_decode_at_once_is_a_batch_of_its_own(place: Place):
+    """Its cost is not known before it runs; here it is more than an item may have."""
+    result = place.tokens.delay("x" * (2 << 20))
+
+    with pytest.raises(ItemTooLarge):
+        result.get(timeout=SOON)
+
+
+def test_workers_report_cost_and_padding(place: Place):
+    """How much of what the model computes is padding can be seen."""
+    before = place.worker.status()["f.tokens"]
+    place.tokens.delay_rows(texts(10, 10, 5)).get(timeout=SOON)
+    place.wait_for_batches("f.tokens")
+    after = place.worker.status()["f.tokens"]
+
+    assert (100, True, 8) == tuple(
+        after[name] for name in ("max_batch_cost", "padded", "sort_window")
+    )
+    assert (25, 30) == tuple(after[name] - before[name] for name in ("cost", "padded_cost"))
+
+
+def test_an_operator_changes_the_limit_while_a_worker_runs(place: Place):
+    """The next batch keeps to it; "default" restores the task's own."""
+    control = place.app.control
+    control.broadcast("batch_config", {"words": ["f.tokens"], "max_batch_cost": 20}, reply=True)
+    assert 60 == sum(place.tokens.delay_rows(texts(*[10] * 6)).get(timeout=SOON))
+    control.broadcast("batch_config", {"words": ["f.tokens", "default"]}, reply=True)
+    assert 60 == sum(place.tokens.delay_rows(texts(*[10] * 6)).get(timeout=SOON))
+
+    assert [2, 2, 2, 6] == [len(batch) for batch in place.batches("tokens")]

@@ -1,0 +1,176 @@
+"""What items cost, and which options of a task say so."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+from billiard.exceptions import SoftTimeLimitExceeded
+from celery import Celery
+
+from celery_batch import BatchTask, Model
+from celery_batch.errors import ConfigurationError, InvalidCost, ItemTooLarge
+from celery_batch.item_cost import ItemCost, item_cost_of
+
+
+def translate(text, lang="en", *, hint=""):
+    """Take two parameters and an option."""
+
+
+def cost_of(cost, largest=None):
+    """Return what computes the cost of `translate`'s items."""
+    return ItemCost("shop.translate", inspect.signature(translate), cost, largest)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [(["four"], {}), (["four", "de"], {}), ([], {"text": "four"}), (["four"], {"hint": "x"})],
+)
+def test_the_length_of_a_parameter_counts(args, kwargs):
+    """However it is passed."""
+    assert 4.0 == cost_of("text").of_call(args, kwargs)
+
+
+def test_a_function_gets_what_an_item_gets():
+    """Its arguments are those of the task, defaults included, by position or by name."""
+
+    def cost(text, lang, *, hint):
+        return len(text) + 10 * len(lang) + 100 * len(hint)
+
+    assert 24.0 == cost_of(cost).of_call(["four"], {})
+    assert 134.0 == cost_of(cost).of_call(["four", "deu"], {"hint": "x"})
+    assert [24.0, 122.0] == cost_of(cost).of_rows([["four", "ab"], ["en", "fr"], ["", "x"]])
+
+
+@pytest.mark.parametrize("value", [0, 7, 2.5, True, np.int64(3), np.float32(0.5)])
+def test_any_number_from_zero_up_is_a_cost(value):
+    """Numbers of numpy as well."""
+    assert float(value) == cost_of(lambda *_, **__: value).of_call(["x"], {})
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), None, "4", [4], 1j])
+def test_anything_else_is_none(value):
+    """The error says what the function returned."""
+    with pytest.raises(InvalidCost, match=r"shop.translate: the cost of an item must be a number"):
+        cost_of(lambda *_, **__: value).of_call(["x"], {})
+
+
+def test_what_the_function_raises_is_the_error_of_its_row():
+    """Other rows have their costs; a row that may not be so large has an error, too."""
+    one, two, three = cost_of("text", largest=5).of_rows(
+        [["four", None, "longer"], *[["", "", ""]] * 2]
+    )
+
+    assert 4.0 == one
+    assert isinstance(two, InvalidCost)
+    assert "its cost function raised TypeError: object of type 'NoneType' has no len()" in str(two)
+    assert isinstance(three, ItemTooLarge)
+    assert "this item costs 6, and max_item_cost is 5; send a smaller one" in str(three)
+
+
+def test_a_number_that_is_too_large_for_any_cost_is_none():
+    """It is the item's error, not the worker's."""
+    with pytest.raises(InvalidCost, match="OverflowError"):
+        cost_of(lambda *_, **__: 10**400).of_call(["x"], {})
+
+
+def test_a_time_limit_is_the_whole_batchs():
+    """A soft time limit that strikes within the function is no error of the item."""
+
+    def slow(*_: str, **__: str) -> int:
+        raise SoftTimeLimitExceeded
+
+    with pytest.raises(SoftTimeLimitExceeded):
+        cost_of(slow).of_rows([["x"], ["en"], [""]])
+
+
+def test_arguments_that_do_not_fit_are_an_error():
+    """As for the function itself."""
+    with pytest.raises(TypeError, match="missing a required argument: 'text'"):
+        cost_of("text").of_call([], {"lang": "de"})
+
+
+class Embed(Model):
+    """A model that says what its items cost."""
+
+    def predict(self, batch):
+        """Return lengths."""
+        return [len(text) for text in batch]
+
+    @staticmethod
+    def cost(text):
+        """Return the number of words."""
+        return len(text.split())
+
+
+@pytest.fixture
+def app():
+    """Return an app without a broker."""
+    return Celery("costs", set_as_current=False)
+
+
+def test_a_model_says_what_its_items_cost(app):
+    """Its static method is used unless the task has a function of its own."""
+    embed = Embed.as_task(app, name="embed", max_batch_cost=10)
+    other = Embed.as_task(app, name="other", max_batch_cost=10, cost=len)
+    free = Embed.as_task(app, name="free")
+
+    assert 3.0 == item_cost_of(embed).of_call(["a bc d"], {})
+    assert 6.0 == item_cost_of(other).of_call(["a bc d"], {})
+    assert item_cost_of(free) is None
+
+
+def test_a_function_in_a_class_is_no_method(app):
+    """A task may be a class, with the function in it."""
+
+    class Task(BatchTask):
+        name = "task"
+        max_batch_cost = 10
+
+        def run(self, text):
+            return text
+
+        @staticmethod
+        def cost(text):
+            return len(text)
+
+    assert 2.0 == item_cost_of(app.register_task(Task())).of_call(["ab"], {})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_batch_cost": 9}, r"late.max_batch_cost: needs cost, a function of an item's arg"),
+        ({"max_item_cost": 9}, r"late.max_item_cost: needs cost, a function of an item's arg"),
+        ({"cost": "text"}, r"late.cost: has no effect without max_batch_cost"),
+        ({"cost": "txt", "max_batch_cost": 9}, r"one of the parameters text, got 'txt'; did you"),
+        ({"cost": 5, "max_batch_cost": 9}, r"late.cost: must be a function of an item's arguments"),
+        (
+            {"cost": "text", "max_item_cost": "9"},
+            r"max_item_cost: must be a number above 0, got '9'",
+        ),
+        ({"cost": "text", "max_item_cost": 0}, r"max_item_cost: must be a number above 0, got 0"),
+        ({"cost": "text", "max_batch_cost": -1}, r"late.max_batch_cost: must be a number above 0"),
+        ({"padded": True}, r"late.padded: has no effect without max_batch_cost"),
+    ],
+)
+def test_wrong_options_are_refused_when_the_task_is_bound(app, options, words):
+    """The error names the task, the option and the way out."""
+    with pytest.raises(ConfigurationError, match=words):
+
+        @app.task(base=BatchTask, name="late", lazy=False, **options)
+        def late(text):
+            """Do nothing."""
+
+
+def test_rows_are_limited_far_above_where_cost_is(app):
+    """The limit that counts is the cost, unless the task or its app says how many rows."""
+    options = {"lazy": False, "cost": "item", "max_batch_cost": 9}
+    wide = Embed.as_task(app, name="wide", **options)
+    narrow = Embed.as_task(app, name="narrow", max_batch_size=8, **options)
+
+    assert (1024, 8) == (
+        wide._batch_runner._cost.limits.rows,
+        narrow._batch_runner._cost.limits.rows,
+    )
