@@ -19,6 +19,7 @@ from bench.cases import (
     drains,
     forecast,
     gaps,
+    lengths,
     memory,
     pools,
     scale,
@@ -43,6 +44,7 @@ _ALL = (
     serve.CASE,
     web.CASE,
     forecast.CASE,
+    lengths.CASE,
 )
 _CASES: dict[str, Case] = {case.name: case for case in _ALL}
 

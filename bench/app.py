@@ -9,8 +9,12 @@ from typing import Any
 
 from celery import Celery
 
+from bench.encoder import Encoder
 from bench.model import BATCH, MODELS
 from celery_batch import BatchTask
+
+#: The sizes in rows, and the cost in padded tokens, of batches of texts.
+ROWS, COST = (8, 16, 32, 64), 2048
 
 app = Celery("bench")
 app.conf.update(
@@ -73,6 +77,20 @@ def timed(item: list[int]) -> list[int]:
     ended = time.monotonic()
     os.write(_times(), f"{began} {ended} {len(item)}\n".encode())
     return outputs
+
+
+for _size in ROWS:
+    Encoder.as_task(
+        app, name=f"bench.rows{_size}", max_batch_size=_size, queue=f"bench-rows{_size}"
+    )
+Encoder.as_task(
+    app,
+    name="bench.cost_limited",
+    cost="item",
+    max_batch_cost=COST,
+    padded=True,
+    queue="bench-cost_limited",
+)
 
 
 @cache

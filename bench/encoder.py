@@ -1,0 +1,53 @@
+"""A small text encoder that pads, and texts of unlike lengths for it."""
+
+from __future__ import annotations
+
+import random
+
+from celery_batch import Model
+
+__all__ = ["LONGEST", "Encoder", "texts"]
+
+#: Tokens of the longest text.
+LONGEST = 256
+
+_VOCABULARY, _WIDTH = 1000, 128
+
+
+def texts(count: int, seed: int = 1) -> list[list[int]]:
+    """Return texts as token ids, their lengths log-normal: most are short, a few are long."""
+    chance = random.Random(seed)
+    lengths = [min(LONGEST, max(4, int(chance.lognormvariate(3.5, 0.8)))) for _ in range(count)]
+    return [[chance.randrange(1, _VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+class Encoder(Model):
+    """A transformer of two layers on one core of a CPU, which pads a batch to its longest text."""
+
+    def load(self, device: str) -> None:
+        """Make it, always with the same weights."""
+        import torch  # noqa: PLC0415 (only the process with the model imports it)
+
+        torch.set_num_threads(1)
+        torch.manual_seed(1)
+        layer = torch.nn.TransformerEncoderLayer(_WIDTH, 4, 4 * _WIDTH, batch_first=True)
+        self._torch = torch
+        self._embed = torch.nn.Embedding(_VOCABULARY, _WIDTH).to(device).eval()
+        self._layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self._layers.to(device).eval()
+
+    def examples(self) -> list[list[int]]:
+        """Return a short text and the longest."""
+        return texts(1)
+
+    def predict(self, tokens: list[list[int]]) -> list[float]:
+        """Return one figure for each text, which depends on all of its tokens."""
+        torch = self._torch
+        longest = max(map(len, tokens))
+        padded = torch.tensor([each + [0] * (longest - len(each)) for each in tokens])
+        mask = padded == 0
+        with torch.inference_mode():
+            states = self._layers(self._embed(padded), src_key_padding_mask=mask)
+            kept = (~mask).unsqueeze(2)
+            means = (states * kept).sum(1) / kept.sum(1)
+        return means.norm(dim=1).tolist()  # type: ignore[no-any-return]
