@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -76,7 +77,6 @@ class BatchJob:
         self.task = task
         self.requests: list[Any] = batch.items
         self.rows = batch.rows
-        self.work = sum(request.work for request in self.requests)
         self.max_rows = policy.max_batch_size
         self._cost_limits = policy.cost_limits
         #: Of its most urgent request; a smaller number goes first.
@@ -109,6 +109,11 @@ class BatchJob:
 
     def __len__(self) -> int:
         return len(self.requests)
+
+    @property
+    def work(self) -> float:
+        """How much of a batch its requests take, in rows or in cost."""
+        return math.fsum(request.work for request in self.requests)
 
     @property
     def accepted(self) -> bool:
@@ -157,7 +162,6 @@ class BatchJob:
         """Drop the other requests."""
         self.requests = list(compress(self.requests, wanted))
         self.rows = sum(request.rows for request in self.requests)
-        self.work = sum(request.work for request in self.requests)
 
     def _submit(self, pool: Any) -> Any:
         soft, hard = _tightest_limits(self.task, self.requests)

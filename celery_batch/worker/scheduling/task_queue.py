@@ -209,7 +209,8 @@ class TaskQueue:
         self.reasons[batch.reason] += 1
         self.requests += len(batch)
         self.rows += rows
-        self.work += sum(request.item.work for request in batch.requests)
+        limits_cost = self._item_cost is not None
+        self.work += sum(each.item.work for each in batch.requests) if limits_cost else rows
         size = self.sizes.setdefault(1 << max(rows - 1, 0).bit_length(), [0, 0])
         size[0] += 1
         size[1] += rows
