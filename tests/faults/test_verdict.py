@@ -110,6 +110,18 @@ def test_item_that_began_after_the_strike_is_not_excused():
     assert _judged(_Lasting(), runs={3: runs}).excused == 1
 
 
+def test_item_whose_results_were_not_stored_when_another_killed_the_process_is_excused():
+    """The next batch has begun in its process by then; one that began later is no reason."""
+    good, killer = Item(3, id="a", accepted=True), Item(4, id="b", accepted=True, mood="exit")
+    runs = [Run(1, [3], 8.2, 8.3), Run(2, [3], 9.1, 9.2)]
+    verdicts = [
+        _judged(items=[good, killer], victims=set(), runs={3: runs, 4: [Run(pid, [4], at, ended)]})
+        for pid, at, ended in ((1, 8.31, None), (1, 8.9, None), (2, 8.31, None), (1, 8.31, 8.4))
+    ]
+
+    assert [0, 1, 1, 1] == [verdict.repeated for verdict in verdicts]
+
+
 def test_third_run_needs_an_excuse_of_its_own():
     """One excuse is good for one repetition."""
     runs = [Run(1, [3], 9.9, None), Run(2, [3], 11.1, 11.2), Run(2, [3], 11.3, 11.4)]

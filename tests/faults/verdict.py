@@ -164,8 +164,19 @@ def _is_excused(run: Run, evidence: Evidence, until: float) -> bool:
         return True  # the model said no to the batch, which is then run in parts
     if run.ended is None and _harmful(evidence) & set(run.items):
         return True
+    if _was_settling_when_killed(run, evidence):
+        return True
     since = evidence.injected - SETTLING
     return run.pid in evidence.victims and run.was_on(since, until)
+
+
+def _was_settling_when_killed(run: Run, evidence: Evidence) -> bool:
+    """Return whether an item of the next batch ended the process before the results were stored."""
+    kills = [each for number in _harmful(evidence) for each in evidence.runs.get(number, [])]
+    return run.ended is not None and any(
+        each.pid == run.pid and each.ended is None and 0 <= each.started - run.ended < SETTLING
+        for each in kills
+    )
 
 
 def _harmful(evidence: Evidence) -> set[int]:

@@ -11,6 +11,7 @@ from typing import Any
 from amqp import spec
 from amqp.exceptions import RecoverableConnectionError
 from kombu.exceptions import OperationalError
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from vine import promise
@@ -172,8 +173,21 @@ def _await_answer(connection: Any, deadline: float, size: int) -> None:
     elif left >= timeout:
         return
     shortest = min(left, timeout)
-    if shortest < math.inf and not connection.can_read(shortest):
+    if shortest < math.inf and not _can_read(connection, shortest):
         raise TimeoutError(_LATE) if left <= timeout else RedisTimeoutError(_LATE)
+
+
+def _can_read(connection: Any, seconds: float) -> bool:
+    """
+    Wait for bytes of an answer; return whether there are any.
+
+    Raises:
+        RedisConnectionError: The connection is lost, or another thread has closed it.
+    """
+    try:
+        return bool(connection.can_read(seconds))
+    except ValueError as error:  # from redis-py's buffer, which was closed meanwhile
+        raise RedisConnectionError("the connection was closed while it was read") from error
 
 
 def _push_amqp(producer: Any, messages: list[AmqpMessage]) -> None:
