@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from math import inf
+from typing import TypeVar
 
 from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Wait
@@ -22,7 +23,9 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.tuning.curve import Curve
 
-__all__ = ["Forecast", "Load", "simulate"]
+__all__ = ["Forecast", "Load", "run", "simulate"]
+
+T = TypeVar("T")
 
 #: Requests in a simulation; 40 of them are above the 99th percentile.
 _REQUESTS = 4000
@@ -87,8 +90,11 @@ def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
         curve: How long its batches take.
         load: The requests.
     """
+    quantiles = iter(load.quantiles)
+    requests = (Request(None, arrived) for arrived in load.arrivals)
+    runs = run(Batcher(policy), requests, lambda batch: curve.seconds(len(batch), next(quantiles)))
     latencies, busy, batches, now = [], 0.0, 0, 0.0
-    for batch, began, seconds in _batches(policy, curve, load):
+    for batch, began, seconds in runs:
         now = began + seconds
         busy += seconds
         batches += 1
@@ -104,32 +110,39 @@ def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
     )
 
 
-def _batches(
-    policy: BatchPolicy, curve: Curve, load: Load
-) -> Iterator[tuple[Batch[None], float, float]]:
-    """Yield each batch, its start, and the seconds that it takes."""
-    batcher: Batcher[None] = Batcher(policy)
-    quantiles, arrivals, now = iter(load.quantiles), deque(load.arrivals), load.arrivals[0]
-    _add_arrived(batcher, arrivals, now)
-    while batcher or arrivals:
+def run(
+    batcher: Batcher[T], requests: Iterable[Request[T]], seconds: Callable[[Batch[T]], float]
+) -> Iterator[tuple[Batch[T], float, float]]:
+    """
+    Let one process run all requests; yield each batch, its start, and the seconds that it takes.
+
+    Args:
+        batcher: It, or what decides in its place.
+        requests: By arrival, at least one.
+        seconds: How long a batch takes.
+    """
+    waiting = deque(requests)
+    now = waiting[0].arrived
+    _add_arrived(batcher, waiting, now)
+    while batcher or waiting:
         decision = batcher.next(now)
         if isinstance(decision, Batch):
-            seconds = curve.seconds(len(decision), next(quantiles))
-            yield decision, now, seconds
-            now += seconds
-            _add_arrived(batcher, arrivals, now)
+            duration = seconds(decision)
+            yield decision, now, duration
+            now += duration
+            _add_arrived(batcher, waiting, now)
             if len(decision) > 1:
                 batcher.batch_ended(now, decision.rows, decision.urgency)
             continue
         wait = decision.seconds if isinstance(decision, Wait) else None
         until = inf if wait is None else now + max(wait, _TICK)
-        now = min(until, arrivals[0]) if arrivals else until
-        _add_arrived(batcher, arrivals, now)
+        now = min(until, waiting[0].arrived) if waiting else until
+        _add_arrived(batcher, waiting, now)
 
 
-def _add_arrived(batcher: Batcher[None], arrivals: deque[float], now: float) -> None:
-    while arrivals and arrivals[0] <= now:
-        batcher.add(Request(None, arrivals.popleft()))
+def _add_arrived(batcher: Batcher[T], waiting: deque[Request[T]], now: float) -> None:
+    while waiting and waiting[0].arrived <= now:
+        batcher.add(waiting.popleft())
 
 
 @cache
