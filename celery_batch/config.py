@@ -67,6 +67,7 @@ SETTINGS: dict[str, Any] = {
     "batch_max_message_size": 16 << 20,
     "batch_lease": 15.0,
     "batch_metrics": None,
+    "batch_cache_url": None,
 }
 
 
@@ -117,6 +118,8 @@ class Settings:
             devices = [name.strip() for name in devices.split(",") if name.strip()]
         chosen = tuple(map(_device, devices)) if devices else None
         metrics = _setting(app, "batch_metrics")
+        url = _setting(app, "batch_cache_url")
+        _require(url is None or isinstance(url, str), "batch_cache_url", "the URL of a Redis", url)
         return cls(chosen, timeout, _message_size(app), lease, _queue_name(app), metrics)
 
 

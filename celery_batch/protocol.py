@@ -83,17 +83,23 @@ class BatchInfo:
         wait: Seconds from the task's arrival at the worker to the start of the model call.
         seconds: How long the model call took.
         worker: The worker's name.
+        cached: How many of the task's rows were answered from the cache, 1 for a single item; the
+            size is 0 if that are all.
     """
 
     size: int
     wait: float
     seconds: float
     worker: str
+    cached: int = 0
 
 
-def batch_facts(size: int, seconds: float, worker: str) -> bytes:
+def batch_facts(size: int, seconds: float, worker: str, cached: int = 0) -> bytes:
     """Return the facts of a batch that all its tasks share; see `BatchInfo`."""
-    return b'{"size": %d, "seconds": %.6f, "worker": %b}\n' % (size, seconds, _quoted(worker))
+    more = b', "cached": %d' % cached if cached else b""
+    return b'{"size": %d, "seconds": %.6f, "worker": %b%b}\n' % (
+        *(size, seconds, _quoted(worker), more),
+    )
 
 
 @lru_cache(maxsize=16)
@@ -119,7 +125,8 @@ def read_facts(facts: bytes, number: int) -> BatchInfo | None:
         (wait,) = struct.unpack_from("<f", waits, 4 * number)
         fields = json.loads(shared)
         found = BatchInfo(
-            int(fields["size"]), round(wait, 6), float(fields["seconds"]), str(fields["worker"])
+            *(int(fields["size"]), round(wait, 6), float(fields["seconds"]), str(fields["worker"])),
+            int(fields.get("cached", 0)),
         )
     except Exception:  # noqa: BLE001 (a result does not need its facts)
         return None

@@ -30,6 +30,7 @@ from celery_batch.config import (
 from celery_batch.errors import ConfigurationError
 from celery_batch.item_cost import ItemCost, item_cost_of
 from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
+from celery_batch.row_digest import check_reuse
 from celery_batch.rows import CallRows, ChunkCalls, chunk_of, row_count_header, run_calls
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of
@@ -89,6 +90,16 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: chosen; 0 for first come, first served.
     sort_window: ClassVar[int] = 8
 
+    #: Compute equal items that wait at the same time only once.
+    dedupe: ClassVar[bool] = False
+
+    #: Seconds for which answers are kept in Redis and used again; `batch_cache_url`.
+    cache_ttl: ClassVar[float | None] = None
+
+    #: A text or a number that changes with the model: answers of another version are not used.
+    #: A `Model` may have it.
+    version: ClassVar[str | int | None] = None
+
     #: Look for the items that make a batch fail, by calling again with parts of it;
     #: False for a function that may not see an item twice. `batch_isolate_failures`.
     isolate_failures: ClassVar[bool | None] = None
@@ -142,6 +153,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         Settings.of(app)
         policy_of(cls)
         item_cost_of(cls)
+        check_reuse(cls)
         isolates_failures(cls)
         max_worker_losses(cls)
         max_queue_of(app, cls)

@@ -22,6 +22,10 @@ class Model:
     #: takes what `predict` takes, for one item, or the name of a parameter whose length counts.
     cost: ClassVar[Any] = None
 
+    #: A text or a number that changes with the weights: cached answers of another version are
+    #: not used.
+    version: ClassVar[Any] = None
+
     def load(self, device: str) -> None:
         """
         Load the model.

@@ -46,6 +46,15 @@ _COUNTERS: dict[str, tuple[str, Callable[[Tally], int]]] = {
         "Calls of the model that ran out of memory.",
         lambda tally: tally.out_of_memory,
     ),
+    "cache_hits": ("Rows with a cached answer.", lambda tally: tally.reuse.hits),
+    "cache_misses": (
+        "Rows that ran, of tasks with a cache.",
+        lambda tally: tally.reuse.misses,
+    ),
+    "duplicate_rows": (
+        "Rows that got the output of an equal one.",
+        lambda tally: tally.reuse.duplicates,
+    ),
     "poison_items": ("Requests that took processes down.", lambda tally: tally.poison),
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-__all__ = ["NO_WORK", "BatchReport", "End", "RequestEnd", "Work"]
+__all__ = ["NO_REUSE", "NO_WORK", "BatchReport", "End", "RequestEnd", "Reuse", "Work"]
 
 
 class End(StrEnum):
@@ -34,6 +34,25 @@ class RequestEnd(StrEnum):
     AGAIN = "again"  # it runs again, in another batch
 
 
+class Reuse(NamedTuple):
+    """
+    Rows of a batch that the model need not compute, and those that it had to.
+
+    Args:
+        hits: Rows with a cached answer.
+        misses: Rows that ran, where there is a cache.
+        duplicates: Rows that got the output of an equal one in the batch.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    duplicates: int = 0
+
+
+#: Of a batch whose task reuses no answers.
+NO_REUSE = Reuse()
+
+
 class Work(NamedTuple):
     """
     The model calls of a batch.
@@ -47,6 +66,7 @@ class Work(NamedTuple):
         out_of_memory: Calls that ran out of memory.
         cost: The sum of what all rows cost, where that is limited.
         padded_cost: What all calls cost, with their padding.
+        reuse: How many rows did not run, and why.
     """
 
     calls: int = 0
@@ -57,6 +77,7 @@ class Work(NamedTuple):
     out_of_memory: int = 0
     cost: float = 0.0
     padded_cost: float = 0.0
+    reuse: Reuse = NO_REUSE
 
 
 #: Of a batch whose model was not called.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import add
 from typing import Any
 
 from celery_batch.telemetry.histogram import Histogram
-from celery_batch.telemetry.report import BatchReport, End
+from celery_batch.telemetry.report import NO_REUSE, BatchReport, End, Reuse
 
 __all__ = ["Tally"]
 
@@ -29,6 +30,7 @@ class Tally:
         self.wait, self.model = Histogram(_SECONDS), Histogram(_SECONDS)
         self.requests = self.rows = self.calls = 0
         self.isolated = self.out_of_memory = self.poison = 0
+        self.reuse = NO_REUSE
         self.reasons: Counter[str] = Counter()
         self.outcomes: Counter[str] = Counter()
         self.ends: Counter[str] = Counter()
@@ -48,6 +50,8 @@ class Tally:
         self.sizes.add(report.rows)
         self.fill.add(report.fill)
         self.poison += report.poison
+        if work.reuse is not NO_REUSE:
+            self.reuse = Reuse(*map(add, self.reuse, work.reuse))
         if work.began is not None:
             self.wait.add_all(report.waits)
             self.model.add(work.seconds)

@@ -31,6 +31,7 @@ from celery_batch.worker.executor.warmup import ConcurrencyWarning, WarmUp
 from celery_batch.worker.intake.validation import MessageValidator
 from celery_batch.worker.metrics.exporter import BatchMetrics
 from celery_batch.worker.metrics.snapshot import in_words, stats_of
+from celery_batch.worker.redis.answer_cache import check_caches
 from celery_batch.worker.redis.result_backend import notify_clients, stores_in_bulk
 from celery_batch.worker.scheduling import prefetch
 from celery_batch.worker.scheduling.routing import batch_tasks, routed_queues, served_tasks
@@ -105,6 +106,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
             self._concurrency_warning.log_processes()
         try:
             _refuse_green_threads(worker, self.tasks)
+            check_caches(self.tasks)
             if self._warm_up is not None:
                 self._warm_up.wait(worker.pool)
                 del worker.pool.on_stop

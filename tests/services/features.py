@@ -486,3 +486,13 @@ def act_stamped(what):
     """As `act`, telling the stamps."""
     remember("act", items=what)
     return [_act(one) for one in what]
+
+
+@app.task(base=BatchTask, name="f.cached", cache_ttl=600, version="1", **COMPANY)
+def cached(x, unit="m"):
+    """Answer with a pair for each item, but none for a negative one, and remember the batch."""
+    remember("cached", items=x)
+    return [
+        (each, one) if each >= 0 else ValueError(f"no {each}")
+        for each, one in zip(x, unit, strict=True)
+    ]

@@ -56,6 +56,7 @@ from celery_batch.worker.executor.fast_trace import (
     ignores_result,
 )
 from celery_batch.worker.executor.model_call import ModelCall, broken_device
+from celery_batch.worker.executor.row_reuse import reuse_of
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
 from celery_batch.worker.intake.refusals import reason_of
@@ -154,6 +155,7 @@ class _BatchTrace:
         self._fast_trace: FastTrace | None = None
         self._fast_items: dict[int, FastItem] = {}
         self._context = copy_context()
+        self._reuse = reuse_of(task)
         self._span = BatchSpan(task.name)
 
     def run(self) -> BatchEnd:
@@ -174,6 +176,8 @@ class _BatchTrace:
         except Exception as error:
             logger.exception("Could not store the results of a batch")
             self._results = [self._fail(delivery, error) for delivery in self._payload]
+        if self._reuse is not None and self._call is not None:
+            self._call.store(self._reuse)
         return BatchEnd(
             self._results,
             work=self._work,
@@ -307,7 +311,10 @@ class _BatchTrace:
                 str(deliveries[0].request.get("hostname") or ""),
                 (delivery.arrived for delivery in deliveries),
             )
-            self._waited = self._run_model(call)
+            if self._reuse is not None:
+                call.look_up(self._reuse)
+            if call.needs_model:
+                self._waited = self._run_model(call)
             outcomes = call.outcomes()
             attach_facts(self._task, call.facts(deliveries))
         except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)

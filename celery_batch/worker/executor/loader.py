@@ -35,6 +35,7 @@ from celery_batch.runtime import devices, registry
 from celery_batch.runtime.failures import free_unused_memory, is_out_of_memory
 from celery_batch.worker.dispatch.job_submitter import worker_may_overlap
 from celery_batch.worker.executor.pipeline import start_threads
+from celery_batch.worker.executor.row_reuse import forget_answers
 
 __all__ = [
     "DISCARD",
@@ -110,6 +111,7 @@ def _forget(app: Any, model: Any) -> None:
     for task in list(app.tasks.values()):
         if getattr(task, "model", None) is model:
             task._batch_runner.forget()
+            forget_answers(task)
 
 
 def address_of(pid: int, sibling: str | Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from operator import sub
 from typing import Any
@@ -16,9 +17,10 @@ from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Counts, Outcome, Timing
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
-from celery_batch.telemetry.report import Work
+from celery_batch.telemetry.report import NO_REUSE, Work
 from celery_batch.worker.dispatch.follow_up import Unanswered
 from celery_batch.worker.dispatch.payload import Delivery
+from celery_batch.worker.executor.row_reuse import ReusedRows, RowReuse
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
 
@@ -81,11 +83,28 @@ class ModelCall:
         self._counted = Counts()
         #: Why requests have no outcome, where they have none.
         self.unanswered = Unanswered.INTERRUPTED
+        #: What is known of the rows before they run; None for a task that reuses no answers.
+        self._reused: ReusedRows | None = None
+
+    def look_up(self, reuse: RowReuse) -> None:
+        """Look for rows whose answers are known, and for equal ones; not on the model's thread."""
+        self._reused = reuse.look_up(self._columns)
+        self._columns = self._reused.columns(self._columns)
+
+    def store(self, reuse: RowReuse) -> None:
+        """Store the answers that were missing."""
+        if self._reused is not None and reuse.cache is not None and self._common_outcome is None:
+            self._reused.store(reuse.cache, self._outputs)
+
+    @property
+    def needs_model(self) -> bool:
+        """Whether the answer of any row is unknown."""
+        return bool(self._columns[0])
 
     @property
     def work(self) -> Work:
         """A summary of all calls; computed beside the next batch, not before it."""
-        return _work(self.timings, self._counted)
+        return _work(self.timings, self._counted, self._reused)
 
     def __call__(self, limit: SoftLimit) -> None:
         """
@@ -99,17 +118,27 @@ class ModelCall:
             return
         self.expired = self._expiries.passed()  # while it waited behind another batch
         if self.expired:
-            self._calls = [each for n, each in enumerate(self._calls) if n not in self.expired]
-            self._columns = columns_of(self._calls)
-        if self._calls:
+            self._leave_out_expired()
+        if self._calls and self.needs_model:
             self._run(limit)
+
+    def _leave_out_expired(self) -> None:
+        calls = self._calls
+        self._calls = [each for n, each in enumerate(calls) if n not in self.expired]
+        self._columns = columns_of(self._calls)
+        if self._reused is not None and self._calls:
+            self._reused = self._reused.without(calls, self.expired)
+            self._columns = self._reused.columns(self._columns)
 
     def outcomes(self) -> Sequence[Outcome]:
         """Return the outcome of each request; computed beside the next batch, not before it."""
         if self._common_outcome is not None:
             found = [self._common_outcome] * len(self._calls)
         else:
-            found = outcomes_of(self.task, self._calls, self._outputs)
+            outputs = self._outputs
+            if self._reused is not None and self._calls:
+                outputs = self._reused.outputs(outputs)
+            found = outcomes_of(self.task, self._calls, outputs)
         if not self.expired:
             return found
         rest, count = iter(found), len(found) + len(self.expired)
@@ -118,7 +147,7 @@ class ModelCall:
     def facts(self, deliveries: Sequence[Delivery]) -> dict[str, Facts]:
         """Return facts about the requests that have run, by request id; see `facts_of`."""
         ran = [each for n, each in enumerate(deliveries) if n not in self.expired]
-        return facts_of(self.timings, self._calls, ran)
+        return facts_of(self.timings, self._calls, ran, self._reused)
 
     def _run(self, limit: SoftLimit) -> None:
         try:
@@ -149,9 +178,10 @@ class ModelCall:
             _broken = runner.broken
 
 
-def _work(timings: Sequence[Timing], counted: Counts) -> Work:
+def _work(timings: Sequence[Timing], counted: Counts, reused: ReusedRows | None) -> Work:
+    reuse = NO_REUSE if reused is None else reused.counts
     if not timings:
-        return Work(counted.calls)
+        return Work(counted.calls, reuse=reuse)
     last = timings[-1]
     return Work(
         counted.calls,
@@ -162,6 +192,7 @@ def _work(timings: Sequence[Timing], counted: Counts) -> Work:
         counted.out_of_memory,
         counted.cost,
         counted.padded_cost,
+        reuse,
     )
 
 
@@ -170,7 +201,10 @@ Facts = tuple[bytes, float]
 
 
 def facts_of(
-    timings: Sequence[Timing], calls: Sequence[CallRows], deliveries: Sequence[Delivery]
+    timings: Sequence[Timing],
+    calls: Sequence[CallRows],
+    deliveries: Sequence[Delivery],
+    reused: ReusedRows | None = None,
 ) -> dict[str, Facts]:
     """
     Return facts about the model call of each request, by request id.
@@ -182,7 +216,13 @@ def facts_of(
         timings: All calls of the model, in their order.
         calls: The rows of each request.
         deliveries: The same requests.
+        reused: What was known of their rows before, if the task reuses answers.
     """
+    if reused is not None:
+        last = _last_calls(timings, len(reused.running))
+        cached = Timing((), reused.looked_up, 0.0)
+        each = [last[place] if place >= 0 else cached for place in reused.places]
+        return _facts_of_several(each, calls, deliveries)
     if not timings:
         return {}
     if len(timings) == 1:
@@ -193,26 +233,34 @@ def facts_of(
             for each in deliveries
             if each.arrived is not None
         }
-    return _facts_of_several(timings, calls, deliveries)
+    return _facts_of_several(_last_calls(timings, count_rows(calls)), calls, deliveries)
 
 
-def _facts_of_several(
-    timings: Sequence[Timing], calls: Sequence[CallRows], deliveries: Sequence[Delivery]
-) -> dict[str, Facts]:
-    last: list[Timing | None] = [None] * count_rows(calls)
+def _last_calls(timings: Sequence[Timing], rows: int) -> list[Timing | None]:
+    """Return for each row that ran the last call that it was in."""
+    last: list[Timing | None] = [None] * rows
     for timing in timings:
         for index in timing.part:
             last[index] = timing
+    return last
+
+
+def _facts_of_several(
+    last: Sequence[Timing | None], calls: Sequence[CallRows], deliveries: Sequence[Delivery]
+) -> dict[str, Facts]:
+    """Return the facts of requests from the last call of each row, which has no part if cached."""
     facts: dict[str, Facts] = {}
     start = 0
     for rows, delivery in zip(calls, deliveries, strict=True):
         end = start + (rows.rows if isinstance(rows, Chunk) else 1)
-        found = [timing for timing in dict.fromkeys(last[start:end]) if timing is not None]
+        counts = Counter(timing for timing in last[start:end] if timing is not None)
+        cached = sum(count for timing, count in counts.items() if not timing.part)
+        found = [timing for timing in counts if timing.part] or [*counts]
         start = end
         if found and delivery.arrived is not None:
             whole = found[0] if len(found) == 1 else _combined(found)
             wait = max(whole.began - delivery.arrived, 0.0)
-            facts[delivery.task_id] = (_shared_facts(whole, delivery), wait)
+            facts[delivery.task_id] = (_shared_facts(whole, delivery, cached), wait)
     return facts
 
 
@@ -222,7 +270,6 @@ def _combined(timings: Sequence[Timing]) -> Timing:
     return Timing(part, began, sum(timing.seconds for timing in timings))
 
 
-def _shared_facts(timing: Timing, delivery: Delivery) -> bytes:
-    return batch_facts(
-        len(timing.part), timing.seconds, str(delivery.request.get("hostname") or "")
-    )
+def _shared_facts(timing: Timing, delivery: Delivery, cached: int = 0) -> bytes:
+    worker = str(delivery.request.get("hostname") or "")
+    return batch_facts(len(timing.part), timing.seconds, worker, cached)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from operator import add
 from typing import Any
 
 from celery.worker.state import revoked, task_ready
@@ -20,6 +21,7 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.config import policy_of
 from celery_batch.item_cost import item_cost_of
+from celery_batch.telemetry.report import NO_REUSE, Reuse
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 
@@ -53,6 +55,8 @@ class TaskQueue:
         #: The cost of all rows that ran, and what the calls cost with their padding.
         self.cost = self.padded_cost = 0.0
         self.calls = 0
+        #: Rows that did not run, and those that did because they had no cached answer.
+        self._reuse = NO_REUSE
         #: For each power of two, how many batches of at most that many rows, and of more
         #: than half of it, and how many rows they had.
         self.sizes: dict[int, list[int]] = {}
@@ -223,6 +227,8 @@ class TaskQueue:
             self.calls += answer.work.calls
             self.cost += answer.work.cost
             self.padded_cost += answer.work.padded_cost
+            if answer.work.reuse is not NO_REUSE:
+                self._reuse = Reuse(*map(add, self._reuse, answer.work.reuse))
             self.safe_size = answer.safe_size
 
     def clear(self) -> list[Any]:
@@ -292,22 +298,32 @@ class TaskQueue:
     def report(self) -> dict[str, Any]:
         """Return the policy and the counts as plain data."""
         oldest = min([self.oldest, *(request.arrived for request in self._set_aside)])
-        return self._cost_report() | {
-            "max_batch_size": self.policy.max_batch_size,
-            "max_wait": self.policy.max_wait,
-            "linger": self.policy.linger_seconds,
-            "low_priority_share": self.policy.low_priority_share,
-            "waiting": len(self._batcher) + len(self._set_aside),
-            "batches": self.reasons.total(),
-            "requests": self.requests,
-            "rows": self.rows,
-            "reasons": dict(self.reasons),
-            "sizes": {str(size): [*counts] for size, counts in sorted(self.sizes.items())},
-            "model_calls": self.calls,
-            "safe_size": self.safe_size,
-            "worker_losses": self.losses,
-            "oldest_age": round(max(time.monotonic() - oldest, 0.0), 6),
-        }
+        return (
+            self._cost_report()
+            | self._reuse_report()
+            | {
+                "max_batch_size": self.policy.max_batch_size,
+                "max_wait": self.policy.max_wait,
+                "linger": self.policy.linger_seconds,
+                "low_priority_share": self.policy.low_priority_share,
+                "waiting": len(self._batcher) + len(self._set_aside),
+                "batches": self.reasons.total(),
+                "requests": self.requests,
+                "rows": self.rows,
+                "reasons": dict(self.reasons),
+                "sizes": {str(size): [*counts] for size, counts in sorted(self.sizes.items())},
+                "model_calls": self.calls,
+                "safe_size": self.safe_size,
+                "worker_losses": self.losses,
+                "oldest_age": round(max(time.monotonic() - oldest, 0.0), 6),
+            }
+        )
+
+    def _reuse_report(self) -> dict[str, Any]:
+        task, reuse = self.task, self._reuse
+        cache = {} if task.cache_ttl is None else {"hits": reuse.hits, "misses": reuse.misses}
+        found = {f"cache_{name}": count for name, count in cache.items()}
+        return found | ({"duplicates": reuse.duplicates} if cache or task.dedupe else {})
 
     def _cost_report(self) -> dict[str, Any]:
         policy = self.policy

@@ -1,0 +1,86 @@
+"""Recognises equal rows of a batch task, for `dedupe` and `cache_ttl`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+
+from celery_batch.errors import ConfigurationError
+from celery_batch.plain_values import NotPlain, encode_plain
+
+__all__ = ["RowDigest", "check_reuse", "row_digest_of"]
+
+#: Bytes.  Nobody finds two rows with the same digest, not even on purpose.
+_DIGEST_SIZE = 24
+
+
+class RowDigest:
+    """
+    Computes digests of rows, which are equal if and only if the rows are.
+
+    Args:
+        parts: What belongs to each row: the task's name, and the version of its model.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        self._base = blake2b(encode_plain(parts), digest_size=_DIGEST_SIZE)
+
+    def of(self, row: Sequence[Any]) -> bytes | None:
+        """
+        Return the digest of a row.
+
+        Args:
+            row: A value for each parameter.
+
+        Returns:
+            None if a value has a type that is not plain, so that it equals no other.
+        """
+        try:
+            encoded = encode_plain(list(row), sort=True)
+        except NotPlain:
+            return None
+        digest = self._base.copy()
+        digest.update(encoded)
+        return digest.digest()
+
+
+def check_reuse(task: Any) -> None:
+    """
+    Check the options `dedupe`, `cache_ttl` and `version` of a task.
+
+    Raises:
+        ConfigurationError: One of them is wrong, or has no effect.
+    """
+    if not isinstance(task.dedupe, bool):
+        raise ConfigurationError(f"{task.name}.dedupe: must be True or False, got {task.dedupe!r}")
+    ttl = task.cache_ttl
+    if ttl is None:
+        if task.version is not None:
+            raise ConfigurationError(f"{task.name}.version: has no effect without cache_ttl")
+        return
+    is_number = isinstance(ttl, (int, float)) and not isinstance(ttl, bool)
+    if not (is_number and 0.001 <= ttl < math.inf):  # noqa: PLR2004 (Redis counts milliseconds)
+        raise ConfigurationError(
+            f"{task.name}.cache_ttl: must be seconds above 0, or None for no cache, got {ttl!r}"
+        )
+    version = _version(task)
+    if version is not None and (isinstance(version, bool) or not isinstance(version, (str, int))):
+        raise ConfigurationError(
+            f"{task.name}: the version of a model must be a text or a whole number, got {version!r}"
+        )
+
+
+def row_digest_of(task: Any) -> RowDigest | None:
+    """Return what computes the digests of a task's rows; None if it reuses no answers."""
+    if not task.dedupe and task.cache_ttl is None:
+        return None
+    return RowDigest(task.name, _version(task))
+
+
+def _version(task: Any) -> Any:
+    """Return the version of the model behind a task: its own option, or the model's attribute."""
+    if task.version is None and task.model is not None:
+        return task.model.version
+    return task.version
