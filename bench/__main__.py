@@ -25,6 +25,7 @@ from bench.cases import (
     scale,
     seeds,
     serve,
+    share,
     streamers,
     web,
 )
@@ -45,6 +46,7 @@ _ALL = (
     web.CASE,
     forecast.CASE,
     lengths.CASE,
+    share.CASE,
 )
 _CASES: dict[str, Case] = {case.name: case for case in _ALL}
 

@@ -10,11 +10,14 @@ from typing import Any
 from celery import Celery
 
 from bench.encoder import Encoder
-from bench.model import BATCH, MODELS
+from bench.model import BATCH, MODELS, Reference
 from celery_batch import BatchTask
 
 #: The sizes in rows, and the cost in padded tokens, of batches of texts.
 ROWS, COST = (8, 16, 32, 64), 2048
+
+#: Two models that share a process.
+LARGE, SMALL = Reference(0.2, 0.0), Reference(0.004, 0.0005)
 
 app = Celery("bench")
 app.conf.update(
@@ -77,6 +80,18 @@ def timed(item: list[int]) -> list[int]:
     ended = time.monotonic()
     os.write(_times(), f"{began} {ended} {len(item)}\n".encode())
     return outputs
+
+
+@app.task(name="bench.large", queue="bench-large", base=BatchTask, max_batch_size=8)
+def large(item: list[int]) -> list[int]:
+    """Run a model of 200 ms a call."""
+    return LARGE(item)
+
+
+@app.task(name="bench.small", queue="bench-small", base=BatchTask, max_batch_size=32)
+def small(item: list[int]) -> list[int]:
+    """Run a model of 4 ms a call and 0.5 ms an item."""
+    return SMALL(item)
 
 
 for _size in ROWS:

@@ -22,6 +22,7 @@ __all__ = [
     "COST_OPTIONS",
     "OPTIONS",
     "SETTINGS",
+    "SHARE_OPTION",
     "Settings",
     "changeable_options",
     "did_you_mean",
@@ -42,6 +43,9 @@ OPTIONS = {
 
 #: Task options without a setting, since they depend on the model.
 COST_OPTIONS = ("max_batch_cost", "sort_window")
+
+#: A task option without a setting, since it compares the tasks of a worker.
+SHARE_OPTION = "device_share"
 
 #: The tracers of a batch are nested, one stack frame or more each; Python 3.12 and 3.13 limit
 #: some of those frames, and the first 3.12 had a low limit.
@@ -181,7 +185,7 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
             where the value came from there, the setting.
     """
     values = {option: _option(task, option) for option in OPTIONS}
-    values |= {option: getattr(task, option) for option in (*COST_OPTIONS, "padded")}
+    values |= {option: getattr(task, option) for option in (*COST_OPTIONS, "padded", SHARE_OPTION)}
     if values["max_batch_cost"] is not None and not _has_size(task):
         values["max_batch_size"] = LARGEST_BATCH
     known = changeable_options(task)
@@ -210,7 +214,8 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
 
 def changeable_options(task: Any) -> tuple[str, ...]:
     """Return the options of a task that an operator may change while workers run."""
-    return (*OPTIONS, *COST_OPTIONS) if task.max_batch_cost is not None else (*OPTIONS,)
+    cost = COST_OPTIONS if task.max_batch_cost is not None else ()
+    return (*OPTIONS, SHARE_OPTION, *cost)
 
 
 def milliseconds_warnings(name: str, policy: BatchPolicy) -> list[str]:

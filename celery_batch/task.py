@@ -73,6 +73,10 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: overtake them; `batch_low_priority_share`.
     low_priority_share: ClassVar[float | None] = None
 
+    #: The weight of this task among those that share a worker: while several have work, their
+    #: seconds in the model are in proportion to it.
+    device_share: ClassVar[float] = 1.0
+
     #: What an item costs: a function of its arguments, or the name of the parameter whose length
     #: counts.  It runs in the worker's main process, without a model; a `Model` may define it.
     cost: ClassVar[Callable[..., Any] | str | None] = None

@@ -10,7 +10,15 @@ import pytest
 from celery import Celery
 
 from celery_batch import BatchPolicy, BatchTask, ConfigurationError
-from celery_batch.config import COST_OPTIONS, LARGEST_BATCH, OPTIONS, SETTINGS, Settings, policy_of
+from celery_batch.config import (
+    COST_OPTIONS,
+    LARGEST_BATCH,
+    OPTIONS,
+    SETTINGS,
+    SHARE_OPTION,
+    Settings,
+    policy_of,
+)
 
 
 @pytest.fixture
@@ -28,7 +36,7 @@ def django(**settings: Any) -> Celery:
 
 def task(app: Celery, **options: Any) -> Any:
     """Return what of a task matters here: its app, its name and its options."""
-    cost = {name: getattr(BatchTask, name) for name in (*COST_OPTIONS, "padded")}
+    cost = {name: getattr(BatchTask, name) for name in (*COST_OPTIONS, "padded", SHARE_OPTION)}
     silent = {**dict.fromkeys(OPTIONS), **cost}
     return SimpleNamespace(**{"app": app, "name": "shop.t", **silent, **options})
 

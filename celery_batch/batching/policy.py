@@ -40,6 +40,8 @@ class BatchPolicy:
         sort_window: From how many batches' worth of waiting requests a padded batch of similar
             lengths is chosen; 0 for first come, first served.  It is also how many batches
             later than that a request may leave.
+        device_share: The weight of the task among those that share a worker's processes: while
+            several have work, their seconds in the model are in proportion to it.
 
     Raises:
         ConfigurationError: A value is not a number, or out of range.
@@ -52,6 +54,7 @@ class BatchPolicy:
     max_batch_cost: float | None = None
     padded: bool = False
     sort_window: int = 8
+    device_share: float = 1.0
 
     def __post_init__(self) -> None:
         size = self.max_batch_size
@@ -67,6 +70,9 @@ class BatchPolicy:
             raise ConfigurationError(
                 f"low_priority_share: must be a number from 0 to 0.5, got {share!r}"
             )
+        weight = self.device_share
+        if not (_is_finite(weight) and weight > 0):
+            raise ConfigurationError(f"device_share: must be a number above 0, got {weight!r}")
         self._check_cost()
 
     def _check_cost(self) -> None:

@@ -97,13 +97,13 @@ def test_who_waits_longest_goes_first(worker: Worker, pool: Pool, clock: ManualC
 def test_busy_task_does_not_keep_full_batches_of_another_waiting(
     worker: Worker, pool: Pool, clock: ManualClock
 ):
-    """However many requests of one task wait, an older batch of another task goes first."""
+    """However many older requests of one task wait, the next batch is another task's."""
     for name, ids in [("pairs", "abcdefghij"), ("trios", "xyz"), ("pairs", "klmnop")]:
         worker.send(name, *ids)
         clock.advance(0.125)
     pool.finish_all()
 
-    assert ["ab", "cd", "ef", "gh", "ij", "xyz", "kl", "mn", "op"] == [
+    assert ["ab", "cd", "xyz", "ef", "gh", "ij", "kl", "mn", "op"] == [
         "".join(ids) for ids in pool.batches
     ]
 
@@ -244,7 +244,7 @@ def test_report_is_plain_data(worker: Worker, pool: Pool):
     """The report has the numbers of each task, why its batches left and how many requests wait."""
     worker.send("pairs", "a", "b", "c")
     numbers = {"max_batch_size": 2, "max_wait": 10.0, "linger": 2.0, "running": 1}
-    numbers |= {"low_priority_share": 0.1}
+    numbers |= {"low_priority_share": 0.1, "device_share": 1.0}
     counts = {"waiting": 1, "batches": 1, "requests": 2, "rows": 2, "reasons": {"full": 1}}
     counts |= {"model_calls": 0, "safe_size": None, "worker_losses": 0, "sizes": {"2": [1, 2]}}
     counts |= {"oldest_age": 0.0}

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_batch.batching.policy import BatchPolicy
+from celery_batch.telemetry.report import Work
+from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.priority import TaskPriority
 from celery_batch.worker.scheduling.task_queue import LEAST_URGENT
 
@@ -17,6 +21,9 @@ class Waiting:
     def __init__(self, urgency: int, oldest: float, share: float = 0.25) -> None:
         self.urgency, self.oldest = urgency, oldest
         self.policy = BatchPolicy(low_priority_share=share)
+        self.task = SimpleNamespace(name="task")
+        self.usual_seconds: float | None = None
+        self.is_in_use: Callable[[float], bool] = lambda _: True
 
 
 class Sent:
@@ -90,3 +97,64 @@ def test_no_batch_overtakes_an_equal_or_two_ready_ones():
     assert not priority.overtaken_by(Waiting(LEAST_URGENT, 1.0), [ready])
     assert not priority.overtaken_by(Waiting(0, 1.0), [ready, Sent(0)])
     assert priority.overtaken_by(Waiting(0, 1.0), [ready, Sent(3, accepted=True)])
+
+
+def test_device_is_shared_by_time():
+    """A task with batches of ten times the length gets a tenth of the batches."""
+    task_queues = [Waiting(0, 1.0), Waiting(0, 2.0)]
+    task_queues[0].usual_seconds, task_queues[1].usual_seconds = 1.0, 0.1
+
+    assert 3 == turns(TaskPriority(), task_queues, 33).count(0)
+
+
+def finished(seconds: float | None, *, began: float | None = 1.0) -> Any:
+    """Return a batch that took so long; None if its process died, or it has not begun."""
+    job: Any = Sent(0)
+    job.began, job.answer = began, seconds and BatchEnd([], Work(seconds=seconds))
+    return job
+
+
+@pytest.mark.parametrize(
+    ("job", "charged"),
+    [
+        (finished(0.25), 0.25),
+        (finished(3.0), 3.0),
+        (finished(None), 0.5),
+        (finished(None, began=None), 0.0),
+    ],
+)
+def test_a_batch_is_charged_what_it_took(job: Any, charged: float):
+    """One whose process died is charged what was expected, one that has not begun nothing."""
+    priority, task_queues = TaskPriority(), [Waiting(0, 1.0), Waiting(0, 2.0)]
+    task_queues[0].usual_seconds = 0.5
+    priority.batch_left(task_queues[0], job, task_queues)
+    priority.batch_ended(task_queues[0], job)
+    priority.batch_ended(task_queues[0], job)  # a pool may report an end twice
+    task_queues[1].usual_seconds = charged + 0.01
+    priority.batch_left(task_queues[1], finished(None), task_queues)
+
+    assert 0 == task_queues.index(priority.order(task_queues)[0])
+    task_queues[0].usual_seconds = 0.02
+    priority.batch_left(task_queues[0], finished(None), task_queues)
+    assert 1 == task_queues.index(priority.order(task_queues)[0])
+
+
+def test_next_batch_is_ready_just_before_a_running_one_ends():
+    """If several tasks have work; where one has, or how long it takes is unknown, at once."""
+    large, small = Waiting(0, 1.0), Waiting(0, 2.0)
+    large.task.name, small.task.name = "large", "small"
+    running: Any = [SimpleNamespace(task=large.task, began=began) for began in (100.0, 102.0)]
+    wait = TaskPriority.seconds_until_ready
+
+    assert 0.0 == wait([large, small], running[:1], 1, 101.0)
+
+    large.usual_seconds = 4.0
+
+    assert pytest.approx(2.99) == wait([large, small], running[:1], 1, 101.0)
+    assert pytest.approx(2.99) == wait([large, small], running, 2, 101.0)
+    ready: Any = SimpleNamespace(task=large.task, began=None)
+    assert pytest.approx(4.99) == wait([large, small], [*running, ready], 2, 101.0)
+    assert 0.0 == wait([large, small], running[:1], 1, 105.0)
+    small.is_in_use = lambda _: False
+    assert 0.0 == wait([large, small], running[:1], 1, 101.0)
+    assert 0.0 == wait([large], running[:1], 1, 101.0)

@@ -75,7 +75,7 @@ def batch_stats(state: Any, **_: Any) -> dict[str, Any]:
 
 @_control_command(
     "<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
-    " [low_priority_share=SHARE] [max_batch_cost=COST] [sort_window=BATCHES]"
+    " [low_priority_share=SHARE] [device_share=WEIGHT] [max_batch_cost=COST] [sort_window=BATCHES]"
 )
 def batch_config(
     runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = "", **values: Any

@@ -83,6 +83,8 @@ class BatchJob:
         self.urgency = batch.urgency
         #: The part of a batch that its requests have earned while they were overtaken.
         self.earned_part = batch.earned_part
+        #: When it starts in the virtual time of its worker, where several tasks share that.
+        self.start = 0.0
         self.reason = batch.reason
         #: Whether its only request may kill its process.
         self.is_suspect = batch.is_suspect

@@ -2,13 +2,18 @@
 
 Chooses the task whose batch runs next.
 
-Rule 1: the task with the most urgent request comes first; among equals the one whose
-        oldest request has waited longest.
+Rule 1: the task with the most urgent request comes first; among equals the one that has had
+        the least of its share of the device, and then the one whose oldest request has waited
+        longest.
 Rule 2: a batch that is more urgent than the one that is ready goes before it.
 Rule 3: overtaken tasks and batches have a share all the same, `low_priority_share` of their
         task: after so many batches of others a task comes first, and a ready batch is
         overtaken no more.  The share that its requests had earned while they waited counts, too;
         and while a ready batch is overtaken, only that batch earns the share of its task.
+Rule 4: the device is shared by time: a batch is charged what the batches of its task usually
+        take when it leaves, and what it took when it has ended.
+Rule 5: while several tasks have work, the next batch is made ready just before a running one
+        is expected to end: the requests of another task that come until then go first.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
+from celery_batch.batching.fair_share import FairShare
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
 
@@ -24,20 +30,58 @@ __all__ = ["TaskPriority"]
 #: A whole batch, less what adding up its parts may lose in float arithmetic.
 _WHOLE = 1 - 1e-6
 
+#: Seconds that a batch is taken to run before any of its task has ended.
+_FIRST_ESTIMATE = 1.0
+
+#: Seconds before the expected end of a batch at which the next one is made ready.
+_READY_BEFORE = 0.01
+
 
 class TaskPriority:
-    """The shares that overtaken tasks and batches have earned, as parts of a batch."""
+    """
+    What each task has had of the device, and what overtaken tasks and batches have earned.
+
+    The latter are parts of a batch.
+    """
 
     def __init__(self) -> None:
         self._tasks: defaultdict[TaskQueue, float] = defaultdict(float)
         self._jobs: dict[BatchJob, float] = {}
+        self._device: FairShare[TaskQueue] = FairShare()
+        #: The seconds that jobs were charged when they left.
+        self._charged: dict[BatchJob, float] = {}
 
     def order(self, task_queues: Iterable[TaskQueue]) -> list[TaskQueue]:
         """Return task queues in the order in which they are asked for a batch."""
         return sorted(
             task_queues,
-            key=lambda each: (not self._has_earned_batch(each), each.urgency, each.oldest),
+            key=lambda each: (
+                not self._has_earned_batch(each),
+                each.urgency,
+                self._device.start(each),
+                each.oldest,
+            ),
         )
+
+    @staticmethod
+    def seconds_until_ready(
+        task_queues: Collection[TaskQueue], jobs: Collection[BatchJob], processes: int, now: float
+    ) -> float:
+        """
+        Return how many seconds to wait before the next batch is made ready behind a running one.
+
+        Args:
+            task_queues: All task queues.
+            jobs: All jobs that have not ended.
+            processes: How many of them run at once.
+            now: On the monotonic clock.
+        """
+        if len(task_queues) == 1 or sum(each.is_in_use(now) for each in task_queues) == 1:
+            return 0.0
+        usual = {each.task.name: each.usual_seconds or 0.0 for each in task_queues}
+        ends = sorted(job.began + usual[job.task.name] for job in jobs if job.began)
+        ready = len(jobs) - processes
+        return max(ends[ready] - now - _READY_BEFORE, 0.0) if ready < len(ends) else 0.0
 
     def overtaken_by(self, task_queue: TaskQueue, jobs: Iterable[BatchJob]) -> BatchJob | None:
         """
@@ -66,6 +110,9 @@ class TaskPriority:
         if self._has_earned_batch(task_queue):
             job.urgency = min(job.urgency, *(each.urgency for each in task_queues))
         self._tasks.pop(task_queue, None)
+        seconds = task_queue.usual_seconds or _FIRST_ESTIMATE
+        job.start = self._device.charge(task_queue, seconds, task_queue.policy.device_share)
+        self._charged[job] = seconds
         for other in task_queues:
             if other is not task_queue and job.urgency < other.urgency < LEAST_URGENT:
                 self._tasks[other] += other.policy.low_priority_share
@@ -78,6 +125,14 @@ class TaskPriority:
         """Add the share of its task to what an overtaken batch has earned."""
         self._jobs[job] = self._jobs.get(job, share + job.earned_part) + share
 
-    def forget(self, job: BatchJob) -> None:
-        """Forget a batch that has ended."""
+    def batch_began(self, job: BatchJob) -> None:
+        """Note that a process has begun to run a batch."""
+        self._device.begin(job.start)
+
+    def batch_ended(self, task_queue: TaskQueue, job: BatchJob) -> None:
+        """Charge a batch what it took, and forget it; one whose process died what was expected."""
         self._jobs.pop(job, None)
+        charged = self._charged.pop(job, None)
+        if charged is not None and (job.answer is not None or job.began is None):
+            took = 0.0 if job.answer is None else job.answer.work.seconds
+            self._device.correct(task_queue, took - charged, task_queue.policy.device_share)

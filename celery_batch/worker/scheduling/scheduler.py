@@ -11,6 +11,7 @@ Behind that are the connections of the consumer, and what other parts ask of the
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,6 +142,12 @@ class Scheduler:
         """
         slots = self.slots
         with slots.lock:
+            if slots.has_room_ahead and not slots.is_free:
+                seconds = self._priority.seconds_until_ready(
+                    self._task_queues.values(), slots.jobs, slots.processes, time.monotonic()
+                )
+                if seconds:
+                    return Wait(seconds)
             full_only = not slots.is_free and not is_contested
             earns_share = True
             if not slots.has_room_ahead:
@@ -181,6 +188,8 @@ class Scheduler:
     def on_start(self, job: BatchJob) -> None:
         """A pool process has accepted a job."""
         self.running_messages.started(job.requests)
+        with self.slots.lock:
+            self._priority.batch_began(job)
         self._submitter.accepted(job)
 
     def on_end(self, job: BatchJob, follow_up: FollowUp) -> None:
@@ -208,8 +217,8 @@ class Scheduler:
     def _job_left(self, job: BatchJob) -> None:
         with self.slots.lock:
             self.slots.jobs.discard(job)
+            self._priority.batch_ended(self.task_queue(job.task), job)
         self._submitter.job_left(job)
-        self._priority.forget(job)
 
     def _enqueue_again(self, request: Any) -> bool:
         """Queue a request that has left its task queue before; return whether it can run again."""

@@ -32,6 +32,12 @@ LEAST_URGENT = 1 << 31
 
 _NEVER = float("inf")
 
+#: The part of what batches usually take that the latest one decides.
+_LATEST = 0.2
+
+#: Seconds after its latest batch for which a task counts as one that shares the device.
+_IN_USE = 60.0
+
 
 class TaskQueue:
     """
@@ -57,6 +63,9 @@ class TaskQueue:
         self.calls = 0
         #: Rows that did not run, and those that did because they had no cached answer.
         self._reuse = NO_REUSE
+        #: Seconds of a batch in the model, as of late; None before one has ended.
+        self.usual_seconds: float | None = None
+        self._last_left = -_IN_USE
         #: For each power of two, how many batches of at most that many rows, and of more
         #: than half of it, and how many rows they had.
         self.sizes: dict[int, list[int]] = {}
@@ -89,6 +98,10 @@ class TaskQueue:
     def is_full(self) -> bool:
         """Whether a batch waits that cannot grow any more."""
         return self._batcher.is_full
+
+    def is_in_use(self, now: float) -> bool:
+        """Whether requests wait, or a batch has left lately, on the monotonic clock."""
+        return bool(self._batcher) or now - self._last_left < _IN_USE
 
     @property
     def urgency(self) -> int:
@@ -201,10 +214,10 @@ class TaskQueue:
             earns_share: Whether the requests that this batch overtakes earn their share of it.
         """
         with self._lock:
-            decision = self._batcher.next(
-                time.monotonic(), full_only=full_only, earns_share=earns_share
-            )
+            now = time.monotonic()
+            decision = self._batcher.next(now, full_only=full_only, earns_share=earns_share)
             if isinstance(decision, Batch):
+                self._last_left = now
                 self._count(decision)
         return Wait(None) if isinstance(decision, Done) else decision
 
@@ -230,6 +243,9 @@ class TaskQueue:
             if answer.work.reuse is not NO_REUSE:
                 self._reuse = Reuse(*map(add, self._reuse, answer.work.reuse))
             self.safe_size = answer.safe_size
+            if seconds := answer.work.seconds:
+                usual = self.usual_seconds or seconds
+                self.usual_seconds = usual + _LATEST * (seconds - usual)
 
     def clear(self) -> list[Any]:
         """Remove and return all requests, whose messages go back to the broker."""
@@ -306,6 +322,7 @@ class TaskQueue:
                 "max_wait": self.policy.max_wait,
                 "linger": self.policy.linger_seconds,
                 "low_priority_share": self.policy.low_priority_share,
+                "device_share": self.policy.device_share,
                 "waiting": len(self._batcher) + len(self._set_aside),
                 "batches": self.reasons.total(),
                 "requests": self.requests,
