@@ -21,6 +21,7 @@ from bench.cases import (
     gaps,
     lengths,
     memory,
+    policies,
     pools,
     scale,
     seeds,
@@ -47,6 +48,7 @@ _ALL = (
     forecast.CASE,
     lengths.CASE,
     share.CASE,
+    policies.CASE,
 )
 _CASES: dict[str, Case] = {case.name: case for case in _ALL}
 

@@ -6,7 +6,7 @@ import random
 
 from celery_batch import Model
 
-__all__ = ["LONGEST", "Encoder", "texts"]
+__all__ = ["LONGEST", "Encoder", "texts", "token_counts"]
 
 #: Tokens of the longest text.
 LONGEST = 256
@@ -17,8 +17,17 @@ _VOCABULARY, _WIDTH = 1000, 128
 def texts(count: int, seed: int = 1) -> list[list[int]]:
     """Return texts as token ids, their lengths log-normal: most are short, a few are long."""
     chance = random.Random(seed)
-    lengths = [min(LONGEST, max(4, int(chance.lognormvariate(3.5, 0.8)))) for _ in range(count)]
+    lengths = _token_counts(chance, count)
     return [[chance.randrange(1, _VOCABULARY) for _ in range(length)] for length in lengths]
+
+
+def token_counts(count: int, seed: int = 1) -> list[int]:
+    """Return the lengths of so many texts, in tokens."""
+    return _token_counts(random.Random(seed), count)
+
+
+def _token_counts(chance: random.Random, count: int) -> list[int]:
+    return [min(LONGEST, max(4, int(chance.lognormvariate(3.5, 0.8)))) for _ in range(count)]
 
 
 class Encoder(Model):

@@ -1,4 +1,4 @@
-"""The chart of docs/benchmarks.md: items a second of each system beside the pure loop."""
+"""The charts of what was measured, for the documents."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
+
+from celery_batch.formatting import figure as figure_of
 
 __all__ = ["draw"]
 
@@ -16,6 +18,15 @@ _CHARTS = {
     "cost": '"cost": 10 ms a call, 0.1 ms an item',
     "noop": '"noop": messages alone',
     "bert": '"bert": 20 ms a call, 2.05 ms an item',
+}
+
+#: Rules to draw; they differ in their marks too, for colour-blind readers.
+_RULES = {
+    "first come, 32 rows": (_LIMIT, "o:"),
+    "TEI, 2,048 tokens": (_OTHERS, "^--"),
+    "BentoML, 32 rows": (_OTHERS, "x-"),
+    "infinity, 32 rows": ("#34495e", "s-"),
+    "ours, 2,048 tokens": (_OURS, "o-"),
 }
 
 
@@ -43,13 +54,43 @@ def draw(cases: dict[str, Any], folder: Path) -> list[Path]:
     figure, axes = plt.subplots(1, len(charts), figsize=(5 * len(charts), 4), squeeze=False)
     for panel, (name, rows) in zip(axes[0], charts.items(), strict=True):
         _bars(panel, _CHARTS[name], rows)
-    figure.tight_layout()
-    paths = [folder / f"benchmarks.{kind}" for kind in ("svg", "png")]
-    for path in paths:
-        metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        figure.savefig(path, dpi=120, metadata=metadata)
-    plt.close(figure)
+    paths = _save(figure, folder / "benchmarks")
+    if "policies" in cases:
+        by_load: dict[str, list[dict[str, Any]]] = {}
+        for row in cases["policies"]["rows"]:
+            by_load.setdefault(row["load"], []).append(row)
+        figure, axes = plt.subplots(1, len(by_load), figsize=(4 * len(by_load), 4), sharey=True)
+        for panel, (load, rows) in zip(axes, by_load.items(), strict=True):
+            _lines(panel, f"{load} arrivals", rows)
+        axes[0].set_ylabel("p99", fontsize=9)
+        axes[0].legend(fontsize=8, frameon=False)
+        paths += _save(figure, folder / "policies")
     return paths
+
+
+def _save(figure: Any, path: Path) -> list[Path]:
+    figure.tight_layout()
+    kinds = {".svg": {"Date": None}, ".png": {"Software": None}}
+    for suffix, metadata in kinds.items():
+        figure.savefig(path.with_suffix(suffix), dpi=120, metadata=metadata)
+    figure.clear()
+    return [path.with_suffix(suffix) for suffix in kinds]
+
+
+def _lines(axes: Any, title: str, rows: list[dict[str, Any]]) -> None:
+    """Draw the p99 of each rule against the rate, as far as the rule can serve it."""
+    for rule, (colour, style) in _RULES.items():
+        served = [row for row in rows if row["rule"] == rule and row["keeps_up"]]
+        rates, p99 = [row["offered"] for row in served], [row["p99"] for row in served]
+        axes.plot(rates, p99, style, color=colour, label=rule, markersize=4)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda seconds, _: figure_of(seconds))
+    axes.set_title(title, fontsize=10)
+    axes.set_xlabel("requests/s", fontsize=9)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=8)
 
 
 def _bars(axes: Any, title: str, rows: list[dict[str, Any]]) -> None:

@@ -1,0 +1,1 @@
+"""Rules that form batches, and loads for them, in virtual time."""
