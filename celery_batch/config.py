@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from celery_batch.batching.policy import BatchPolicy
+from celery_batch.batching.shapes import are_ascending
 from celery_batch.errors import ConfigurationError
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "max_worker_losses",
     "milliseconds_warnings",
     "policy_of",
+    "steps_of",
 ]
 
 #: Task option -> the setting it falls back to.
@@ -186,7 +188,11 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
     """
     values = {option: _option(task, option) for option in OPTIONS}
     values |= {option: getattr(task, option) for option in (*COST_OPTIONS, "padded", SHARE_OPTION)}
-    if values["max_batch_cost"] is not None and not _has_size(task):
+    values |= {option: steps_of(task, option) for option in ("batch_sizes", "batch_lengths")}
+    sizes = values["batch_sizes"]
+    if sizes and are_ascending(sizes) and task.max_batch_size is None:
+        values["max_batch_size"] = sizes[-1]
+    elif values["max_batch_cost"] is not None and not _has_size(task):
         values["max_batch_size"] = LARGEST_BATCH
     known = changeable_options(task)
     for option, value in (changes or {}).items():
@@ -210,6 +216,14 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
             f" send lists as items if the model can take more at once"
         )
     return policy
+
+
+def steps_of(task: Any, option: str) -> Any:
+    """Return ``batch_sizes`` or ``batch_lengths`` of a task, or of its model; none is ()."""
+    steps = getattr(task, option)
+    if steps is None and task.model is not None:
+        steps = getattr(task.model, option)
+    return tuple(steps) if isinstance(steps, list) else () if steps is None else steps
 
 
 def changeable_options(task: Any) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import Any, ClassVar
@@ -36,6 +36,7 @@ from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of
 from celery_batch.runtime.runner import CallCost, ErrorPolicy, Runner, checked
 from celery_batch.runtime.signature import call_with_columns, signature_of
+from celery_batch.shapes import check_shapes, fixed_sizes_of
 from celery_batch.task_class import keep_app_class
 from celery_batch.task_options import NO_PYDANTIC, listable_signature, refuse_unknown_options
 
@@ -104,6 +105,20 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: A `Model` may have it.
     version: ClassVar[str | int | None] = None
 
+    #: The numbers of rows that calls have, ascending; None for any.  A call with fewer rows is
+    #: filled up to the next.
+    batch_sizes: ClassVar[Sequence[int] | None] = None
+
+    #: The lengths that rows are padded to, ascending; None for any.  A `Model` defines it itself.
+    batch_lengths: ClassVar[Sequence[int] | None] = None
+
+    #: The row that fills calls up: a value, or a tuple of one for each parameter, or a function
+    #: that returns it.  None to repeat the last row.
+    padding_row: ClassVar[Any] = None
+
+    #: Returns a row of a given length, to warm up with; a `Model` has it as a method.
+    example: ClassVar[Callable[[int], Any] | None] = None
+
     #: Look for the items that make a batch fail, by calling again with parts of it;
     #: False for a function that may not see an item twice. `batch_isolate_failures`.
     isolate_failures: ClassVar[bool | None] = None
@@ -158,6 +173,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         policy_of(cls)
         item_cost_of(cls)
         check_reuse(cls)
+        check_shapes(cls)
         isolates_failures(cls)
         max_worker_losses(cls)
         max_queue_of(app, cls)
@@ -240,15 +256,24 @@ class BatchTask(ChunkCalls, ClientMethods):
         policy = policy_of(self)
         cost = None
         if self._item_cost is not None:
-            any_cost = CostLimits(policy.max_batch_size, math.inf, is_padded=False)
+            any_cost = CostLimits(
+                policy.max_batch_size, math.inf, is_padded=False, sizes=policy.batch_sizes
+            )
             limits = policy.cost_limits or any_cost
             cost = CallCost(self._item_cost.of_rows, limits)
-        policies = self._error_policy()
-        return Runner(self._run_columns, self.name, policies, most=policy.max_batch_size, cost=cost)
+        return Runner(
+            self._run_columns,
+            self.name,
+            self._error_policy(),
+            most=policy.max_batch_size,
+            cost=cost,
+            fixed_sizes=fixed_sizes_of(self),
+        )
 
     def _unisolated_runner(self) -> Runner:
-        """Return a new runner that runs each batch in one call, and isolates no failures."""
-        return Runner(self._run_columns, self.name, ErrorPolicy(isolate_failures=False))
+        """Return a new runner that isolates no failures, and runs each batch in one call if may."""
+        policy = ErrorPolicy(isolate_failures=False)
+        return Runner(self._run_columns, self.name, policy, fixed_sizes=fixed_sizes_of(self))
 
     def _error_policy(self) -> ErrorPolicy:
         isolate = isolates_failures(self)

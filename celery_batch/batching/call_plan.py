@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from celery_batch.batching.cost import CostLimits
+from celery_batch.batching.shapes import most_rows, round_up
 
 __all__ = ["CallPlan"]
 
@@ -19,12 +20,15 @@ class CallPlan:
     Args:
         costs: Of each row; None for a row that does not run.
         limits: The largest call; a row that costs more runs by itself.
+        filler: What a row costs that fills a call up to its size; None if the last row does.
     """
 
-    def __init__(self, costs: Sequence[float | None], limits: CostLimits) -> None:
+    def __init__(
+        self, costs: Sequence[float | None], limits: CostLimits, filler: float | None = None
+    ) -> None:
         known = {index: cost for index, cost in enumerate(costs) if cost is not None}
         order = [*known]
-        self._limits = limits
+        self._limits, self._filler = limits, filler
         self._costs = [*known.values()]
         if limits.is_padded and self.count(0, limits) < len(order):
             order.sort(key=known.__getitem__)
@@ -35,19 +39,39 @@ class CallPlan:
     def cost(self, part: range) -> float:
         """Return what a call with these rows costs, which are positions in the order."""
         costs = self._costs[part.start : part.stop]
-        return max(costs) * len(costs) if self._limits.is_padded else sum(costs)
+        return self._of_call(max(costs), sum(costs), costs[-1], len(costs))
 
     def sum(self, part: range) -> float:
         """Return what these rows cost if none is padded."""
         return sum(self._costs[part.start : part.stop])
 
     def count(self, start: int, limits: CostLimits) -> int:
-        """Return how many rows from a position on fit into one call, at least 1."""
+        """
+        Return how many rows from a position on fit into one call, at least 1.
+
+        Where calls have fixed sizes, other rows may fill a call up that exceeds the limits with
+        one row, as long as it does not cost more.
+        """
+        sizes, most = limits.sizes, limits.cost
         longest = total = 0.0
         count = 0
-        for cost in self._costs[start : start + limits.rows]:
+        end = start + most_rows(sizes, limits.rows)
+        for rows, cost in enumerate(self._costs[start:end], 1):
             longest, total = max(longest, cost), total + cost
-            if count and (longest * (count + 1) if limits.is_padded else total) > limits.cost:
-                break
-            count += 1
+            call = self._of_call(longest, total, cost, rows)
+            if rows == 1 and sizes:
+                most = max(most, call)
+            if (limits.of_call(longest, rows) if limits.is_padded else total) > most:
+                break  # and with more rows it would cost no less
+            if call <= most:
+                count = rows
         return max(count, 1)
+
+    def _of_call(self, longest: float, total: float, last: float, rows: int) -> float:
+        """Return what a call costs, with the rows that fill it up to its size."""
+        limits = self._limits
+        missing = round_up(limits.sizes, rows) - rows
+        filler = last if self._filler is None else self._filler
+        if limits.is_padded:
+            return limits.of_call(max(longest, filler) if missing else longest, rows)
+        return total + missing * filler

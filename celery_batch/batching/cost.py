@@ -5,6 +5,8 @@ Rule 1: a request has a cost, such as its number of tokens. The cost of a batch 
         where the model pads all rows to the longest, the longest row's times the rows.
 Rule 2: a batch has at most ``max_batch_size`` rows and costs at most ``max_batch_cost``. A
         request that is larger than that runs by itself.
+Rule 3: where calls of the model have fixed sizes and lengths, a call costs what it costs when it
+        is padded up to these.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from celery_batch.batching.request import Request
+from celery_batch.batching.shapes import round_down, round_up
 
 __all__ = ["CostLimits", "Load"]
 
@@ -26,17 +29,25 @@ class CostLimits:
         rows: Most rows.
         cost: The highest cost.
         is_padded: Whether all rows cost as much as the longest.
+        sizes: The numbers of rows that calls have; none for any number.
+        lengths: What rows are padded to, in the unit of the cost; none for the longest.
     """
 
     rows: int
     cost: float
     is_padded: bool
+    sizes: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+
+    def of_call(self, longest: float, rows: int) -> float:
+        """Return what a call costs that pads this many rows to the longest."""
+        return round_up(self.lengths, longest) * round_up(self.sizes, rows)
 
     def most_rows(self, longest: float) -> int:
         """Return how many rows fit if the longest costs that much; 0 if it does not fit alone."""
-        if longest * self.rows <= self.cost:
+        if self.of_call(longest, self.rows) <= self.cost:
             return self.rows
-        return int(self.cost // longest)
+        return round_down(self.sizes, int(self.cost // round_up(self.lengths, longest)))
 
 
 class Load:
@@ -59,17 +70,21 @@ class Load:
     @property
     def cost(self) -> float:
         """What the rows cost together."""
-        return self.longest * self.rows if self._limits.is_padded else self._sum
+        limits = self._limits
+        return limits.of_call(self.longest, self.rows) if limits.is_padded else self._sum
 
     def offer(self, request: Request[Any]) -> bool:
         """Add a request if it fits, or is the first; return whether it does."""
         limits, rows = self._limits, self.rows + request.rows
         longest, total = max(self.longest, request.cost), self._sum + request.cost
-        cost = longest * rows if limits.is_padded else total
+        cost = limits.of_call(longest, rows) if limits.is_padded else total
         if self.rows and (rows > limits.rows or cost > limits.cost):
             self.is_full = True
             return False
         self.rows, self.longest, self._sum = rows, longest, total
-        can_grow = longest * (rows + 1) <= limits.cost if limits.is_padded else total < limits.cost
+        if limits.is_padded:
+            can_grow = limits.of_call(longest, rows + 1) <= limits.cost
+        else:
+            can_grow = total < limits.cost
         self.is_full = self.is_full or rows >= limits.rows or not can_grow
         return True

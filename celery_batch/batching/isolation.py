@@ -86,12 +86,18 @@ class SafeSize:
         self._successes = 0
         self._interval = self.FIRST_INTERVAL // 2
 
-    def fitted(self, size: float) -> None:
-        """Note that a batch of this many items, or of this cost, fitted."""
+    def fitted(self, size: float, *, was_limited: bool = False) -> None:
+        """
+        Note that a batch of this many items, or of this cost, fitted.
+
+        Args:
+            size: Of the batch.
+            was_limited: Whether a batch of the largest size could not have taken more.
+        """
         if self.largest is None:
             return
         self._fits = max(self._fits, size)
-        if size < self.largest:
+        if size < self.largest and not was_limited:
             return
         self._successes += 1
         if self._successes >= self._interval:

@@ -273,7 +273,7 @@ def _least_padded(
             count += rows[start]
             total += rows[start] * costs[start]
         can_grow = end < len(costs) and count + rows[end] <= limits.most_rows(costs[end])
-        padded = count * costs[end - 1]
+        padded = limits.of_call(costs[end - 1], count)
         if not can_grow and (total >= best * padded if padded else True):
             best, bounds = (total / padded if padded else 1.0), (start, end)
         if end == len(costs):

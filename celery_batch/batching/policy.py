@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.batching.request import Request
+from celery_batch.batching.shapes import are_ascending
 from celery_batch.errors import ConfigurationError
 
 __all__ = ["DEFAULT_LINGER", "BatchPolicy"]
@@ -42,6 +44,8 @@ class BatchPolicy:
             later than that a request may leave.
         device_share: The weight of the task among those that share a worker's processes: while
             several have work, their seconds in the model are in proportion to it.
+        batch_sizes: The numbers of rows that calls of the model have, ascending; none for any.
+        batch_lengths: The lengths that rows are padded to, ascending; none for any.
 
     Raises:
         ConfigurationError: A value is not a number, or out of range.
@@ -55,6 +59,8 @@ class BatchPolicy:
     padded: bool = False
     sort_window: int = 8
     device_share: float = 1.0
+    batch_sizes: tuple[int, ...] = ()
+    batch_lengths: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         size = self.max_batch_size
@@ -74,6 +80,7 @@ class BatchPolicy:
         if not (_is_finite(weight) and weight > 0):
             raise ConfigurationError(f"device_share: must be a number above 0, got {weight!r}")
         self._check_cost()
+        self._check_shapes()
 
     def _check_cost(self) -> None:
         cost, window = self.max_batch_cost, self.sort_window
@@ -88,12 +95,55 @@ class BatchPolicy:
                 f"sort_window: must be a whole number of batches from 0 up, got {window!r}"
             )
 
+    def _check_shapes(self) -> None:
+        sizes = self.batch_sizes
+        for name in ("batch_sizes", "batch_lengths"):
+            if not are_ascending(value := getattr(self, name)):
+                raise ConfigurationError(
+                    f"{name}: must be whole numbers from 1 up, in ascending order, got {value!r}"
+                )
+        if sizes and self.max_batch_size not in sizes:
+            raise ConfigurationError(
+                f"max_batch_size: must be one of batch_sizes {sizes}, got {self.max_batch_size}"
+            )
+        if self.batch_lengths and not sizes:
+            raise ConfigurationError(
+                "batch_lengths: needs batch_sizes, without which the shapes of calls are not fixed"
+            )
+
     @property
     def cost_limits(self) -> CostLimits | None:
         """The largest batch where cost is counted; None where rows are."""
         if self.max_batch_cost is None:
             return None
-        return CostLimits(self.max_batch_size, self.max_batch_cost, self.padded)
+        lengths = self.batch_lengths if self.padded else ()
+        return CostLimits(
+            self.max_batch_size, self.max_batch_cost, self.padded, self.batch_sizes, lengths
+        )
+
+    def shapes(self, largest: float | None) -> list[tuple[int, int | None]]:
+        """
+        Return size and length of each call of the model that can occur, the largest first.
+
+        Args:
+            largest: The highest cost of one item; None for any.
+
+        Returns:
+            Pairs of rows and length, with None for a length that is not fixed.
+        """
+        sizes = [size for size in reversed(self.batch_sizes) if size <= self.max_batch_size]
+        if not self.batch_lengths:
+            return [(size, None) for size in sizes]
+        most = self.max_batch_cost if self.padded and self.max_batch_cost else math.inf
+        costliest = largest if self.padded and largest is not None else math.inf
+        found = [
+            (size, length)
+            for shorter, length in pairwise((0, *self.batch_lengths))
+            for size in sizes
+            # A row that is too large for a batch runs in a call of the smallest size.
+            if shorter < costliest and (size * length <= most or size == sizes[-1])
+        ]
+        return [*sorted(found, key=math.prod, reverse=True)]
 
     @property
     def sorts(self) -> bool:

@@ -26,6 +26,16 @@ class Model:
     #: not used.
     version: ClassVar[Any] = None
 
+    #: The numbers of rows that calls of `predict` have, ascending; None for any.
+    batch_sizes: ClassVar[Sequence[int] | None] = None
+
+    #: The lengths that `predict` pads its rows to, ascending; None for any.
+    batch_lengths: ClassVar[Sequence[int] | None] = None
+
+    #: The row that fills a call up to its size: an input as in `examples`, or a method that
+    #: returns one.  None to repeat the last row of the call.
+    padding_row: Any = None
+
     def load(self, device: str) -> None:
         """
         Load the model.
@@ -44,6 +54,19 @@ class Model:
         examples there is no warm-up.
         """
         return ()
+
+    def example(self, length: int) -> Any:
+        """
+        Return an input of this length, as in `examples`; needed with `batch_lengths`.
+
+        Before the worker takes tasks, `predict` is called with each of the `batch_sizes` and
+        lengths that can occur.
+
+        Args:
+            length: One of `batch_lengths`.
+        """
+        msg = f"{type(self).__name__} must define example(length)"
+        raise NotImplementedError(msg)
 
     def predict(self, *batch: Any, **named: Any) -> Sequence[Any]:
         """

@@ -21,13 +21,14 @@ from typing import Any
 from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.runtime import devices
 from celery_batch.runtime.model import Model
-from celery_batch.runtime.runner import ErrorPolicy, Runner
+from celery_batch.runtime.runner import run_all
 from celery_batch.runtime.signature import call_with_columns, example_rows, signature_of
 
 __all__ = [
     "discard",
     "instance_of",
     "load_again",
+    "model_calls",
     "one_batch",
     "prepare",
     "prepare_later",
@@ -36,12 +37,15 @@ __all__ = [
     "unload",
     "unload_all",
     "warm",
+    "warm_up_with",
 ]
 
 logger = logging.getLogger(__name__)
 
 _instances: dict[type[Model], Model] = {}
 _lock = threading.RLock()
+#: What else models are warmed up with, by the names of their tasks.
+_warm_ups: dict[type[Model], dict[str, Callable[[Model], object]]] = {}
 #: Loaded by `load_again`, and not in use yet.
 _standby: dict[type[Model], Model] = {}
 #: How many batches use each instance, by its id.
@@ -82,6 +86,18 @@ def set_device(device: str) -> None:
     """Set the device of this process's models, as `devices.pin` returned it."""
     global _device  # noqa: PLW0603 (one device a process is the point)
     _device = device
+
+
+def warm_up_with(model: type[Model], task: str, warm_up: Callable[[Model], object]) -> None:
+    """
+    Warm up each instance of a model for one of its tasks as well, after its own examples.
+
+    Args:
+        model: The model.
+        task: The task's name.
+        warm_up: Called with the instance; raises what the model raises.
+    """
+    _warm_ups.setdefault(model, {})[task] = warm_up
 
 
 def instance_of(model: type[Model]) -> Model:
@@ -214,13 +230,21 @@ def _unload(model: type[Model], instance: Model) -> None:
 def _warm_up(instance: Model) -> None:
     model = type(instance)
     rows = example_rows(model, instance.examples())
-    if not rows:
-        return
-    signature = signature_of(model)
+    if rows:
+        run_all(
+            f"{model.__qualname__}.predict",
+            model_calls(instance),
+            [list(column) for column in zip(*rows, strict=True)],
+        )
+    for warm_up in list(_warm_ups.get(model, {}).values()):
+        warm_up(instance)
+
+
+def model_calls(instance: Model) -> Callable[..., Any]:
+    """Return a function that calls a model's `predict` with a column for each parameter."""
+    signature = signature_of(type(instance))
 
     def predict(*columns: list[Any]) -> Any:
         return call_with_columns(instance.predict, signature, columns)
 
-    runner = Runner(predict, f"{model.__qualname__}.predict", ErrorPolicy(isolate_failures=False))
-    for outcome in runner.run(*(list(column) for column in zip(*rows, strict=True))):
-        outcome.unwrap()
+    return predict

@@ -8,16 +8,27 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple
 
 from celery_batch.batching.call_plan import CallPlan
 from celery_batch.batching.cost import CostLimits
 from celery_batch.batching.isolation import Bisection, SafeSize
-from celery_batch.errors import BatchError, OutOfMemory, WrongResultCount
+from celery_batch.batching.shapes import most_rows, round_up
+from celery_batch.errors import BatchError, ItemTooLarge, OutOfMemory, WrongResultCount
 from celery_batch.runtime.failures import free_memory, is_device_broken, is_out_of_memory
 
-__all__ = ["CallCost", "Counts", "ErrorPolicy", "Outcome", "Runner", "Timing", "checked"]
+__all__ = [
+    "CallCost",
+    "Counts",
+    "ErrorPolicy",
+    "FixedSizes",
+    "Outcome",
+    "Runner",
+    "Timing",
+    "checked",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +84,7 @@ class Counts(NamedTuple):
     out_of_memory: int = 0
     cost: float = 0.0
     padded_cost: float = 0.0
+    padding_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,43 @@ class CallCost:
     limits: CostLimits
 
 
+@dataclass(frozen=True, slots=True)
+class FixedSizes:
+    """
+    The numbers of rows that calls of a model have.
+
+    Args:
+        sizes: In ascending order.
+        padding_row: Returns the row that fills calls up, a value for each parameter; None to
+            repeat the last row of the call.
+    """
+
+    sizes: tuple[int, ...] = ()
+    padding_row: Callable[[], Sequence[Any]] | None = None
+
+    def fill(self, columns: Sequence[list[Any]]) -> list[list[Any]]:
+        """Return the columns of a call, with padding rows up to the next size."""
+        rows = len(columns[0])
+        missing = round_up(self.sizes, rows) - rows
+        row = self.padding_row() if self.padding_row else [column[-1] for column in columns]
+        return [column + [value] * missing for column, value in zip(columns, row, strict=True)]
+
+
+class _Call(NamedTuple):
+    """
+    A call of the model.
+
+    Args:
+        part: The indexes of its items.
+        size: The number of its rows, with padding rows, or its cost, where that is limited.
+        was_limited: Whether it would have had more items if more fitted into memory.
+    """
+
+    part: range
+    size: float
+    was_limited: bool
+
+
 class Runner:
     """
     Runs batches through a loaded model.
@@ -117,6 +166,7 @@ class Runner:
         error_policy: How its errors are handled.
         most: Most items in one call of the model; None for any number.
         cost: What items cost, where that is limited as well.
+        fixed_sizes: The numbers of rows that calls have, where these are fixed.
     """
 
     def __init__(
@@ -127,12 +177,14 @@ class Runner:
         *,
         most: int | None = None,
         cost: CallCost | None = None,
+        fixed_sizes: FixedSizes | None = None,
     ) -> None:
         self._predict = predict
         self._name = name
         self._error_policy = error_policy or ErrorPolicy()
         self._most = most or sys.maxsize
         self._cost = cost
+        self._fixed_sizes = fixed_sizes or FixedSizes()
         #: What fits into memory, as far as this runner has found out.
         self.safe_size = SafeSize()
         #: How often the model was called.
@@ -143,14 +195,16 @@ class Runner:
         self.out_of_memory = 0
         #: What the items of all calls have cost, where that is limited, and the calls with padding.
         self.cost = self.padded_cost = 0.0
+        #: Rows that filled calls up to their sizes.
+        self.padding_rows = 0
         #: The error of a broken device, after which this process must run no more batches.
         self.broken: str | None = None
 
     @property
     def counts(self) -> Counts:
         """What has been counted until now."""
-        isolated, out_of_memory = self.isolated, self.out_of_memory
-        return Counts(self.calls, isolated, out_of_memory, self.cost, self.padded_cost)
+        costs = self.cost, self.padded_cost
+        return Counts(self.calls, self.isolated, self.out_of_memory, *costs, self.padding_rows)
 
     def run(self, *columns: list[Any], timings: list[Timing] | None = None) -> list[Outcome]:
         """
@@ -194,14 +248,12 @@ class Runner:
             order = plan.order
             columns = tuple([column[index] for index in order] for column in columns)
         bisection = Bisection(len(order))
-        while (part := bisection.next(self._largest(plan, bisection.start))) is not None:
-            began = time.monotonic()
-            size: float = len(part)
+        while (call := self._next_call(bisection, plan)) is not None:
+            part, began = call.part, time.monotonic()
             if plan is not None:
                 self.cost += plan.sum(part)
                 self.padded_cost += plan.cost(part)
-                size = plan.cost(part) if self._limits_cost else size
-            found = self._try(bisection, columns, part, size, alone=alone)
+            found = self._try(bisection, columns, call, alone=alone)
             if timings is not None:
                 seconds = time.monotonic() - began
                 timings.append(Timing(order[part.start : part.stop], began, seconds))
@@ -218,7 +270,7 @@ class Runner:
         """Run at most this many items, of that cost, in one call from now on."""
         self._most = most
         if self._cost is not None:
-            limits = cost or CostLimits(most, math.inf, is_padded=False)
+            limits = cost or replace(self._cost.limits, rows=most)
             self._cost = replace(self._cost, limits=limits)
 
     def forget(self) -> None:
@@ -232,17 +284,39 @@ class Runner:
             if isinstance(each, Exception):
                 outputs[index] = Outcome(error=each)
         known = [None if isinstance(each, Exception) else each for each in costs]
-        return CallPlan(known, cost.limits)
+        return CallPlan(known, cost.limits, self._cost_of_padding(cost))
 
-    def _largest(self, plan: CallPlan | None, start: int) -> int:
-        """Return most items of the next call of the model."""
-        safe = self.safe_size.largest or sys.maxsize
+    def _cost_of_padding(self, cost: CallCost) -> float | None:
+        """Return what the padding row costs; None if the last row is repeated."""
+        if self._fixed_sizes.padding_row is None:
+            return None
+        (found,) = cost.of_rows([[value] for value in self._fixed_sizes.padding_row()])
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _next_call(self, bisection: Bisection, plan: CallPlan | None) -> _Call | None:
+        """Return the next call of the model; None when all items have run."""
+        start, safe = bisection.start, self.safe_size.largest
+        largest = self._largest(plan, start, math.inf if safe is None else safe)
+        part = bisection.next(largest)
+        if part is None:
+            return None
+        size: float = round_up(self._fixed_sizes.sizes, len(part))
+        if plan is not None and self._limits_cost:
+            size = plan.cost(part)
+        is_as_large = safe is not None and len(part) == largest
+        was_limited = is_as_large and largest < self._largest(plan, start, math.inf)
+        return _Call(part, size, was_limited)
+
+    def _largest(self, plan: CallPlan | None, start: int, safe: float) -> int:
+        """Return most items of the next call of the model, where so much fits into memory."""
         if plan is None or self._cost is None:
-            return min(self._most, int(safe))
+            return most_rows(self._fixed_sizes.sizes, int(min(self._most, safe)))
         limits = self._cost.limits
         if self._limits_cost:
             return plan.count(start, replace(limits, cost=min(limits.cost, safe)))
-        return plan.count(start, replace(limits, rows=min(limits.rows, int(safe))))
+        return plan.count(start, replace(limits, rows=int(min(limits.rows, safe))))
 
     @property
     def _limits_cost(self) -> bool:
@@ -250,34 +324,33 @@ class Runner:
         return self._cost is not None and self._cost.limits.cost < math.inf
 
     def _try(
-        self,
-        bisection: Bisection,
-        columns: Sequence[list[Any]],
-        part: range,
-        size: float,
-        *,
-        alone: bool,
+        self, bisection: Bisection, columns: Sequence[list[Any]], call: _Call, *, alone: bool
     ) -> Sequence[Any]:
-        """Return an output for each item of the part; none if it runs again in halves."""
-        cut = slice(part.start, part.stop)
+        """Return an output for each item of the call; none if it runs again in halves."""
+        part = call.part
+        rows = [column[part.start : part.stop] for column in columns]
         self.calls += 1
         try:
-            returned = self._predict(*(column[cut] for column in columns))
+            if self._fixed_sizes.sizes:
+                rows = self._fixed_sizes.fill(rows)
+                self.padding_rows += len(rows[0]) - len(part)
+            returned = checked(self._name, self._predict(*rows), len(rows[0]))
             outputs = [
                 self._returned_error(output) if isinstance(output, Exception) else output
-                for output in checked(self._name, returned, len(part))
+                for output in islice(returned, len(part))
             ]
         except Exception as error:  # noqa: BLE001 (any error of a model is its items' outcome)
-            return self._handle_error(error, bisection, part, size, alone=alone)
-        self.safe_size.fitted(size)
+            return self._handle_error(error, bisection, call, alone=alone)
+        self.safe_size.fitted(call.size, was_limited=call.was_limited)
         return outputs
 
     def _handle_error(
-        self, error: Exception, bisection: Bisection, part: range, size: float, *, alone: bool
+        self, error: Exception, bisection: Bisection, call: _Call, *, alone: bool
     ) -> Sequence[Outcome]:
         """Handle an error of a part of a batch, which may end the run of the rest, too."""
+        part = call.part
         if is_out_of_memory(error):
-            return self._handle_out_of_memory(error, bisection, part, size)
+            return self._handle_out_of_memory(error, bisection, call)
         is_interrupt = isinstance(error, self._error_policy.interrupts)
         if is_interrupt or is_device_broken(error):
             left = bisection.abandon()
@@ -288,6 +361,7 @@ class Runner:
             is_cause = len(part) == 1 and not is_interrupt
             return _all(error, part) if is_cause else ()
         is_verdict = isinstance(error, (BatchError, *self._error_policy.verdicts))
+        is_verdict = is_verdict and not isinstance(error, ItemTooLarge)  # of one row
         if self._error_policy.isolate_failures and not is_verdict and bisection.split(part):
             logger.info("%s raised %r on %d items: looking for the item that fails",
                         self._name, error, len(part))  # fmt: skip
@@ -296,20 +370,27 @@ class Runner:
         return _all(error, part)
 
     def _handle_out_of_memory(
-        self, error: Exception, bisection: Bisection, part: range, size: float
+        self, error: Exception, bisection: Bisection, call: _Call
     ) -> Sequence[Outcome]:
         free_memory(error)
-        count = len(part)
+        count = len(call.part)
         self.out_of_memory += 1
         if count > 1:
-            self.safe_size.did_not_fit(size)
-            unit = "a cost of " if self._limits_cost else ""
-            logger.warning("%s ran out of memory with %d items: batches of up to %s%g from now on",
-                           self._name, count, unit, self.safe_size.largest)  # fmt: skip
-            if self._error_policy.isolate_failures and bisection.split(part):
+            self._learn(call)
+            if self._error_policy.isolate_failures and bisection.split(call.part):
                 return ()
         self.isolated += bisection.was_split and count == 1
-        return _all(self._out_of_memory_error(error, count), part)
+        return _all(self._out_of_memory_error(error, count), call.part)
+
+    def _learn(self, call: _Call) -> None:
+        """Learn from a call that did not fit, unless there are no smaller ones."""
+        if self._limits_cost or call.size > most_rows(self._fixed_sizes.sizes, 1):
+            self.safe_size.did_not_fit(call.size)
+            unit = "a cost of " if self._limits_cost else ""
+            logger.warning(
+                "%s ran out of memory with %d items: batches of up to %s%g from now on",
+                self._name, len(call.part), unit, self.safe_size.largest,
+            )  # fmt: skip
 
     def _out_of_memory_error(self, error: BaseException, size: int = 1) -> OutOfMemory:
         items = "one item alone does" if size == 1 else f"{size} items do"
@@ -321,6 +402,12 @@ class Runner:
         if isinstance(error, MemoryError):  # on which Celery ends the worker
             return Outcome(error=self._out_of_memory_error(error))
         return Outcome(error=error)
+
+
+def run_all(name: str, predict: Callable[..., Any], columns: Sequence[list[Any]]) -> None:
+    """Call a model once, and raise what any of its items fails with."""
+    for outcome in Runner(predict, name, ErrorPolicy(isolate_failures=False)).run(*columns):
+        outcome.unwrap()
 
 
 def checked(name: str, outputs: Any, size: int) -> Sequence[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.model import Model
 
-__all__ = ["call_with_columns", "example_rows", "signature_of"]
+__all__ = ["call_with_columns", "example_rows", "row_of", "signature_of"]
 
 #: The signature of models that do not define `predict`, such as a streamer's function.
 _ONE = inspect.Signature([inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
@@ -32,13 +32,24 @@ def example_rows(model: type[Model], examples: Iterable[Any]) -> list[tuple[Any,
     Raises:
         ConfigurationError: An example does not fit the parameters.
     """
-    signature = signature_of(model)
+    name, signature = f"{model.__qualname__}.examples", signature_of(model)
+    return [row_of(name, signature, example) for example in examples]
+
+
+def row_of(name: str, signature: inspect.Signature, example: Any) -> tuple[Any, ...]:
+    """
+    Return a value for each parameter: an example of one, or a tuple or mapping of several.
+
+    Args:
+        name: Where the example is from, in errors.
+        signature: Of the batch function.
+        example: As a user wrote it.
+
+    Raises:
+        ConfigurationError: It does not fit the parameters.
+    """
     if len(signature.parameters) == 1:
-        return [(example,) for example in examples]
-    return [_row(model, signature, example) for example in examples]
-
-
-def _row(model: type[Model], signature: inspect.Signature, example: Any) -> tuple[Any, ...]:
+        return (example,)
     try:
         if isinstance(example, Mapping):
             bound = signature.bind(**example)
@@ -49,7 +60,7 @@ def _row(model: type[Model], signature: inspect.Signature, example: Any) -> tupl
     except TypeError as error:
         names = ", ".join(signature.parameters)
         raise ConfigurationError(
-            f"{model.__qualname__}.examples: {example!r} does not fit predict({names}): {error};"
+            f"{name}: {example!r} does not fit predict({names}): {error};"
             f" return one tuple of values for each example"
         ) from error
     bound.apply_defaults()

@@ -67,6 +67,7 @@ class Work(NamedTuple):
         cost: The sum of what all rows cost, where that is limited.
         padded_cost: What all calls cost, with their padding.
         reuse: How many rows did not run, and why.
+        padding_rows: Rows that filled calls up to fixed sizes.
     """
 
     calls: int = 0
@@ -78,6 +79,7 @@ class Work(NamedTuple):
     cost: float = 0.0
     padded_cost: float = 0.0
     reuse: Reuse = NO_REUSE
+    padding_rows: int = 0
 
 
 #: Of a batch whose model was not called.

@@ -11,6 +11,7 @@ from celery_batch.batching.call_plan import CallPlan
 from celery_batch.batching.cost import CostLimits
 
 limits = st.builds(CostLimits, st.integers(1, 9), st.integers(1, 90).map(float), st.booleans())
+sizes = st.sets(st.integers(1, 9), min_size=1).map(lambda found: tuple(sorted(found)))
 
 
 def calls(plan: CallPlan, limit: CostLimits) -> list[range]:
@@ -69,3 +70,34 @@ def test_what_fits_into_memory_may_be_less():
     plan = CallPlan([10.0] * 4, limit)
 
     assert 2 == plan.count(0, replace(limit, cost=20.0))
+
+
+@given(
+    st.lists(st.integers(0, 50).map(float), min_size=1, max_size=40),
+    sizes, st.integers(1, 90).map(float), st.booleans(), st.none() | st.just(20.0),
+)  # fmt: skip
+def test_calls_fit_as_they_are_filled_up(costs, sizes, most, padded, filler):
+    """As many rows as fit with those that fill up; too large a row has company if that is free."""
+    limit = CostLimits(sizes[-1], most, padded, sizes)
+    plan = CallPlan(costs, limit, filler)
+
+    def cost_of(rows):
+        missing = min(size for size in sizes if size >= len(rows)) - len(rows)
+        whole = rows + missing * [rows[-1] if filler is None else filler]
+        return max(whole) * len(whole) if padded else sum(whole)
+
+    for part in calls(plan, limit):
+        rows = [costs[plan.order[n]] for n in range(part.start, len(costs))][: sizes[-1]]
+        allowed = max(most, cost_of(rows[:1]))
+        fitting = [n for n in range(1, len(rows) + 1) if cost_of(rows[:n]) <= allowed]
+        assert len(part) == fitting[-1]
+        assert plan.cost(part) == cost_of(rows[: len(part)])
+
+
+def test_lengths_are_rounded_up():
+    """A call costs what the model computes when it pads to one of its lengths."""
+    limit = CostLimits(8, 64.0, is_padded=True, sizes=(1, 2, 4, 8), lengths=(8, 16))
+    plan = CallPlan([3.0, 5.0, 9.0, 9.0, 9.0], limit)
+
+    assert [4, 1] == [len(part) for part in calls(plan, limit)]
+    assert (64.0, 26.0) == (plan.cost(range(4)), plan.sum(range(4)))

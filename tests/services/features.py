@@ -14,7 +14,8 @@ import time
 from celery import Celery, Task, shared_task, signals
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_batch import BatchTask
+from celery_batch import BatchTask, Model
+from celery_batch.padding import padded_length
 from tests.services.memory import memory, recall, remember
 
 __all__ = ["app", "memory", "recall", "remember"]
@@ -115,6 +116,38 @@ def tokens(text, times=1):
     """Count the tokens of texts, which would be padded to the longest."""
     remember("tokens", items=[len(each) for each in text])
     return [len(each) * n for each, n in zip(text, times, strict=True)]
+
+
+@app.task(base=BatchTask, name="f.sizes", batch_sizes=(2, 4, 8), linger=0.05, max_wait=1.0)
+def sizes(x):
+    """Double every item, but no 13."""
+    remember("sizes", items=x)
+    if 13 in x:
+        raise ValueError("told to raise")
+    return [2 * each for each in x]
+
+
+class Shaped(Model):
+    """A model that pads texts to a few lengths, and remembers the shapes of its calls."""
+
+    batch_sizes = (1, 2, 4)
+    batch_lengths = (8, 16, 32)
+    cost = len
+
+    def example(self, length):
+        """Return a text of this length."""
+        return "x" * length
+
+    def predict(self, texts):
+        """Return the length of each text."""
+        length = padded_length(max(map(len, texts)), lengths=self.batch_lengths)
+        remember("shaped", shape=[len(texts), length], items=texts)
+        return [len(text) for text in texts]
+
+
+shaped = Shaped.as_task(
+    app, name="f.shaped", max_batch_cost=64, padded=True, linger=0.05, max_wait=1.0
+)
 
 
 if os.environ.get("SHOP_STOCK"):  # as a worker would have it that knows nothing of batches

@@ -30,9 +30,10 @@ from celery.utils.log import current_process_index
 
 from celery_batch.compat.gc import collect_all, freeze_existing
 from celery_batch.config import Settings
-from celery_batch.errors import BatchError, ConfigurationError
+from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.failures import free_unused_memory, is_out_of_memory
+from celery_batch.shapes import has_shapes, warm_up
 from celery_batch.worker.dispatch.job_submitter import worker_may_overlap
 from celery_batch.worker.executor.pipeline import start_threads
 from celery_batch.worker.executor.row_reuse import forget_answers
@@ -216,11 +217,25 @@ def load_models(app: Any, tasks: Iterable[str], *, index: int = 0, processes: in
         os.environ.setdefault("OMP_NUM_THREADS", str(max(devices.usable_cores() // processes, 1)))
     device = devices.pin(index, Settings.of(app).devices)
     registry.set_device(device)
-    for name in tasks:
-        model = app.tasks[name].model
-        if model is not None:
-            registry.instance_of(model)
+    batch_tasks = [app.tasks[name] for name in tasks]
+    for task in batch_tasks:
+        if task.model is not None and has_shapes(task):
+            registry.warm_up_with(task.model, task.name, partial(warm_up, task))
+    for task in batch_tasks:
+        if task.model is not None:
+            registry.instance_of(task.model)
+        elif has_shapes(task):
+            _warm_up_function(task)
     return device
+
+
+def _warm_up_function(task: Any) -> None:
+    try:
+        warm_up(task)
+    except BatchError as error:
+        raise LoadFailed(str(error)) from error
+    except Exception as error:
+        raise LoadFailed(f"{task.name}: {type(error).__name__}: {error}") from error
 
 
 def load_in_pool_process() -> None:

@@ -193,6 +193,7 @@ def _work(timings: Sequence[Timing], counted: Counts, reused: ReusedRows | None)
         counted.cost,
         counted.padded_cost,
         reuse,
+        counted.padding_rows,
     )
 
 

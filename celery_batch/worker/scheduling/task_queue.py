@@ -60,6 +60,8 @@ class TaskQueue:
         self.work = 0.0
         #: The cost of all rows that ran, and what the calls cost with their padding.
         self.cost = self.padded_cost = 0.0
+        #: Rows that filled calls up to fixed sizes.
+        self.padding_rows = 0
         self.calls = 0
         #: Rows that did not run, and those that did because they had no cached answer.
         self._reuse = NO_REUSE
@@ -242,6 +244,7 @@ class TaskQueue:
             self.padded_cost += answer.work.padded_cost
             if answer.work.reuse is not NO_REUSE:
                 self._reuse = Reuse(*map(add, self._reuse, answer.work.reuse))
+            self.padding_rows += answer.work.padding_rows
             self.safe_size = answer.safe_size
             if seconds := answer.work.seconds:
                 usual = self.usual_seconds or seconds
@@ -317,6 +320,7 @@ class TaskQueue:
         return (
             self._cost_report()
             | self._reuse_report()
+            | self._shape_report()
             | {
                 "max_batch_size": self.policy.max_batch_size,
                 "max_wait": self.policy.max_wait,
@@ -353,6 +357,13 @@ class TaskQueue:
             "cost": self.cost,
             "padded_cost": self.padded_cost,
         }
+
+    def _shape_report(self) -> dict[str, Any]:
+        policy = self.policy
+        if not policy.batch_sizes:
+            return {}
+        lengths = {"batch_lengths": [*policy.batch_lengths]} if policy.batch_lengths else {}
+        return {"batch_sizes": [*policy.batch_sizes], "padding_rows": self.padding_rows} | lengths
 
 
 def _is_revoked(request: Any) -> bool:

@@ -1,0 +1,83 @@
+"""Calls of the model have fixed numbers of rows and lengths, with which it was warmed up."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_batch import ItemTooLarge
+from tests.integration.features.test_chunks import close_both_slots
+from tests.services.place import SOON, Place
+
+POOLS = pytest.mark.pools("prefork", "solo", "threads")
+
+#: Those of the sizes 1, 2 and 4 and the lengths 8, 16 and 32 that cost 64 at most.
+SHAPES = [[4, 16], [2, 32], [4, 8], [2, 16], [1, 32], [2, 8], [1, 16], [1, 8]]
+
+
+@POOLS
+def test_calls_are_filled_up_to_their_sizes(place: Place):
+    """By repeating the last row; each gets its own output, and the padding is counted apart."""
+    before = place.worker.status()["f.sizes"]
+    results = place.sizes.delay_many([1, 2, 3])
+    answers = place.get(results)
+    place.wait_for_batches("f.sizes")
+    after = place.worker.status()["f.sizes"]
+
+    assert [2, 4, 6] == answers
+    assert {2, 4, 8} >= {len(batch) for batch in place.batches("sizes")}
+    padding = len(place.items("sizes")) - 3
+    assert padding >= 1
+    assert (3, padding) == tuple(after[each] - before[each] for each in ("rows", "padding_rows"))
+    assert [2, 4, 8] == after["batch_sizes"]
+    assert (8, True) == (after["max_batch_size"], all(r.batch_info.size <= 3 for r in results))
+
+
+def test_a_bad_item_fails_alone(place: Place):
+    """Though its copies fill up the calls that it is in."""
+    gate = close_both_slots(place)
+    results = place.sizes.delay_many([1, 2, 3, 4, 13])
+    place.wait_for_buffered("f.sizes", 5)
+    place.open_gate(gate)
+    found = place.get(results)
+
+    assert [2, 4, 6, 8] == found[:4]
+    assert isinstance(found[4], ValueError)
+    assert {2, 4, 8} == {len(batch) for batch in place.batches("sizes")}
+
+
+def test_a_chunk_runs_in_calls_of_the_sizes(place: Place):
+    """All are of the largest size but the last."""
+    result = place.sizes.delay_rows(list(range(20, 39)))
+
+    assert [2 * n for n in range(20, 39)] == result.get(timeout=SOON)
+    assert [8, 8, 4] == [len(batch) for batch in place.batches("sizes")]
+
+
+@POOLS
+def test_no_shape_is_new_after_the_warm_up(place: Place):
+    """Before its first task a worker has called its model with each shape that can occur."""
+    place.worker.stop()
+    before = len(place.recall("shaped"))
+    assert place.worker.status()["f.shaped"]["warm"]
+    warmed_up = [fact["shape"] for fact in place.recall("shaped")][before:]
+    lengths = [1, 7, 8, 9, 16, 17, 25, 32, 32, 3, 3, 3] * 5
+    results = place.shaped.delay_many(["x" * length for length in lengths])
+    chunk = place.shaped.delay_rows(["x" * length for length in lengths])
+    answers = place.get(results)
+
+    assert (lengths, lengths) == (answers, chunk.get(timeout=SOON))
+    assert SHAPES == warmed_up
+    used = [fact["shape"] for fact in place.recall("shaped")][before + len(SHAPES) :]
+    assert [] == [shape for shape in used if shape not in SHAPES]
+
+
+def test_an_item_longer_than_all_lengths_fails_alone(place: Place):
+    """It is too large for the model; the others of its batch are answered."""
+    gate = close_both_slots(place)
+    results = place.shaped.delay_many(["a", "b" * 33, "c"])
+    place.wait_for_buffered("f.shaped", 3)
+    place.open_gate(gate)
+    found = place.get(results)
+
+    assert (1, 1) == (found[0], found[2])
+    assert isinstance(found[1], ItemTooLarge)

@@ -1,0 +1,223 @@
+"""Which options of fixed shapes a task may have, and how its model is warmed up with them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from celery import Celery
+
+from celery_batch import BatchTask, ConfigurationError, LoadFailed, Model
+from celery_batch.config import policy_of
+from celery_batch.runtime import registry
+from celery_batch.worker.executor.loader import load_models
+
+
+@pytest.fixture
+def app():
+    """An app of its own, whose models are unloaded in the end."""
+    with Celery("shapes", set_as_current=False) as app:
+        app.conf.task_always_eager = True
+        yield app
+    registry.unload_all()
+
+
+@pytest.fixture
+def calls():
+    """The calls of `task_of`'s function."""
+    return []
+
+
+def task_of(app, calls, name="shop.add", **options):
+    """Make a task that remembers its calls."""
+
+    @app.task(base=BatchTask, name=name, **options)
+    def add(a, b=0):
+        calls.append((a, b))
+        return [x + y for x, y in zip(a, b, strict=True)]
+
+    return add
+
+
+class Counter(Model):
+    """A model with fixed shapes that remembers its calls."""
+
+    batch_sizes = (1, 4)
+    batch_lengths = (2, 8)
+
+    def load(self, device):  # noqa: ARG002
+        """Begin to count."""
+        self.calls = []
+
+    @staticmethod
+    def example(length):
+        """Return a row of this length."""
+        return [0] * length
+
+    def padding_row(self):
+        """Return a row that no caller has."""
+        return [-1]
+
+    def predict(self, rows):
+        """Return the sums."""
+        self.calls.append(rows)
+        return [sum(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_sizes": (4, 2)}, r"shop.add.batch_sizes: must be whole numbers .*\(4, 2\)"),
+        ({"batch_sizes": 8}, "shop.add.batch_sizes: must be whole numbers from 1 up"),
+        ({"batch_sizes": ("8",)}, "shop.add.batch_sizes: must be whole numbers from 1 up"),
+        (
+            {"batch_sizes": (1, 8), "max_batch_size": 16},
+            "shop.add.max_batch_size: ",
+        ),
+        (
+            {"batch_sizes": (1, 8), "max_batch_size": 1},
+            "max_batch_size: is the largest of batch_sizes, 8; leave it out, got 1",
+        ),
+        ({"batch_sizes": (1, 2000)}, "shop.add.max_batch_size: at most"),
+        ({"padding_row": 1}, "shop.add.padding_row: has no effect without batch_sizes"),
+        ({"example": len}, "shop.add.example: has no effect without batch_lengths"),
+        ({"batch_sizes": (1, 8), "padding_row": (1, 2, 3)}, r"shop.add.padding_row: \(1, 2, 3\)"),
+        ({"batch_lengths": (8,), "example": len}, "shop.add.batch_lengths: needs batch_sizes"),
+        (
+            {"batch_sizes": (1, 8), "batch_lengths": (8,)},
+            r"shop.add.batch_lengths: needs example\(length\)",
+        ),
+        (
+            {"batch_sizes": (1, 8), "isolate_failures": False},
+            "needs padding_row where isolate_failures is False: .* would see an item twice",
+        ),
+    ],
+    ids=str,
+)
+def test_contradictions_are_refused(app, calls, options, message):
+    """When the app is made, with the way out."""
+    with pytest.raises(ConfigurationError, match=message):
+        task_of(app, calls, **options).name  # noqa: B018 (the task is bound when it is used)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (Counter, {"batch_lengths": (2, 16)}, "belongs into the class Counter"),
+        (type("Bare", (Counter,), {"example": Model.example}), {}, r"needs example\(length\)"),
+    ],
+)
+def test_a_model_pads_to_its_own_lengths(app, model, options, message):
+    """A task cannot change them, nor do without an example."""
+    with pytest.raises(ConfigurationError, match=message):
+        model.as_task(app, name="shop.count", **options).name  # noqa: B018 (see above)
+
+
+def test_the_largest_size_is_that_of_the_batch(app, calls):
+    """Whatever the app's setting says; an operator may choose a smaller one of them."""
+    app.conf.batch_max_size = 100
+    task = task_of(app, calls, batch_sizes=[1, 4, 16])
+
+    assert (16, (1, 4, 16)) == (policy_of(task).max_batch_size, policy_of(task).batch_sizes)
+    assert 4 == policy_of(task, {"max_batch_size": 4}).max_batch_size
+    with pytest.raises(ConfigurationError, match="must be one of batch_sizes"):
+        policy_of(task, {"max_batch_size": 5})
+
+
+def test_calls_without_a_worker_are_filled_up(app, calls):
+    """Single calls, chunks, and those that run in place; `run_batch` calls as it is told."""
+    task = task_of(app, calls, batch_sizes=(2, 4))
+
+    assert 3 == task.delay(1, b=2).get()
+    assert [1, 2, 3] == task.delay_rows([1, 2, 3]).get()
+    assert [7] == task.run_batch([3], [4])
+    assert [([1, 1], [2, 2]), ([1, 2, 3, 3], [0, 0, 0, 0]), ([3], [4])] == calls
+
+
+@pytest.mark.parametrize("row", [(8, 9), lambda: (8, 9), {"a": 8, "b": 9}])
+def test_the_padding_row_has_a_value_for_each_parameter(app, calls, row):
+    """It may be a function that returns them."""
+    task = task_of(app, calls, batch_sizes=(2, 4), padding_row=row)
+
+    assert 3 == task.delay(1, b=2).get()
+    assert [([1, 8], [2, 9])] == calls
+
+
+def test_a_model_is_warmed_up_with_every_shape(app, caplog):
+    """After its own examples, the largest first; each task of it adds its own sizes."""
+    caplog.set_level(logging.INFO, "celery_batch.shapes")
+    Counter.as_task(app, name="shop.count")
+    Counter.as_task(app, name="shop.few", batch_sizes=(2,))
+    load_models(app, ["shop.count", "shop.few"])
+    seen = [(len(call), len(call[0])) for call in registry.instance_of(Counter).calls]
+
+    assert [(4, 8), (4, 2), (1, 8), (1, 2), (2, 8), (2, 2)] == seen
+    assert "shop.count: warmed up with 4 shapes" in caplog.text
+
+
+def test_a_model_that_is_loaded_again_is_warmed_up_again(app):
+    """Before it takes the place of the other, so that no request meets a new shape."""
+    task = Counter.as_task(app, name="shop.count")
+    load_models(app, ["shop.count"])
+    first = registry.instance_of(Counter)
+    registry.load_again(Counter)
+    registry.swap_in(Counter)
+    second = registry.instance_of(Counter)
+
+    assert first is not second
+    assert first.calls == second.calls
+    assert 3 == task.delay([1, 2]).get()
+    assert [-1] not in second.calls[-1]
+    assert [3, 3] == task.delay_rows([[1, 2]] * 2).get()
+    assert [[1, 2], [1, 2], [-1], [-1]] == second.calls[-1]
+
+
+def test_a_function_is_warmed_up_with_its_own_example(app, calls):
+    """Which is an option of the task, as its lengths are."""
+    shapes = {"batch_sizes": (1, 2), "batch_lengths": (4, 8)}
+    task_of(app, calls, **shapes, example=lambda length: ("x" * length, ""))
+    load_models(app, ["shop.add"])
+
+    assert [["x" * 8] * 2, ["x" * 4] * 2, ["x" * 8], ["x" * 4]] == [a for a, _ in calls]
+
+
+def test_without_lengths_the_padding_row_is_an_example(app, calls, caplog):
+    """Of a function; without one there is nothing to warm up with, and the log says so."""
+    caplog.set_level(logging.INFO, "celery_batch.shapes")
+    task_of(app, calls, batch_sizes=(1, 2), padding_row=(5, 6))
+    task_of(app, calls, "shop.bare", batch_sizes=(1, 2))
+    load_models(app, ["shop.add", "shop.bare"])
+
+    assert [([5, 5], [6, 6]), ([5], [6])] == calls
+    assert "shop.bare: no examples and no padding_row to warm up with" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        ("ab", "shop.add: TypeError: "),
+        ((1, 2, 3), r"shop.add.example: \(1, 2, 3\) does not fit"),
+    ],
+)
+def test_a_shape_that_fails_is_a_failed_start(app, calls, example, message):
+    """As any other warm-up that fails."""
+    task_of(app, calls, batch_sizes=(1, 2), batch_lengths=(4,), example=lambda _: example)
+
+    with pytest.raises(LoadFailed, match=message):
+        load_models(app, ["shop.add"])
+
+
+def test_a_shape_that_does_not_fit_into_memory_is_named(app):
+    """So that it can be left out."""
+
+    class Hungry(Counter):
+        def predict(self, rows):
+            """Have memory for one row."""
+            if len(rows) > 1:
+                raise MemoryError("full")
+            return [0]
+
+    Hungry.as_task(app, name="shop.hungry")
+
+    with pytest.raises(LoadFailed, match=r"shop\.hungry with 4 rows of length 8: 4 items do"):
+        load_models(app, ["shop.hungry"])
