@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -44,6 +45,26 @@ class RowDigest:
         digest = self._base.copy()
         digest.update(encoded)
         return digest.digest()
+
+    def of_call(
+        self, signature: inspect.Signature, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> bytes | None:
+        """
+        Return the digest of the row that a call has.
+
+        Args:
+            signature: Of the batch function.
+            args: As they were sent.
+            kwargs: As they were sent.
+
+        Raises:
+            TypeError: The arguments do not fit the function's parameters.
+        """
+        if kwargs or len(args) != len(signature.parameters):
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args = tuple(bound.arguments.values())
+        return self.of(args)
 
 
 def check_reuse(task: Any) -> None:

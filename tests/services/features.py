@@ -529,3 +529,28 @@ def cached(x, unit="m"):
         (each, one) if each >= 0 else ValueError(f"no {each}")
         for each, one in zip(x, unit, strict=True)
     ]
+
+
+@app.task(
+    base=BatchTask,
+    name="f.deduped",
+    dedupe=True,
+    max_batch_size=4,
+    linger=0.1,
+    max_wait=1.0,
+    autoretry_for=(KeyError,),
+    retry_backoff=False,
+    default_retry_delay=0.05,
+    max_retries=1,
+)
+def deduped(x, unit="m"):
+    """Answer each item, but fail for a negative one, and end the process for "exit"."""
+    remember("deduped", items=x)
+    if "exit" in x:
+        os._exit(1)
+    if "raise" in x:
+        raise RuntimeError("raise")
+    return [
+        (each, one) if isinstance(each, str) or each >= 0 else KeyError(f"no {each}")
+        for each, one in zip(x, unit, strict=True)
+    ]

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import compress
 from typing import Any, Protocol
 from uuid import uuid4
@@ -115,7 +115,7 @@ class BatchJob:
     @property
     def work(self) -> float:
         """How much of a batch its requests take, in rows or in cost."""
-        return math.fsum(request.work for request in self.requests)
+        return math.fsum(request.work for request in self._distinct())
 
     @property
     def accepted(self) -> bool:
@@ -163,7 +163,13 @@ class BatchJob:
     def _keep(self, wanted: list[bool]) -> None:
         """Drop the other requests."""
         self.requests = list(compress(self.requests, wanted))
-        self.rows = sum(request.rows for request in self.requests)
+        self.rows = sum(request.rows for request in self._distinct())
+
+    def _distinct(self) -> Collection[Any]:
+        """Return its requests, of equal ones the last: they run in one row."""
+        if not self.task.dedupe:
+            return self.requests
+        return {request.row_digest or request.id: request for request in self.requests}.values()
 
     def _submit(self, pool: Any) -> Any:
         soft, hard = _tightest_limits(self.task, self.requests)

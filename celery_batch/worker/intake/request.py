@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from typing import Any
@@ -20,6 +20,7 @@ from celery_batch.decoding import Undecoded, decode_arguments
 from celery_batch.errors import BatchError
 from celery_batch.item_cost import ItemCost
 from celery_batch.protocol import LOSSES, ROWS
+from celery_batch.row_digest import RowDigest
 from celery_batch.rows import chunk_of
 from celery_batch.worker.intake.message_format import are_limits
 
@@ -41,7 +42,7 @@ def wants_events(eventer: Any, task: Any) -> bool:
     return not eventer.groups or "task" in eventer.groups
 
 
-#: Bytes of the largest body that is decoded in the main process for its cost.
+#: Bytes of the largest body that is decoded in the main process for its cost or its digest.
 _LARGEST_COUNTED = 1 << 20
 
 #: Seconds.  A message cannot have a shorter limit: every batch would exceed it, at the price of
@@ -63,6 +64,9 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     #: What its longest row costs, or all rows where nothing is padded; None until it is computed.
     cost: float | None = None
+
+    #: The same for requests with equal arguments; None if it equals no other, or is a chunk.
+    row_digest: bytes | None = None
 
     #: How much of a batch it takes, in rows or in cost.
     work: float = 1
@@ -196,6 +200,15 @@ class BatchRequest(Request):  # type: ignore[misc]
         except (BatchError, TypeError, ValueError):
             return []
         return [cost for cost in item_cost.of_rows(chunk.columns) if isinstance(cost, float)]
+
+    def compute_digest(self, row_digest: RowDigest) -> None:
+        """Compute the digest of its arguments, unless it is a chunk or too large to decode here."""
+        if self._request_dict.get(ROWS) or len(self._message.body or b"") > _LARGEST_COUNTED:
+            return
+        with suppress(TypeError):  # the arguments do not fit, and it fails where the model runs
+            self.row_digest = row_digest.of_call(
+                self._task._batch_signature, self.args, self.kwargs
+            )
 
     def info(self, safe: bool = False) -> Any:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's, which shows the arguments; of a large body only their reprs."""

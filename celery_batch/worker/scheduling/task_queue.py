@@ -10,17 +10,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from operator import add
+from operator import add, attrgetter
 from typing import Any
 
 from celery.worker.state import revoked, task_ready
 
 from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.duplicates import Duplicates
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
-from celery_batch.config import policy_of
+from celery_batch.config import LARGEST_BATCH, policy_of
 from celery_batch.item_cost import item_cost_of
+from celery_batch.row_digest import row_digest_of
 from celery_batch.telemetry.report import NO_REUSE, Reuse
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
@@ -77,6 +79,11 @@ class TaskQueue:
         #: Requests that arrived while the task was paused.
         self._set_aside: list[Any] = []
         self._batcher: Batcher[Any] = Batcher(policy_of(task))
+        self._row_digest = row_digest_of(task) if task.dedupe else None
+        #: The batcher, or what keeps equal requests from it.
+        self._queue: Batcher[Any] | Duplicates[Any] = self._batcher
+        if task.dedupe:
+            self._queue = Duplicates(self._batcher, attrgetter("row_digest"), LARGEST_BATCH)
         limits_cost = self._batcher.policy.max_batch_cost is not None
         self._item_cost = item_cost_of(task) if limits_cost else None
         self._lock = lock
@@ -130,14 +137,16 @@ class TaskQueue:
             cost=task_request.cost or 0.0,
         )
         with self._lock:
-            self._batcher.add(request)
+            self._queue.add(request)
 
     def _measure(self, task_request: Any) -> None:
-        """Note when a request arrived here first, and what it costs."""
+        """Note when a request arrived here first, what it costs, and what it equals."""
         if task_request.arrived is None:
             task_request.arrived = time.monotonic()
         if self._item_cost is not None and task_request.cost is None:
             task_request.compute_cost(self._item_cost, self.policy)
+        if self._row_digest is not None and task_request.row_digest is None:
+            task_request.compute_digest(self._row_digest)
 
     def expire(self) -> list[Any]:
         """Remove and return the requests whose deadline passed before they could run again."""
@@ -217,7 +226,7 @@ class TaskQueue:
         """
         with self._lock:
             now = time.monotonic()
-            decision = self._batcher.next(now, full_only=full_only, earns_share=earns_share)
+            decision = self._queue.next(now, full_only=full_only, earns_share=earns_share)
             if isinstance(decision, Batch):
                 self._last_left = now
                 self._count(decision)
@@ -229,7 +238,9 @@ class TaskQueue:
         self.requests += len(batch)
         self.rows += rows
         limits_cost = self._item_cost is not None
-        self.work += sum(each.item.work for each in batch.requests) if limits_cost else rows
+        # A duplicate is no work: its rows are 0.
+        works = (each.item.work for each in batch.requests if each.rows)
+        self.work += sum(works) if limits_cost else rows
         size = self.sizes.setdefault(1 << max(rows - 1, 0).bit_length(), [0, 0])
         size[0] += 1
         size[1] += rows
@@ -253,7 +264,7 @@ class TaskQueue:
     def clear(self) -> list[Any]:
         """Remove and return all requests, whose messages go back to the broker."""
         with self._lock:
-            removed = [request.item for request in self._batcher.clear()]
+            removed = [request.item for request in self._queue.clear()]
             removed += self.take_set_aside()
         for task_request in removed:
             task_ready(task_request)
@@ -266,7 +277,7 @@ class TaskQueue:
             return task_request.message.delivery_tag in tags
 
         with self._lock:
-            removed = self._batcher.remove(lambda request: is_lost(request.item))
+            removed = self._queue.remove(lambda request: is_lost(request.item))
             lost = [request.item for request in removed]
             lost += self.take_set_aside(is_lost)
         for task_request in lost:
@@ -286,7 +297,7 @@ class TaskQueue:
         with self._lock:
             self._paused_by.add(owner)
             # What is acknowledged, or runs alone, stays: no broker has its message.
-            for request in self._batcher.remove(
+            for request in self._queue.remove(
                 lambda request: not (request.alone or request.item.acknowledged)
             ):
                 self.set_aside(request.item)
@@ -327,7 +338,7 @@ class TaskQueue:
                 "linger": self.policy.linger_seconds,
                 "low_priority_share": self.policy.low_priority_share,
                 "device_share": self.policy.device_share,
-                "waiting": len(self._batcher) + len(self._set_aside),
+                "waiting": self._waiting,
                 "batches": self.reasons.total(),
                 "requests": self.requests,
                 "rows": self.rows,
@@ -339,6 +350,11 @@ class TaskQueue:
                 "oldest_age": round(max(time.monotonic() - oldest, 0.0), 6),
             }
         )
+
+    @property
+    def _waiting(self) -> int:
+        beside = len(self._queue) if isinstance(self._queue, Duplicates) else 0
+        return len(self._batcher) + beside + len(self._set_aside)
 
     def _reuse_report(self) -> dict[str, Any]:
         task, reuse = self.task, self._reuse

@@ -1,0 +1,126 @@
+"""
+Requests that wait beside an equal one, and leave with it.
+
+Rule 1: of equal requests the first waits in the queue. The others wait beside it, need no room
+        in its batch, and leave in it, for they run in one row.
+Rule 2: a request that is more urgent than the first takes its place, as if it had arrived then.
+Rule 3: if the first is removed, the next of them takes its place, at the end of the queue. So do
+        those that a batch has no more room for, since it has a limit of requests as well.
+Rule 4: a request that runs alone equals no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
+
+from celery_batch.batching.batch import Batch
+from celery_batch.batching.batcher import Done, Wait
+from celery_batch.batching.request import Request
+
+__all__ = ["Duplicates"]
+
+T = TypeVar("T")
+
+
+class _Queue(Protocol[T]):
+    """A batcher, as far as it is used here."""
+
+    def add(self, request: Request[T]) -> None: ...
+
+    def restart_linger(self, now: float) -> None: ...
+
+    def next(
+        self, now: float, *, full_only: bool = False, earns_share: bool = True
+    ) -> Batch[T] | Wait | Done: ...
+
+    def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]: ...
+
+    def clear(self) -> list[Request[T]]: ...
+
+
+class Duplicates(Generic[T]):
+    """
+    A batcher whose requests may be equal.
+
+    Args:
+        queue: The batcher of those that run.
+        key: Returns the key of an item, the same for equal ones; None if it equals no other.
+        most: Most requests in a batch.
+    """
+
+    def __init__(self, queue: _Queue[T], key: Callable[[T], Hashable | None], most: int) -> None:
+        self._queue, self._key, self._most = queue, key, most
+        #: The requests that wait in the queue, by key.
+        self._first: dict[Hashable, Request[T]] = {}
+        #: Those that wait beside them, oldest first; no empty list.
+        self._beside: dict[Hashable, list[Request[T]]] = {}
+
+    def __len__(self) -> int:
+        """Return how many wait beside an equal one."""
+        return sum(map(len, self._beside.values()))
+
+    def add(self, request: Request[T]) -> None:
+        """Add a request, as `Batcher.add` does."""
+        key = None if request.alone else self._key(request.item)
+        first = None if key is None else self._first.get(key)
+        if first is None:
+            if key is not None:
+                self._first[key] = request
+            self._queue.add(request)
+            return
+        self._queue.restart_linger(request.arrived)
+        if request.urgency < first.urgency:
+            self._queue.remove(lambda each: each is first)
+            first, request = request._replace(arrived=first.arrived), first
+            self._first[key] = first
+            self._queue.add(first)
+        self._beside.setdefault(key, []).append(request)
+
+    def next(
+        self, now: float, *, full_only: bool = False, earns_share: bool = True
+    ) -> Batch[T] | Wait | Done:
+        """Decide what a slot does now, as `Batcher.next` does."""
+        decision = self._queue.next(now, full_only=full_only, earns_share=earns_share)
+        if not isinstance(decision, Batch):
+            return decision
+        beside = [each for request in decision.requests for each in self._leave(request)]
+        room = max(self._most - len(decision), 0)
+        for request in beside[room:]:
+            self.add(request)
+        if not beside[:room]:
+            return decision
+        joined = (each._replace(rows=0, cost=0.0) for each in beside[:room])
+        return replace(decision, requests=(*decision.requests, *joined))
+
+    def _leave(self, request: Request[T]) -> list[Request[T]]:
+        """Forget a request that was in the queue; return those that wait beside it."""
+        key = self._key(request.item)
+        if key is None or self._first.get(key) is not request:
+            return []
+        del self._first[key]
+        return self._beside.pop(key, [])
+
+    def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
+        """Remove and return some waiting requests."""
+        removed = self._queue.remove(is_unwanted)
+        left = [each for request in removed for each in self._leave(request)]
+        for key, requests in list(self._beside.items()):
+            wanted = [each for each in requests if not is_unwanted(each)]
+            removed += [each for each in requests if is_unwanted(each)]
+            self._beside[key] = wanted
+            if not wanted:
+                del self._beside[key]
+        for request in left:
+            if is_unwanted(request):
+                removed.append(request)
+            else:
+                self.add(request)
+        return removed
+
+    def clear(self) -> list[Request[T]]:
+        """Remove and return all waiting requests, in the order in which they would have run."""
+        return [
+            each for request in self._queue.clear() for each in (request, *self._leave(request))
+        ]

@@ -1,0 +1,148 @@
+"""Equal requests in the task queue of a worker."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.concurrency.base import BasePool
+from celery.worker.request import create_request_cls
+
+from celery_batch import BatchTask
+from celery_batch.batching.batch import Batch
+from celery_batch.protocol import ROWS
+from celery_batch.worker.dispatch.batch_job import BatchJob
+from celery_batch.worker.intake.request import BatchRequest
+from celery_batch.worker.scheduling.prefetch import messages_per_process
+from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
+from tests.worker.test_request import Message
+
+
+@pytest.fixture
+def task() -> Any:
+    """A task whose equal items share a row, four in a batch."""
+    app = Celery("duplicates", set_as_current=False, broker="memory://")
+
+    @app.task(base=BatchTask, name="duplicates.task", dedupe=True, max_batch_size=4)
+    def task(x: Any, unit: Any = "m") -> Any:
+        return [*zip(x, unit, strict=True)]
+
+    return task
+
+
+@pytest.fixture
+def task_queue(task: Any) -> TaskQueue:
+    """The queue of a worker for it."""
+    return TaskQueue(task, threading.RLock())
+
+
+def request(task: Any, *args: Any, rows: int | None = None, body: bytes = b"[]", **kwargs: Any):
+    """Return a request of a task as a worker makes it."""
+    message = Message(task=task.name, **({} if rows is None else {ROWS: rows}))
+    message.payload, message.body = (list(args), kwargs, {}), body
+    kind = create_request_cls(BatchRequest, task, BasePool(), "here", None, app=task.app)
+    return kind(message, app=task.app, task=task, headers=message.headers, body=message.body,
+                utc=True, decoded=False)  # fmt: skip
+
+
+def add(task_queue: TaskQueue, *requests: Any) -> None:
+    """Add requests, each with an id and a delivery tag of its own."""
+    for number, each in enumerate(requests):
+        each.message.delivery_tag = str(number)
+        each.id = f"id{number}"
+        task_queue.add(each)
+
+
+def next_batch(task_queue: TaskQueue) -> Batch[Any]:
+    """Return the next batch, which is full."""
+    batch = task_queue.next_batch(full_only=True, earns_share=True)
+    assert isinstance(batch, Batch)
+    return batch
+
+
+def test_duplicates_need_no_room(task: Any, task_queue: TaskQueue):
+    """A batch has four rows and more requests; the worker can use as many more messages."""
+    requests = [request(task, n) for n in (1, 1, 2, 1, 3, 2)]
+    add(task_queue, *requests)
+    waiting, left = task_queue.report()["waiting"], task_queue.capacity_left(3, [], LEAST_URGENT)
+    task_queue.add(request(task, 4))
+    batch = next_batch(task_queue)
+
+    assert (6, 9) == (waiting, left)
+    assert (7, 4) == (len(batch), batch.rows)
+    assert set(requests) <= set(batch.items)
+    assert (7, 4, 4) == (task_queue.requests, task_queue.rows, task_queue.work)
+    assert 0 == task_queue.report()["waiting"]
+
+
+def test_a_job_counts_equal_requests_once(task: Any, task_queue: TaskQueue):
+    """Also when the first of them is left out: the next one is its row."""
+    requests = [request(task, n) for n in (1, 2, 1, 3, 4)]
+    add(task_queue, *requests)
+    job = BatchJob(task, next_batch(task_queue), None, task_queue.policy)  # type: ignore[arg-type]
+    work = job.work
+    job.drop({"0"})
+
+    assert (4, 4, 4) == (work, job.work, job.rows)
+    assert 4 == len(job)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"args": (1,), "rows": 1}, {"args": (1,), "rows": 1}),
+        ({"args": ({1, 2},)}, {"args": ({1, 2},)}),
+        ({"args": (1, 2, 3)}, {"args": (1, 2, 3)}),
+        ({"args": (1,), "body": b"x" * (1 << 21)}, {"args": (1,), "body": b"x" * (1 << 21)}),
+        ({"args": (1,)}, {"args": (1,), "unit": "km"}),
+    ],
+    ids=["chunks", "no plain values", "wrong arguments", "too large", "unlike"],
+)
+def test_other_requests_are_rows_of_their_own(
+    task: Any, task_queue: TaskQueue, one: dict[str, Any], other: dict[str, Any]
+):
+    """Chunks, and what cannot be compared, share a row in the pool process if at all."""
+    for each in (one, other):
+        args = each.pop("args")
+        task_queue.add(request(task, *args, **each))
+
+    assert 10 == task_queue.capacity_left(3, [], LEAST_URGENT)
+
+
+def test_those_whose_messages_are_lost_are_dropped(task: Any, task_queue: TaskQueue):
+    """The others run, whichever came first."""
+    requests = [request(task, n) for n in (1, 1, 2, 3, 4)]
+    add(task_queue, *requests)
+    task_queue.drop({"0"})
+    batch = next_batch(task_queue)
+
+    assert {"id1", "id2", "id3", "id4"} == {each.id for each in batch.items}
+
+
+def test_all_go_back_to_the_broker(task: Any, task_queue: TaskQueue):
+    """When the worker stops."""
+    requests = [request(task, n) for n in (1, 1, 2)]
+    add(task_queue, *requests)
+
+    assert set(requests) == set(task_queue.clear())
+    assert task_queue.is_empty
+
+
+def test_a_request_that_runs_again_alone_is_no_duplicate(task: Any, task_queue: TaskQueue):
+    """Its process has died while it ran."""
+    suspect, other = request(task, 1), request(task, 1)
+    add(task_queue, other, suspect)
+    suspect.losses = 1
+    task_queue.clear()
+    add(task_queue, other, suspect)
+
+    assert [suspect] == next_batch(task_queue).items
+
+
+def test_there_is_room_for_as_many_duplicates_as_rows(task: Any):
+    """So that batches are full where half of the items are repeated."""
+    batches = 3
+
+    assert 2 * batches * 4 == messages_per_process([task])
