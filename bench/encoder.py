@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 
 from celery_batch import Model
 
@@ -49,9 +50,9 @@ class Encoder(Model):
         """Return a short text and the longest."""
         return texts(1)
 
-    def predict(self, tokens: list[list[int]]) -> list[float]:
-        """Return one figure for each text, which depends on all of its tokens."""
-        torch = self._torch
+    def predict(self, tokens: list[list[int]]) -> list[tuple[float, float]]:
+        """Return a figure for each text, which depends on all its tokens, and when it began."""
+        torch, began = self._torch, time.monotonic()
         longest = max(map(len, tokens))
         padded = torch.tensor([each + [0] * (longest - len(each)) for each in tokens])
         mask = padded == 0
@@ -59,4 +60,4 @@ class Encoder(Model):
             states = self._layers(self._embed(padded), src_key_padding_mask=mask)
             kept = (~mask).unsqueeze(2)
             means = (states * kept).sum(1) / kept.sum(1)
-        return means.norm(dim=1).tolist()  # type: ignore[no-any-return]
+        return [(figure, began) for figure in means.norm(dim=1).tolist()]

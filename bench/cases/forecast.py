@@ -7,12 +7,12 @@ has them come; what is left is what the simulation leaves out: the way of messag
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 from typing import Any
 
 from bench.model import BATCH, MODELS
+from bench.open_loop import quantile, send
 from bench.stack import broker, running
 from bench.tables import Case, Effort, ResultTable
 from celery_batch.batching.policy import BatchPolicy
@@ -44,15 +44,17 @@ def _measure(effort: Effort) -> dict[str, Any]:
             for rate in rates:
                 load = Load.at(rate, effort.items(int(min(_REQUESTS, rate * _LONGEST))))
                 predicted = simulate(_POLICY, curve, load)
+                task = stack.app.tasks[f"bench.{name}"]
+                task.delay(0).get(timeout=30)
                 before = _batches(stack, name)
-                seen = _answered(stack.app.tasks[f"bench.{name}"], load)
+                seen, _ = send(task, range(len(load.arrivals)), load.arrivals)
                 size = len(seen) / max(_batches(stack, name) - before, 1)
                 row = {
                     "task": name,
                     "rate": rate,
                     "predicted": [predicted.p50, predicted.p99, predicted.batch_size],
                 }
-                rows.append({**row, "measured": [_at(seen, 0.5), _at(seen, 0.99), size]})
+                rows.append({**row, "measured": [quantile(seen, 0.5), quantile(seen, 0.99), size]})
     return {"rows": rows}
 
 
@@ -66,33 +68,8 @@ def _curve(name: str) -> Curve:
     return replace(measure(run, plan, lambda _: None), overhead=_OVERHEAD)
 
 
-def _answered(task: Any, load: Load) -> list[float]:
-    """Send each request at its time; return how long they took, shortest first."""
-    times: list[float] = []
-    all_answered = threading.Event()
-
-    def note(due: float) -> None:
-        times.append(time.monotonic() - due)
-        if len(times) == len(load.arrivals):
-            all_answered.set()
-
-    task.delay(0).get(timeout=30)
-    began = time.monotonic() + 0.1
-    for number, arrival in enumerate(load.arrivals):
-        due = began + arrival
-        time.sleep(max(due - time.monotonic(), 0.0))
-        future = task.delay(number).future()
-        future.add_done_callback(lambda _, due=due: note(due))
-    all_answered.wait(60)
-    return sorted(times)
-
-
 def _batches(stack: Any, name: str) -> int:
     return int(stack.status().get(f"bench.{name}", {}).get("batches", 0))
-
-
-def _at(times: list[float], share: float) -> float:
-    return times[min(int(len(times) * share), len(times) - 1)]
 
 
 def _sheets(data: dict[str, Any]) -> list[ResultTable]:

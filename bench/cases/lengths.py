@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from bench.app import COST, ROWS
 from bench.encoder import Encoder, texts
+from bench.infinity import has_infinity, infinity
+from bench.open_loop import quantile, send
+from bench.policies.lateness import most_late
+from bench.policies.loads import LOADS
 from bench.stack import broker, running
 from bench.tables import Case, Effort, Goal, ResultTable
 from celery_batch.batching.batcher import Batcher
+from celery_batch.batching.cost import CostLimits
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 
@@ -22,6 +28,15 @@ _TEXTS = 4096
 #: Outputs of batches and of single texts differ by rounding.
 _TOLERANCE = 1e-3
 
+#: Two rounds and the loads take four minutes.
+_MOST_ROUNDS = 2
+
+#: Parts of the row-counted worker's capacity, and for how many seconds texts come so fast.
+_PARTS, _SECONDS = (0.3, 0.6, 0.9), 12.0
+
+#: The default of the option.
+_SORT_WINDOW = 8
+
 _CONTESTANTS = (*(f"rows{size}" for size in ROWS), "cost_limited")
 
 
@@ -29,42 +44,101 @@ def _measure(effort: Effort) -> dict[str, Any]:
     items = texts(effort.items(_TEXTS))
     model = Encoder()
     model.load("cpu")
-    expected = [model.predict([item])[0] for item in items]
+    expected = [model.predict([item])[0][0] for item in items]
     rounds = []
     with broker():
-        for _ in range(effort.rounds):
+        for _ in range(min(effort.rounds, _MOST_ROUNDS)):
             found = {name: _drain(name, items, expected) for name in _CONTESTANTS}
+            if has_infinity():
+                found["infinity_emb"] = _drain("infinity_emb", items, expected)
             best = max(ROWS, key=lambda size: found[f"rows{size}"]["rate"])
             found["loop, rows"] = _loop(model, BatchPolicy(best), items)
             policy = BatchPolicy(1024, max_batch_cost=COST, padded=True)
             found["loop, cost"] = _loop(model, policy, items)
             rounds.append(found)
-    rows = {
-        name: {key: statistics.median(each[name][key] for each in rounds) for key in found}
-        for name, found in rounds[0].items()
-    }
-    return {"rows": rows, "rounds": rounds}
+        rows = {
+            name: {key: statistics.median(each[name][key] for each in rounds) for key in found}
+            for name, found in rounds[0].items()
+        }
+        best_name = max((f"rows{size}" for size in ROWS), key=lambda name: rows[name]["rate"])
+        names = (best_name, *(name for name in ("cost_limited", "infinity_emb") if name in rows))
+        loads = [
+            _load(name, part, part * rows[best_name]["rate"], effort.share)
+            for part in _PARTS
+            for name in names
+        ]
+    return {"rows": rows, "rounds": rounds, "best": best_name, "loads": loads}
+
+
+@contextmanager
+def _task(name: str) -> Iterator[Any]:
+    """Yield a task that somebody works for."""
+    if name == "infinity_emb":
+        with infinity(Encoder()) as task:
+            yield task
+        return
+    with running("--concurrency=1", "-Q", f"bench-{name}") as stack:
+        yield stack.app.tasks[f"bench.{name}"]
 
 
 def _drain(name: str, items: list[list[int]], expected: list[float]) -> dict[str, float]:
     """Send all texts at once to a worker that counts in rows or in cost."""
-    task = f"bench.{name}"
-    with running("--concurrency=1", "-Q", f"bench-{name}") as stack:
+    with _task(name) as task:
         began = time.monotonic()
-        results = stack.app.tasks[task].delay_many(items)
+        results = task.delay_many(items)
         outputs = [result.get(timeout=600) for result in results]
         seconds = time.monotonic() - began
-        status = stack.status()[task]
-    wrong = [n for n, each in enumerate(outputs) if abs(each - expected[n]) > _TOLERANCE]
+    wrong = [n for n, each in enumerate(outputs) if abs(each[0] - expected[n]) > _TOLERANCE]
     if wrong:
-        raise RuntimeError(f"{task}: {len(wrong)} outputs are not those of single texts")
-    sizes = [result.batch_info.size for result in results]
+        raise RuntimeError(f"{name}: {len(wrong)} outputs are not those of single texts")
+    batches = _batches_of(items, outputs)
     return {
         "rate": len(items) / seconds,
-        "batches": status["batches"],
-        "padding": status["padded_cost"] / status["cost"] if "cost" in status else 0.0,
-        "rows": statistics.mean(sizes),
+        "batches": len(batches),
+        "padding": _padded(batches) / sum(map(len, items)),
+        "rows": len(items) / len(batches),
+        "late": _late(items, outputs, results) if name == "cost_limited" else 0,
     }
+
+
+def _load(name: str, part: float, rate: float, share: float) -> dict[str, Any]:
+    """Send texts one by one, when they come independently at a rate."""
+    requests = list(LOADS["Poisson"](rate, max(int(rate * _SECONDS * share), 10), 2))
+    items = texts(len(requests), seed=2)
+    with _task(name) as task:
+        task.delay(items[0]).get(timeout=60)
+        times, results = send(task, items, [request.arrived for request in requests])
+    outputs = [result.get(timeout=60) for result in results]
+    return {
+        "name": name,
+        "part": part,
+        "rate": rate,
+        "p50": quantile(times, 0.5),
+        "p99": quantile(times, 0.99),
+        "worst": max(times),
+        "padding": _padded(_batches_of(items, outputs)) / sum(map(len, items)),
+        "late": _late(items, outputs, results) if name == "cost_limited" else 0,
+    }
+
+
+def _batches_of(items: list[list[int]], outputs: Sequence[Sequence[float]]) -> list[list[int]]:
+    """Return the lengths of the texts of each batch, which began at one moment."""
+    batches: dict[float, list[int]] = {}
+    for item, (_, began) in zip(items, outputs, strict=True):
+        batches.setdefault(began, []).append(len(item))
+    return list(batches.values())
+
+
+def _padded(batches: Sequence[Sequence[int]]) -> int:
+    return sum(max(batch) * len(batch) for batch in batches)
+
+
+def _late(items: list[list[int]], outputs: list[Any], results: list[Any]) -> int:
+    """Return how many batches after first come, first served the latest request left."""
+    began = [began for _, began in outputs]
+    waits = [result.batch_info.wait for result in results]
+    arrived = [start - wait for start, wait in zip(began, waits, strict=True)]
+    return most_late(list(map(len, items)), arrived, began, CostLimits(1024, COST, is_padded=True))
 
 
 def _loop(model: Encoder, policy: BatchPolicy, items: list[list[int]]) -> dict[str, float]:
@@ -74,12 +148,13 @@ def _loop(model: Encoder, policy: BatchPolicy, items: list[list[int]]) -> dict[s
     for batch in batches:
         model.predict(batch)
     seconds = time.monotonic() - began
-    padded = sum(max(map(len, batch)) * len(batch) for batch in batches)
+    padded = _padded([list(map(len, batch)) for batch in batches])
     return {
         "rate": len(items) / seconds,
         "batches": len(batches),
         "padding": padded / sum(map(len, items)),
         "rows": len(items) / len(batches),
+        "late": 0,
     }
 
 
@@ -94,17 +169,29 @@ def _batches(policy: BatchPolicy, items: Sequence[list[int]]) -> Any:
 
 def _tables(data: dict[str, Any]) -> list[ResultTable]:
     rows = [
-        (
-            name,
-            f"{row['rate']:.0f}",
-            f"{row['batches']:.0f}",
-            f"{row['padding']:.2f}" if row["padding"] else "",
-        )
+        (name, f"{row['rate']:.0f}", f"{row['batches']:.0f}", f"{row['padding']:.2f}")
         for name, row in data["rows"].items()
     ]
     note = f"Log-normal lengths from 4 to 256 tokens; max_batch_cost={COST}, padded, sort_window=8."
     headings = ("batches", "texts/s", "batches", "padded/true")
-    return [ResultTable("A backlog of texts of unlike lengths", headings, rows, (note,))]
+    loads = [
+        (
+            f"{row['part']:g}: {row['rate']:.0f} texts/s, {row['name']}",
+            *(f"{1000 * row[key]:.0f}" for key in ("p50", "p99", "worst")),
+            f"{row['padding']:.2f}",
+        )
+        for row in data["loads"]
+    ]
+    about = f"Parts of the capacity of {data['best']}; milliseconds from sending to the result."
+    return [
+        ResultTable("A backlog of texts of unlike lengths", headings, rows, (note,)),
+        ResultTable(
+            "Such texts one by one, as they come",
+            ("load", "p50", "p99", "longest", "padded/true"),
+            loads,
+            (about,),
+        ),
+    ]
 
 
 def _goals(data: dict[str, Any]) -> list[Goal]:
@@ -112,11 +199,24 @@ def _goals(data: dict[str, Any]) -> list[Goal]:
     best = max(rows[f"rows{size}"]["rate"] for size in ROWS)
     gain = rows["cost_limited"]["rate"] / best
     of_loop = rows["loop, cost"]["rate"] / rows["loop, rows"]["rate"]
+    late = max(row["late"] for row in (*rows.values(), *data["loads"]))
     return [
         Goal("by cost, of the best size in rows", gain, 2.2, unit=" x"),
         Goal("share of the plain loop's gain", gain / of_loop, 0.9),
         Goal("padded/true", rows["cost_limited"]["padding"], 1.6, most=True),
+        *_load_goals(data),
+        Goal("batches after first come, first served", late, _SORT_WINDOW, most=True),
     ]
+
+
+def _load_goals(data: dict[str, Any]) -> Iterator[Goal]:
+    by_name = {(row["part"], row["name"]): row for row in data["loads"]}
+    for part in _PARTS:
+        cost, rows = by_name[part, "cost_limited"], by_name[part, data["best"]]
+        for key in ("p50", "p99"):
+            bound = 0.5 if (part, key) == (_PARTS[-1], "p99") else 1.0
+            what = f"at {part:g} {key} by cost, of that by rows"
+            yield Goal(what, cost[key] / rows[key], bound, most=True)
 
 
 CASE = Case(

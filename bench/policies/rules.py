@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from statistics import linear_regression, mean
 from typing import Any
 
+from bench.infinity import has_infinity
 from celery_batch.batching.batch import Batch, Reason
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 
-__all__ = ["RULES", "has_infinity"]
+__all__ = ["RULES"]
 
 #: Rows of a batch where these are limited, and its cost where that is.
 ROWS, COST = 32, 2048
@@ -198,16 +199,6 @@ def _ours(cost: int, max_wait: float = 0.0, rows: int = 1024) -> Batcher[int]:
 
 def _infinity() -> SortedWindow:
     return RealSortedWindow() if has_infinity() else SortedWindow()
-
-
-@cache
-def has_infinity() -> bool:
-    """Return whether infinity's own queue is used."""
-    try:
-        import_module("infinity_emb.inference.queue")
-    except ImportError:
-        return False
-    return True
 
 
 #: Makes each, without any request.
