@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from celery_batch.errors import DeadlineExceeded as DeadlineExceeded
     from celery_batch.errors import InvalidChunk as InvalidChunk
     from celery_batch.errors import InvalidCost as InvalidCost
+    from celery_batch.errors import InvalidKey as InvalidKey
     from celery_batch.errors import ItemTooLarge as ItemTooLarge
     from celery_batch.errors import LoadFailed as LoadFailed
     from celery_batch.errors import MessageRefused as MessageRefused
@@ -77,6 +78,7 @@ _HOME = {
     "HttpError": "celery_batch.web.errors",
     "InvalidChunk": "celery_batch.errors",
     "InvalidCost": "celery_batch.errors",
+    "InvalidKey": "celery_batch.errors",
     "ItemTooLarge": "celery_batch.errors",
     "LoadFailed": "celery_batch.errors",
     "ManagedModel": "celery_batch.streamer",

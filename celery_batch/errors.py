@@ -24,6 +24,7 @@ __all__ = [
     "DeadlineExceeded",
     "InvalidChunk",
     "InvalidCost",
+    "InvalidKey",
     "InvalidRow",
     "ItemTooLarge",
     "LoadFailed",
@@ -97,6 +98,12 @@ class InvalidChunk(BatchError, ValueError):
 
 class InvalidCost(BatchError, ValueError):
     """The item has no cost: the cost function raised, or returned no number."""
+
+    status_code = 422
+
+
+class InvalidKey(BatchError, ValueError):
+    """The item has no key to form batches by: ``batch_by`` raised, or gave what is not hashable."""
 
     status_code = 422
 

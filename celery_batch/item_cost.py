@@ -12,7 +12,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError, InvalidCost, ItemTooLarge
-from celery_batch.runtime.signature import call_with_columns
+from celery_batch.runtime.signature import call_with_columns, own_attribute
 
 __all__ = ["ItemCost", "item_cost_of"]
 
@@ -100,9 +100,9 @@ def item_cost_of(task: Any) -> ItemCost | None:
         ConfigurationError: An option is wrong, or one is missing.
     """
     batch, largest = task.max_batch_cost, task.max_item_cost
-    cost = _own_cost(task if isinstance(task, type) else task.__class__)
+    cost = own_attribute(task if isinstance(task, type) else task.__class__, "cost")
     if cost is None and task.model is not None:
-        cost = _own_cost(task.model)
+        cost = own_attribute(task.model, "cost")
     limit = "max_item_cost" if batch is None else "max_batch_cost"
     if batch is None and largest is None:
         if task.cost is not None:
@@ -126,9 +126,3 @@ def item_cost_of(task: Any) -> ItemCost | None:
             f" parameters {', '.join(names)}, got {cost!r}{hint}"
         )
     return ItemCost(task.name, task._batch_signature, cost, largest)
-
-
-def _own_cost(cls: type) -> Any:
-    """Return a class's attribute as it was written: a function is no method of its instances."""
-    cost = inspect.getattr_static(cls, "cost")
-    return getattr(cost, "__func__", cost)  # of a static method

@@ -64,6 +64,9 @@ class ChunkCalls:
 
     _batch_signature: ClassVar[inspect.Signature]
 
+    #: The parameters of which a call gets one value, not a list.
+    _key_names: ClassVar[tuple[str, ...]] = ()
+
     def delay_rows(self, *columns: Iterable[Any], **named: Iterable[Any]) -> Any:
         """
         Send many rows as one task, called as the batch function is: with lists.
@@ -136,14 +139,27 @@ class ChunkCalls:
     def _as_message(
         self, columns: tuple[Iterable[Any], ...], named: Mapping[str, Iterable[Any]] | None
     ) -> tuple[list[list[Any]], dict[str, list[Any]], int]:
-        args = [_rows(f"argument {n}", column) for n, column in enumerate(columns, start=1)]
-        kwargs = {name: _rows(f"argument {name}", column) for name, column in (named or {}).items()}
-        lists = [*args, *kwargs.values()]
-        rows = len(lists[0]) if lists else 0
+        keys = self._key_names
+        names = [*self._batch_signature.parameters, *[""] * len(columns)]
+        args: list[Any] = [
+            column if name in keys else _rows(f"argument {n}", column)
+            for n, (name, column) in enumerate(zip(names, columns, strict=False), start=1)
+        ]
+        kwargs: dict[str, Any] = {
+            name: column if name in keys else _rows(f"argument {name}", column)
+            for name, column in (named or {}).items()
+        }
+        arguments = [*zip(names, args, strict=False), *kwargs.items()]
+        rows = next((len(column) for name, column in arguments if name not in keys), 0)
         if not 1 <= rows <= MOST_ROWS:
             raise InvalidChunk(f"a chunk has from 1 to {MOST_ROWS:,} rows, got {rows:,}")
-        chunk_of(self._batch_signature, args, kwargs, rows)
+        self._chunk_of(args, kwargs, rows)
         return args, kwargs, rows
+
+    @classmethod
+    def _chunk_of(cls, args: Any, kwargs: Any, rows: Any) -> Chunk:
+        """Return the chunk that a message's arguments are; see `chunk_of`."""
+        return chunk_of(cls._batch_signature, args, kwargs, rows, cls._key_names)
 
 
 def row_count_header(request: Any) -> Any:
@@ -152,7 +168,13 @@ def row_count_header(request: Any) -> Any:
     return (request.headers or {}).get(ROWS) if count is None else count  # or run eagerly
 
 
-def chunk_of(signature: inspect.Signature, args: Any, kwargs: Any, rows: Any) -> Chunk:
+def chunk_of(
+    signature: inspect.Signature,
+    args: Any,
+    kwargs: Any,
+    rows: Any,
+    key_names: Sequence[str] = (),
+) -> Chunk:
     """
     Bind a chunk's arguments to the batch function's parameters.
 
@@ -161,14 +183,18 @@ def chunk_of(signature: inspect.Signature, args: Any, kwargs: Any, rows: Any) ->
         args: Lists, one entry per row.
         kwargs: Lists by name.
         rows: The row count in the message, which is not checked yet.
+        key_names: Parameters with one hashable value in place of a list.
 
     Raises:
-        InvalidChunk: An argument is not a list of so many rows.
+        InvalidChunk: An argument is not a list of so many rows, or a key is a list.
         TypeError: The arguments do not fit the function's parameters.
     """
     if not isinstance(rows, int) or isinstance(rows, bool) or not 1 <= rows <= MOST_ROWS:
         raise InvalidChunk(f"a chunk has from 1 to {MOST_ROWS:,} rows, its message says {rows!r}")
     bound = signature.bind(*args, **kwargs)
+    for name in key_names:
+        if name in bound.arguments:
+            bound.arguments[name] = [_key(name, bound.arguments[name])] * rows
     for name, column in bound.arguments.items():
         if not isinstance(column, (list, tuple)):
             raise InvalidChunk(f"{name}: must be a list of rows, got a {type(column).__name__}")
@@ -179,6 +205,18 @@ def chunk_of(signature: inspect.Signature, args: Any, kwargs: Any, rows: Any) ->
         for name, parameter in signature.parameters.items()
     ]
     return Chunk(tuple(columns), rows)
+
+
+def _key(name: str, value: Any) -> Any:
+    """Return the one value of a parameter; refuse one that cannot be a key."""
+    try:
+        hash(value)
+    except TypeError:
+        raise InvalidChunk(
+            f"{name}: takes one hashable value for all rows of a chunk, since batches are formed"
+            f" by it, got a {type(value).__name__}"
+        ) from None
+    return value
 
 
 def _rows(name: str, column: Any) -> list[Any]:
@@ -237,8 +275,13 @@ def run_rows(
 
     Returns:
         For each row its output, or an outcome in its place.
+
+    Raises:
+        InvalidKey: The only request has no key.
     """
     alone = len(calls) == 1
+    if alone and task._item_key is not None:  # one without a key shares no batch
+        task._item_key.of_rows(columns)
     return task._batch_runner.outputs(*columns, alone=alone, timings=timings)  # type: ignore[no-any-return]
 
 

@@ -29,13 +29,20 @@ from celery_batch.config import (
 )
 from celery_batch.errors import ConfigurationError
 from celery_batch.item_cost import ItemCost, item_cost_of
+from celery_batch.item_key import ItemKey, item_key_of
 from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
 from celery_batch.row_digest import check_reuse
-from celery_batch.rows import CallRows, ChunkCalls, chunk_of, row_count_header, run_calls
+from celery_batch.rows import CallRows, ChunkCalls, row_count_header, run_calls
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of
 from celery_batch.runtime.runner import CallCost, ErrorPolicy, Runner, checked
-from celery_batch.runtime.signature import call_with_columns, signature_of
+from celery_batch.runtime.signature import (
+    call_with_columns,
+    key_names,
+    own_attribute,
+    signature_of,
+    with_one_value,
+)
 from celery_batch.shapes import check_shapes, fixed_sizes_of
 from celery_batch.task_class import keep_app_class
 from celery_batch.task_options import NO_PYDANTIC, listable_signature, refuse_unknown_options
@@ -119,6 +126,10 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: Returns a row of a given length, to warm up with; a `Model` has it as a method.
     example: ClassVar[Callable[[int], Any] | None] = None
 
+    #: Only items with equal keys share a batch: names of parameters, of which the function then
+    #: gets one value instead of a list; or a function of an item's arguments, which runs as `cost`.
+    batch_by: ClassVar[Callable[..., Any] | str | Sequence[str] | None] = None
+
     #: Look for the items that make a batch fail, by calling again with parts of it;
     #: False for a function that may not see an item twice. `batch_isolate_failures`.
     isolate_failures: ClassVar[bool | None] = None
@@ -156,6 +167,9 @@ class BatchTask(ChunkCalls, ClientMethods):
         refuse_unknown_options(cls, {*dir(BatchTask), *dict(Task.from_config)})
         cls._batch_signature = listable_signature(cls)
         cls._batch_run = inspect.getattr_static(cls, "run")
+        own = own_attribute(cls, "batch_by")
+        by_model = own_attribute(cls.model, "batch_by") if cls.model else None
+        cls._key_names = key_names(by_model if own is None else own)
         cls.run = BatchTask._run_item
 
     @classmethod
@@ -174,6 +188,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         item_cost_of(cls)
         check_reuse(cls)
         check_shapes(cls)
+        item_key_of(cls)
         isolates_failures(cls)
         max_worker_losses(cls)
         max_queue_of(app, cls)
@@ -251,6 +266,11 @@ class BatchTask(ChunkCalls, ClientMethods):
         return item_cost_of(self)
 
     @cached_property
+    def _item_key(self) -> ItemKey | None:
+        """Computes the keys of items; None if batches are not formed by key."""
+        return item_key_of(self)
+
+    @cached_property
     def _batch_runner(self) -> Runner:
         """Runs this task's batches in this process, and remembers what fits into memory."""
         policy = policy_of(self)
@@ -282,7 +302,8 @@ class BatchTask(ChunkCalls, ClientMethods):
         return ErrorPolicy(isolate, (TaskPredicate,), (SoftTimeLimitExceeded,))
 
     def _run_columns(self, *columns: list[Any]) -> Any:
-        return call_with_columns(self._batch_run, self._batch_signature, columns)
+        values = with_one_value(self._batch_signature, self._key_names, columns)
+        return call_with_columns(self._batch_run, self._batch_signature, values)
 
     def run_batch(self, *columns: Iterable[Any], **named: Iterable[Any]) -> list[Any]:
         """
@@ -306,14 +327,14 @@ class BatchTask(ChunkCalls, ClientMethods):
             WrongResultCount: The function did not return one output per row.
         """
         args, kwargs, rows = self._as_message(columns, named)
-        chunk = chunk_of(self._batch_signature, args, kwargs, rows)
+        chunk = self._chunk_of(args, kwargs, rows)
         return list(checked(self.name, self._run_columns(*chunk.columns), rows))
 
     def _call_rows(self, args: Any, kwargs: Any) -> CallRows:
         """Return the current request's row of values, or its chunk if the message says so."""
         count = row_count_header(self.request)
         if count is not None:
-            return chunk_of(self._batch_signature, args, kwargs, count)
+            return self._chunk_of(args, kwargs, count)
         bound = self._batch_signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return tuple(bound.arguments.values())
@@ -334,6 +355,7 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
         raise ConfigurationError(f"{name}: {NO_PYDANTIC}")
     if model.predict is Model.predict:
         raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
+    _keep_key_names(name, model, options.get("batch_by"))
 
     def predict(*columns: list[Any], **named: list[Any]) -> Any:
         return instance_of(model).predict(*columns, **named)
@@ -343,6 +365,18 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
     predict.__module__ = model.__module__
     predict.__qualname__ = f"{model.__qualname__}.predict"
     return app.task(base=BatchTask, name=name, model=model, **options)(predict)
+
+
+def _keep_key_names(name: str, model: type[Model], batch_by: Any) -> None:
+    """Note on a model which values its `predict` gets, since all of its tasks share that."""
+    names, own = key_names(batch_by), key_names(own_attribute(model, "batch_by"))
+    if own and batch_by is not None and set(names) != set(own):
+        raise ConfigurationError(
+            f"{name}.batch_by: {model.__qualname__}.predict gets one value of {', '.join(own)},"
+            f" in all tasks of this model, got {batch_by!r}; leave the option out"
+        )
+    if names and not own:
+        model.batch_by = batch_by
 
 
 def _item_signature(model: type[Model]) -> inspect.Signature:

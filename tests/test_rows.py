@@ -25,7 +25,7 @@ def task_of(predict: Any, most: int = 4, **attributes: Any) -> Any:
     """Return a task as far as it is needed here."""
     policy = ErrorPolicy(interrupts=(SoftTimeLimitExceeded,), verdicts=(Retry, Ignore, Reject))
     runner = Runner(predict, "shop.model", policy, most=most)
-    return SimpleNamespace(_batch_runner=runner, **attributes)
+    return SimpleNamespace(_item_key=None, _batch_runner=runner, **attributes)
 
 
 def doubled(numbers: list[Any]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
@@ -52,6 +53,11 @@ class Batch(Generic[T]):
     def is_suspect(self) -> bool:
         """Whether its only request may be the one that kills processes."""
         return self.requests[0].alone
+
+    @property
+    def key(self) -> Hashable:
+        """What its requests have in common, where batches are formed by key."""
+        return self.requests[0].key
 
     @property
     def rows(self) -> int:

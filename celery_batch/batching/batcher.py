@@ -19,7 +19,7 @@ Rule 7: a slot waits for further requests only where these are likely. After a b
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -70,7 +70,8 @@ class Batcher(Generic[T]):
         #: When the last large batch ended: its callers may call again, so the waiting requests
         #: count `max_wait` from here.
         self._wait_from = 0.0
-        self._had_several = True
+        #: Whether the last batch was one of several, so that more requests are likely.
+        self.had_several = True
         self._draining = False
 
     def __len__(self) -> int:
@@ -130,6 +131,11 @@ class Batcher(Generic[T]):
         return bool(self._suspects) or self._waiting.is_full(self.policy.max_batch_size)
 
     @property
+    def has_whole_batch(self) -> bool:
+        """Whether a batch waits that would not even pad less if it waited longer."""
+        return self.is_full and self._waiting.has_whole_batch(self.policy.max_batch_size)
+
+    @property
     def next_deadline(self) -> float | None:
         """The earliest deadline of the requests that run alone; None if they have none."""
         deadlines = (request.deadline for request in self._suspects)
@@ -152,7 +158,13 @@ class Batcher(Generic[T]):
         """
         self._linger_from = max(self._linger_from, now)
 
-    def batch_ended(self, now: float, rows: int, urgency: int) -> None:
+    def batch_ended(
+        self,
+        now: float,
+        rows: int,
+        urgency: int,
+        key: Hashable = None,  # noqa: ARG002 (KeyedBatcher's)
+    ) -> None:
         """
         Note that a batch of several requests has ended, whose callers may soon call again.
 
@@ -164,6 +176,7 @@ class Batcher(Generic[T]):
             now: Seconds on the clock of the requests' arrivals.
             rows: Of the batch.
             urgency: Of the batch.
+            key: Of the batch, where batches are formed by key.
         """
         self.restart_linger(now)
         waiting = self._waiting
@@ -191,31 +204,50 @@ class Batcher(Generic[T]):
             suspect = self._suspects.popleft()
             return Batch((suspect,), Reason.ALONE, suspect.urgency)
         # Behind a running batch it costs nothing to wait for those that pad less.
-        if self.is_full and (
-            not full_only or self._waiting.has_whole_batch(self.policy.max_batch_size)
-        ):
+        if self.has_whole_batch if full_only else self.is_full:
             return self._take(Reason.FULL, earns_share=earns_share)
         if not self._waiting:
             return Done() if self._draining else Wait(None)
         if full_only:
             return Wait(None)
-        if self._draining:
-            return self._take(Reason.DRAINED, earns_share=earns_share)
-        return self._wait_or_take(now, earns_share=earns_share)
+        reason = self._reason(now)
+        if reason is None:
+            return Wait(self.due_at - now)
+        return self._take(reason, earns_share=earns_share)
 
-    def _wait_or_take(self, now: float, *, earns_share: bool) -> Batch[T] | Wait:
-        timeout_at = max(self._waiting.oldest or 0.0, self._wait_from) + self.policy.max_wait
-        idle_at = self._linger_from + self._linger
-        if now >= timeout_at:
-            return self._take(Reason.TIMEOUT, earns_share=earns_share)
-        if now >= idle_at:
-            return self._take(Reason.IDLE, earns_share=earns_share)
-        return Wait(min(timeout_at, idle_at) - now)
+    def take(self, now: float, unless_due: Reason, *, earns_share: bool = True) -> Batch[T]:
+        """
+        Remove and return the next batch, which may grow if it waits; some request waits.
+
+        Args:
+            now: Seconds on the clock of the requests' arrivals.
+            unless_due: Why it leaves, if it could wait.
+            earns_share: As for `next`.
+        """
+        reason = Reason.FULL if self.is_full else self._reason(now)
+        return self._take(reason or unless_due, earns_share=earns_share)
+
+    def _reason(self, now: float) -> Reason | None:
+        """Return why a batch that can grow leaves now; None if it waits."""
+        if self._draining:
+            return Reason.DRAINED
+        if now >= self._timeout_at:
+            return Reason.TIMEOUT
+        return Reason.IDLE if now >= self._idle_at else None
 
     @property
-    def _linger(self) -> float:
-        expects_more = self._had_several or self.policy.linger is not None
-        return self.policy.linger_seconds if expects_more else 0.0
+    def due_at(self) -> float:
+        """When a batch leaves if no further request arrives."""
+        return min(self._timeout_at, self._idle_at)
+
+    @property
+    def _timeout_at(self) -> float:
+        return max(self._waiting.oldest or 0.0, self._wait_from) + self.policy.max_wait
+
+    @property
+    def _idle_at(self) -> float:
+        expects_more = self.had_several or self.policy.linger is not None
+        return self._linger_from + (self.policy.linger_seconds if expects_more else 0.0)
 
     def drain(self) -> None:
         """Stop waiting for further requests: no more will come."""
@@ -250,7 +282,7 @@ class Batcher(Generic[T]):
         share = policy.low_priority_share if earns_share else 0.0
         taken = self._waiting.take(policy.max_batch_size, share)
         batch = Batch(tuple(taken), reason, urgency, earned_part)
-        self._had_several = len(batch) > 1
+        self.had_several = len(batch) > 1
         if reason is Reason.FULL and self._overtakes(batch):
             return replace(batch, reason=Reason.URGENT)
         return batch

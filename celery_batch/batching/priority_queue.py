@@ -53,6 +53,9 @@ class PriorityQueue(Generic[T]):
     @property
     def oldest(self) -> float | None:
         """When the request arrived that has waited longest; None if none waits."""
+        if len(self._queues) == 1:  # as nearly always
+            (queue,) = self._queues.values()
+            return queue[0].arrived
         return min((queue[0].arrived for queue in self._queues.values()), default=None)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Generic, NamedTuple, TypeVar
 
 __all__ = ["Request"]
@@ -24,6 +25,7 @@ class Request(NamedTuple, Generic[T]):  # a frozen dataclass costs three times a
         rows: How many rows it has, at least 1.
         cost: Its share of the work of a batch, where that is limited: of its longest row if rows
             are padded, else of all its rows.
+        key: Where batches are formed by key, only requests with equal keys share one.
     """
 
     item: T
@@ -33,3 +35,4 @@ class Request(NamedTuple, Generic[T]):  # a frozen dataclass costs three times a
     deadline: float | None = None
     rows: int = 1
     cost: float = 0.0
+    key: Hashable = None

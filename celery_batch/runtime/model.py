@@ -36,6 +36,10 @@ class Model:
     #: returns one.  None to repeat the last row of the call.
     padding_row: Any = None
 
+    #: By which items share a batch, where the task has no ``batch_by`` of its own: names of
+    #: parameters of `predict`, of which it gets one value instead of a list, or a static method.
+    batch_by: ClassVar[Any] = None
+
     def load(self, device: str) -> None:
         """
         Load the model.

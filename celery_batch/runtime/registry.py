@@ -22,7 +22,15 @@ from celery_batch.errors import BatchError, LoadFailed
 from celery_batch.runtime import devices
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.runner import run_all
-from celery_batch.runtime.signature import call_with_columns, example_rows, signature_of
+from celery_batch.runtime.signature import (
+    call_with_columns,
+    example_rows,
+    key_function,
+    key_names,
+    own_attribute,
+    signature_of,
+    with_one_value,
+)
 
 __all__ = [
     "discard",
@@ -230,12 +238,14 @@ def _unload(model: type[Model], instance: Model) -> None:
 def _warm_up(instance: Model) -> None:
     model = type(instance)
     rows = example_rows(model, instance.examples())
-    if rows:
-        run_all(
-            f"{model.__qualname__}.predict",
-            model_calls(instance),
-            [list(column) for column in zip(*rows, strict=True)],
-        )
+    batch_by = own_attribute(model, "batch_by")
+    key_of = key_function(batch_by, signature_of(model)) if batch_by is not None else None
+    by_key: dict[Any, list[Any]] = {}
+    for row in rows:
+        by_key.setdefault(key_of(row) if key_of else None, []).append(row)
+    for batch in by_key.values():
+        columns = [list(column) for column in zip(*batch, strict=True)]
+        run_all(f"{model.__qualname__}.predict", model_calls(instance), columns)
     for warm_up in list(_warm_ups.get(model, {}).values()):
         warm_up(instance)
 
@@ -243,8 +253,10 @@ def _warm_up(instance: Model) -> None:
 def model_calls(instance: Model) -> Callable[..., Any]:
     """Return a function that calls a model's `predict` with a column for each parameter."""
     signature = signature_of(type(instance))
+    names = key_names(own_attribute(type(instance), "batch_by"))
 
     def predict(*columns: list[Any]) -> Any:
-        return call_with_columns(instance.predict, signature, columns)
+        values = with_one_value(signature, names, columns)
+        return call_with_columns(instance.predict, signature, values)
 
     return predict

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.model import Model
 
-__all__ = ["call_with_columns", "example_rows", "row_of", "signature_of"]
+__all__ = [
+    "call_with_columns",
+    "example_rows",
+    "key_function",
+    "key_names",
+    "own_attribute",
+    "row_of",
+    "signature_of",
+    "with_one_value",
+]
 
 #: The signature of models that do not define `predict`, such as a streamer's function.
 _ONE = inspect.Signature([inspect.Parameter("batch", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
@@ -65,6 +76,39 @@ def row_of(name: str, signature: inspect.Signature, example: Any) -> tuple[Any, 
         ) from error
     bound.apply_defaults()
     return tuple(bound.arguments.values())
+
+
+def key_names(batch_by: Any) -> tuple[str, ...]:
+    """Return the parameters that ``batch_by`` names; none if it is a function, or is wrong."""
+    names = (batch_by,) if isinstance(batch_by, str) else batch_by
+    are_names = isinstance(names, (tuple, list)) and all(isinstance(each, str) for each in names)
+    return tuple(dict.fromkeys(names)) if are_names else ()
+
+
+def key_function(batch_by: Any, signature: inspect.Signature) -> Callable[[Sequence[Any]], Any]:
+    """Return what takes a row, a value for each parameter, and returns its key."""
+    if callable(batch_by):
+        return partial(call_with_columns, batch_by, signature)
+    parameters = [*signature.parameters]
+    return itemgetter(*[parameters.index(name) for name in key_names(batch_by)])
+
+
+def own_attribute(cls: type, name: str) -> Any:
+    """Return a class's attribute as it was written: a function is no method of its instances."""
+    found = inspect.getattr_static(cls, name)
+    return getattr(found, "__func__", found)  # of a static method
+
+
+def with_one_value(
+    signature: inspect.Signature, names: Sequence[str], columns: Sequence[Any]
+) -> Sequence[Any]:
+    """Return columns with one value in place of a list for each of these parameters."""
+    if not names:
+        return columns
+    return [
+        column[0] if name in names else column
+        for name, column in zip(signature.parameters, columns, strict=True)
+    ]
 
 
 def call_with_columns(

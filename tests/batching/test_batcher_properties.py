@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from celery_batch.batching.batch import Batch, Reason
 from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.testing import ManualClock
@@ -52,23 +53,28 @@ EVENTS = st.one_of(
 
 @settings(max_examples=500, deadline=None)  # real time plays no part: a slow machine is no failure
 @given(
+    batcher=st.sampled_from([Batcher, KeyedBatcher]),
     policy=POLICIES,
     slots=st.integers(min_value=1, max_value=3),
     now=st.floats(min_value=0, max_value=1e6),
     events=st.lists(EVENTS, min_size=10, max_size=60),
 )
-@example(policy=BatchPolicy(), slots=1, now=0.0, events=[])
+@example(batcher=Batcher, policy=BatchPolicy(), slots=1, now=0.0, events=[])
 def test_promises_hold_for_any_events(
-    policy: BatchPolicy, slots: int, now: float, events: list[tuple[str, float | None]]
+    batcher: type[Batcher[int] | KeyedBatcher[int]],
+    policy: BatchPolicy,
+    slots: int,
+    now: float,
+    events: list[tuple[str, float | None]],
 ):
     """
     No request is lost, leaves twice or out of order; no batch is too large; no slot idles in vain.
 
     While a slot is free no request waits for longer than max_wait, counted once from the end of
     a larger batch, nor for longer than linger after the last arrival, nor at all after a batch
-    of one unless linger is set.
+    of one unless linger is set.  All that holds for requests of one key as well.
     """
-    worker = Worker(policy, slots, now)
+    worker = Worker(batcher(policy), slots, now)
     for name, how_much in events:
         getattr(worker, name)(how_much)
         worker.check_queue()
@@ -79,9 +85,9 @@ def test_promises_hold_for_any_events(
 class Worker:
     """A worker on a manual clock, which checks the batcher's promises."""
 
-    def __init__(self, policy: BatchPolicy, slots: int, now: float) -> None:
-        self.policy, self.slots, self.clock = policy, slots, ManualClock(now)
-        self.batcher: Batcher[int] = Batcher(policy)
+    def __init__(self, batcher: Batcher[int] | KeyedBatcher[int], slots: int, now: float) -> None:
+        self.policy, self.slots, self.clock = batcher.policy, slots, ManualClock(now)
+        self.batcher = batcher
         self.waiting: deque[Request[int]] = (
             deque()
         )  # the requests that should be waiting, oldest first

@@ -150,6 +150,35 @@ shaped = Shaped.as_task(
 )
 
 
+FEW = {"max_batch_size": 4, "linger": 0.05, "max_wait": 1.0}
+
+
+@app.task(base=BatchTask, name="f.spoken", batch_by="language", **FEW)
+def spoken(text, language="en"):
+    """Say in which language each text is, which all texts of a call have in common."""
+    remember("spoken", items=[language, *text])
+    if "bad" in text:
+        raise KeyError("bad")
+    if "deadly" in text:
+        os.kill(os.getpid(), 9)
+    return [f"{language}: {each}" for each in text]
+
+
+@app.task(base=BatchTask, name="f.spoken_hungry", batch_by=("language",), **FEW)
+def spoken_hungry(text, language):
+    """As `spoken`, with memory for two texts at a time."""
+    if len(text) > 2:
+        raise MemoryError("out of memory")
+    return [f"{language}: {each}" for each in text]
+
+
+@app.task(base=BatchTask, name="f.sized", batch_by=len, **FEW)
+def sized(text):
+    """Return texts of one length."""
+    remember("sized", items=text)
+    return text
+
+
 if os.environ.get("SHOP_STOCK"):  # as a worker would have it that knows nothing of batches
     rows.Strategy, rows.Request = Task.Strategy, Task.Request
 

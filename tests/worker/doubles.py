@@ -30,6 +30,7 @@ class Call:
         self.losses, self.deadline, self.limit, self.arrived = 0, None, None, None
         self.is_cancelled = self.is_undecoded = self.is_routine = False
         self.deliveries, self.rows, self.work, self.cost = 0, 1, 1.0, None
+        self.batch_key: Any = None
         self.is_suspect = False
         self.has_result = True
         self.correlation_id = self.reply_to = self.eventer = None

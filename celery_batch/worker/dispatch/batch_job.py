@@ -86,6 +86,8 @@ class BatchJob:
         #: When it starts in the virtual time of its worker, where several tasks share that.
         self.start = 0.0
         self.reason = batch.reason
+        #: What its requests have in common, where batches are formed by key.
+        self.key = batch.key
         #: Whether its only request may kill its process.
         self.is_suspect = batch.is_suspect
         #: Whether no other request runs or waits; set before it is submitted.

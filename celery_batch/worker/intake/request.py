@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -19,9 +19,9 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.decoding import Undecoded, decode_arguments
 from celery_batch.errors import BatchError
 from celery_batch.item_cost import ItemCost
+from celery_batch.item_key import ItemKey
 from celery_batch.protocol import LOSSES, ROWS
 from celery_batch.row_digest import RowDigest
-from celery_batch.rows import chunk_of
 from celery_batch.worker.intake.message_format import are_limits
 
 __all__ = ["BatchRequest", "wants_events"]
@@ -42,7 +42,7 @@ def wants_events(eventer: Any, task: Any) -> bool:
     return not eventer.groups or "task" in eventer.groups
 
 
-#: Bytes of the largest body that is decoded in the main process for its cost or its digest.
+#: Bytes of the largest body that is decoded in the main process for its cost, key or digest.
 _LARGEST_COUNTED = 1 << 20
 
 #: Seconds.  A message cannot have a shorter limit: every batch would exceed it, at the price of
@@ -70,6 +70,9 @@ class BatchRequest(Request):  # type: ignore[misc]
 
     #: How much of a batch it takes, in rows or in cost.
     work: float = 1
+
+    #: Only requests with equal keys share a batch; None until it is computed.
+    batch_key: Hashable = None
 
     #: When it first joined its task queue, on the monotonic clock.
     arrived: float | None = None
@@ -196,7 +199,7 @@ class BatchRequest(Request):  # type: ignore[misc]
         try:
             if not self._request_dict.get(ROWS):
                 return [item_cost.of_call(self.args, self.kwargs)]
-            chunk = chunk_of(self._task._batch_signature, self.args, self.kwargs, self.rows)
+            chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
         except (BatchError, TypeError, ValueError):
             return []
         return [cost for cost in item_cost.of_rows(chunk.columns) if isinstance(cost, float)]
@@ -209,6 +212,23 @@ class BatchRequest(Request):  # type: ignore[misc]
             self.row_digest = row_digest.of_call(
                 self._task._batch_signature, self.args, self.kwargs
             )
+
+    def compute_key(self, item_key: ItemKey) -> None:
+        """
+        Compute its key; if it has none, it shares no batch, and fails where the model would run.
+
+        Args:
+            item_key: The task's.
+        """
+        self.batch_key = object()  # which is equal to no other
+        if len(self._message.body or b"") > _LARGEST_COUNTED:
+            return
+        with suppress(BatchError, TypeError, ValueError):
+            if self._request_dict.get(ROWS):
+                chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
+                self.batch_key = item_key.of_rows(chunk.columns)
+            else:
+                self.batch_key = item_key.of_call(self.args, self.kwargs)
 
     def info(self, safe: bool = False) -> Any:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's, which shows the arguments; of a large body only their reprs."""

@@ -18,10 +18,12 @@ from celery.worker.state import revoked, task_ready
 from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.duplicates import Duplicates
+from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.config import LARGEST_BATCH, policy_of
 from celery_batch.item_cost import item_cost_of
+from celery_batch.item_key import item_key_of
 from celery_batch.row_digest import row_digest_of
 from celery_batch.telemetry.report import NO_REUSE, Reuse
 from celery_batch.worker.dispatch.batch_job import BatchJob
@@ -78,10 +80,12 @@ class TaskQueue:
         self._paused_by: set[object] = set()
         #: Requests that arrived while the task was paused.
         self._set_aside: list[Any] = []
-        self._batcher: Batcher[Any] = Batcher(policy_of(task))
+        self._item_key = item_key_of(task)
+        batcher_class = Batcher if self._item_key is None else KeyedBatcher
+        self._batcher: Batcher[Any] | KeyedBatcher[Any] = batcher_class(policy_of(task))
         self._row_digest = row_digest_of(task) if task.dedupe else None
         #: The batcher, or what keeps equal requests from it.
-        self._queue: Batcher[Any] | Duplicates[Any] = self._batcher
+        self._queue: Batcher[Any] | KeyedBatcher[Any] | Duplicates[Any] = self._batcher
         if task.dedupe:
             self._queue = Duplicates(self._batcher, attrgetter("row_digest"), LARGEST_BATCH)
         limits_cost = self._batcher.policy.max_batch_cost is not None
@@ -135,18 +139,21 @@ class TaskQueue:
             deadline=task_request.deadline,
             rows=task_request.rows,
             cost=task_request.cost or 0.0,
+            key=task_request.batch_key,
         )
         with self._lock:
             self._queue.add(request)
 
     def _measure(self, task_request: Any) -> None:
-        """Note when a request arrived here first, what it costs, and what it equals."""
+        """Note when a request arrived here first, its cost and key, and what it equals."""
         if task_request.arrived is None:
             task_request.arrived = time.monotonic()
         if self._item_cost is not None and task_request.cost is None:
             task_request.compute_cost(self._item_cost, self.policy)
         if self._row_digest is not None and task_request.row_digest is None:
             task_request.compute_digest(self._row_digest)
+        if self._item_key is not None and task_request.batch_key is None:
+            task_request.compute_key(self._item_key)
 
     def expire(self) -> list[Any]:
         """Remove and return the requests whose deadline passed before they could run again."""
@@ -169,7 +176,7 @@ class TaskQueue:
         """Restart the linger time after a batch of several, whose clients may call again."""
         if len(job) > 1:
             with self._lock:
-                self._batcher.batch_ended(time.monotonic(), job.rows, job.urgency)
+                self._batcher.batch_ended(time.monotonic(), job.rows, job.urgency, job.key)
 
     def capacity_left(
         self, batches: int, jobs: Sequence[BatchJob], urgency: int, ahead: int = 0

@@ -1,0 +1,430 @@
+"""
+Requests in, batches of one key out.
+
+Rule 1: only requests with equal keys share a batch. Each key has a queue of its own
+        (``batcher.py``), with its own ``max_wait`` and ``linger``.
+Rule 2: a key is ready when its batch is full, or due: what it waits for did not come in time.
+        While a slot is free, each ready key is served at once. Behind a running batch, due keys
+        are served only if some key has a full batch: otherwise that place would always be its.
+Rule 3: among ready keys, the one with the most urgent request goes first; a more urgent one goes
+        before them though it is not ready. Overtaken keys earn a guaranteed share, in whole
+        batches: once they have earned one, they go first.
+Rule 4: keys of one urgency share the slots fairly, by the work of their batches (start-time fair
+        queueing). A virtual clock advances with the work that each ready key would have got. A
+        key becomes ready at that time, or when its last batch ends on that clock if that is
+        later; the earliest goes first, and of equals the one whose oldest request came first.
+Rule 5: nothing is done for each key where one is added to or taken from: the orders are heaps,
+        from which a key that has changed its place is dropped when it comes to the front.
+Rule 6: a key without requests is forgotten, but for the last ``_REMEMBERED`` of them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.batching.request import Request
+
+__all__ = ["KeyedBatcher"]
+
+T = TypeVar("T")
+
+#: Keys without requests of which it is known how much of the slots they had.
+_REMEMBERED = 1024
+
+#: Entries of a heap that have changed their place, and are kept until it is worth the time.
+_MOST_MOVED = 1024
+
+#: A whole batch, less what adding up its parts may lose in float arithmetic.
+_WHOLE = 1 - 1e-6
+
+
+class _Key(Generic[T]):
+    """The waiting requests of one key."""
+
+    __slots__ = ("aged", "batcher", "finish", "is_ready", "is_whole", "key", "placed", "urgency")
+
+    def __init__(self, key: Hashable, batcher: Batcher[T], finish: float) -> None:
+        self.key = key
+        self.batcher = batcher
+        #: When its last batch ends on the virtual clock.
+        self.finish = finish
+        self.urgency = 0
+        self.is_ready = self.is_whole = False
+        #: Its present entries in the orders.
+        self.placed: _Entry[T] | None = None
+        self.aged: _Entry[T] | None = None
+
+
+#: By what a key is ordered, a number that no other entry has, and the key.
+_Entry = tuple[tuple[float, ...], int, _Key[T]]
+
+
+class _Heap(Generic[T]):
+    """
+    Keys in an order.
+
+    Args:
+        slot: The attribute that holds a key's present entry; others are not valid any more.
+    """
+
+    def __init__(self, slot: str) -> None:
+        self._slot = slot
+        self._entries: list[_Entry[T]] = []
+        self._pushed = 0
+        #: How many keys are in it.
+        self.count = 0
+
+    def push(self, rank: tuple[float, ...], key: _Key[T]) -> None:
+        """Add a key that is not in it."""
+        self._pushed += 1
+        entry = (rank, self._pushed, key)
+        setattr(key, self._slot, entry)
+        heappush(self._entries, entry)
+        self.count += 1
+        if len(self._entries) > 2 * self.count + _MOST_MOVED:
+            self._entries = [each for each in self._entries if self._is_valid(each)]
+            heapify(self._entries)
+
+    def discard(self, key: _Key[T]) -> None:
+        """Remove a key that is in it."""
+        setattr(key, self._slot, None)
+        self.count -= 1
+
+    @property
+    def first(self) -> _Entry[T] | None:
+        """The entry of the first key; None if there is none."""
+        entries = self._entries
+        while entries and not self._is_valid(entries[0]):
+            heappop(entries)
+        return entries[0] if entries else None
+
+    def _is_valid(self, entry: _Entry[T]) -> bool:
+        return getattr(entry[2], self._slot) is entry
+
+
+class _Level(Generic[T]):
+    """The keys whose most urgent requests have the same urgency."""
+
+    def __init__(self) -> None:
+        #: By their time on the virtual clock.
+        self.ready: _Heap[T] = _Heap("placed")
+        #: By the time at which they are due.
+        self.waiting: _Heap[T] = _Heap("placed")
+
+    @property
+    def first(self) -> _Key[T]:
+        """The key that goes first: a ready one, or the one that will be first."""
+        entry = self.ready.first or self.waiting.first
+        assert entry is not None  # noqa: S101 (a level without keys is removed)
+        return entry[2]
+
+
+class KeyedBatcher(Generic[T]):
+    """
+    The queue in front of a model whose batches have one key; used as `Batcher` is.
+
+    Args:
+        policy: How large a batch may grow and how long it may wait.
+    """
+
+    def __init__(self, policy: BatchPolicy) -> None:
+        self._policy = policy
+        #: The requests that run alone.
+        self._suspects: Batcher[T] = Batcher(policy)
+        self._keys: dict[Hashable, _Key[T]] = {}
+        self._levels: dict[int, _Level[T]] = {}
+        #: The keys by their oldest request.
+        self._ages: _Heap[T] = _Heap("aged")
+        self._length = 0
+        #: Requests, rows and work by urgency.
+        self._totals: dict[int, list[float]] = {}
+        #: Keys with a batch that need not wait for anything.
+        self._whole = 0
+        self._clock = 0.0
+        #: The end of the last batch of keys without requests, and whether it was of several.
+        self._idle: OrderedDict[Hashable, tuple[float, bool]] = OrderedDict()
+        self._had_several = True
+        self._linger_from = 0.0
+        #: The part of a batch that overtaken keys have earned.
+        self._earned = 0.0
+        self._draining = False
+
+    def __len__(self) -> int:
+        return self._length + len(self._suspects)
+
+    @property
+    def keys(self) -> int:
+        """How many keys have requests that wait."""
+        return len(self._keys)
+
+    @property
+    def policy(self) -> BatchPolicy:
+        """When batches leave; it may change at any time."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: BatchPolicy) -> None:
+        self._policy = self._suspects.policy = policy
+        for key in self._keys.values():
+            key.batcher.policy = policy
+        self._rebuild()
+
+    @property
+    def oldest(self) -> float | None:
+        """When the oldest waiting request arrived; None if none waits."""
+        first, suspect = self._ages.first, self._suspects.oldest
+        if first is None or suspect is None:
+            return suspect if first is None else first[0][0]
+        return min(first[0][0], suspect)
+
+    @property
+    def urgency(self) -> int | None:
+        """The urgency of the next batch; None if no request waits."""
+        suspects = self._suspects.urgency
+        return min(self._levels, default=None) if suspects is None else suspects
+
+    @property
+    def rows(self) -> int:
+        """How many rows the waiting requests have."""
+        return int(self._totals_before(None)[1]) + self._suspects.rows
+
+    def rows_of(self, urgency: int) -> int:
+        """Return how many rows the waiting requests of exactly this urgency have."""
+        return int(self._totals[urgency][1]) if urgency in self._totals else 0
+
+    def before(self, urgency: int) -> tuple[int, int]:
+        """Return how many requests would go before a new one of this urgency, and their rows."""
+        requests, rows, _ = self._totals_before(urgency)
+        return int(requests) + len(self._suspects), int(rows) + self._suspects.rows
+
+    def work_before(self, urgency: int) -> float:
+        """Return how much work goes before a new request, in the unit of `max_batch_work`."""
+        return self._totals_before(urgency)[2] + self._suspects.work_before(urgency)
+
+    def _totals_before(self, urgency: int | None) -> tuple[float, float, float]:
+        """Return how many requests, rows and work wait of these urgencies; None for any."""
+        requests = rows = work = 0.0
+        for each, total in self._totals.items():
+            if urgency is None or each <= urgency:
+                requests, rows, work = requests + total[0], rows + total[1], work + total[2]
+        return requests, rows, work
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a batch waits that cannot grow."""
+        return self._suspects.is_full or self._whole > 0
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The earliest deadline of the requests that run alone; None if they have none."""
+        return self._suspects.next_deadline
+
+    def add(self, request: Request[T]) -> None:
+        """Add a request, whose ``arrived`` is on the clock of `next`."""
+        if request.alone:
+            self._suspects.add(request)
+            return
+        self._count(request, 1)
+        key = self._keys.get(request.key)
+        if key is None:
+            key = self._keys[request.key] = self._new(request.key)
+            key.batcher.add(request)
+            self._place(key)
+            return
+        is_older = request.arrived < (key.batcher.oldest or 0.0)
+        key.batcher.add(request)
+        has_moved = request.urgency < key.urgency or is_older
+        if has_moved or not (key.is_whole or key.batcher.is_full is False):
+            self._take_out(key)
+            self._place(key)
+
+    def _new(self, name: Hashable) -> _Key[T]:
+        finish, had_several = self._idle.pop(name, (0.0, self._had_several))
+        key = _Key(name, Batcher[T](self._policy), finish)
+        key.batcher.had_several = had_several
+        if self._draining:
+            key.batcher.drain()
+        return key
+
+    def _rebuild(self) -> None:
+        """Put all keys into the orders again, which may all have changed their places."""
+        keys, self._keys, self._levels = [*self._keys.values()], {}, {}
+        self._ages, self._whole = _Heap("aged"), 0
+        for key in keys:
+            key.is_ready = False
+            if len(key.batcher):
+                self._keys[key.key] = key
+                self._place(key)
+            else:
+                self._remember(key)
+
+    def _place(self, key: _Key[T]) -> None:
+        """Put a key into the orders."""
+        batcher = key.batcher
+        key.urgency = batcher.urgency or 0
+        oldest = batcher.oldest or 0.0
+        self._ages.push((oldest,), key)
+        key.is_whole = batcher.has_whole_batch
+        self._whole += key.is_whole
+        level = self._levels.get(key.urgency)
+        if level is None:
+            level = self._levels[key.urgency] = _Level()
+        if self._draining or batcher.is_full:
+            self._make_ready(level, key)
+        else:
+            key.is_ready = False
+            level.waiting.push((batcher.due_at,), key)
+
+    def _make_ready(self, level: _Level[T], key: _Key[T]) -> None:
+        if not key.is_ready:  # else it has been ready since its last batch
+            key.is_ready = True
+            key.finish = max(key.finish, self._clock)
+        level.ready.push((key.finish, key.batcher.oldest or 0.0), key)
+
+    def _take_out(self, key: _Key[T]) -> None:
+        """Take a key out of the orders, to which `_place` returns it."""
+        self._ages.discard(key)
+        self._whole -= key.is_whole
+        level = self._levels[key.urgency]
+        (level.ready if key.is_ready else level.waiting).discard(key)
+        if not (level.ready.count or level.waiting.count):
+            del self._levels[key.urgency]
+
+    def _count(self, request: Request[T], sign: int) -> float:
+        """Add a request to the totals, or subtract it; return its work."""
+        work = self._policy.work_of(request)
+        total = self._totals.get(request.urgency)
+        if total is None:
+            total = self._totals[request.urgency] = [0, 0, 0.0]
+        self._length += sign
+        total[0] += sign
+        total[1] += sign * request.rows
+        total[2] += sign * work
+        if not total[0]:
+            del self._totals[request.urgency]
+        return work
+
+    def restart_linger(self, now: float) -> None:
+        """Let the linger time begin now, as in `Batcher`."""
+        self._linger_from = max(self._linger_from, now)
+
+    def batch_ended(self, now: float, rows: int, urgency: int, key: Hashable = None) -> None:
+        """Note that a batch of several requests has ended, whose callers may soon call again."""
+        found = self._keys.get(key)
+        if found is not None:
+            found.batcher.batch_ended(now, rows, urgency)
+            self._take_out(found)
+            self._place(found)
+
+    def next(
+        self, now: float, *, full_only: bool = False, earns_share: bool = True
+    ) -> Batch[T] | Wait | Done:
+        """Decide what a slot does now, as `Batcher.next`."""
+        if len(self._suspects):
+            return self._suspects.next(now)
+        if not self._keys:
+            return Done() if self._draining else Wait(None)
+        if full_only and not self._whole:
+            return Wait(None)
+        for level in self._levels.values():
+            self._find_due(level, now)
+        if not any(level.ready.count for level in self._levels.values()):
+            firsts = [level.waiting.first for level in self._levels.values()]
+            return Wait(min(entry[0][0] for entry in firsts if entry) - now)
+        return self._take(now, earns_share=earns_share)
+
+    def _find_due(self, level: _Level[T], now: float) -> None:
+        """Make the keys of a level ready that are due."""
+        while (entry := level.waiting.first) is not None and entry[0][0] <= now:
+            key = entry[2]
+            key.batcher.restart_linger(self._linger_from)
+            level.waiting.discard(key)
+            due = key.batcher.due_at  # later than noted, if requests have arrived meanwhile
+            if due <= now:
+                self._make_ready(level, key)
+            else:
+                level.waiting.push((due,), key)
+
+    def _take(self, now: float, *, earns_share: bool) -> Batch[T]:
+        first, policy = min(self._levels), self._policy
+        is_only = len(self._levels) == 1
+        earned = self._earned if is_only else 0.0
+        key = self._choose(first, policy.low_priority_share if earns_share else 0.0)
+        ready = max(sum(level.ready.count for level in self._levels.values()), 1)
+        goes_before = key.urgency == first and not key.is_ready
+        self._take_out(key)
+        batch = key.batcher.take(
+            now, Reason.URGENT if goes_before else Reason.IDLE, earns_share=earns_share
+        )
+        self._had_several = key.batcher.had_several
+        work = sum([self._count(request, -1) for request in batch.requests])
+        batches = max(work / policy.max_batch_work, 1.0)
+        key.finish = (key.finish if key.is_ready else max(key.finish, self._clock)) + batches
+        self._clock += batches / ready
+        if len(key.batcher):
+            self._place(key)
+        else:
+            del self._keys[key.key]
+            self._remember(key)
+        if is_only or all(each == first for each in self._levels):
+            self._earned = 0.0  # no key is overtaken
+        if first < batch.urgency or earned:
+            part = batch.earned_part + earned
+            return replace(batch, urgency=min(first, batch.urgency), earned_part=part)
+        return batch
+
+    def _choose(self, first: int, share: float) -> _Key[T]:
+        """Return the key that goes first: of the most urgent ones, unless others have earned it."""
+        overtaken = [each for each in self._levels if each != first]
+        self._earned += share if overtaken else 0.0
+        levels = [first]
+        if overtaken and self._earned > _WHOLE:
+            self._earned -= 1.0
+            levels = overtaken
+        keys = [self._levels[each].first for each in levels]
+        return keys[0] if len(keys) == 1 else min(keys, key=lambda key: key.batcher.oldest or 0.0)
+
+    def _remember(self, key: _Key[T]) -> None:
+        """Note of a key without requests what is of use if it comes again soon."""
+        self._idle[key.key] = (key.finish, key.batcher.had_several)
+        if len(self._idle) > _REMEMBERED:
+            self._idle.popitem(last=False)
+
+    def drain(self) -> None:
+        """Stop waiting for further requests: no more will come."""
+        self._draining = True
+        self._suspects.drain()
+        for key in self._keys.values():
+            key.batcher.drain()
+        self._rebuild()
+
+    def clear(self) -> list[Request[T]]:
+        """Remove and return all waiting requests, the most urgent first, then by arrival."""
+        left = [request for key in self._keys.values() for request in key.batcher.clear()]
+        left.sort(key=lambda request: (request.urgency, request.arrived))
+        self._totals.clear()
+        self._length = 0
+        self._rebuild()
+        return self._suspects.clear() + left
+
+    def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
+        """Remove and return some waiting requests; the others keep their places."""
+        removed = self._suspects.remove(is_unwanted)
+        for key in self._keys.values():
+            removed_here = key.batcher.remove(is_unwanted)
+            for request in removed_here:
+                self._count(request, -1)
+            removed += removed_here
+        self._rebuild()
+        return removed
+
+    def expire(self, now: float) -> list[Request[T]]:
+        """Remove and return the requests that run alone whose deadline has passed."""
+        return self._suspects.expire(now)
