@@ -14,6 +14,7 @@ from rich.console import Console
 from bench import document
 from bench.cases import (
     backfill,
+    cache,
     calls,
     clients,
     drains,
@@ -49,6 +50,7 @@ _ALL = (
     lengths.CASE,
     share.CASE,
     policies.CASE,
+    cache.CASE,
 )
 _CASES: dict[str, Case] = {case.name: case for case in _ALL}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Celery
 
-from bench.encoder import Encoder
+from bench.encoder import Embedder, Encoder
 from bench.model import BATCH, MODELS, Reference
 from celery_batch import BatchTask
 
@@ -19,11 +19,20 @@ ROWS, COST = (8, 16, 32, 64), 2048
 #: Two models that share a process.
 LARGE, SMALL = Reference(0.2, 0.0), Reference(0.004, 0.0005)
 
+#: How tasks of repeated texts may use answers again.
+REUSE: dict[str, dict[str, Any]] = {
+    "computes_all": {},
+    "dedupes": {"dedupe": True},
+    "caches": {"cache_ttl": 600, "version": 1},
+    "dedupes_and_caches": {"dedupe": True, "cache_ttl": 600, "version": 1},
+}
+
 app = Celery("bench")
 app.conf.update(
     result_expires=3600,
     broker_connection_retry_on_startup=True,
     batch_overlap=bool(os.environ.get("BENCH_OVERLAP", "1")),
+    batch_cache_url=os.environ.get("BENCH_CACHE_URL"),
 )
 
 _BATCHED: dict[str, Any] = {"base": BatchTask, "max_batch_size": BATCH, "max_wait": 0.1}
@@ -106,6 +115,8 @@ Encoder.as_task(
     padded=True,
     queue="bench-cost_limited",
 )
+for _name, _reuse in REUSE.items():
+    Embedder.as_task(app, name=f"bench.{_name}", max_batch_size=32, queue="bench-reuse", **_reuse)
 
 
 @cache

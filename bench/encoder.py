@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Any
 
 from celery_batch import Model
 
-__all__ = ["LONGEST", "Encoder", "texts", "token_counts"]
+__all__ = ["LONGEST", "Embedder", "Encoder", "texts", "token_counts"]
 
 #: Tokens of the longest text.
 LONGEST = 256
@@ -50,14 +51,25 @@ class Encoder(Model):
         """Return a short text and the longest."""
         return texts(1)
 
-    def predict(self, tokens: list[list[int]]) -> list[tuple[float, float]]:
+    def predict(self, tokens: list[list[int]]) -> list[Any]:
         """Return a figure for each text, which depends on all its tokens, and when it began."""
-        torch, began = self._torch, time.monotonic()
+        began = time.monotonic()
+        return [(figure, began) for figure in self._means(tokens).norm(dim=1).tolist()]
+
+    def _means(self, tokens: list[list[int]]) -> Any:
+        torch = self._torch
         longest = max(map(len, tokens))
         padded = torch.tensor([each + [0] * (longest - len(each)) for each in tokens])
         mask = padded == 0
         with torch.inference_mode():
             states = self._layers(self._embed(padded), src_key_padding_mask=mask)
             kept = (~mask).unsqueeze(2)
-            means = (states * kept).sum(1) / kept.sum(1)
-        return [(figure, began) for figure in means.norm(dim=1).tolist()]
+            return (states * kept).sum(1) / kept.sum(1)
+
+
+class Embedder(Encoder):
+    """The same, with a vector of 128 numbers for each text."""
+
+    def predict(self, tokens: list[list[int]]) -> list[Any]:
+        """Return a vector for each text."""
+        return self._means(tokens).tolist()  # type: ignore[no-any-return]
