@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import cycle, islice
 from typing import Any
 
@@ -15,7 +14,7 @@ from celery_batch.pending_answer import pending_answer
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of, model_calls
 from celery_batch.runtime.runner import FixedSizes, run_all
-from celery_batch.runtime.signature import example_rows, row_of
+from celery_batch.runtime.signature import example_rows, own_attribute, row_of
 
 __all__ = ["check_shapes", "fixed_sizes_of", "has_shapes", "warm_up"]
 
@@ -64,7 +63,12 @@ def check_shapes(task: Any) -> None:
 
 
 def _check_padding_row(task: Any, sizes: Any) -> None:
-    padding = _padding_row(task)
+    padding = _option(task, "padding_row")
+    if sizes and padding is not None and callable(_option(task, "batch_by")):
+        raise ConfigurationError(
+            f"{task.name}.padding_row: cannot be used with a batch_by function, whose keys it would"
+            f" not have; leave it out, and the last row of a call is repeated"
+        )
     if sizes and padding is None and not isolates_failures(task):
         raise ConfigurationError(
             f"{task.name}.batch_sizes: needs padding_row where isolate_failures is False: without"
@@ -76,7 +80,7 @@ def _check_padding_row(task: Any, sizes: Any) -> None:
 
 def fixed_sizes_of(task: Any) -> FixedSizes | None:
     """Return the sizes of a task's calls, and what fills them up; None if they have any size."""
-    sizes, padding = steps_of(task, "batch_sizes"), _padding_row(task)
+    sizes, padding = steps_of(task, "batch_sizes"), _option(task, "padding_row")
     if not sizes:
         return None
     if padding is None:
@@ -86,7 +90,7 @@ def fixed_sizes_of(task: Any) -> FixedSizes | None:
 
 def warm_up(task: Any, instance: Model | None = None) -> None:
     """
-    Call a task's model once with each shape that can occur, the largest first.
+    Call a task's model with each shape that can occur, the largest first, then its examples.
 
     Args:
         task: The task.
@@ -95,21 +99,24 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
     Raises:
         Exception: What the model raises.
     """
-    calls = _run_function(task) if instance is None else model_calls(instance)
-    shapes = policy_of(task).shapes(task.max_item_cost)
+    predict = _run_function(task) if instance is None else model_calls(instance)
+    policy = policy_of(task)
+    shapes, sizes = policy.shapes(task.max_item_cost), FixedSizes(policy.batch_sizes)
+    batches = {length: _by_key(task, _rows(task, instance, length)) for _, length in shapes}
+    calls = [(size, length, rows) for size, length in shapes for rows in batches[length]]
+    if not calls:
+        logger.info("%s: no examples and no padding_row to warm up with", task.name)
     began = logged = time.monotonic()
-    for number, (size, length) in enumerate(shapes, 1):
-        rows = _rows(task, instance, length)
-        if not rows:
-            logger.info("%s: no examples and no padding_row to warm up with", task.name)
-            return
-        columns = [list(column) for column in zip(*islice(cycle(rows), size), strict=True)]
-        run_all(f"{task.name} with {_shape(size, length)}", calls, columns)
+    for number, (size, length, rows) in enumerate(calls, 1):
+        columns = _columns(islice(cycle(rows), size))
+        run_all(f"{task.name} with {_shape(size, length)}", predict, columns)
         if time.monotonic() - logged >= _LOG_EVERY:
             logged = time.monotonic()
-            logger.info("%s: warmed up with %d of %d shapes", task.name, number, len(shapes))
+            logger.info("%s: warmed up with %d of %d shapes", task.name, number, len(calls))
+    for rows in _by_key(task, _examples(instance)):
+        run_all(f"{task.name} with its examples", predict, _columns(rows), sizes)
     seconds = time.monotonic() - began
-    logger.info("%s: warmed up with %d shapes in %.1f s", task.name, len(shapes), seconds)
+    logger.info("%s: warmed up with %d shapes in %.1f s", task.name, len(calls), seconds)
 
 
 def _run_function(task: Any) -> Callable[..., Any]:
@@ -122,12 +129,29 @@ def _run_function(task: Any) -> Callable[..., Any]:
 
 def _rows(task: Any, instance: Model | None, length: int | None) -> list[Row]:
     """Return rows to warm up with, of a length if it is fixed."""
+    if length is None:
+        filler = [] if _option(task, "padding_row") is None else [_filler(task, instance)]
+        return _examples(instance) or filler
     own = _own(task, "example")
-    if length is not None:
-        example = own if own is not None else instance.example  # type: ignore[union-attr]
-        return [row_of(f"{task.name}.example", task._batch_signature, example(length))]
-    rows = [] if instance is None else example_rows(type(instance), instance.examples())
-    return rows or ([] if _padding_row(task) is None else [_filler(task, instance)])
+    example = own if own is not None else instance.example  # type: ignore[union-attr]
+    return [row_of(f"{task.name}.example", task._batch_signature, example(length))]
+
+
+def _examples(instance: Model | None) -> list[Row]:
+    return [] if instance is None else example_rows(type(instance), instance.examples())
+
+
+def _by_key(task: Any, rows: list[Row]) -> list[list[Row]]:
+    """Return rows as batches, in each of which all have the same key."""
+    batches: dict[Any, list[Row]] = {}
+    for row in rows:
+        key = task._item_key.of_call(row, {}) if task._item_key is not None else None
+        batches.setdefault(key, []).append(row)
+    return [*batches.values()]
+
+
+def _columns(rows: Iterable[Row]) -> list[list[Any]]:
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def _filler(task: Any, instance: Model | None) -> Row:
@@ -142,21 +166,18 @@ def _row(task: Any, padding: Any) -> Row:
     return row_of(f"{task.name}.padding_row", task._batch_signature, padding)
 
 
-def _padding_row(task: Any) -> Any:
-    """Return the padding row as it was written, the task's own or its model's."""
-    own = _own(task, "padding_row")
-    return task.model.padding_row if own is None and task.model is not None else own
+def _option(task: Any, name: str) -> Any:
+    """Return a task's own attribute, else its model's, as it was written."""
+    own = _own(task, name)
+    return own_attribute(task.model, name) if own is None and task.model is not None else own
 
 
 def _own(task: Any, name: str) -> Any:
-    """Return a task's attribute as it was written: a function is no method of its instances."""
-    cls = task if isinstance(task, type) else task.__class__
-    found = inspect.getattr_static(cls, name)
-    return getattr(found, "__func__", found)  # of a static method
+    return own_attribute(task if isinstance(task, type) else task.__class__, name)
 
 
 def _has_example(model: type[Model]) -> bool:
-    return inspect.getattr_static(model, "example") is not inspect.getattr_static(Model, "example")
+    return own_attribute(model, "example") is not own_attribute(Model, "example")
 
 
 def _shape(size: int, length: int | None) -> str:

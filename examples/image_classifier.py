@@ -45,7 +45,7 @@ class ImageClassifier(Model):
                 ) from error
         labels = os.environ.get("RESNET_LABELS")
         self.labels = Path(labels).read_text().splitlines() if labels else None
-        self.network = network.eval().to(device)
+        self.network: Any = network.eval().to(device)
         self.device = device
 
     def examples(self) -> list[bytes]:

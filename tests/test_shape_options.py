@@ -82,6 +82,10 @@ class Counter(Model):
         ({"padding_row": 1}, "shop.add.padding_row: has no effect without batch_sizes"),
         ({"example": len}, "shop.add.example: has no effect without batch_lengths"),
         ({"batch_sizes": (1, 8), "padding_row": (1, 2, 3)}, r"shop.add.padding_row: \(1, 2, 3\)"),
+        (
+            {"batch_sizes": (1, 8), "padding_row": (1, 2), "batch_by": max},
+            "shop.add.padding_row: cannot be used with a batch_by function",
+        ),
         ({"batch_lengths": (8,), "example": len}, "shop.add.batch_lengths: needs batch_sizes"),
         (
             {"batch_sizes": (1, 8), "batch_lengths": (8,)},
@@ -153,6 +157,66 @@ def test_a_model_is_warmed_up_with_every_shape(app, caplog):
 
     assert [(4, 8), (4, 2), (1, 8), (1, 2), (2, 8), (2, 2)] == seen
     assert "shop.count: warmed up with 4 shapes" in caplog.text
+
+
+def test_examples_run_in_calls_of_the_sizes(app):
+    """Also if there are fewer or more of them than a call has rows."""
+
+    class Exemplary(Counter):
+        batch_lengths = None
+
+        def examples(self):
+            """Return three."""
+            return [[1], [2], [3]]
+
+    Exemplary.as_task(app, name="shop.exemplary")
+    load_models(app, ["shop.exemplary"])
+    calls = registry.instance_of(Exemplary).calls
+
+    assert [[[1], [2], [3], [1]], [[1]], [[1], [2], [3], [3]]] == calls
+
+
+def test_each_key_is_warmed_up_by_itself(app):
+    """A call has rows of one key, however it is filled up."""
+
+    class Keyed(Counter):
+        batch_lengths = padding_row = None
+        batch_by = staticmethod(len)
+
+        def examples(self):
+            """Return rows of two lengths."""
+            return [[1], [2, 2], [3]]
+
+    task = Keyed.as_task(app, name="shop.keyed")
+    load_models(app, ["shop.keyed"])
+    calls = list(registry.instance_of(Keyed).calls)
+
+    assert [[[1], [3], [1], [3]], [[2, 2]] * 4, [[1]], [[2, 2]]] == calls[:4]
+    assert [[[1], [3], [3], [3]], [[2, 2]]] == calls[4:]
+    assert [10, 10] == task.delay_rows([[5, 5], [4, 6]]).get()
+    assert {2} == {len(row) for row in registry.instance_of(Keyed).calls[-1]}
+
+
+def test_the_key_of_a_call_is_that_of_its_rows(app):
+    """The padding row has another one, which the function does not see."""
+    calls = []
+
+    @app.task(
+        base=BatchTask,
+        name="shop.translate",
+        batch_by="lang",
+        batch_sizes=(2, 4),
+        padding_row=("", "?"),
+    )
+    def translate(text, lang):
+        calls.append((text, lang))
+        return text
+
+    load_models(app, ["shop.translate"])
+    calls.clear()
+
+    assert ["a", "b", "c"] == translate.delay_rows(["a", "b", "c"], lang="de").get()
+    assert [(["a", "b", "c", ""], "de")] == calls
 
 
 def test_a_model_that_is_loaded_again_is_warmed_up_again(app):

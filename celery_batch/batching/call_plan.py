@@ -46,26 +46,36 @@ class CallPlan:
         return sum(self._costs[part.start : part.stop])
 
     def count(self, start: int, limits: CostLimits) -> int:
-        """
-        Return how many rows from a position on fit into one call, at least 1.
-
-        Where calls have fixed sizes, other rows may fill a call up that exceeds the limits with
-        one row, as long as it does not cost more.
-        """
-        sizes, most = limits.sizes, limits.cost
+        """Return how many rows from a position on fit into one call, at least 1."""
+        if limits.sizes:
+            return self._count_filled(start, limits)
         longest = total = 0.0
         count = 0
-        end = start + most_rows(sizes, limits.rows)
+        for cost in self._costs[start : start + limits.rows]:
+            longest, total = max(longest, cost), total + cost
+            if count and (longest * (count + 1) if limits.is_padded else total) > limits.cost:
+                break
+            count += 1
+        return max(count, 1)
+
+    def _count_filled(self, start: int, limits: CostLimits) -> int:
+        """
+        Return how many rows fit into a call that is filled up to its size.
+
+        One that exceeds the limits with its first row may have more, if it costs the same.
+        """
+        longest = total = most = 0.0
+        count = 1
+        end = start + most_rows(limits.sizes, limits.rows)
         for rows, cost in enumerate(self._costs[start:end], 1):
             longest, total = max(longest, cost), total + cost
             call = self._of_call(longest, total, cost, rows)
-            if rows == 1 and sizes:
-                most = max(most, call)
+            most = most or max(limits.cost, call)
             if (limits.of_call(longest, rows) if limits.is_padded else total) > most:
                 break  # and with more rows it would cost no less
             if call <= most:
                 count = rows
-        return max(count, 1)
+        return count
 
     def _of_call(self, longest: float, total: float, last: float, rows: int) -> float:
         """Return what a call costs, with the rows that fill it up to its size."""

@@ -11,7 +11,9 @@ Rule 3: where calls of the model have fixed sizes and lengths, a call costs what
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import mul
 from typing import Any
 
 from celery_batch.batching.request import Request
@@ -39,15 +41,21 @@ class CostLimits:
     sizes: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
 
-    def of_call(self, longest: float, rows: int) -> float:
-        """Return what a call costs that pads this many rows to the longest."""
+    @property
+    def of_call(self) -> Callable[[float, int], float]:
+        """Takes the cost of the longest row, and the rows that are padded to it; returns theirs."""
+        return self._of_shape if self.sizes or self.lengths else mul
+
+    def _of_shape(self, longest: float, rows: int) -> float:
         return round_up(self.lengths, longest) * round_up(self.sizes, rows)
 
     def most_rows(self, longest: float) -> int:
         """Return how many rows fit if the longest costs that much; 0 if it does not fit alone."""
-        if self.of_call(longest, self.rows) <= self.cost:
+        if self.lengths:
+            longest = round_up(self.lengths, longest)
+        if longest * self.rows <= self.cost:
             return self.rows
-        return round_down(self.sizes, int(self.cost // round_up(self.lengths, longest)))
+        return round_down(self.sizes, int(self.cost // longest))
 
 
 class Load:
@@ -59,7 +67,7 @@ class Load:
     """
 
     def __init__(self, limits: CostLimits) -> None:
-        self._limits = limits
+        self._limits, self._of_call = limits, limits.of_call
         self.rows = 0
         #: The cost of the longest row; where nothing is padded, of the largest request.
         self.longest = 0.0
@@ -70,21 +78,18 @@ class Load:
     @property
     def cost(self) -> float:
         """What the rows cost together."""
-        limits = self._limits
-        return limits.of_call(self.longest, self.rows) if limits.is_padded else self._sum
+        return self._of_call(self.longest, self.rows) if self._limits.is_padded else self._sum
 
     def offer(self, request: Request[Any]) -> bool:
         """Add a request if it fits, or is the first; return whether it does."""
         limits, rows = self._limits, self.rows + request.rows
         longest, total = max(self.longest, request.cost), self._sum + request.cost
-        cost = limits.of_call(longest, rows) if limits.is_padded else total
+        cost = self._of_call(longest, rows) if limits.is_padded else total
         if self.rows and (rows > limits.rows or cost > limits.cost):
             self.is_full = True
             return False
         self.rows, self.longest, self._sum = rows, longest, total
-        if limits.is_padded:
-            can_grow = limits.of_call(longest, rows + 1) <= limits.cost
-        else:
-            can_grow = total < limits.cost
+        larger = self._of_call(longest, rows + 1) if limits.is_padded else total
+        can_grow = larger <= limits.cost if limits.is_padded else total < limits.cost
         self.is_full = self.is_full or rows >= limits.rows or not can_grow
         return True

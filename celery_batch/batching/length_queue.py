@@ -263,7 +263,7 @@ def _least_padded(
         at: The index of a request that must be in it.
         limits: The largest batch.
     """
-    start, end = at, at + 1
+    start, end, of_call = at, at + 1, limits.of_call
     count, total = rows[at], rows[at] * costs[at]
     best, bounds = -1.0, (start, end)
     while start <= at:
@@ -273,7 +273,7 @@ def _least_padded(
             count += rows[start]
             total += rows[start] * costs[start]
         can_grow = end < len(costs) and count + rows[end] <= limits.most_rows(costs[end])
-        padded = limits.of_call(costs[end - 1], count)
+        padded = of_call(costs[end - 1], count)
         if not can_grow and (total >= best * padded if padded else True):
             best, bounds = (total / padded if padded else 1.0), (start, end)
         if end == len(costs):

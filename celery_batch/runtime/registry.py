@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 _instances: dict[type[Model], Model] = {}
 _lock = threading.RLock()
-#: What else models are warmed up with, by the names of their tasks.
+#: What models are warmed up with instead of their examples alone, by the names of their tasks.
 _warm_ups: dict[type[Model], dict[str, Callable[[Model], object]]] = {}
 #: Loaded by `load_again`, and not in use yet.
 _standby: dict[type[Model], Model] = {}
@@ -98,7 +98,7 @@ def set_device(device: str) -> None:
 
 def warm_up_with(model: type[Model], task: str, warm_up: Callable[[Model], object]) -> None:
     """
-    Warm up each instance of a model for one of its tasks as well, after its own examples.
+    Warm up each instance of a model for one of its tasks, instead of by a call with its examples.
 
     Args:
         model: The model.
@@ -236,6 +236,11 @@ def _unload(model: type[Model], instance: Model) -> None:
 
 
 def _warm_up(instance: Model) -> None:
+    for warm_up in [*_warm_ups.get(type(instance), {}).values()] or [_run_examples]:
+        warm_up(instance)
+
+
+def _run_examples(instance: Model) -> None:
     model = type(instance)
     rows = example_rows(model, instance.examples())
     batch_by = own_attribute(model, "batch_by")
@@ -246,8 +251,6 @@ def _warm_up(instance: Model) -> None:
     for batch in by_key.values():
         columns = [list(column) for column in zip(*batch, strict=True)]
         run_all(f"{model.__qualname__}.predict", model_calls(instance), columns)
-    for warm_up in list(_warm_ups.get(model, {}).values()):
-        warm_up(instance)
 
 
 def model_calls(instance: Model) -> Callable[..., Any]:

@@ -404,9 +404,15 @@ class Runner:
         return Outcome(error=error)
 
 
-def run_all(name: str, predict: Callable[..., Any], columns: Sequence[list[Any]]) -> None:
-    """Call a model once, and raise what any of its items fails with."""
-    for outcome in Runner(predict, name, ErrorPolicy(isolate_failures=False)).run(*columns):
+def run_all(
+    name: str,
+    predict: Callable[..., Any],
+    columns: Sequence[list[Any]],
+    fixed_sizes: FixedSizes | None = None,
+) -> None:
+    """Run a batch, and raise what any of its items fails with."""
+    policy = ErrorPolicy(isolate_failures=False)
+    for outcome in Runner(predict, name, policy, fixed_sizes=fixed_sizes).run(*columns):
         outcome.unwrap()
 
 
