@@ -100,7 +100,8 @@ def _observe(stack: Stack, seconds: float, rate: float) -> tuple[list[float], di
 
 
 def _device_seconds(stack: Stack) -> dict[str, float]:
-    (stats,) = stack.app.control.inspect(timeout=5.0, limit=1).batch_stats().values()
+    replies = stack.app.control.broadcast("batch_stats", reply=True, timeout=5.0, limit=1)
+    (stats,) = replies[0].values()
     return {name: stats["tasks"][f"bench.{name}"]["model"]["seconds"] for name in _BACKLOG}
 
 

@@ -62,11 +62,18 @@ def watched(item):
     except SoftTimeLimitExceeded:
         at(f"{name} interrupted")
         raise
+    time.sleep(waits.get("seconds", 0.0))
     where = threading.current_thread() is threading.main_thread()
     remember("ran", [name, met, "main" if where else "worker thread", os.getpid()])
     if waits.get("kills"):
         os.kill(os.getpid(), signal.SIGKILL)
     return [each[0] for each in item]
+
+
+@app.task(base=Watched, name="overlapped.other", max_batch_size=2)
+def other(item):
+    """Be another task that runs as the first does."""
+    return watched._batch_run(item)
 
 
 @app.task(name="overlapped.plain")

@@ -17,7 +17,7 @@ class Ready:
     """A batch that lies ready."""
 
     name: int
-    urgency: int
+    precedence: int
 
 
 @given(st.lists(st.integers(min_value=-3, max_value=3)))
@@ -29,7 +29,7 @@ def test_batches_go_by_urgency_and_equals_in_turn(urgencies: list[int]):
         queue.put(batch)
     taken = [queue.get_nowait() for _ in batches]
 
-    assert sorted(batches, key=lambda batch: batch.urgency) == taken
+    assert sorted(batches, key=lambda batch: batch.precedence) == taken
     with pytest.raises(Empty):
         queue.get_nowait()
 

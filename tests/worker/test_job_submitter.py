@@ -57,7 +57,7 @@ class Job:
     ) -> None:
         self.name, self.worker = name, worker
         self.accepted = self.is_suspect = False
-        self.urgency = urgency
+        self.precedence = urgency, 0.0
         self.neighbours: set[Job] = set()
         self.answer: Any = None
 

@@ -69,7 +69,7 @@ class Process:
         name = f"id{number}"
         headers = {"id": name, "task": task.name, "delivery_info": {}}
         delivery = Delivery(name, headers, [[number], {}, {}], None, None)
-        payload = BatchPayload([delivery], urgency=urgency, is_lone=is_lone)
+        payload = BatchPayload([delivery], precedence=(urgency, 0.0), is_lone=is_lone)
         self.write((TASK, (number, 0, run_batch, (task.name, payload, soft_limit), {})))
 
     def write(self, job: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +14,8 @@ from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.priority import TaskPriority
 from celery_batch.worker.scheduling.task_queue import LEAST_URGENT
 
+_TASK = SimpleNamespace(name="task")
+
 
 class Waiting:
     """A task queue, as far as the order depends on it."""
@@ -21,7 +23,7 @@ class Waiting:
     def __init__(self, urgency: int, oldest: float, share: float = 0.25) -> None:
         self.urgency, self.oldest = urgency, oldest
         self.policy = BatchPolicy(low_priority_share=share)
-        self.task = SimpleNamespace(name="task")
+        self.task = _TASK
         self.usual_seconds: float | None = None
         self.is_in_use: Callable[[float], bool] = lambda _: True
 
@@ -31,6 +33,7 @@ class Sent:
 
     def __init__(self, urgency: int, *, accepted: bool = False, earned_part: float = 0.0) -> None:
         self.urgency, self.accepted, self.earned_part = urgency, accepted, earned_part
+        self.start, self.task = 0.0, _TASK
 
 
 def turns(priority: TaskPriority, task_queues: list[Any], count: int) -> list[int]:
@@ -89,8 +92,8 @@ def test_ready_batch_is_overtaken_so_often_at_most(share: float, earned_part: fl
     assert times == overtaken
 
 
-def test_no_batch_overtakes_an_equal_or_two_ready_ones():
-    """There is one more place, for a more urgent batch."""
+def test_no_batch_overtakes_two_ready_ones_or_one_of_its_task():
+    """There is one more place, for a more urgent batch or that of another task."""
     priority, ready = TaskPriority(), Sent(3)
 
     assert not priority.overtaken_by(Waiting(3, 1.0), [ready])
@@ -142,19 +145,42 @@ def test_a_batch_is_charged_what_it_took(job: Any, charged: float):
 def test_next_batch_is_ready_just_before_a_running_one_ends():
     """If several tasks have work; where one has, or how long it takes is unknown, at once."""
     large, small = Waiting(0, 1.0), Waiting(0, 2.0)
-    large.task.name, small.task.name = "large", "small"
+    large.task, small.task = SimpleNamespace(name="large"), SimpleNamespace(name="small")
     running: Any = [SimpleNamespace(task=large.task, began=began) for began in (100.0, 102.0)]
     wait = TaskPriority.seconds_until_ready
 
-    assert 0.0 == wait([large, small], running[:1], 1, 101.0)
+    assert 0.0 == wait([large, small], running[:1], 1, 103.0)
 
     large.usual_seconds = 4.0
 
-    assert pytest.approx(2.99) == wait([large, small], running[:1], 1, 101.0)
-    assert pytest.approx(2.99) == wait([large, small], running, 2, 101.0)
+    assert pytest.approx(0.99) == wait([large, small], running[:1], 1, 103.0)
+    assert pytest.approx(0.99) == wait([large, small], running, 2, 103.0)
     ready: Any = SimpleNamespace(task=large.task, began=None)
-    assert pytest.approx(4.99) == wait([large, small], [*running, ready], 2, 101.0)
+    assert pytest.approx(2.99) == wait([large, small], [*running, ready], 2, 103.0)
+    assert pytest.approx(3.99) == wait([large, small], [ready], 1, 103.0)
     assert 0.0 == wait([large, small], running[:1], 1, 105.0)
     small.is_in_use = lambda _: False
-    assert 0.0 == wait([large, small], running[:1], 1, 101.0)
-    assert 0.0 == wait([large], running[:1], 1, 101.0)
+    assert 0.0 == wait([large, small], running[:1], 1, 103.0)
+    assert 0.0 == wait([large], running[:1], 1, 103.0)
+
+
+def test_a_ready_batch_is_overtaken_by_a_task_that_has_had_less():
+    """As long as that is so; but not if it leaves as the share of its task."""
+    priority, large, small = TaskPriority(), Waiting(0, 1.0, share=0.5), Waiting(0, 2.0)
+    large.task, small.usual_seconds = SimpleNamespace(name="large"), 0.4
+    task_queues: Any = [large, small]
+    jobs: Any = [Sent(0, accepted=True), Sent(0)]
+    for job in jobs:
+        job.task = large.task
+        priority.batch_left(task_queues[0], job, task_queues)
+    priority.batch_began(jobs[0])
+    overtaken = 0
+    while priority.overtaken_by(task_queues[1], jobs):
+        turns(priority, task_queues, 1)
+        overtaken += 1
+
+    assert 3 == overtaken  # as 0.8 s is less than the second that a first batch is charged
+    large.urgency = 1
+    turns(priority, task_queues, 1)  # so that the other has earned a batch
+    priority.batch_left(task_queues[0], jobs[1], task_queues)
+    assert not priority.overtaken_by(cast("Any", Waiting(0, 3.0)), jobs)

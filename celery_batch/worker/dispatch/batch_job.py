@@ -83,7 +83,7 @@ class BatchJob:
         self.urgency = batch.urgency
         #: The part of a batch that its requests have earned while they were overtaken.
         self.earned_part = batch.earned_part
-        #: When it starts in the virtual time of its worker, where several tasks share that.
+        #: When it starts in the virtual time in which the tasks of a worker share its device.
         self.start = 0.0
         self.reason = batch.reason
         #: What its requests have in common, where batches are formed by key.
@@ -118,6 +118,11 @@ class BatchJob:
     def work(self) -> float:
         """How much of a batch its requests take, in rows or in cost."""
         return math.fsum(request.work for request in self._distinct())
+
+    @property
+    def precedence(self) -> tuple[int, float]:
+        """What decides which of two batches that are ready runs first: the smaller goes first."""
+        return self.urgency, self.start
 
     @property
     def accepted(self) -> bool:
@@ -196,7 +201,7 @@ class BatchJob:
             map(_delivery, self.requests),
             self.max_rows,
             self._cost_limits,
-            urgency=self.urgency,
+            precedence=self.precedence,
             reason=str(self.reason),
             has_watchers=wants_events(first.eventer, first.task),
             is_lone=self.is_only_batch,

@@ -4,8 +4,8 @@ Celery writes a job to a process when that is idle; the device would wait for it
 With one process there is no other that the batch could run in sooner, so the
 next one is written behind the one that runs.
 
-Rule 1: at most one batch is written behind the running one, and one more that is more urgent;
-        nothing but batches is.  The process takes the more urgent one first.
+Rule 1: at most one batch is written behind the running one, and one more that precedes it;
+        nothing but batches is.  The process takes the one that precedes the other first.
 Rule 2: first come, first served: a batch is held for the place behind the running one only
         while no other task waits for the process.
 Rule 3: a suspect has the process to itself.
@@ -63,7 +63,7 @@ def may_overlap(task: Any) -> bool:
 #: do, has probably done so.
 _WRITTEN_SOON = 0.001
 
-_urgency = attrgetter("urgency")
+_precedence = attrgetter("precedence")
 
 
 class JobSubmitter:
@@ -76,7 +76,7 @@ class JobSubmitter:
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
-        #: Jobs that wait for the place behind the running one, the most urgent first.
+        #: Jobs that wait for the place behind the running one, the next one first.
         self._held: list[BatchJob] = []
         self._submitted: set[BatchJob] = set()
         #: Submitted jobs that occupy no slot of Celery's pool.
@@ -92,7 +92,7 @@ class JobSubmitter:
             and not job.is_suspect
             and self._can_wait(job.task)
         ):
-            insort(self._held, job, key=_urgency)
+            insort(self._held, job, key=_precedence)
             self.submit_held()
         else:
             self._submit(job)
@@ -135,7 +135,7 @@ class JobSubmitter:
             return False
         ready = [each for each in self._submitted if not each.accepted]
         runs = len(ready) < len(self._submitted)
-        return not ready or (runs and len(ready) == 1 and job.urgency < ready[0].urgency)
+        return not ready or (runs and len(ready) == 1 and job.precedence < ready[0].precedence)
 
     def accepted(self, job: BatchJob) -> None:
         """Note that a process has accepted a job."""

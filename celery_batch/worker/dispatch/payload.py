@@ -83,7 +83,7 @@ class BatchPayload(list[Delivery]):
         deliveries: The job's, oldest first.
         most: Most rows in one call of the model; None for the task's own option.
         cost_limits: The largest call, where cost is limited.
-        urgency: Of the most urgent; a smaller number goes first.
+        precedence: Of two batches that are ready, the one with the smaller goes first.
         reason: Why they left as a batch.
         has_watchers: Whether events with their results are sent.
         is_lone: Whether no other batch runs or is formed: worker threads would be idle.
@@ -95,7 +95,7 @@ class BatchPayload(list[Delivery]):
         most: int | None = None,
         cost_limits: CostLimits | None = None,
         *,
-        urgency: int = 0,
+        precedence: tuple[int, float] = (0, 0.0),
         reason: str = "",
         has_watchers: bool = True,
         is_lone: bool = False,
@@ -105,7 +105,7 @@ class BatchPayload(list[Delivery]):
         self.reason = reason
         self.most = most
         self.cost_limits = cost_limits
-        self.urgency = urgency
+        self.precedence = precedence
         self.is_lone = is_lone
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -46,7 +46,7 @@ class OverlappedBatch:
         self.job = job
         self.task_name, self.payload, self.soft_limit = arguments
         #: Smaller goes first.
-        self.urgency: int = self.payload.urgency
+        self.precedence: tuple[int, float] = self.payload.precedence
         #: Set when the batch is accepted.
         self.limit = SoftLimit()
         #: Whether the model ended the process: then the main thread reports the batch's end.

@@ -148,9 +148,9 @@ class JobReader:
 
 class JobQueue:
     """
-    A queue in which urgent batches overtake less urgent ones.
+    A queue in which batches overtake those that they precede.
 
-    Jobs without an ``urgency`` are not overtaken.  One thread gets; the queue that others
+    Jobs without a ``precedence`` are not overtaken.  One thread gets; the queue that others
     put into is safe in a signal handler of that thread.
     """
 
@@ -159,7 +159,7 @@ class JobQueue:
         self._waiting: deque[Any] = deque()
 
     def put(self, job: Any) -> None:
-        """Put a job behind everything that is no less urgent."""
+        """Put a job behind everything that it does not precede."""
         self._new.put(job)
 
     def get_nowait(self) -> Any:
@@ -186,8 +186,8 @@ class JobQueue:
             self._waiting.append(self._new.get())
 
     def _take(self) -> Any:
-        batches = takewhile(lambda job: hasattr(job, "urgency"), self._waiting)
-        job = min(batches, key=attrgetter("urgency"), default=self._waiting[0])
+        batches = takewhile(lambda job: hasattr(job, "precedence"), self._waiting)
+        job = min(batches, key=attrgetter("precedence"), default=self._waiting[0])
         self._waiting.remove(job)
         return job
 

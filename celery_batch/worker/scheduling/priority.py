@@ -5,7 +5,7 @@ Chooses the task whose batch runs next.
 Rule 1: the task with the most urgent request comes first; among equals the one that has had
         the least of its share of the device, and then the one whose oldest request has waited
         longest.
-Rule 2: a batch that is more urgent than the one that is ready goes before it.
+Rule 2: a batch that comes first by rule 1, when another is ready, goes before that.
 Rule 3: overtaken tasks and batches have a share all the same, `low_priority_share` of their
         task: after so many batches of others a task comes first, and a ready batch is
         overtaken no more.  The share that its requests had earned while they waited counts, too;
@@ -18,14 +18,16 @@ Rule 5: while several tasks have work, the next batch is made ready just before 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from heapq import heapify, heapreplace
 
 from celery_batch.batching.fair_share import FairShare
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
 
-__all__ = ["TaskPriority"]
+__all__ = ["TaskPriority", "is_shared"]
 
 #: A whole batch, less what adding up its parts may lose in float arithmetic.
 _WHOLE = 1 - 1e-6
@@ -35,6 +37,11 @@ _FIRST_ESTIMATE = 1.0
 
 #: Seconds before the expected end of a batch at which the next one is made ready.
 _READY_BEFORE = 0.01
+
+
+def is_shared(task_queues: Collection[TaskQueue], now: float) -> bool:
+    """Return whether several tasks have work, or had it lately, on the monotonic clock."""
+    return len(task_queues) > 1 and sum(each.is_in_use(now) for each in task_queues) > 1
 
 
 class TaskPriority:
@@ -48,8 +55,8 @@ class TaskPriority:
         self._tasks: defaultdict[TaskQueue, float] = defaultdict(float)
         self._jobs: dict[BatchJob, float] = {}
         self._device: FairShare[TaskQueue] = FairShare()
-        #: The seconds that jobs were charged when they left.
-        self._charged: dict[BatchJob, float] = {}
+        #: The seconds that jobs were charged when they left, and with which weights.
+        self._charged: dict[BatchJob, tuple[float, float]] = {}
 
     def order(self, task_queues: Iterable[TaskQueue]) -> list[TaskQueue]:
         """Return task queues in the order in which they are asked for a batch."""
@@ -68,7 +75,7 @@ class TaskPriority:
         task_queues: Collection[TaskQueue], jobs: Collection[BatchJob], processes: int, now: float
     ) -> float:
         """
-        Return how many seconds to wait before the next batch is made ready behind a running one.
+        Return in how many seconds to make the next batch ready: just before a process is free.
 
         Args:
             task_queues: All task queues.
@@ -76,12 +83,15 @@ class TaskPriority:
             processes: How many of them run at once.
             now: On the monotonic clock.
         """
-        if len(task_queues) == 1 or sum(each.is_in_use(now) for each in task_queues) == 1:
+        if not is_shared(task_queues, now):
             return 0.0
         usual = {each.task.name: each.usual_seconds or 0.0 for each in task_queues}
-        ends = sorted(job.began + usual[job.task.name] for job in jobs if job.began)
-        ready = len(jobs) - processes
-        return max(ends[ready] - now - _READY_BEFORE, 0.0) if ready < len(ends) else 0.0
+        in_order = sorted(jobs, key=lambda job: job.began or now)
+        ends = [(job.began or now) + usual[job.task.name] for job in in_order[:processes]]
+        heapify(ends)
+        for job in in_order[processes:]:
+            heapreplace(ends, ends[0] + usual[job.task.name])
+        return max(ends[0] - now - _READY_BEFORE, 0.0)
 
     def overtaken_by(self, task_queue: TaskQueue, jobs: Iterable[BatchJob]) -> BatchJob | None:
         """
@@ -92,9 +102,14 @@ class TaskPriority:
             jobs: All jobs that have not ended.
         """
         ready = [job for job in jobs if not job.accepted]
-        if len(ready) != 1 or task_queue.urgency >= ready[0].urgency:
+        if len(ready) != 1:
             return None
-        return ready[0] if self._jobs.get(ready[0], ready[0].earned_part) < _WHOLE else None
+        job, urgency = ready[0], task_queue.urgency
+        if urgency < job.urgency:
+            return job if self._jobs.get(job, job.earned_part) < _WHOLE else None
+        if urgency == job.urgency and job.task is not task_queue.task:
+            return job if self._device.start(task_queue) < job.start else None
+        return None
 
     def batch_left(
         self, task_queue: TaskQueue, job: BatchJob, task_queues: Collection[TaskQueue]
@@ -107,12 +122,13 @@ class TaskPriority:
             job: The batch; if it leaves as its task's share, no waiting request overtakes it.
             task_queues: All task queues.
         """
+        seconds, weight = task_queue.usual_seconds, task_queue.policy.device_share
+        charged = self._charged[job] = seconds or _FIRST_ESTIMATE, weight
+        job.start = self._device.charge(task_queue, *charged)
         if self._has_earned_batch(task_queue):
             job.urgency = min(job.urgency, *(each.urgency for each in task_queues))
+            job.start = -math.inf
         self._tasks.pop(task_queue, None)
-        seconds = task_queue.usual_seconds or _FIRST_ESTIMATE
-        job.start = self._device.charge(task_queue, seconds, task_queue.policy.device_share)
-        self._charged[job] = seconds
         for other in task_queues:
             if other is not task_queue and job.urgency < other.urgency < LEAST_URGENT:
                 self._tasks[other] += other.policy.low_priority_share
@@ -132,7 +148,7 @@ class TaskPriority:
     def batch_ended(self, task_queue: TaskQueue, job: BatchJob) -> None:
         """Charge a batch what it took, and forget it; one whose process died what was expected."""
         self._jobs.pop(job, None)
-        charged = self._charged.pop(job, None)
-        if charged is not None and (job.answer is not None or job.began is None):
+        charged, weight = self._charged.pop(job, (0.0, 1.0))
+        if charged and (job.answer is not None or job.began is None):
             took = 0.0 if job.answer is None else job.answer.work.seconds
-            self._device.correct(task_queue, took - charged, task_queue.policy.device_share)
+            self._device.correct(task_queue, took - charged, weight)

@@ -29,13 +29,16 @@ from celery_batch.worker.dispatch.running_messages import RunningMessages
 from celery_batch.worker.metrics.recorder import BatchRecorder
 from celery_batch.worker.scheduling.completion import Completion
 from celery_batch.worker.scheduling.prefetch import FetchLimits
-from celery_batch.worker.scheduling.priority import TaskPriority
+from celery_batch.worker.scheduling.priority import TaskPriority, is_shared
 from celery_batch.worker.scheduling.redelivery import Known, RedeliveryCache, is_suspect
 from celery_batch.worker.scheduling.slots import Slots
 from celery_batch.worker.scheduling.task_queue import TaskQueue
 from celery_batch.worker.scheduling.timer import BatchTimer
 
 __all__ = ["Scheduler"]
+
+#: Seconds in which the event loop reads the messages that have come.
+_READ_TIME = 0.001
 
 
 class Scheduler:
@@ -117,6 +120,9 @@ class Scheduler:
                 if isinstance(formed, BatchJob):
                     # Outside the lock: the solo pool runs the whole batch in this call.
                     self._submitter.submit(formed)
+                    if self._reads_first:
+                        self._timer.set(_READ_TIME)
+                        return
                     break
                 delays.append(formed.seconds)
             else:
@@ -124,6 +130,13 @@ class Scheduler:
                 if seconds is not None:
                     self._timer.set(seconds)
                 return
+
+    @property
+    def _reads_first(self) -> bool:
+        """Whether to read messages that came while a batch ran, before the next one leaves."""
+        if not self.slots.run_inline or self._consumer.hub is None:
+            return False
+        return is_shared(self._task_queues.values(), time.monotonic())
 
     def _fail_past_deadline(self) -> None:
         for task_queue in self._task_queues.values():

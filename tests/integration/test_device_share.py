@@ -1,0 +1,62 @@
+"""Several models in one worker: the device is shared by time, and none waits for a backlog."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from celery_batch.processes.redis_server import RedisServer
+from tests.integration.test_urgent import SOON, wait_for
+from tests.services.overlapped import go_on
+from tests.services.stage import Stage
+
+
+@pytest.fixture
+def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
+    """Nobody has been anywhere, and the worker ends with the test."""
+    with Stage(redis_server, tmp_path) as stage:
+        yield stage
+
+
+def test_a_batch_of_another_task_runs_before_the_one_that_is_ready(fresh: Stage):
+    """It is no more urgent, but its task has had less of the device."""
+    client = fresh.client()
+    results = [
+        client.send_task("overlapped.watched", ([name, {"running": ["go"]}],))
+        for name in "aabbccdd"
+    ]
+    fresh.worker("tests.services.overlapped", "-c", "1", "-Q", f"{fresh.queue},other")
+    wait_for(fresh, "a running")
+    wait_for(fresh, "b entered")
+    results.append(client.send_task("overlapped.other", (["o", {}],), queue="other"))
+    wait_for(fresh, "o entered")
+    go_on(fresh.redis, "go")
+
+    assert list("aabbccddo") == [result.get(timeout=SOON) for result in results]
+    assert list("aobcd") == [name for name, *_ in fresh.facts("ran")]
+
+
+@pytest.mark.parametrize(
+    ("pool", "processes"), [("prefork", 1), ("prefork", 2), ("solo", 1), ("threads", 1)]
+)
+def test_a_request_waits_for_no_backlog_of_another_task(fresh: Stage, pool: str, processes: int):
+    """On any pool it runs after the batches that run when it comes, and one more at most."""
+    client = fresh.client()
+    other = partial(client.send_task, "overlapped.other", (["o", {}],), queue="other")
+    first = other()
+    results = [
+        client.send_task("overlapped.watched", (["l", {"seconds": 0.3}],))
+        for _ in range(16 + 8 * processes)
+    ]
+    options = ("-P", pool, "-c", str(processes), "-Q", f"{fresh.queue},other")
+    fresh.worker("tests.services.overlapped", *options)
+    first.get(timeout=SOON)
+    before = len(fresh.await_facts("ran", 1 + 2 * processes))
+    other().get(timeout=SOON)
+    ran = [name for name, *_ in fresh.facts("ran")]
+
+    assert ran[before:].index("o") <= processes + 1
+    assert ["l"] * len(results) == [result.get(timeout=SOON) for result in results]
