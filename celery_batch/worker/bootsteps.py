@@ -77,6 +77,7 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
         super().__init__(worker, **kwargs)
         self._context = WorkerContext.of(worker)
         self.tasks = self._context.tasks = served_tasks(worker.app)
+        check_caches(self.tasks)
         self._context.routed = frozenset(self._names)
         self._warm_up: WarmUp | None = None
         self._concurrency_warning = ConcurrencyWarning.if_default(worker, self.tasks, kwargs)
@@ -106,7 +107,6 @@ class BatchWorker(bootsteps.StartStopStep):  # type: ignore[misc]
             self._concurrency_warning.log_processes()
         try:
             _refuse_green_threads(worker, self.tasks)
-            check_caches(self.tasks)
             if self._warm_up is not None:
                 self._warm_up.wait(worker.pool)
                 del worker.pool.on_stop

@@ -1,0 +1,185 @@
+"""The cache of a worker: emptied by a reload, shared by workers, and never missed when away."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from celery_batch.processes.redis_server import RedisServer
+from tests.services.place import SOON, eventually
+from tests.services.shop import Shop, Worker, enter_shop, environment_of, surroundings
+
+MODULE = "tests.services.caching"
+
+POOLS = [("-c", "1"), ("-c", "2"), ("-P", "solo"), ("-P", "threads", "-c", "2")]
+
+
+@pytest.fixture
+def cache_server() -> Iterator[RedisServer]:
+    """A Redis that keeps answers, and nothing else."""
+    with RedisServer() as server:
+        yield server
+
+
+@contextmanager
+def open_caching(broker: str, folder: Path, backend: str = "", memory: str = "") -> Iterator[Shop]:
+    """Have the app of these tests on some servers."""
+    environment = environment_of(broker, backend=backend, memory=memory)
+    with surroundings(environment):
+        shop = enter_shop(environment, folder, MODULE)
+        try:
+            yield shop
+        finally:
+            shop.close()
+
+
+@pytest.fixture
+def caching(broker: str, tmp_path: Path) -> Iterator[Shop]:
+    """The app on an empty Redis, which keeps its answers as well."""
+    with open_caching(broker, tmp_path) as shop:
+        yield shop
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def each_caching(request: pytest.FixtureRequest, broker: str, tmp_path: Path) -> Iterator[Shop]:
+    """The app on each of the brokers in turn."""
+    url = broker
+    if request.param == "rabbitmq":
+        url = request.getfixturevalue("rabbitmq_server").url
+    with open_caching(url, tmp_path, backend=broker) as shop:
+        yield shop
+
+
+def ask(shop: Shop, *items: Any) -> tuple[list[Any], int]:
+    """Return the answers to items, and how many of them came from the cache."""
+    results = shop.weighed.delay_many(items)
+    answers = [result.get(timeout=SOON) for result in results]
+    return answers, sum(result.batch_info.cached for result in results)
+
+
+def await_hits(shop: Shop, *items: Any) -> None:
+    """Return when all of them are in the cache."""
+    eventually(lambda: ask(shop, *items)[1] == len(items), "hits")
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("pool", POOLS, ids="".join)
+def test_a_reload_empties_the_cache(
+    caching: Shop, tmp_path: Path, pool: tuple[str, ...], *, in_place: bool
+):
+    """After its reply no answer is one of the old weights, in whichever process."""
+    weights = tmp_path / "weights"
+    weights.write_text("old")
+    worker = caching.worker(*pool, CACHING_WEIGHTS=str(weights))
+    items = [*range(16)]
+    before = ask(caching, *items)
+    await_hits(caching, *items)
+    weights.write_text("new")
+    reply = worker.ask("batch_reload", task="caching.weighed", wait=SOON, in_place=in_place)
+    after = ask(caching, *items)
+
+    assert ([[each, "old"] for each in items], 0) == before
+    assert "done" == reply["ok"]["state"]
+    assert ([[each, "new"] for each in items], 0) == after
+    await_hits(caching, *items)
+
+
+def test_workers_of_one_version_share_their_answers(caching: Shop):
+    """Another version of the model has its own."""
+    first = caching.worker("-c", "1", CACHING_VERSION="1")
+    await_hits(caching, 1, 2, 3)
+    first.stop()
+    second = caching.worker("-c", "1", CACHING_VERSION="1")
+    same = ask(caching, 1, 2, 3)
+    second.stop()
+    caching.worker("-c", "1", CACHING_VERSION="2")
+
+    assert 3 == same[1]
+    assert 0 == ask(caching, 1, 2, 3)[1]
+
+
+def test_cached_rows_cost_nothing(caching: Shop):
+    """The calls of a batch are planned for the rows that run."""
+    caching.worker("-c", "1")
+    texts = ["x" * length for length in (9, 2, 3, 8)]
+    long = [caching.tokens.delay(each) for each in (texts[0], texts[3])]
+    assert [9, 8] == [each.get(timeout=SOON) for each in long]
+    eventually(lambda: caching.tokens.delay(texts[3]).get(timeout=SOON), "an answer")
+    results = caching.tokens.delay_rows(texts)
+
+    assert [9, 2, 3, 8] == results.get(timeout=SOON)
+    assert [2, 3] == sorted(caching.recall("tokens")[-1]["items"])
+    assert (2, 2) == (results.batch_info.size, results.batch_info.cached)
+
+
+@contextmanager
+def frozen(server: RedisServer) -> Iterator[None]:
+    """Stop a Redis, which keeps its connections open."""
+    (process,) = psutil.Process(server.child.pid).children()
+    process.suspend()
+    try:
+        yield
+    finally:
+        process.resume()
+
+
+def warnings(worker: Worker, text: str) -> int:
+    """Return how often the worker's log has said so."""
+    return len(re.findall(text, worker.log))
+
+
+def test_a_cache_that_stops_answering_fails_and_delays_no_batch(
+    each_caching: Shop, cache_server: RedisServer
+):
+    """Every row is computed meanwhile; the log says so once, and the cache is used again later."""
+    shop = each_caching
+    worker = shop.worker("-c", "1", conf={"batch_cache_url": cache_server.url})
+    await_hits(shop, *range(8))
+    with frozen(cache_server):
+        began = time.monotonic()
+        during = [ask(shop, *range(8)) for _ in range(50)]
+        seconds = time.monotonic() - began
+        said = warnings(worker, "The cache of caching.weighed is not used for now")
+    await_hits(shop, *range(8))
+
+    assert [([[each, "none"] for each in range(8)], 0)] * 50 == during
+    assert seconds < 30
+    assert 1 == said == warnings(worker, "not used for now")
+    assert 1 == warnings(worker, "The cache of caching.weighed is used again")
+
+
+def test_a_cache_that_dies_fails_no_batch(caching: Shop, cache_server: RedisServer):
+    """Requests of a run in which it dies are all answered."""
+    worker = caching.worker("-c", "2", conf={"batch_cache_url": cache_server.url})
+    await_hits(caching, 1)
+    results = []
+    for number in range(400):
+        results.append(caching.weighed.delay(number % 50))
+        if number == 200:
+            cache_server.child.stop(grace=0)
+
+    assert [[number % 50, "none"] for number in range(400)] == [
+        each.get(timeout=SOON) for each in results
+    ]
+    assert 1 <= warnings(worker, "is not used for now") <= 2
+
+
+def test_a_worker_without_a_redis_for_answers_does_not_start(broker: str, tmp_path: Path):
+    """It says which setting is missing."""
+    with open_caching(broker, tmp_path, backend="cache+memory://", memory=broker) as shop:
+        worker = shop.launch("-c", "1")
+        has_ended = worker.child.wait(60)
+
+    assert has_ended
+    assert 0 != worker.child.exit_code
+    assert (
+        "Error: caching.tokens.cache_ttl: answers are kept in Redis, and the result backend is"
+        " memory:///; set batch_cache_url" in worker.log
+    )
