@@ -18,9 +18,12 @@ from celery_batch.batching.request import Request
 Item = tuple[str | None, int]
 
 
-def queue(size: int = 2, most: int = 100) -> Duplicates[Item]:
-    """Return an empty queue whose batches have so many rows."""
-    batcher: Batcher[Item] = Batcher(BatchPolicy(size, max_wait=10.0, linger=5.0))
+def queue(size: int = 2, most: int = 100, cost: float | None = None) -> Duplicates[Item]:
+    """Return an empty queue whose batches have so many rows, and may be padded to such a cost."""
+    policy = BatchPolicy(
+        size, max_wait=10.0, linger=5.0, max_batch_cost=cost, padded=cost is not None
+    )
+    batcher: Batcher[Item] = Batcher(policy)
     return Duplicates(batcher, lambda item: item[0], most)
 
 
@@ -160,16 +163,17 @@ ADD = st.tuples(
 STEPS = st.lists(ADD | st.tuples(st.sampled_from(["next", "remove"]), st.sets(st.integers(0, 60))))
 
 
-@given(STEPS, st.integers(1, 3), st.integers(3, 5))
-def test_each_request_leaves_once(steps: list[Any], size: int, most: int):
+@given(STEPS, st.integers(1, 3), st.integers(3, 5), st.sampled_from([None, 3.0]))
+def test_each_request_leaves_once(steps: list[Any], size: int, most: int, cost: float | None):
     """Whatever happens: in batches within both limits, with all that equal it and wait."""
-    waiting, number = queue(size, most), 0
+    waiting, number = queue(size, most, cost), 0
     present: dict[Item, bool] = {}
     for kind, *about in [*steps, *[("next", set())] * 200]:
         if kind == "add":
             key, urgency, alone = about
             present[key, number] = alone
-            add(waiting, (key, number), urgency=urgency, alone=alone)
+            length = float("abcd".find(key or "a") + 1)
+            add(waiting, (key, number), urgency=urgency, alone=alone, cost=length)
             number += 1
         elif kind == "remove":
             (unwanted,) = about
