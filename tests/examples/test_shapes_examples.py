@@ -18,6 +18,7 @@ from celery_batch.worker.executor.loader import load_models
 from examples import cuda_graphs, sentence_embeddings
 from examples.cuda_graphs import GraphClassifier
 from examples.image_classifier import ImageClassifier
+from examples.images_by_shape import Enlarger
 from examples.sentence_embeddings import SentenceEncoder, tokenizer
 from tests.conftest import ROOT
 
@@ -37,6 +38,20 @@ results, chunk = embed.delay_many(texts), embed.delay_rows(texts)
 answers = [[each.get(timeout=60) for each in results], chunk.get(timeout=60)]
 heavy = [name for name in ("numpy", "torch", "tokenizers") if name in sys.modules]
 print(json.dumps([*answers, main("a star shines", "stars shine", "the cow jumped"), heavy]))
+"""
+
+#: The client of the images: as the program does, and once more with what is no image.
+SEND = """
+import json, os, sys
+from pathlib import Path
+from examples.images_by_shape import enlarge, main
+folder = Path(os.environ["FOLDER"])
+paths = sorted(folder.glob("*.png"))
+main(*map(str, paths))
+results = enlarge.delay_many([b"no image", *[path.read_bytes() for path in paths]])
+error, *_ = [result.get(timeout=60, propagate=False) for result in results]
+heavy = [name for name in ("numpy", "torch", "PIL") if name in sys.modules]
+print(json.dumps([[each.batch_info.size for each in results[1:]], repr(error), heavy]))
 """
 
 
@@ -138,3 +153,40 @@ def test_the_programs_print_what_workers_answer(tmp_path):
 
     assert answer["probability"] > 0
     assert alike > unlike
+
+
+def image(width, height, seed=0) -> bytes:
+    """Return the file of an image of noise."""
+    file = BytesIO()
+    pixels = bytes(random.Random(seed).choices(range(256), k=3 * width * height))  # noqa: S311
+    Image.frombytes("RGB", (width, height), pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def test_a_batch_has_images_of_one_shape(broker, in_python, tmp_path):
+    """Each is enlarged as it is alone, and what is no image fails alone."""
+    shapes = [(8, 8), (8, 6), (16, 4)] * 7
+    files = [image(*shape, seed) for seed, shape in enumerate(shapes)]
+    for n, file in enumerate(files):
+        (tmp_path / f"{n}.png").write_bytes(file)
+    urls = {"CELERY_BROKER_URL": broker, "CELERY_RESULT_BACKEND": broker}
+    command = [CELERY, "-A", "examples.images_by_shape", "worker", "--concurrency=1"]
+    env = {**os.environ, **urls, "PYTHONPATH": str(ROOT)}
+    with ManagedProcess([*command, "-l", "INFO"], tmp_path / "log", env=env) as worker:
+        wait_until(
+            lambda: "" if "ready." in worker.log.read_text() else "not ready",
+            [worker],
+            what="worker",
+            timeout=120,
+        )
+        sizes, error, heavy = json.loads(in_python(SEND, FOLDER=str(tmp_path), **urls))
+    model = Enlarger()
+    model.load("cpu")
+    expected = [Image.open(BytesIO(model.predict([file])[0])) for file in files]
+    found = [Image.open(tmp_path / f"{n}.2x.png") for n in range(len(files))]
+
+    assert [(2 * width, 2 * height) for width, height in shapes] == [each.size for each in found]
+    assert [each.tobytes() for each in expected] == [each.tobytes() for each in found]
+    assert max(sizes) > 1
+    assert "InvalidKey" in error
+    assert [] == heavy
