@@ -56,6 +56,7 @@ class Stage:
         rabbitmq: A running server, if that is to be the broker.
         patience: Seconds a caller tries to send.
         processes: Pool processes of each worker.
+        batch_options: Whether the task has all options by which batches are chosen.
     """
 
     def __init__(
@@ -65,9 +66,12 @@ class Stage:
         rabbitmq: RabbitMQServer | None,
         patience: float,
         processes: int,
+        *,
+        batch_options: bool = False,
     ) -> None:
         self.needs = needs
         self._processes = processes
+        self._batch_options = batch_options
         self.folder = folder
         self._rabbitmq = rabbitmq
         self._patience = patience
@@ -158,6 +162,7 @@ class Stage:
             "PYTHONUNBUFFERED": "1",
             "FAULTS_CONF": json.dumps(conf),
             "FAULTS_LEDGER": str(self.ledger.path),
+            "FAULTS_BATCH_OPTIONS": str(int(self._batch_options)),
             "FAULTS_SECONDS_PER_ITEM": str(self.needs.seconds_per_item),
         }
         if self.needs.stepping_clock:

@@ -21,6 +21,26 @@ app.conf.update(json.loads(os.environ["FAULTS_CONF"]))
 _SECONDS_PER_ITEM = float(os.environ["FAULTS_SECONDS_PER_ITEM"])
 
 
+def _key(x, mood):  # noqa: ARG001 (both are an item's arguments)
+    return x % 3
+
+
+def _cost(x, mood):  # noqa: ARG001
+    return 1 + x % 5
+
+
+#: Everything by which batches are chosen, for half of the trials.
+_BATCH_OPTIONS = {
+    "batch_by": _key,
+    "cost": _cost,
+    "max_batch_cost": 24,
+    "padded": True,
+    "dedupe": True,
+}
+if not int(os.environ["FAULTS_BATCH_OPTIONS"]):
+    _BATCH_OPTIONS = {}
+
+
 class BadItem(ValueError):
     """What the model says to an item it cannot bear."""
 
@@ -33,7 +53,7 @@ def _write(**event: object) -> None:
         os.close(ledger)
 
 
-@app.task(base=BatchTask, name="faults.double", max_batch_size=8, max_wait=0.02)
+@app.task(base=BatchTask, name="faults.double", max_batch_size=8, max_wait=0.02, **_BATCH_OPTIONS)
 def double(x, mood):
     """Double each number; a bad mood among the items harms the whole batch."""
     run = uuid4().hex

@@ -41,11 +41,15 @@ def try_fault(
     """
     chance = Random(f"{fault.name} {processes} {seed}")
     items = _items(fault, chance)
-    verdict = Verdict(fault.name, "rabbitmq" if rabbitmq else "redis", processes, seed)
+    batch_options = bool(chance.getrandbits(1))
+    broker = "rabbitmq" if rabbitmq else "redis"
+    verdict = Verdict(fault.name, broker, processes, seed, batch_options)
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         place = keep or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
-        with Stage(fault.needs, place, rabbitmq, patience, processes) as stage:
+        with Stage(
+            fault.needs, place, rabbitmq, patience, processes, batch_options=batch_options
+        ) as stage:
             evidence = _play(fault, stage, items, chance, patience)
     return judge(fault, evidence, verdict)
 

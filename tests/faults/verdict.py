@@ -60,6 +60,7 @@ class Verdict:
         broker: "redis" or "rabbitmq".
         processes: Pool processes of each worker.
         seed: Of everything that was left to chance.
+        batch_options: Whether the task had all options by which batches are chosen.
         accepted: Items the broker has taken; no others are judged.
         uncertain: Items that may have been sent twice.
         lost: Without an answer, and in no queue.
@@ -78,6 +79,7 @@ class Verdict:
     broker: str
     processes: int
     seed: int
+    batch_options: bool = False
     accepted: int = 0
     uncertain: int = 0
     lost: int = 0
@@ -94,7 +96,9 @@ class Verdict:
     @property
     def name(self) -> str:
         """The trial's name: how it can be repeated."""
-        return f"{self.fault} on {self.broker}, {self.processes} pool process(es), seed {self.seed}"
+        options = ", all batch options" if self.batch_options else ""
+        processes = f"{self.processes} pool process(es)"
+        return f"{self.fault} on {self.broker}, {processes}{options}, seed {self.seed}"
 
     @property
     def ok(self) -> bool:
