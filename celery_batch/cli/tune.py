@@ -20,7 +20,7 @@ from celery.bin.base import CeleryCommand
 
 from celery_batch.backfill.inputs import Arguments, Input, some_fit
 from celery_batch.cli.common import at_most_every, batch_task, errors_in_one_line, wrapped
-from celery_batch.config import LARGEST_BATCH
+from celery_batch.config import LARGEST_BATCH, steps_of
 from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.formatting import figure, number
 from celery_batch.pending_answer import pending_answer
@@ -418,7 +418,7 @@ def _measured(
 ) -> tuple[str, Curve]:
     task = batch_task(app, name)
     plan = Plan(
-        _sizes(options["sizes"]),
+        _sizes(options["sizes"], task),
         options["seconds"],
         options["latency"],
         asked_for=options["sizes"] is not None,
@@ -437,16 +437,22 @@ def _measured(
             registry.unload_all()
 
 
-def _sizes(given: str | None) -> tuple[int, ...]:
+def _sizes(given: str | None, task: Any) -> tuple[int, ...]:
+    fixed: tuple[int, ...] = steps_of(task, "batch_sizes")
     if given is None:
-        return _SIZES
+        return fixed or _SIZES
     words = [word.strip() for word in given.split(",")]
     if not all(word.isdigit() and 1 <= int(word) <= LARGEST_BATCH for word in words):
         raise ConfigurationError(
             f"--sizes: must be whole numbers from 1 to {LARGEST_BATCH} with commas between,"
             f" got {given!r}"
         )
-    return tuple(sorted({int(word) for word in words}))
+    sizes = {int(word) for word in words}
+    if fixed and not sizes <= {*fixed}:
+        raise ConfigurationError(
+            f"--sizes: {task.name} has calls of {', '.join(map(str, fixed))} rows, got {given!r}"
+        )
+    return tuple(sorted(sizes))
 
 
 @contextmanager

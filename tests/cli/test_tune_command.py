@@ -252,6 +252,18 @@ def test_batches_are_cut_from_the_rows_in_turn(app):
     assert [[1, 2], [3, 1], [2, 3, 1, 2]] == seen
 
 
+def test_a_task_of_fixed_sizes_is_measured_with_these(app, run):
+    """Others would be filled up to them."""
+
+    class Fixed(Hungry):
+        batch_sizes = (2, 4)
+
+    Fixed.as_task(app, name="fixed")
+
+    assert [2, 4] == [each["size"] for each in json.loads(run("fixed", "--json"))["sizes"]]
+    assert "fixed has calls of 2, 4 rows, got '2,3'" in run("fixed", "--sizes", "2,3", code=1)
+
+
 def test_a_batch_is_one_call_however_large(app):
     """The task's own largest batch is no limit here, and what did not fit is not remembered."""
     sizes = []
