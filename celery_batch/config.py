@@ -33,6 +33,7 @@ __all__ = [
     "milliseconds_warnings",
     "policy_of",
     "steps_of",
+    "usual_messages",
 ]
 
 #: Task option -> the setting it falls back to.
@@ -52,6 +53,9 @@ SHARE_OPTION = "device_share"
 #: The tracers of a batch are nested, one stack frame or more each; Python 3.12 and 3.13 limit
 #: some of those frames, and the first 3.12 had a low limit.
 LARGEST_BATCH = 200 if (3, 12) <= sys.version_info < (3, 12, 10) else 1024
+
+#: Requests for each row of a batch where equal ones share a row; there may be more.
+_WITH_DUPLICATES = 2
 
 #: Seconds. No request is meant to wait so long for others; the value may be in milliseconds.
 _LIKE_MILLISECONDS = 5.0
@@ -224,6 +228,18 @@ def steps_of(task: Any, option: str) -> Any:
     if steps is None and task.model is not None:
         steps = getattr(task.model, option)
     return tuple(steps) if isinstance(steps, list) else () if steps is None else steps
+
+
+def usual_messages(task: Any, policy: BatchPolicy) -> int:
+    """
+    Return how many messages of a task one pool process can use.
+
+    One batch runs, one is ready and one is being formed; a message that is acknowledged when
+    its batch starts no longer counts as prefetched.  Where batches are chosen by length, more
+    wait to be chosen from.  Where equal requests share a row, a batch has more of them.
+    """
+    batches = (3 if task.acks_late else 2) + (policy.sort_window if policy.sorts else 0)
+    return policy.usual_rows * batches * (_WITH_DUPLICATES if task.dedupe else 1)
 
 
 def changeable_options(task: Any) -> tuple[str, ...]:

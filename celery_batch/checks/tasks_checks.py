@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from celery_batch.checks.facts import Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 from celery_batch.checks.machine_checks import PREFORK
-from celery_batch.config import milliseconds_warnings, policy_of
+from celery_batch.config import milliseconds_warnings, policy_of, usual_messages
 
-__all__ = ["acks", "eager", "limits", "policies", "prefetch", "rates", "settings", "tasks"]
+__all__ = [
+    "acks",
+    "costs",
+    "eager",
+    "limits",
+    "policies",
+    "prefetch",
+    "rates",
+    "settings",
+    "tasks",
+]
 
 
 def settings(facts: Facts) -> Iterator[Finding]:
@@ -44,6 +53,18 @@ def policies(facts: Facts) -> Iterator[Finding]:
             yield ok(f"{task.name} has max_batch_size=1: it is not batched.")
 
 
+def costs(facts: Facts) -> Iterator[Finding]:
+    """Items that cost more than a batch may."""
+    for task in facts.tasks:
+        batch, item = task.max_batch_cost, task.max_item_cost
+        if batch and item and item > batch:
+            yield warning(
+                f"{task.name}: an item may cost {item:g} (max_item_cost), and a batch {batch:g}"
+                " (max_batch_cost): an item that costs more than a batch runs alone.",
+                f"Raise max_batch_cost, or lower max_item_cost to {batch:g}.",
+            )
+
+
 def eager(facts: Facts) -> Iterator[Finding]:
     """Calls that run in the calling process."""
     if facts.conf.task_always_eager:
@@ -57,7 +78,7 @@ def prefetch(facts: Facts) -> Iterator[Finding]:
     """How many messages a worker may hold, which limits the size of batches."""
     if not facts.tasks:
         return
-    conf, held = facts.conf, sum(map(_held, facts.tasks))
+    conf, held = facts.conf, sum(usual_messages(task, policy_of(task)) for task in facts.tasks)
     processes = 1 if facts.pool == "solo" else conf.worker_concurrency or facts.machine.cpus
     fine = True
     if conf.worker_prefetch_multiplier == 0:
@@ -131,7 +152,3 @@ def rates(facts: Facts) -> Iterator[Finding]:
                 " batches.",
                 "Multiply it by the batch size that you want, or leave it out.",
             )
-
-
-def _held(task: Any) -> int:
-    return policy_of(task).max_batch_size * (3 if task.acks_late else 2)

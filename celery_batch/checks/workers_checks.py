@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from celery_batch.batching.policy import BatchPolicy
 from celery_batch.checks.facts import Facts, Worker
 from celery_batch.checks.finding import Finding, ok, problem, warning
 from celery_batch.cluster.snapshot import grown
@@ -13,6 +14,7 @@ from celery_batch.config import policy_of
 
 __all__ = [
     "alike",
+    "budgets",
     "filling",
     "halted",
     "health",
@@ -26,6 +28,9 @@ __all__ = [
 
 #: Batches after which an average says something.
 _ENOUGH = 5
+
+#: Padded cost for each unit of cost, where rows do not differ in length.
+_ALIKE = 1.001
 
 #: The share of a time limit above which a batch is near it.
 _NEAR = 0.5
@@ -154,7 +159,7 @@ def sharing(facts: Facts) -> Iterator[Finding]:
 def holding(facts: Facts) -> Iterator[Finding]:
     """Whether a worker may hold as many messages as fit into its batches."""
     for worker in facts.workers or ():
-        most = sum(report["max_batch_size"] for report in worker.tasks.values())
+        most = sum(map(_usual_rows, worker.tasks.values()))
         wanted = most * (worker.pool.get("max-concurrency") or 1)
         prefetch = worker.stats.get("prefetch_count")
         if prefetch and prefetch < wanted:
@@ -163,6 +168,11 @@ def holding(facts: Facts) -> Iterator[Finding]:
                 " that its batches have room for.",
                 "Restart it: the prefetch is set at the start.",
             )
+
+
+def _usual_rows(report: Mapping[str, Any]) -> int:
+    cost = report.get("max_batch_cost")
+    return BatchPolicy(report["max_batch_size"], max_batch_cost=cost).usual_rows
 
 
 def alike(facts: Facts) -> Iterator[Finding]:
@@ -205,18 +215,51 @@ def filling(facts: Facts) -> Iterator[Finding]:
         for worker in facts.workers or ():
             if (report := worker.tasks.get(task.name)) is None:
                 continue
-            lately = grown(reports_of(worker.earlier).get(task.name, report), report)
-            size = report["max_batch_size"]
-            if lately.batches < _ENOUGH or waiting <= 2 * size:
+            before = reports_of(worker.earlier).get(task.name, report)
+            lately = grown(before, report)
+            if lately.batches < _ENOUGH or waiting <= 2 * _usual_rows(report):
                 continue
-            average = lately.rows / lately.batches
-            if average < size / 2:
+            most, average = report["max_batch_size"], lately.rows / lately.batches
+            use = f"have {average:.1f} rows of {most}"
+            if cost := report.get("max_batch_cost"):
+                average = (report["padded_cost"] - before.get("padded_cost", 0.0)) / lately.batches
+                most, use = cost, f"cost {average:.0f} of {cost:g}"
+            if average < most / 2:
                 yield warning(
-                    f"{worker.name}: batches of {task.name} have {average:.1f} rows of"
-                    f" {size} on average, while {waiting:,} messages wait.",
+                    f"{worker.name}: batches of {task.name} {use} on average, while"
+                    f" {waiting:,} messages wait.",
                     "Look at the warnings above: prefetch, limits and memory keep batches small;"
                     " celery batch top shows what they are over time.",
                 )
+
+
+def budgets(facts: Facts) -> Iterator[Finding]:
+    """Whether limits in cost fit what items cost."""
+    for worker in facts.workers or ():
+        for name, report in worker.tasks.items():
+            if "max_batch_cost" in report:
+                yield from _budget(f"{worker.name}: ", name, report)
+
+
+def _budget(where: str, name: str, report: Mapping[str, Any]) -> Iterator[Finding]:
+    calls, rows, most = report["model_calls"], report["rows"], report["max_batch_cost"]
+    failed, cost = (report.get("outcomes") or {}).get("failed", 0), report["cost"]
+    if failed >= _ENOUGH and not calls:
+        yield warning(
+            f"{where}all {failed} requests of {name} failed before its model was called: they"
+            " cost more than max_item_cost, or their cost cannot be computed.",
+            "Their errors say which: raise max_item_cost, or mend the cost function.",
+        )
+    if calls < _ENOUGH:
+        return
+    if cost / rows > most / 2 and rows < 2 * calls:
+        yield warning(
+            f"{where}batches of {name} have {rows / calls:.1f} rows: one costs {cost / rows:.0f}"
+            f" on average, and max_batch_cost is {most:g}.",
+            "Raise max_batch_cost to what several rows cost.",
+        )
+    if report["padded"] and rows > 2 * calls and report["padded_cost"] < _ALIKE * cost:
+        yield ok(f"{where}all rows of {name} cost the same, so padded and sort_window do nothing.")
 
 
 def slowness(facts: Facts) -> Iterator[Finding]:

@@ -23,6 +23,8 @@ from celery_batch.checks.finding import Level
 
 A100 = ("NVIDIA A100",)
 INFO = {"redis_version": "7.2.0", "aof_enabled": 1}
+COSTS = {"max_batch_cost": 100, "padded": True, "sort_window": 8, "model_calls": 0}
+COSTS |= {"cost": 0.0, "padded_cost": 0.0, "rows": 0, "max_batch_size": 1024}
 REPORT = {"served": True, "max_batch_size": 8, "max_wait": 0.01}
 POOL = {"implementation": "celery.concurrency.prefork:TaskPool"}
 
@@ -355,6 +357,30 @@ WRONG = [
         "fewer than the 16 rows",
     ),
     (
+        workers_checks.filling,
+        worker(waiting=200, report=COSTS | {"batches": 50, "rows": 60, "padded_cost": 1000.0}),
+        "warning",
+        "batches of t cost 20 of 100 on average",
+    ),
+    (
+        tasks_checks.costs,
+        task(cost="x", max_batch_cost=100, max_item_cost=150),
+        "warning",
+        "lower max_item_cost to 100",
+    ),
+    (
+        workers_checks.budgets,
+        worker(report=COSTS | {"rows": 60, "model_calls": 50, "cost": 5400.0}),
+        "warning",
+        "1.2 rows: one costs 90 on average, and max_batch_cost is 100",
+    ),
+    (
+        workers_checks.budgets,
+        worker(report=COSTS | {"rows": 60, "outcomes": {"failed": 60}}),
+        "warning",
+        "all 60 requests of t failed",
+    ),
+    (
         workers_checks.slowness,
         slow(1.5, time_limit=9, soft_time_limit=2),
         "warning",
@@ -433,6 +459,16 @@ FINE = [
     ),
     (results_checks.serializers, conf(accept_content=("application/json",)), "application/json"),
     (
+        workers_checks.budgets,
+        worker(report=COSTS | {"rows": 60, "model_calls": 20, "cost": 60.0, "padded_cost": 60.0}),
+        "padded and sort_window do nothing",
+    ),
+    (
+        tasks_checks.prefetch,
+        task(cost="x", max_batch_cost=100, max_batch_size=None),
+        "192 messages",
+    ),
+    (
         workers_checks.alike,
         worker(report={"max_wait": 0.5, "task_says": {"max_wait": 0.01}}),
         "max_wait=0.5; the app says 8 and 0.01: it was set",
@@ -508,6 +544,9 @@ QUIET = [
         )
     ),
     (results_checks.expiry, results("rpc")),
+    (workers_checks.budgets, worker(report=COSTS)),
+    (workers_checks.budgets, worker(report=COSTS | {"rows": 9, "model_calls": 4, "cost": 900.0})),
+    (tasks_checks.costs, task(cost="x", max_batch_cost=100, max_item_cost=100)),
 ]
 
 

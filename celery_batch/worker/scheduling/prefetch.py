@@ -11,7 +11,7 @@ from typing import Any
 from celery.worker.state import reserved_requests
 
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.config import policy_of
+from celery_batch.config import policy_of, usual_messages
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.scheduling.slots import Slots
 from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
@@ -31,9 +31,6 @@ logger = logging.getLogger(__name__)
 #: The limit where no task queue sets one; the prefetch still does.
 _NO_LIMIT = 1 << 20
 
-#: Requests for each row of a batch where equal ones share a row; there may be more.
-_WITH_DUPLICATES = 2
-
 
 def messages_per_process(
     tasks: Iterable[Any], policy: Callable[[Any], BatchPolicy] = policy_of
@@ -41,20 +38,11 @@ def messages_per_process(
     """
     Return how many messages of these tasks one pool process can use.
 
-    One batch runs, one is ready and one is being formed; a message that is acknowledged when
-    its batch starts no longer counts as prefetched.  Where batches are chosen by length, more
-    wait to be chosen from.  Where equal requests share a row, a batch has more of them.
-
     Args:
         tasks: Batch tasks.
         policy: Returns the policy of a task.
     """
-    return sum(_messages(task, policy(task)) for task in tasks)
-
-
-def _messages(task: Any, policy: BatchPolicy) -> int:
-    batches = (3 if task.acks_late else 2) + (policy.sort_window if policy.sorts else 0)
-    return policy.usual_rows * batches * (_WITH_DUPLICATES if task.dedupe else 1)
+    return sum(usual_messages(task, policy(task)) for task in tasks)
 
 
 def set_prefetch(consumer: Any, per_process: int) -> tuple[int, int]:
