@@ -24,6 +24,7 @@ __all__ = [
     "OPTIONS",
     "SETTINGS",
     "SHARE_OPTION",
+    "TARGET_OPTIONS",
     "Settings",
     "changeable_options",
     "did_you_mean",
@@ -43,6 +44,9 @@ OPTIONS = {
     "linger": "batch_linger",
     "low_priority_share": "batch_low_priority_share",
 }
+
+#: Options of tasks with a latency target.
+TARGET_OPTIONS = ("target_latency", "shed")
 
 #: Task options without a setting, since they depend on the model.
 COST_OPTIONS = ("max_batch_cost", "sort_window")
@@ -191,7 +195,8 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
             where the value came from there, the setting.
     """
     values = {option: _option(task, option) for option in OPTIONS}
-    values |= {option: getattr(task, option) for option in (*COST_OPTIONS, "padded", SHARE_OPTION)}
+    own = (*COST_OPTIONS, "padded", SHARE_OPTION, *TARGET_OPTIONS)
+    values |= {option: getattr(task, option) for option in own}
     values |= {option: steps_of(task, option) for option in ("batch_sizes", "batch_lengths")}
     sizes = values["batch_sizes"]
     if sizes and are_ascending(sizes) and task.max_batch_size is None:
@@ -245,7 +250,8 @@ def usual_messages(task: Any, policy: BatchPolicy) -> int:
 def changeable_options(task: Any) -> tuple[str, ...]:
     """Return the options of a task that an operator may change while workers run."""
     cost = COST_OPTIONS if task.max_batch_cost is not None else ()
-    return (*OPTIONS, SHARE_OPTION, *cost)
+    target = TARGET_OPTIONS if task.target_latency is not None else ()
+    return (*OPTIONS, SHARE_OPTION, *cost, *target)
 
 
 def milliseconds_warnings(name: str, policy: BatchPolicy) -> list[str]:

@@ -125,10 +125,17 @@ class QueueFull(BatchError):
 
     status_code = 429
 
-    def __init__(self, *words: str, retry_after: float | None = 1.0) -> None:
-        super().__init__(*words)
+    # Its arguments: the message and the seconds, so that any result serializer carries both.
+
+    def __init__(self, *words: Any, retry_after: float | None = 1.0) -> None:
+        if words and not isinstance(words[-1], str):
+            *words, retry_after = words  # type: ignore[assignment]
+        super().__init__(*words, *([retry_after] if words else []))
         #: Estimated seconds until there is room; None if there never will be.
         self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else (self.__doc__ or "").strip()
 
 
 class StreamerClosed(BatchError):

@@ -27,6 +27,7 @@ __all__ = [
     "REPLY_CHANNEL",
     "REPLY_HEADER",
     "ROWS",
+    "SENT",
     "STARTED_ID",
     "TRACK_HEADER",
     "BatchInfo",
@@ -39,6 +40,10 @@ __all__ = [
 
 #: The message header with the number of rows of the arguments; only chunks have it.
 ROWS = "batch_rows"
+
+#: The message header with the time of the call, in milliseconds since 1970; only calls of tasks
+#: with a latency target have it.  0 is that of calls which need not keep the target.
+SENT = "batch_sent"
 
 #: The message header that counts how often a process died while it ran the request.
 LOSSES = "batch_losses"

@@ -130,6 +130,13 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: gets one value instead of a list; or a function of an item's arguments, which runs as `cost`.
     batch_by: ClassVar[Callable[..., Any] | str | Sequence[str] | None] = None
 
+    #: Seconds from the sending of a call to its stored result that batches are to keep; None for
+    #: no target.
+    target_latency: ClassVar[float | None] = None
+
+    #: Whether workers refuse calls with `QueueFull` that would miss the target.
+    shed: ClassVar[bool] = False
+
     #: Look for the items that make a batch fail, by calling again with parts of it;
     #: False for a function that may not see an item twice. `batch_isolate_failures`.
     isolate_failures: ClassVar[bool | None] = None

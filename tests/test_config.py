@@ -16,6 +16,7 @@ from celery_batch.config import (
     OPTIONS,
     SETTINGS,
     SHARE_OPTION,
+    TARGET_OPTIONS,
     Settings,
     policy_of,
 )
@@ -36,8 +37,9 @@ def django(**settings: Any) -> Celery:
 
 def task(app: Celery, **options: Any) -> Any:
     """Return what of a task matters here: its app, its name and its options."""
-    cost = {name: getattr(BatchTask, name) for name in (*COST_OPTIONS, "padded", SHARE_OPTION)}
-    silent = {**dict.fromkeys(OPTIONS), **cost}
+    names = (*COST_OPTIONS, "padded", SHARE_OPTION, *TARGET_OPTIONS)
+    own = {name: getattr(BatchTask, name) for name in (*names, "batch_sizes", "batch_lengths")}
+    silent = {**dict.fromkeys(OPTIONS), **own, "model": None}
     return SimpleNamespace(**{"app": app, "name": "shop.t", **silent, **options})
 
 

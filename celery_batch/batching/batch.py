@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import Generic, TypeVar
 
 from celery_batch.batching.request import Request
 
-__all__ = ["Batch", "Reason"]
+__all__ = ["Batch", "Limit", "Plan", "Reason", "Why"]
 
 T = TypeVar("T")
 
@@ -20,9 +21,64 @@ class Reason(StrEnum):
     FULL = "full"  # no further request fits
     URGENT = "urgent"  # it goes before less urgent requests that do not fit beside it
     TIMEOUT = "timeout"  # its oldest request had waited max_wait
+    AHEAD = "ahead"  # the running batch will end at once, as far as is known
     IDLE = "idle"  # no request arrived for linger seconds
     DRAINED = "drained"  # no more requests will come
     ALONE = "alone"  # its only request may be the one that kills processes
+
+
+class Why(StrEnum):
+    """Why batches may be as large as they may."""
+
+    LEARNING = "learning"  # too few batches are known, so the policy decides
+    POLICY = "policy"  # as large as the policy allows
+    TARGET = "target"  # a larger batch would miss the target
+    PRIORITIES = "priorities"  # less urgent requests fill batches up
+    OVERLOAD = "overload"  # the oldest request is late in any case
+    UNREACHABLE = "unreachable"  # even the smallest batch misses the target
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """
+    How large batches may be.
+
+    Args:
+        work: The most work, in the unit of `BatchPolicy.max_batch_work`.
+        why: Why no more, or why so much.
+    """
+
+    work: float
+    why: Why
+
+
+@dataclass(slots=True, eq=False)
+class Plan:
+    """
+    What was expected of a batch when it left.
+
+    Args:
+        work: Its rows, or its cost with padding.
+        limit: How much it might have been.
+        a: Seconds of a call, as far as they were known.
+        b: Seconds of each unit of work in it.
+        predicted: Seconds from the sending of its oldest request to the stored result.
+        left_at: When it left.
+        began: When it began to run; infinite while it is behind others.
+    """
+
+    work: float
+    limit: Limit
+    a: float
+    b: float
+    predicted: float
+    left_at: float
+    began: float = inf
+
+    def left(self, now: float) -> float:
+        """Return for how many more seconds it will run."""
+        seconds = self.a + self.b * self.work
+        return max(seconds - max(now - self.began, 0.0), 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +93,14 @@ class Batch(Generic[T]):
             this batch or not; a smaller number is more urgent.
         earned_part: The part of a batch that these requests have earned while more urgent ones
             overtook them.
+        plan: What is expected of it, where the requests have a latency target.
     """
 
     requests: tuple[Request[T], ...]
     reason: Reason
     urgency: int = 0
     earned_part: float = 0.0
+    plan: Plan | None = None
 
     @property
     def items(self) -> list[T]:

@@ -30,9 +30,12 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.priority_queue import PriorityQueue
 from celery_batch.batching.request import Request
 
-__all__ = ["Batcher", "Done", "Wait"]
+__all__ = ["ALL", "Batcher", "Done", "Wait"]
 
 T = TypeVar("T")
+
+#: Every request goes before one of this urgency.
+ALL = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,7 @@ class KeyedBatcher(Generic[T]):
         if not any(level.ready.count for level in self._levels.values()):
             firsts = [level.waiting.first for level in self._levels.values()]
             return Wait(min(entry[0][0] for entry in firsts if entry) - now)
-        return self._take(now, earns_share=earns_share)
+        return self.take(now, Reason.IDLE, earns_share=earns_share)
 
     def _find_due(self, level: _Level[T], now: float) -> None:
         """Make the keys of a level ready that are due."""
@@ -352,7 +352,8 @@ class KeyedBatcher(Generic[T]):
             else:
                 level.waiting.push((due,), key)
 
-    def _take(self, now: float, *, earns_share: bool) -> Batch[T]:
+    def take(self, now: float, unless_due: Reason, *, earns_share: bool = True) -> Batch[T]:
+        """Remove and return the next batch, as `Batcher.take`; no request that runs alone waits."""
         first, policy = min(self._levels), self._policy
         is_only = len(self._levels) == 1
         earned = self._earned if is_only else 0.0
@@ -361,7 +362,7 @@ class KeyedBatcher(Generic[T]):
         goes_before = key.urgency == first and not key.is_ready
         self._take_out(key)
         batch = key.batcher.take(
-            now, Reason.URGENT if goes_before else Reason.IDLE, earns_share=earns_share
+            now, Reason.URGENT if goes_before else unless_due, earns_share=earns_share
         )
         self._had_several = key.batcher.had_several
         work = sum([self._count(request, -1) for request in batch.requests])

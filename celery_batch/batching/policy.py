@@ -46,6 +46,9 @@ class BatchPolicy:
             several have work, their seconds in the model are in proportion to it.
         batch_sizes: The numbers of rows that calls of the model have, ascending; none for any.
         batch_lengths: The lengths that rows are padded to, ascending; none for any.
+        target_latency: Seconds from the sending of a request to its stored result that batches
+            are to keep; None for no target.
+        shed: Whether requests that will probably miss the target are refused.
 
     Raises:
         ConfigurationError: A value is not a number, or out of range.
@@ -61,6 +64,8 @@ class BatchPolicy:
     device_share: float = 1.0
     batch_sizes: tuple[int, ...] = ()
     batch_lengths: tuple[int, ...] = ()
+    target_latency: float | None = None
+    shed: bool = False
 
     def __post_init__(self) -> None:
         size = self.max_batch_size
@@ -81,6 +86,18 @@ class BatchPolicy:
             raise ConfigurationError(f"device_share: must be a number above 0, got {weight!r}")
         self._check_cost()
         self._check_shapes()
+        self._check_target()
+
+    def _check_target(self) -> None:
+        target = self.target_latency
+        if target is not None and not (_is_finite(target) and target > 0):
+            raise ConfigurationError(
+                f"target_latency: must be seconds as a number above 0, got {target!r}"
+            )
+        if not isinstance(self.shed, bool):
+            raise ConfigurationError(f"shed: must be True or False, got {self.shed!r}")
+        if self.shed and target is None:
+            raise ConfigurationError("shed: has no effect without target_latency")
 
     def _check_cost(self) -> None:
         cost, window = self.max_batch_cost, self.sort_window

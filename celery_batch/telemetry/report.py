@@ -68,6 +68,7 @@ class Work(NamedTuple):
         padded_cost: What all calls cost, with their padding.
         reuse: How many rows did not run, and why.
         padding_rows: Rows that filled calls up to fixed sizes.
+        rows: The number of rows in all calls.
     """
 
     calls: int = 0
@@ -80,6 +81,7 @@ class Work(NamedTuple):
     padded_cost: float = 0.0
     reuse: Reuse = NO_REUSE
     padding_rows: int = 0
+    rows: int = 0
 
 
 #: Of a batch whose model was not called.

@@ -55,5 +55,5 @@ def test_reasons_are_words_for_logs_and_json():
     words = json.loads(json.dumps({reason: str(reason) for reason in Reason}))
 
     assert {
-        word: word for word in ("full", "urgent", "timeout", "idle", "drained", "alone")
+        word: word for word in ("full", "urgent", "timeout", "ahead", "idle", "drained", "alone")
     } == words

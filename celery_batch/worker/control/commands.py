@@ -28,6 +28,8 @@ __all__ = ["batch_config", "batch_drain", "batch_pause", "batch_reload", "batch_
 
 logger = logging.getLogger(__name__)
 
+_CONSTANTS = {"none": None, "true": True, "false": False}
+
 _Reply = dict[str, Any] | Future[dict[str, Any]]
 _Command = Callable[..., _Reply]
 
@@ -76,6 +78,7 @@ def batch_stats(state: Any, **_: Any) -> dict[str, Any]:
 @_control_command(
     "<task> [default] [max_batch_size=ROWS] [max_wait=SECONDS] [linger=SECONDS]"
     " [low_priority_share=SHARE] [device_share=WEIGHT] [max_batch_cost=COST] [sort_window=BATCHES]"
+    " [target_latency=SECONDS] [shed=true|false]"
 )
 def batch_config(
     runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = "", **values: Any
@@ -158,9 +161,9 @@ def _not_understood(word: str, usage: str) -> ConfigurationError:
 
 
 def _value(text: str) -> Any:
-    """Return a number, None, or the text itself."""
-    if text.lower() == "none":
-        return None
+    """Return a number, None, a truth value, or the text itself."""
+    if text.lower() in _CONSTANTS:
+        return _CONSTANTS[text.lower()]
     for kind in (int, float):
         try:
             return kind(text)

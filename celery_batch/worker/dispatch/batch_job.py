@@ -88,6 +88,8 @@ class BatchJob:
         self.reason = batch.reason
         #: What its requests have in common, where batches are formed by key.
         self.key = batch.key
+        #: What was expected of it, if its task has a latency target.
+        self.plan = batch.plan
         #: Whether its only request may kill its process.
         self.is_suspect = batch.is_suspect
         #: Whether no other request runs or waits; set before it is submitted.

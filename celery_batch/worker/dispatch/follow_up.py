@@ -85,6 +85,7 @@ class BatchEnd:
         safe_size: Most items, or the highest cost, that fit into memory; None until it ran out.
         broken: Why this process cannot use its device any more, if it cannot.
         unanswered: Why some requests have no answer, if some have none.
+        stored: When the results were stored, on the monotonic clock.
     """
 
     results: list[TraceResult | ExceptionInfo | Refused | None]
@@ -92,6 +93,7 @@ class BatchEnd:
     safe_size: float | None = None
     broken: str | None = None
     unanswered: Unanswered = Unanswered.INTERRUPTED
+    stored: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
@@ -184,6 +185,7 @@ class _BatchTrace:
             safe_size=self._task._batch_runner.safe_size.largest,
             broken=broken_device(),
             unanswered=self._call.unanswered if self._call else Unanswered.INTERRUPTED,
+            stored=time.monotonic(),
         )
 
     @property

@@ -194,6 +194,7 @@ def _work(timings: Sequence[Timing], counted: Counts, reused: ReusedRows | None)
         counted.padded_cost,
         reuse,
         counted.padding_rows,
+        sum(len(timing.part) for timing in timings),
     )
 
 

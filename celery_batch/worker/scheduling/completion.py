@@ -6,12 +6,15 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from celery.worker.state import task_ready, task_reserved
 
-from celery_batch.worker.dispatch.follow_up import FollowUp, HandlerCall, not_run
+from celery_batch.errors import QueueFull
+from celery_batch.worker.dispatch.follow_up import FollowUp, HandlerCall, error_info, not_run
 from celery_batch.worker.intake.dead_letters import DeadLetters
+from celery_batch.worker.redis.result_backend import buffered_results
 from celery_batch.worker.scheduling.redelivery import RedeliveryCache
 
 __all__ = ["Completion"]
@@ -52,6 +55,8 @@ class Completion:
         self._poison: set[Any] = set()
         self._handler_calls: deque[HandlerCall] = deque()
         self._succeeded: deque[Any] = deque()
+        #: Requests that are refused with the next pass of the event loop, and their errors.
+        self._late: list[tuple[Any, QueueFull]] = []
 
     def run_again(self, follow_up: FollowUp) -> None:
         """Queue requests again, and add the handler calls of those that cannot run again."""
@@ -109,6 +114,48 @@ class Completion:
         if not self._enqueue(request):
             task_ready(request)
 
+    def refuse(self, request: Any, late: float) -> None:
+        """Refuse a request whose result would come so many seconds after its target latency."""
+        target = request.task.target_latency
+        seconds = max(late, target)
+        error = QueueFull(
+            f"{request.name}: the result would come {late:.2g} s later than target_latency;"
+            f" try again in {seconds:.2g} s",
+            retry_after=seconds,
+        )
+        self._late.append((request, error))
+        if self._hub is None:
+            self._refuse_late()
+        elif len(self._late) == 1:
+            self._hub.call_soon(self._refuse_late)
+
+    def _refuse_late(self) -> None:
+        """Store all refusals in one write, and acknowledge their requests."""
+        late, self._late = self._late, []
+        for task, group in groupby(late, lambda each: each[0].task):
+            refusals = list(group)
+            try:
+                self._store_refusals(task, refusals)
+            except Exception:
+                logger.exception("Could not refuse %d requests at once: one by one", len(refusals))
+                for request, error in refusals:
+                    self.notify([HandlerCall(request, request.on_failure, (error_info(error),))])
+
+    def _store_refusals(self, task: Any, refusals: list[tuple[Any, QueueFull]]) -> None:
+        with buffered_results(task):
+            for request, error in refusals:
+                task.backend.mark_as_failure(
+                    request.id,
+                    error,
+                    request=request._context,  # noqa: SLF001
+                    store_result=request.store_errors,
+                )
+        for request, error in refusals:
+            task_ready(request)
+            request.send_event("task-failed", exception=repr(error), traceback=None)
+            request.acknowledge()
+        self._redelivery.add_ended([request for request, _ in refusals])
+
     def complete(self, follow_up: FollowUp) -> None:
         """Notify all requests of a batch now."""
         self._succeed(follow_up.succeeded)
@@ -129,8 +176,10 @@ class Completion:
         """
         if restarting:
             calling = [each.request for each in self._handler_calls]
-            for request in [*self._poison, *self._succeeded, *calling]:
+            late = [request for request, _ in self._late]
+            for request in [*self._poison, *self._succeeded, *calling, *late]:
                 request.disown()
+        self._refuse_late()
         while self._handler_calls or self._succeeded:
             self._notify_some()
         if restarting:  # their messages may come again before the dead letters are written

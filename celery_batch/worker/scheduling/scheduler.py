@@ -85,6 +85,9 @@ class Scheduler:
         if task_queue.is_paused:
             task_queue.set_aside(request)
             return
+        if task_queue.sheds and (late := task_queue.late_by(request, self._urgency(request))):
+            self._refuse_late(request, late)
+            return
         task_queue.add(request, urgency=self._urgency(request))
         if not self._is_adding_many:
             self.dispatch()
@@ -227,10 +230,16 @@ class Scheduler:
         # bookkeeping of this one.
         self._completion.complete_after(self.dispatch, follow_up)
 
+    def _refuse_late(self, request: Any, late: float) -> None:
+        """Fail a request that would miss the latency target of its task."""
+        self.recorder.failed_waiting(request)
+        self._completion.refuse(request, late)
+
     def _job_left(self, job: BatchJob) -> None:
         with self.slots.lock:
             self.slots.jobs.discard(job)
             self._priority.batch_ended(self.task_queue(job.task), job)
+        self.task_queue(job.task).job_left(job)
         self._submitter.job_left(job)
 
     def _enqueue_again(self, request: Any) -> bool:
@@ -293,7 +302,8 @@ class Scheduler:
     def task_queue(self, task: Any) -> TaskQueue:
         """Return the queue of a batch task, made on first use."""
         if task.name not in self._task_queues:
-            self._task_queues[task.name] = TaskQueue(task, self.slots.lock)
+            slots = self.slots
+            self._task_queues[task.name] = TaskQueue(task, slots.lock, lambda: slots.processes)
         return self._task_queues[task.name]
 
     def policy(self, task: Any) -> BatchPolicy:

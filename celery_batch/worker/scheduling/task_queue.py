@@ -19,6 +19,7 @@ from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.duplicates import Duplicates
 from celery_batch.batching.keyed_batcher import KeyedBatcher
+from celery_batch.batching.latency import TargetedQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.config import LARGEST_BATCH, policy_of
@@ -28,6 +29,7 @@ from celery_batch.row_digest import row_digest_of
 from celery_batch.telemetry.report import NO_REUSE, Reuse
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
+from celery_batch.worker.scheduling.target import TargetControl, is_exempt, sent_at
 
 __all__ = ["LEAST_URGENT", "TaskQueue"]
 
@@ -53,9 +55,15 @@ class TaskQueue:
     Args:
         task: The batch task.
         lock: Guards the decisions of all task queues of the worker.
+        processes: Returns how many batches can run at once.
     """
 
-    def __init__(self, task: Any, lock: AbstractContextManager[object]) -> None:
+    def __init__(
+        self,
+        task: Any,
+        lock: AbstractContextManager[object],
+        processes: Callable[[], int] = lambda: 1,
+    ) -> None:
         self.task = task
         self.reasons: Counter[str] = Counter()
         self.requests = 0
@@ -80,27 +88,44 @@ class TaskQueue:
         self._paused_by: set[object] = set()
         #: Requests that arrived while the task was paused.
         self._set_aside: list[Any] = []
+        self._policy = policy = policy_of(task)
+        #: Whether requests are refused that would be late.
+        self.sheds = policy.shed
         self._item_key = item_key_of(task)
         batcher_class = Batcher if self._item_key is None else KeyedBatcher
-        self._batcher: Batcher[Any] | KeyedBatcher[Any] = batcher_class(policy_of(task))
+        self._batcher: Batcher[Any] | KeyedBatcher[Any] = batcher_class(policy)
+        #: What chooses the batcher's policy.
+        self._target: TargetControl | None = None
+        if policy.target_latency is not None:
+            self._target = TargetControl(self._batcher, processes)
         self._row_digest = row_digest_of(task) if task.dedupe else None
-        #: The batcher, or what keeps equal requests from it.
-        self._queue: Batcher[Any] | KeyedBatcher[Any] | Duplicates[Any] = self._batcher
-        if task.dedupe:
-            self._queue = Duplicates(self._batcher, attrgetter("row_digest"), LARGEST_BATCH)
-        limits_cost = self._batcher.policy.max_batch_cost is not None
+        self._queue = self._queue_before(self._batcher)
+        limits_cost = policy.max_batch_cost is not None
         self._item_cost = item_cost_of(task) if limits_cost else None
         self._lock = lock
+
+    def _queue_before(
+        self, batcher: Batcher[Any] | KeyedBatcher[Any]
+    ) -> Batcher[Any] | KeyedBatcher[Any] | TargetedQueue[Any] | Duplicates[Any]:
+        """Return what takes requests and gives batches; it may keep equal ones from the batcher."""
+        queue = batcher if self._target is None else self._target.queue
+        if self._row_digest is None:
+            return queue
+        return Duplicates(queue, attrgetter("row_digest"), LARGEST_BATCH)
 
     @property
     def policy(self) -> BatchPolicy:
         """When its batches leave; remote control may change that at any time."""
-        return self._batcher.policy
+        return self._policy
 
     @policy.setter
     def policy(self, policy: BatchPolicy) -> None:
         with self._lock:
-            self._batcher.policy = policy
+            self._policy, self.sheds = policy, policy.shed
+            if self._target is None:
+                self._batcher.policy = policy
+            else:
+                self._target.queue.configured = policy
 
     @property
     def is_empty(self) -> bool:
@@ -130,10 +155,23 @@ class TaskQueue:
 
     def add(self, task_request: Any, *, urgency: int = 0) -> None:
         """Add Celery's request to those that wait for a slot; also while the task is paused."""
+        request = self._request(task_request, urgency)
+        with self._lock:
+            self._queue.add(request)
+
+    def late_by(self, task_request: Any, urgency: int) -> float:
+        """Return by how many seconds Celery's request would miss the target; 0 if it must run."""
+        if self._target is None or is_exempt(task_request):
+            return 0.0
+        request = self._request(task_request, urgency)
+        with self._lock:
+            return self._target.late_by(request)
+
+    def _request(self, task_request: Any, urgency: int) -> Request[Any]:
         self._measure(task_request)
-        request = Request(
+        return Request(
             task_request,
-            task_request.arrived,
+            task_request.arrived if self._target is None else sent_at(task_request),
             urgency,
             alone=task_request.runs_alone,
             deadline=task_request.deadline,
@@ -141,8 +179,6 @@ class TaskQueue:
             cost=task_request.cost or 0.0,
             key=task_request.batch_key,
         )
-        with self._lock:
-            self._queue.add(request)
 
     def _measure(self, task_request: Any) -> None:
         """Note when a request arrived here first, its cost and key, and what it equals."""
@@ -171,6 +207,12 @@ class TaskQueue:
         """Restart the linger time: the event loop was busy, so new requests may wait unread."""
         with self._lock:
             self._batcher.restart_linger(time.monotonic())
+
+    def job_left(self, job: BatchJob) -> None:
+        """Note that a batch has left its slot, whether it ran or not."""
+        if self._target is not None:
+            with self._lock:
+                self._target.batch_ended(job)
 
     def batch_ended(self, job: BatchJob) -> None:
         """Restart the linger time after a batch of several, whose clients may call again."""
@@ -233,6 +275,8 @@ class TaskQueue:
         """
         with self._lock:
             now = time.monotonic()
+            if self._target is not None:
+                self._target.count_processes()
             decision = self._queue.next(now, full_only=full_only, earns_share=earns_share)
             if isinstance(decision, Batch):
                 self._last_left = now
@@ -339,6 +383,7 @@ class TaskQueue:
             self._cost_report()
             | self._reuse_report()
             | self._shape_report()
+            | ({} if self._target is None else self._target.report())
             | {
                 "max_batch_size": self.policy.max_batch_size,
                 "max_wait": self.policy.max_wait,

@@ -1,0 +1,132 @@
+"""The latency target of one task: what its batches have taken, and which requests were late."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from celery_batch.batching.batcher import Batcher
+from celery_batch.batching.keyed_batcher import KeyedBatcher
+from celery_batch.batching.latency import TargetedQueue
+from celery_batch.batching.request import Request
+from celery_batch.protocol import SENT
+from celery_batch.worker.dispatch.batch_job import BatchJob
+
+__all__ = ["TargetControl", "is_exempt", "sent_at"]
+
+#: Seconds.  A message that says it is older has another clock, or no target that matters.
+_OLDEST = 3600.0
+
+
+def sent_at(task_request: Any) -> float:
+    """
+    Return when a request was sent, on the monotonic clock; its arrival where that is unknown.
+
+    The clock of another machine may differ: a request was never sent after it arrived.
+    """
+    arrived: float = task_request.arrived
+    fields = task_request.request_dict
+    sent = fields.get(SENT)
+    if not isinstance(sent, int) or fields.get("eta") is not None:
+        return arrived
+    age = time.time() - sent / 1000 - (time.monotonic() - arrived)
+    return arrived - age if 0 < age < _OLDEST else arrived
+
+
+def is_exempt(task_request: Any) -> bool:
+    """Return whether a request must run, however late it is."""
+    fields = task_request.request_dict
+    was_accepted = fields.get(SENT) == 0 or fields.get("retries") or fields.get("parent_id")
+    return bool(was_accepted or task_request.runs_alone or task_request.acknowledged)
+
+
+class TargetControl:
+    """
+    Has one task's batches keep its latency target.
+
+    Args:
+        batcher: Of the task.
+        processes: Returns how many batches can run at once.
+    """
+
+    def __init__(
+        self, batcher: Batcher[Any] | KeyedBatcher[Any], processes: Callable[[], int]
+    ) -> None:
+        self._processes = processes
+        self.queue: TargetedQueue[Any] = TargetedQueue(batcher)
+        #: Requests with a result within the target, those with a later one, and those refused.
+        self.in_time = self.late = self.refused = 0
+        self._predicted: float | None = None
+        #: Processes that have run a batch: the first one of each may be slow.
+        self._warm: set[int | None] = set()
+        #: When the last call of the model ended.
+        self._last_ended = 0.0
+
+    def count_processes(self) -> None:
+        """Look how many batches can run at once; that changes with autoscale."""
+        self.queue.processes = self._processes()
+
+    def late_by(self, request: Request[Any]) -> float:
+        """Return by how many seconds a request would miss the target; it is then refused."""
+        self.count_processes()
+        late = self.queue.late_by(request, time.monotonic())
+        self.refused += late > 0
+        return late
+
+    def batch_ended(self, job: BatchJob) -> None:
+        """Learn from a batch that has left its slot."""
+        plan, now = job.plan, time.monotonic()
+        if plan is None:
+            return
+        work = job.answer.work if job.answer is not None else None
+        ended = work.ended if work is not None and work.ended is not None else now
+        self.queue.ended(plan, ended)
+        self._predicted = plan.predicted
+        if job.answer is None or work is None:
+            return
+        stored = job.answer.stored or now
+        self._count(job, stored)
+        is_warm = job.pid in self._warm
+        self._warm.add(job.pid)
+        if work.began is None or work.isolated or work.out_of_memory or not is_warm:
+            return
+        if None in job.answer.results or not work.calls:
+            return
+        limits_cost = self.queue.configured.max_batch_cost is not None
+        total = work.padded_cost if limits_cost else work.rows + work.padding_rows
+        model = self.queue.target.model
+        if total > 0:
+            model.observe(total / work.calls, work.seconds / work.calls)
+        waited = work.began - max(plan.left_at, self._last_ended)
+        model.observe_overhead(max(waited, 0.0) + max(stored - ended, 0.0))
+        self._last_ended = ended
+
+    def _count(self, job: BatchJob, stored: float) -> None:
+        target = self.queue.configured.target_latency
+        if target is not None:
+            in_time = sum(stored - sent_at(request) <= target for request in job.requests)
+            self.in_time += in_time
+            self.late += len(job.requests) - in_time
+
+    def report(self) -> dict[str, Any]:
+        """Return what is known, what was chosen and why, as plain data; times in seconds."""
+        policy, target = self.queue.configured, self.queue.target
+        model, limit = target.model, target.limit
+        return {
+            "target_latency": policy.target_latency,
+            "shed": policy.shed,
+            "latency": {
+                "a": round(model.a, 6),
+                "b": round(model.b, 9),
+                "overhead": round(model.overhead, 6),
+                "slowness": round(model.slowness, 3),
+                "learnt_from": model.batches,
+                "limit": round(min(limit.work, policy.max_batch_work), 3),
+                "why": str(limit.why),
+                "predicted": None if self._predicted is None else round(self._predicted, 6),
+                "in_time": self.in_time,
+                "late": self.late,
+                "refused": self.refused,
+            },
+        }
