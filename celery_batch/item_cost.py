@@ -37,6 +37,7 @@ class ItemCost:
     ) -> None:
         self._name = name
         self._signature = signature
+        self._parameters = len(signature.parameters)
         self._largest = largest
         self._function: Callable[..., Any] = len if isinstance(cost, str) else cost
         #: The column whose length counts; None if the function takes all of them.
@@ -51,7 +52,7 @@ class ItemCost:
             ItemTooLarge: It is higher than that of any item may be.
             TypeError: The arguments do not fit the function's parameters.
         """
-        if kwargs or len(args) != len(self._signature.parameters):
+        if kwargs or len(args) != self._parameters:
             bound = self._signature.bind(*args, **kwargs)
             bound.apply_defaults()
             args = tuple(bound.arguments.values())
@@ -73,7 +74,8 @@ class ItemCost:
                 found = call_with_columns(self._function, self._signature, row)
             else:
                 found = self._function(row[self._column])
-            cost = float(found) if isinstance(found, Real) else math.nan
+            is_number = type(found) is int or isinstance(found, Real)  # as nearly always
+            cost = float(found) if is_number else math.nan
         except SoftTimeLimitExceeded:
             raise  # it is the whole batch's
         except Exception as error:

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 from celery_batch.batching.cost import CostLimits, Load
@@ -31,16 +32,20 @@ T = TypeVar("T")
 #: Entries that have left, and are kept until it is worth the time to drop them.
 _MOST_LEFT = 1024
 
+#: Requests do not fit into one batch whose cost is this much too high, whatever its float error.
+_SURELY = 1.01
+
 
 class _Entry(Generic[T]):
     """A request in the queue, to which several orders refer."""
 
-    __slots__ = ("has_left", "number", "request")
+    __slots__ = ("has_left", "in_window", "number", "request")
 
     def __init__(self, number: int, request: Request[T]) -> None:
         self.number = number
         self.request = request
         self.has_left = False
+        self.in_window = False
 
 
 class LengthQueue(Generic[T]):
@@ -98,7 +103,8 @@ class LengthQueue(Generic[T]):
         self._length += 1
         self.rows += request.rows
         self.cost += self._total(request)
-        self._all.offer(request)
+        if not self._all.is_full:
+            self._all.offer(request)
         if self._sort_window:
             self._unscheduled.append(entry)
             self._behind_window.append(entry)
@@ -199,9 +205,7 @@ class LengthQueue(Generic[T]):
         """Return the oldest entry and its neighbours by length, such that least is padded."""
         oldest = self._arrivals[0]
         at = bisect_left(self._window, (oldest.request.cost, oldest.number))
-        costs = [cost for cost, *_ in self._window]
-        rows = [entry.request.rows for *_, entry in self._window]
-        start, end = _least_padded(costs, rows, at, self._limits)
+        start, end = _least_padded(self._window, at, self._limits)
         return [entry for *_, entry in self._window[start:end]]
 
     def _remove(self, entries: list[_Entry[T]]) -> list[Request[T]]:
@@ -212,21 +216,39 @@ class LengthQueue(Generic[T]):
             self.rows -= entry.request.rows
             self.cost -= self._total(entry.request)
         self._length -= len(entries)
-        if not self._length:
-            self.cost = 0.0  # without the error of float arithmetic
         while self._arrivals and self._arrivals[0].has_left:
             self._arrivals.popleft()
         self._arrivals = _compact(self._arrivals, self._length)
         self._unscheduled = _compact(self._unscheduled, self._length)
-        self._window = [each for each in self._window if not each[2].has_left]
-        self._window_rows = sum(each[2].request.rows for each in self._window)
-        self._window_cost = sum(self._total(each[2].request) for each in self._window)
+        self._leave_window([entry.request for entry in entries if entry.in_window])
+        if not self._length:
+            self.cost = self._window_cost = 0.0  # without the error of float arithmetic
         self._fill_window()
-        self._all = Load(self._limits)
-        for request in self:
-            if not self._all.offer(request):
-                break
+        self._all = self._all_in_one()
         return [entry.request for entry in entries]
+
+    def _all_in_one(self) -> Load:
+        """Return all that wait, or the first of them, as one batch."""
+        load = Load(self._limits)
+        if self._length > 1 and self.cost > _SURELY * self._limits.cost:
+            load.is_full = True
+            return load
+        for request in self:
+            if not load.offer(request):
+                break
+        return load
+
+    def _leave_window(self, requests: list[Request[T]]) -> None:
+        """Drop requests that have left from the window; look only at the lengths between them."""
+        if not requests:
+            return
+        costs = [request.cost for request in requests]
+        start = bisect_left(self._window, min(costs), key=itemgetter(0))
+        end = bisect_right(self._window, max(costs), key=itemgetter(0))
+        kept = [each for each in self._window[start:end] if not each[2].has_left]
+        self._window[start:end] = kept
+        self._window_rows -= sum(request.rows for request in requests)
+        self._window_cost -= sum(map(self._total, requests))
 
     def _fill_window(self) -> None:
         """Let the requests that have waited longest into the window, up to its size."""
@@ -239,6 +261,7 @@ class LengthQueue(Generic[T]):
             insort(self._window, (entry.request.cost, entry.number, entry))
             self._window_rows += entry.request.rows
             self._window_cost += self._total(entry.request)
+            entry.in_window = True
 
     def _total(self, request: Request[T]) -> float:
         return request.cost * request.rows if self._limits.is_padded else request.cost
@@ -252,38 +275,46 @@ def _compact(entries: deque[_Entry[T]], waiting: int) -> deque[_Entry[T]]:
 
 
 def _least_padded(
-    costs: list[float], rows: list[int], at: int, limits: CostLimits
+    window: Sequence[tuple[float, int, _Entry[T]]], at: int, limits: CostLimits
 ) -> tuple[int, int]:
     """
     Return the bounds of the slice that pads least, of those that are as large as can be.
 
     Args:
-        costs: The cost of each request's longest row, in ascending order.
-        rows: The rows of each.
-        at: The index of a request that must be in it.
+        window: Entries by the cost of their longest row, in ascending order.
+        at: The index of an entry that must be in it.
         limits: The largest batch.
     """
     start, end, of_call = at, at + 1, limits.of_call
-    count, total = rows[at], rows[at] * costs[at]
-    best, bounds = -1.0, (start, end)
-    while start <= at:
-        most = limits.most_rows(costs[end - 1])
-        while start and count + rows[start - 1] <= most:  # only for the first slice
-            start -= 1
-            count += rows[start]
-            total += rows[start] * costs[start]
-        can_grow = end < len(costs) and count + rows[end] <= limits.most_rows(costs[end])
-        padded = of_call(costs[end - 1], count)
-        if not can_grow and (total >= best * padded if padded else True):
-            best, bounds = (total / padded if padded else 1.0), (start, end)
-        if end == len(costs):
+    longest, rows = window[at][0], window[at][2].request.rows
+    count, total, most = rows, rows * longest, limits.most_rows(longest)
+    while start:  # the first slice
+        cost, _, entry = window[start - 1]
+        rows = entry.request.rows
+        if count + rows > most:
             break
-        count += rows[end]
-        total += rows[end] * costs[end]
+        start -= 1
+        count += rows
+        total += rows * cost
+    best, bounds = -1.0, (start, end)
+    while True:
+        padded = of_call(longest, count)
+        if end == len(window):
+            next_rows, next_most = 0, -1
+        else:
+            longest, _, entry = window[end]
+            next_rows, next_most = entry.request.rows, limits.most_rows(longest)
+        if count + next_rows > next_most and (not padded or total >= best * padded):
+            best, bounds = (total / padded if padded else 1.0), (start, end)
+        if end == len(window):
+            return bounds
         end += 1
-        most = limits.most_rows(costs[end - 1])
-        while count > most and start <= at:
-            count -= rows[start]
-            total -= rows[start] * costs[start]
+        count += next_rows
+        total += next_rows * longest
+        while count > next_most and start <= at:
+            cost, _, entry = window[start]
+            count -= entry.request.rows
+            total -= entry.request.rows * cost
             start += 1
-    return bounds
+        if start > at:
+            return bounds

@@ -197,9 +197,10 @@ class BatchRequest(Request):  # type: ignore[misc]
     def _costs(self, item_cost: ItemCost) -> list[float]:
         """Return the costs of its rows that have one."""
         try:
+            args, kwargs = self._payload[:2]
             if not self._request_dict.get(ROWS):
-                return [item_cost.of_call(self.args, self.kwargs)]
-            chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
+                return [item_cost.of_call(args, kwargs)]
+            chunk = self._task._chunk_of(args, kwargs, self.rows)
         except (BatchError, TypeError, ValueError):
             return []
         return [cost for cost in item_cost.of_rows(chunk.columns) if isinstance(cost, float)]
