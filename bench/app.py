@@ -9,7 +9,7 @@ from typing import Any
 
 from celery import Celery
 
-from bench.encoder import Embedder, Encoder
+from bench.encoder import CompiledEncoder, Embedder, Encoder, ShapedEncoder
 from bench.model import BATCH, MODELS, Reference
 from celery_batch import BatchTask
 
@@ -117,6 +117,20 @@ Encoder.as_task(
 )
 for _name, _reuse in REUSE.items():
     Embedder.as_task(app, name=f"bench.{_name}", max_batch_size=32, queue="bench-reuse", **_reuse)
+
+
+#: A network that torch compiles for each shape that it finds, or for a few before.
+SHAPES = {"any_shape": Encoder, "compiled": CompiledEncoder, "fixed_shapes": ShapedEncoder}
+for _name, _model in SHAPES.items():
+    _model.as_task(
+        app,
+        name=f"bench.{_name}",
+        max_batch_size=ShapedEncoder.batch_sizes[-1],
+        cost=len,
+        max_batch_cost=COST,
+        padded=True,
+        queue=f"bench-{_name}",
+    )
 
 
 @cache

@@ -6,9 +6,17 @@ import random
 import time
 from typing import Any
 
-from celery_batch import Model
+from celery_batch import Model, padding
 
-__all__ = ["LONGEST", "Embedder", "Encoder", "texts", "token_counts"]
+__all__ = [
+    "LONGEST",
+    "CompiledEncoder",
+    "Embedder",
+    "Encoder",
+    "ShapedEncoder",
+    "texts",
+    "token_counts",
+]
 
 #: Tokens of the longest text.
 LONGEST = 256
@@ -73,3 +81,53 @@ class Embedder(Encoder):
     def predict(self, tokens: list[list[int]]) -> list[Any]:
         """Return a vector for each text."""
         return self._means(tokens).tolist()  # type: ignore[no-any-return]
+
+
+class CompiledEncoder(Encoder):
+    """The same, compiled as torch does it: each time that a new shape is found."""
+
+    def load(self, device: str) -> None:
+        """Make it; torch compiles it when it is called."""
+        super().load(device)
+        torch = self._torch
+        torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 (as torch documents it)
+        network = _Network(self._embed, self._layers)
+        self._network = torch.compile(network.encode, dynamic=self._dynamic)
+
+    #: Torch compiles for any shape once it has seen a second one.
+    _dynamic: bool | None = None
+
+    def _means(self, tokens: list[list[int]]) -> Any:
+        padded, mask = self._pad(tokens)
+        with self._torch.inference_mode():
+            return self._network(padded, mask)
+
+    def _pad(self, tokens: list[list[int]]) -> Any:
+        return padding.pad_torch(tokens)
+
+
+class ShapedEncoder(CompiledEncoder):
+    """The same, compiled for each of a few shapes before the first task."""
+
+    batch_sizes = (1, 4, 16)
+    batch_lengths = (32, 64, 128, 256)
+    _dynamic = False
+
+    def example(self, length: int) -> list[int]:
+        """Return a text of this length."""
+        return [1] * length
+
+    def _pad(self, tokens: list[list[int]]) -> Any:
+        return padding.pad_torch(tokens, lengths=self.batch_lengths)
+
+
+class _Network:
+    """What is compiled."""
+
+    def __init__(self, embed: Any, layers: Any) -> None:
+        self._embed, self._layers = embed, layers
+
+    def encode(self, tokens: Any, mask: Any) -> Any:
+        """Return the mean of the states of each text."""
+        states = self._layers(self._embed(tokens), src_key_padding_mask=~mask)
+        return (states * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)

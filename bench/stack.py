@@ -42,16 +42,18 @@ class Stack:
 
 
 @contextmanager
-def running(*options: str) -> Iterator[Stack]:
+def running(*options: str, timeout: float = 60.0, **env: str) -> Iterator[Stack]:
     """
     Run a worker on the Redis of `broker`, and yield when tasks are taken.
 
     Args:
         options: Of ``celery worker``, such as ``--concurrency=1``.
+        timeout: Seconds that it may take to start.
+        env: Further variables of its environment.
     """
     celery = str(Path(sys.executable).with_name("celery"))
     command = [celery, "-A", "bench.app", "worker", "-l", "WARNING", *options]
-    env = {**os.environ, "PYTHONPATH": str(_ROOT)}
+    env = {**os.environ, "PYTHONPATH": str(_ROOT), **env}
     with (
         tempfile.TemporaryDirectory() as folder,
         ManagedProcess(command, Path(folder) / "worker.log", env=env) as worker,
@@ -60,7 +62,7 @@ def running(*options: str) -> Iterator[Stack]:
         def why_not_ready() -> str:
             return "" if app.control.ping(timeout=0.5, limit=1) else "no answer to a ping"
 
-        wait_until(why_not_ready, [worker], what="worker", timeout=60)
+        wait_until(why_not_ready, [worker], what="worker", timeout=timeout)
         yield Stack(app, worker)
 
 
