@@ -10,16 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_batch import BatchPolicy, BatchTask, ConfigurationError
-from celery_batch.config import (
-    COST_OPTIONS,
-    LARGEST_BATCH,
-    OPTIONS,
-    SETTINGS,
-    SHARE_OPTION,
-    TARGET_OPTIONS,
-    Settings,
-    policy_of,
-)
+from celery_batch.config import LARGEST_BATCH, OPTIONS, SETTINGS, Settings, policy_of
 
 
 @pytest.fixture
@@ -37,9 +28,7 @@ def django(**settings: Any) -> Celery:
 
 def task(app: Celery, **options: Any) -> Any:
     """Return what of a task matters here: its app, its name and its options."""
-    names = (*COST_OPTIONS, "padded", SHARE_OPTION, *TARGET_OPTIONS)
-    own = {name: getattr(BatchTask, name) for name in (*names, "batch_sizes", "batch_lengths")}
-    silent = {**dict.fromkeys(OPTIONS), **own, "model": None}
+    silent = {name: value for name, value in vars(BatchTask).items() if not name.startswith("_")}
     return SimpleNamespace(**{"app": app, "name": "shop.t", **silent, **options})
 
 
