@@ -81,6 +81,15 @@ def test_a_task_that_reuses_nothing_has_no_digests():
     assert row_digest_of(make()) is None
 
 
+def test_an_eager_call_computes():
+    """It needs no Redis, and compares nothing."""
+    task = make(dedupe=True, cache_ttl=60)
+    task.app.conf.task_always_eager = True
+
+    assert [("a", "m"), ("a", "m")] == [task.delay("a").get(), task.delay("a").get()]
+    assert [("a", "m"), ("a", "m")] == task.run_batch(["a", "a"], ["m", "m"])
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

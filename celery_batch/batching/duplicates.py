@@ -2,7 +2,7 @@
 Requests that wait beside an equal one, and leave with it.
 
 Rule 1: of equal requests the first waits in the queue. The others wait beside it, need no room
-        in its batch, and leave in it, for they run in one row.
+        in its batch, and leave in it, for they run in one row. A slot does not linger for them.
 Rule 2: a request that is more urgent than the first takes its place, as if it had arrived then.
 Rule 3: if the first is removed, the next of them takes its place, at the end of the queue. So do
         those that a batch has no more room for, since it has a limit of requests as well.
@@ -28,8 +28,6 @@ class _Queue(Protocol[T]):
     """A batcher, as far as it is used here."""
 
     def add(self, request: Request[T]) -> None: ...
-
-    def restart_linger(self, now: float) -> None: ...
 
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True
@@ -70,7 +68,6 @@ class Duplicates(Generic[T]):
                 self._first[key] = request
             self._queue.add(request)
             return
-        self._queue.restart_linger(request.arrived)
         if request.urgency < first.urgency:
             self._queue.remove(lambda each: each is first)
             first, request = request._replace(arrived=first.arrived), first

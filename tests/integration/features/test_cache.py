@@ -116,6 +116,28 @@ def test_a_chunk_with_a_failed_row_keeps_the_others(place: Place):
     assert [[1, -2, 3], [-2]] == place.batches("cached")
 
 
+@pytest.mark.pools("prefork")
+def test_known_answers_do_not_wait_for_the_model(place: Place):
+    """While it runs another batch they are looked up beside it, and sent."""
+    place.get(place.cached.delay_many([1, 2]))
+    await_cached(place, 1, 2)
+    first, second = place.unique("gate"), place.unique("gate")
+    alone = place.cached.delay(first)
+    place.wait_at(first)
+    beside = place.cached.delay_many([second, *range(10, 25)])  # a full batch, which is ready
+    known = place.cached.delay_many([1] * 8 + [2] * 8)
+    place.wait_for_buffered("f.cached", 16)
+    place.open_gate(first)
+    place.wait_at(second)  # from now on a batch is prepared while another runs
+    found = place.get(known)
+    running = [result.state for result in beside]
+    place.open_gate(second)
+    place.get([alone, *beside])
+
+    assert [[1, "m"]] * 8 + [[2, "m"]] * 8 == found
+    assert ["PENDING"] * 16 == running
+
+
 def test_workers_count_hits_and_misses(place: Place):
     """As `batch_stats` shows."""
     place.wait_for_batches("f.cached")
