@@ -89,7 +89,8 @@ class Graphs:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         self._pool = self._pool or torch.cuda.graph_pool_handle()  # graphs share their memory
-        with torch.cuda.graph(graph, pool=self._pool):
+        # A reload records on a thread of its own, while another network runs batches.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = self._network(rows)
         return _Graph(rows, output, graph.replay)
 

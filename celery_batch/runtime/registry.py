@@ -213,6 +213,7 @@ def unload(model: type[Model]) -> None:
 
 def unload_all() -> None:
     """Unload every model of this process; an error is logged and does not stop the others."""
+    _warm_ups.clear()
     for models in (_standby, _instances):
         while models:
             _unload(*models.popitem())

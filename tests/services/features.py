@@ -118,7 +118,9 @@ def tokens(text, times=1):
     return [len(each) * n for each, n in zip(text, times, strict=True)]
 
 
-@app.task(base=BatchTask, name="f.sizes", batch_sizes=(2, 4, 8), linger=0.05, max_wait=1.0)
+@app.task(
+    base=BatchTask, name="f.sizes", batch_sizes=(2, 4, 8), dedupe=True, linger=0.05, max_wait=1.0
+)
 def sizes(x):
     """Double every item, but no 13."""
     remember("sizes", items=x)

@@ -53,6 +53,14 @@ def test_a_chunk_runs_in_calls_of_the_sizes(place: Place):
     assert [8, 8, 4] == [len(batch) for batch in place.batches("sizes")]
 
 
+def test_equal_rows_run_once_before_a_call_is_filled_up(place: Place):
+    """So that copies, which are not computed, do not make the call larger."""
+    result = place.sizes.delay_rows([1, 1, 1, 2, 2, 3])
+
+    assert [2, 2, 2, 4, 4, 6] == result.get(timeout=SOON)
+    assert [[1, 2, 3, 3]] == place.batches("sizes")
+
+
 @POOLS
 def test_no_shape_is_new_after_the_warm_up(place: Place):
     """Before its first task a worker has called its model with each shape that can occur."""
