@@ -241,9 +241,11 @@ def usual_messages(task: Any, policy: BatchPolicy) -> int:
 
     One batch runs, one is ready and one is being formed; a message that is acknowledged when
     its batch starts no longer counts as prefetched.  Where batches are chosen by length, more
-    wait to be chosen from.  Where equal requests share a row, a batch has more of them.
+    wait to be chosen from; so they do where batches are formed by key, to have some of each key.
+    Where equal requests share a row, a batch has more of them.
     """
-    batches = (3 if task.acks_late else 2) + (policy.sort_window if policy.sorts else 0)
+    chooses = policy.sorts or task._item_key is not None
+    batches = (3 if task.acks_late else 2) + (policy.sort_window if chooses else 0)
     return policy.usual_rows * batches * (_WITH_DUPLICATES if task.dedupe else 1)
 
 

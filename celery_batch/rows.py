@@ -25,6 +25,7 @@ from celery.exceptions import Retry, TaskPredicate
 from celery_batch.errors import ChunkFailed, InvalidChunk
 from celery_batch.protocol import ROWS
 from celery_batch.runtime.runner import Outcome, Timing
+from celery_batch.runtime.signature import with_one_value
 
 __all__ = [
     "MOST_ROWS",
@@ -160,6 +161,11 @@ class ChunkCalls:
     def _chunk_of(cls, args: Any, kwargs: Any, rows: Any) -> Chunk:
         """Return the chunk that a message's arguments are; see `chunk_of`."""
         return chunk_of(cls._batch_signature, args, kwargs, rows, cls._key_names)
+
+    @classmethod
+    def _as_called(cls, columns: Sequence[Any]) -> Sequence[Any]:
+        """Return lists for all parameters as the batch function takes them."""
+        return with_one_value(cls._batch_signature, cls._key_names, columns)
 
 
 def row_count_header(request: Any) -> Any:

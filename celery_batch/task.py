@@ -41,7 +41,6 @@ from celery_batch.runtime.signature import (
     key_names,
     own_attribute,
     signature_of,
-    with_one_value,
 )
 from celery_batch.shapes import check_shapes, fixed_sizes_of
 from celery_batch.task_class import keep_app_class
@@ -309,7 +308,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         return ErrorPolicy(isolate, (TaskPredicate,), (SoftTimeLimitExceeded,))
 
     def _run_columns(self, *columns: list[Any]) -> Any:
-        values = with_one_value(self._batch_signature, self._key_names, columns)
+        values = self._as_called(columns)
         return call_with_columns(self._batch_run, self._batch_signature, values)
 
     def run_batch(self, *columns: Iterable[Any], **named: Iterable[Any]) -> list[Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Self
 
 from celery_batch.backfill.sender import Sender
 from celery_batch.backfill.window import Answer, Chunk, Limits, Row, Window
 from celery_batch.config import max_queue_of, policy_of
+from celery_batch.errors import InvalidKey
 
 __all__ = ["Backfill", "limits_of", "lowest_priority"]
 
@@ -45,6 +46,22 @@ def limits_of(task: Any, *, window: int | None = None, **others: Any) -> Limits:
     return Limits(window=window, chunk_size=min(size, window), rows_per_worker=per_worker, **others)
 
 
+def _key_function(task: Any) -> Callable[[Row], Hashable] | None:
+    """Return what gives the key of a row; None where rows of different keys share a batch."""
+    item_key = task._item_key
+    if item_key is None:
+        return None
+
+    def key_of(row: Row) -> Hashable:
+        try:
+            key: Hashable = item_key.of_call(row.values, {})
+        except InvalidKey:
+            key = object()  # equal to no other: it is sent, and fails, by itself
+        return key
+
+    return key_of
+
+
 def lowest_priority(app: Any) -> int:
     """Return the priority behind all others: 0, but 9 on Redis, where it counts downwards."""
     with app.connection_for_write() as connection:
@@ -66,7 +83,7 @@ class Backfill:
         self, task: Any, rows: Iterable[Row], limits: Limits, options: dict[str, Any] | None = None
     ) -> None:
         self._limits = limits
-        self._window = Window(rows, limits)
+        self._window = Window(rows, limits, _key_function(task))
         self._sender = Sender(task, options or {})
         self._searched = self._answered = time.monotonic()
         self._patience = limits.patience

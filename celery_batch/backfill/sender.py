@@ -198,7 +198,7 @@ class Sender:
         if all(chunk.is_single for chunk in chunks):
             calls = [(chunk.rows[0].values, None) for chunk in chunks]
             return self._task.apply_many(calls, **self._options) if calls else []
-        columns = [chunk.columns for chunk in chunks]
+        columns = [self._task._as_called(chunk.columns) for chunk in chunks]
         if len(columns) == 1:
             return [self._task.apply_rows(*columns[0], **self._options)]
         return list(self._task._apply_chunks(columns, self._options))  # noqa: SLF001 (our own)

@@ -9,13 +9,15 @@ Rule 4: the input is read no further than that, and at one go no longer than the
         time for: what has been read is sent, though a chunk might have more rows.
 Rule 5: a chunk that is large enough in bytes gets no more rows: brokers limit messages.
 Rule 6: a row with a flaw is not sent; the flaw is its answer.
-Rule 7: a chunk that fails as a whole is sent again row by row; a row that fails has failed.
+Rule 7: where batches are formed by key, a chunk has rows of one key: some chunks' worth of rows
+        are read at one go, and cut by their keys.
+Rule 8: a chunk that fails as a whole is sent again row by row; a row that fails has failed.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -128,6 +130,10 @@ WINDOW_BYTES = 64 << 20
 _CHUNK_BYTES = 4 << 20
 
 
+#: Chunks' worth of rows that are read at one go, to be cut by key.
+_CHUNKS_TO_CUT = 8
+
+
 #: Seconds without any answer after which lost chunks are sent again.
 TIMEOUT = 60.0
 
@@ -177,12 +183,25 @@ class Chunk:
 
 
 class Window:
-    """The rows of a backfill that are pending, or wait for the answer of an earlier row."""
+    """
+    The rows of a backfill that are pending, or wait for the answer of an earlier row.
 
-    def __init__(self, rows: Iterable[Row], limits: Limits) -> None:
+    Args:
+        rows: The input.
+        limits: How many rows are pending at once.
+        key_of: Returns the key that a row shares with its chunk; None where any share one.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[Row],
+        limits: Limits,
+        key_of: Callable[[Row], Hashable] | None = None,
+    ) -> None:
         #: Most pending rows; grows with the number of workers.
         self.size = limits.window
         self._limits = limits
+        self._key_of = key_of
         self._rows: Iterator[Row] = iter(rows)
         self._resend: deque[Chunk] = deque()
         self._order: deque[int] = deque()
@@ -211,13 +230,21 @@ class Window:
     @property
     def can_read(self) -> bool:
         """Whether there is room for another chunk, and there may be more input."""
-        chunk_size = self._limits.chunk_size
+        chunk_size = self._read_size
         most = max(self.size, chunk_size)
         return (
             self._has_unread
             and self.pending + chunk_size <= most
             and self.held + chunk_size <= MOST_WINDOWS * most
             and self.bytes < self._limits.window_bytes
+        )
+
+    @property
+    def _read_size(self) -> int:
+        """Most rows that are read at one go."""
+        size = self._limits.chunk_size
+        return (
+            size if self._key_of is None else max(size, min(_CHUNKS_TO_CUT * size, self.size // 2))
         )
 
     def next_chunks(self, is_late: Callable[[], bool] = lambda: False) -> Iterator[Chunk]:
@@ -227,13 +254,24 @@ class Window:
         while self.can_read:
             rows = self._next_rows(is_late)
             self.pending += len(rows)
-            if rows:
-                yield Chunk(rows)
+            yield from self._cut(rows)
             if is_late():
                 return
 
+    def _cut(self, rows: tuple[Row, ...]) -> Iterator[Chunk]:
+        if self._key_of is None:
+            if rows:
+                yield Chunk(rows)
+            return
+        by_key: dict[Hashable, list[Row]] = {}
+        for row in rows:
+            by_key.setdefault(self._key_of(row), []).append(row)
+        size = self._limits.chunk_size
+        for alike in by_key.values():
+            yield from (Chunk(tuple(alike[i : i + size])) for i in range(0, len(alike), size))
+
     def _next_rows(self, is_late: Callable[[], bool]) -> tuple[Row, ...]:
-        rows, chunk_bytes, most = [], 0, self._limits.chunk_size
+        rows, chunk_bytes, most = [], 0, self._read_size
         for row in self._rows:
             if self._limits.in_order:
                 self._order.append(row.position)

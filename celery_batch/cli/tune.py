@@ -86,6 +86,17 @@ def rows_for(task: BatchTask, source: str | None, field: str | None = None) -> l
     return rows
 
 
+def _of_one_key(task: BatchTask, rows: Sequence[Row]) -> Sequence[Row]:
+    """Return the rows that may share a batch: those with the most frequent key."""
+    item_key = task._item_key
+    if item_key is None:
+        return rows
+    by_key: dict[Any, list[Row]] = {}
+    for row in rows:
+        by_key.setdefault(item_key.of_call(row, {}), []).append(row)
+    return max(by_key.values(), key=len)
+
+
 def probe(task: BatchTask, rows: Sequence[Row]) -> Callable[[int], Run]:
     """
     Return what runs a batch of so many rows in this process, and measures the time.
@@ -98,7 +109,7 @@ def probe(task: BatchTask, rows: Sequence[Row]) -> Callable[[int], Run]:
         OutOfMemory: From a run whose batch did not fit.
         ModelError: From a run whose model could not answer a row.
     """
-    endless = cycle(rows)
+    endless = cycle(_of_one_key(task, rows))
 
     def run(size: int) -> Run:
         batch = list(islice(endless, size))

@@ -17,11 +17,12 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import groupby
 from typing import Any, Protocol, Self
 
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.errors import BatchError, ConfigurationError, StreamerClosed
+from celery_batch.errors import BatchError, ConfigurationError, InvalidKey, StreamerClosed
 from celery_batch.streamer.futures import Answer, AnswerLock, CombinedAnswer
 from celery_batch.streamer.request_queue import RequestQueue
 
@@ -52,17 +53,28 @@ class BaseStreamer(ABC):
         max_latency: Most seconds an item waits for others while a worker is idle.
         worker_timeout: Most seconds to wait for an answer.
         max_queue: Most items that may wait; None for any number.
+        batch_by: Returns an item's key; only items with equal keys share a batch.
     """
 
     def __init__(
-        self, batch_size: int, max_latency: float, worker_timeout: float, max_queue: int | None
+        self,
+        batch_size: int,
+        max_latency: float,
+        worker_timeout: float,
+        max_queue: int | None,
+        batch_by: Callable[[Any], Hashable] | None = None,
     ) -> None:
+        if not (batch_by is None or callable(batch_by)):
+            raise ConfigurationError(
+                f"batch_by: must be a function of an item, or None, got {batch_by!r}"
+            )
         if max_queue is not None and max_queue < 1:
             raise ConfigurationError(f"max_queue: must be at least 1, or None, got {max_queue!r}")
         self.policy = BatchPolicy(batch_size, max_latency)
         self.worker_timeout = worker_timeout
         self.max_queue = max_queue
         self._size = batch_size
+        self._batch_by = batch_by
         self._request_queue: RequestQueue | None = None
         self._pool: WorkerPool | None = None
         self._is_closed = False
@@ -92,10 +104,15 @@ class BaseStreamer(ABC):
             QueueFull: ``max_queue`` items wait already.
             LoadFailed: The model could not be loaded.
             StreamerClosed: The workers were destroyed.
+            InvalidKey: ``batch_by`` raised, or returned what is not hashable.
         """
         items = list(batch)
         request_queue = self._request_queue or self._begin()
         lock, rows = request_queue.answer_lock, len(items)
+        if self._batch_by is not None:
+            parts = list(self._keyed_parts(self._batch_by, items, lock))
+            request_queue.add(parts, rows)
+            return parts[0] if len(parts) == 1 else CombinedAnswer(parts, lock)
         if 0 < rows <= self._size:
             answer = Answer(items, lock)
             request_queue.add((answer,), rows)
@@ -103,6 +120,24 @@ class BaseStreamer(ABC):
         parts = [Answer(items[i : i + self._size], lock) for i in range(0, rows, self._size)]
         request_queue.add(parts, rows)
         return CombinedAnswer(parts, lock)
+
+    def _keyed_parts(
+        self, batch_by: Callable[[Any], Hashable], items: list[Any], lock: AnswerLock
+    ) -> Iterator[Answer]:
+        """Yield requests of one key each, in the order of their items."""
+        try:
+            runs = [(key, list(run)) for key, run in groupby(items, batch_by)]
+            hash(tuple(key for key, _ in runs))
+        except Exception as error:
+            raise InvalidKey(
+                f"batch_by: must return a hashable key for each item: {type(error).__name__}:"
+                f" {error}"
+            ) from error
+        for key, run in runs:
+            for i in range(0, len(run), self._size):
+                answer = Answer(run[i : i + self._size], lock)
+                answer.key = key
+                yield answer
 
     def predict(self, batch: Iterable[Any]) -> list[Any]:
         """
@@ -162,7 +197,10 @@ class BaseStreamer(ABC):
                 if self._is_closed:
                     raise StreamerClosed(_CLOSED)
                 request_queue = RequestQueue(
-                    self.policy, AnswerLock(self.worker_timeout), self.max_queue
+                    self.policy,
+                    AnswerLock(self.worker_timeout),
+                    self.max_queue,
+                    by_key=self._batch_by is not None,
                 )
                 self._pool = self._start_workers(request_queue)
                 self._request_queue = request_queue

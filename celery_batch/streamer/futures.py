@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any
 
@@ -78,6 +78,8 @@ class Answer(Future[list[Any]]):
     _result: Any = None
     _exception: BaseException | None = None
     _origin: Any = None
+    #: What all of its items have in common, where batches are formed by key.
+    key: Hashable = None
     #: The answer that this one is a part of.
     whole: Answer | None = None
 

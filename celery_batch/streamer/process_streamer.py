@@ -6,7 +6,7 @@ import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pickle import dumps
 from typing import Any
 
@@ -45,6 +45,8 @@ class Streamer(BaseStreamer):
         mp_start_method: How processes are started: spawn, forkserver or fork.
         worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
         max_queue: Most items that may wait; further requests fail with `QueueFull`.
+        batch_by: Returns an item's key; only items with equal keys share a batch.  It runs in the
+            caller's process.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -65,8 +67,9 @@ class Streamer(BaseStreamer):
         worker_timeout: float = 20,
         *,
         max_queue: int | None = None,
+        batch_by: Callable[[Any], Hashable] | None = None,
     ) -> None:
-        super().__init__(batch_size, max_latency, worker_timeout, max_queue)
+        super().__init__(batch_size, max_latency, worker_timeout, max_queue, batch_by)
         if worker_num < 1:
             raise ConfigurationError(f"worker_num: must be at least 1, got {worker_num!r}")
         methods = multiprocessing.get_all_start_methods()

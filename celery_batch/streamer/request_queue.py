@@ -4,7 +4,8 @@ A batcher with a clock and a lock, for threads.  It forms each batch, in `take`,
 follows for its requests, in `finish` and `lose`: an answer, or another run.
 
 Rule 1: A slot asks for a batch when it has room, and sleeps when there is none for it.
-Rule 2: A new request wakes a slot only if it is the first in the queue, or makes a batch full.
+Rule 2: A new request wakes a slot only if it is the first in the queue or of its key, or makes a
+        batch full.
         So one slot at most watches the queue, however many requests come.
 Rule 3: A slot that takes a batch and leaves requests behind wakes the next; so no wake is lost.
 Rule 4: A request that was taken is counted until it is settled or back in the queue: so `drain`
@@ -28,6 +29,7 @@ from typing import Any
 
 from celery_batch.batching.batch import Batch
 from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.errors import BatchError, ModelError, PoisonItem, QueueFull, WorkerLost
@@ -79,15 +81,24 @@ class RequestQueue:
         policy: When a batch leaves.
         answer_lock: Of the streamer's answers.
         most: Items that may wait; None for any number.
+        by_key: Whether only requests with equal keys share a batch.
     """
 
     def __init__(
-        self, policy: BatchPolicy, answer_lock: AnswerLock, most: int | None = None
+        self,
+        policy: BatchPolicy,
+        answer_lock: AnswerLock,
+        most: int | None = None,
+        *,
+        by_key: bool = False,
     ) -> None:
         self.answer_lock = answer_lock
         self._size = policy.max_batch_size
         self._most = sys.maxsize if most is None else most
-        self._batcher: Batcher[Answer] = Batcher(policy)
+        self._by_key: KeyedBatcher[Answer] | None = KeyedBatcher(policy) if by_key else None
+        self._batcher: Batcher[Answer] | KeyedBatcher[Answer] = (
+            Batcher(policy) if self._by_key is None else self._by_key
+        )
         # A signal's handler may close the queue while its own thread is in one of its methods.
         self._lock = threading.RLock()
         #: Items that wait, and requests that were taken and are not settled.
@@ -133,10 +144,18 @@ class RequestQueue:
         now = monotonic()
         with self._lock:
             before = self._admit(rows)
+            by_key = self._by_key
+            had_full = by_key is not None and by_key.is_full
+            had_keys = 0 if by_key is None else by_key.keys
             for answer in answers:
-                self._batcher.add(Request(answer, now, 0, False, None, len(answer.items)))  # noqa: FBT003
-            is_full = before < self._size <= self._rows
-            has_woken = (is_full or not before) and self._wake()
+                self._batcher.add(
+                    Request(answer, now, 0, False, None, len(answer.items), 0.0, answer.key)  # noqa: FBT003
+                )
+            if by_key is None:
+                is_full, is_first = before < self._size <= self._rows, not before
+            else:
+                is_full, is_first = by_key.is_full and not had_full, by_key.keys > had_keys
+            has_woken = (is_full or is_first) and self._wake()
             closed = self._closed
             if closed is not None:  # since `_admit`, and maybe between two lines of this method
                 left = self._batcher.clear()
@@ -190,7 +209,7 @@ class RequestQueue:
             slot.out.remove(requests)
             if len(requests) > 1:
                 rows = sum(request.rows for request in requests)
-                self._batcher.batch_ended(monotonic(), rows, requests[0].urgency)
+                self._batcher.batch_ended(monotonic(), rows, requests[0].urgency, requests[0].key)
             if self._rows or slot.is_retired:
                 slot.condition.notify()
         if isinstance(outputs, ModelError):

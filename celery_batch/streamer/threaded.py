@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from celery_batch.errors import LoadFailed, ModelError
@@ -29,6 +30,7 @@ class ThreadedStreamer(BaseStreamer):
             after 2 ms without another item it leaves at once.
         worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
         max_queue: Most items that may wait; further requests fail with `QueueFull`.
+        batch_by: Returns an item's key; only items with equal keys share a batch.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -42,8 +44,9 @@ class ThreadedStreamer(BaseStreamer):
         worker_timeout: float = 20,
         *,
         max_queue: int | None = None,
+        batch_by: Callable[[Any], Hashable] | None = None,
     ) -> None:
-        super().__init__(batch_size, max_latency, worker_timeout, max_queue)
+        super().__init__(batch_size, max_latency, worker_timeout, max_queue, batch_by)
         self._model = as_model(predict_function)
 
     def _start_workers(self, request_queue: RequestQueue) -> WorkerPool:

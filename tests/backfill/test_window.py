@@ -198,3 +198,14 @@ def test_rows_with_a_flaw_stay_where_they_are():
     assert (2,) == tuple(row.position for row in chunk.rows)
     assert [(0, "bad"), (1, "bad")] == [(e.row.position, e.error) for e in window.take_answers()]
     assert window.held <= MOST_WINDOWS * 10
+
+
+def test_chunks_have_rows_of_one_key():
+    """More is read at one go, so that they are not small; the order of the answers stays."""
+    window = Window(rows(100), Limits(window=64, chunk_size=4), lambda row: row.position % 3)
+    chunks = list(window.next_chunks())
+    taken = [complete(window, chunk) for chunk in chunks]
+
+    assert all(1 == len({row.position % 3 for row in chunk.rows}) for chunk in chunks)
+    assert [4, 4, 3, 4, 4, 3, 4, 4, 2, 4] == [len(chunk) for chunk in chunks][:10]
+    assert list(range(64)) == [position for each in taken for position in each]

@@ -11,10 +11,11 @@ from typing import Any
 from celery.worker.state import reserved_requests
 
 from celery_batch.batching.policy import BatchPolicy
+from celery_batch.broker_depth import driver_of
 from celery_batch.config import policy_of, usual_messages
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.scheduling.slots import Slots
-from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
+from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, LEAST_URGENT, TaskQueue
 
 __all__ = [
     "FetchLimits",
@@ -42,7 +43,15 @@ def messages_per_process(
         tasks: Batch tasks.
         policy: Returns the policy of a task.
     """
-    return sum(usual_messages(task, policy(task)) for task in tasks)
+    return sum(_messages(task, policy(task)) for task in tasks)
+
+
+def _messages(task: Any, policy: BatchPolicy) -> int:
+    messages = usual_messages(task, policy)
+    if task._item_key is not None and driver_of(task.app) == "redis":
+        # Only a bound: there no more is read than there are keys for.
+        messages += KEY_WINDOW * policy.usual_rows
+    return messages
 
 
 def set_prefetch(consumer: Any, per_process: int) -> tuple[int, int]:

@@ -31,12 +31,16 @@ from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.target import TargetControl, is_exempt, sent_at
 
-__all__ = ["LEAST_URGENT", "TaskQueue"]
+__all__ = ["KEY_WINDOW", "LEAST_URGENT", "TaskQueue"]
 
 #: The urgency of a queue without requests: every request goes before it.
 LEAST_URGENT = 1 << 31
 
 _NEVER = float("inf")
+
+#: Most batches' worth of requests that are read ahead where batches are formed by key, and bytes
+#: of all that wait from which on no more are read ahead.
+KEY_WINDOW, _MOST_BYTES = 128, 64 << 20
 
 #: The part of what batches usually take that the latest one decides.
 _LATEST = 0.2
@@ -57,6 +61,9 @@ class TaskQueue:
         lock: Guards the decisions of all task queues of the worker.
         processes: Returns how many batches can run at once.
     """
+
+    #: The bytes of a usual body, as of late; measured where batches are formed by key.
+    _body_bytes = 0.0
 
     def __init__(
         self,
@@ -92,16 +99,17 @@ class TaskQueue:
         #: Whether requests are refused that would be late.
         self.sheds = policy.shed
         self._item_key = item_key_of(task)
-        batcher_class = Batcher if self._item_key is None else KeyedBatcher
-        self._batcher: Batcher[Any] | KeyedBatcher[Any] = batcher_class(policy)
+        self._by_key: KeyedBatcher[Any] | None = None
+        self._batcher: Batcher[Any] | KeyedBatcher[Any] = Batcher(policy)
+        if self._item_key is not None:
+            self._batcher = self._by_key = KeyedBatcher(policy)
         #: What chooses the batcher's policy.
         self._target: TargetControl | None = None
         if policy.target_latency is not None:
             self._target = TargetControl(self._batcher, processes)
         self._row_digest = row_digest_of(task) if task.dedupe else None
         self._queue = self._queue_before(self._batcher)
-        limits_cost = policy.max_batch_cost is not None
-        self._item_cost = item_cost_of(task) if limits_cost else None
+        self._item_cost = None if policy.max_batch_cost is None else item_cost_of(task)
         self._lock = lock
 
     def _queue_before(
@@ -190,6 +198,7 @@ class TaskQueue:
             task_request.compute_digest(self._row_digest)
         if self._item_key is not None and task_request.batch_key is None:
             task_request.compute_key(self._item_key)
+            self._body_bytes += (len(task_request.body or b"") - self._body_bytes) / 64
 
     def expire(self) -> list[Any]:
         """Remove and return the requests whose deadline passed before they could run again."""
@@ -249,10 +258,20 @@ class TaskQueue:
             work_each = policy.max_batch_work / policy.usual_rows
         work_each = max(work_each, policy.max_batch_work / policy.max_batch_size)
         left = max(int((batches * policy.max_batch_work - work) / work_each), batches - requests, 0)
-        if ahead and policy.sorts:
-            more = batches + policy.sort_window
+        if ahead and (window := self._window):
+            more = batches + window
             left = max(left, min(int((more * policy.max_batch_work - work) / work_each), ahead))
         return left
+
+    @property
+    def _window(self) -> int:
+        """From how many more batches' worth of requests a batch is chosen."""
+        window = self.policy.sort_window if self.policy.sorts else 0
+        if self._by_key is None:
+            return window
+        if len(self._by_key) * self._body_bytes > _MOST_BYTES:
+            return 0
+        return window + min(self._by_key.keys, KEY_WINDOW)
 
     def rows_of(self, urgency: int) -> int:
         """Return how many rows of exactly this urgency wait."""
@@ -380,7 +399,8 @@ class TaskQueue:
         """Return the policy and the counts as plain data."""
         oldest = min([self.oldest, *(request.arrived for request in self._set_aside)])
         return (
-            self._cost_report()
+            self._key_report()
+            | self._cost_report()
             | self._reuse_report()
             | self._shape_report()
             | ({} if self._target is None else self._target.report())
@@ -407,6 +427,9 @@ class TaskQueue:
     def _waiting(self) -> int:
         beside = len(self._queue) if isinstance(self._queue, Duplicates) else 0
         return len(self._batcher) + beside + len(self._set_aside)
+
+    def _key_report(self) -> dict[str, Any]:
+        return {} if self._by_key is None else {"keys": self._by_key.keys}
 
     def _reuse_report(self) -> dict[str, Any]:
         task, reuse = self.task, self._reuse

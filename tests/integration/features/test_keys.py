@@ -145,3 +145,30 @@ def test_a_body_that_is_too_large_to_decode_at_once_shares_no_batch(place: Place
     place.get(results)
 
     assert [2, 3] == sorted(len(call) for call in calls(place))
+
+
+def test_a_backfill_cuts_its_chunks_by_key(place: Place):
+    """Rows of one language share messages and calls; a row without a key fails by itself."""
+    records = [{"text": f"{n}", "language": "de" if n % 3 else "fr"} for n in range(40)]
+    records[7]["language"] = ["de"]
+    answers = list(place.spoken.backfill(records, window=40))
+
+    assert [answer.row.values for answer in answers] == [
+        (each["text"], each["language"]) for each in records
+    ]
+    assert [7] == [n for n, answer in enumerate(answers) if answer.error]
+    assert "InvalidKey" in answers[7].error
+    assert "fr: 39" == answers[39].output
+    assert len(calls(place)) < 20
+
+
+def test_workers_report_how_many_keys_wait(place: Place):
+    """Beside how many requests."""
+    gate = close_both_slots(place)
+    results = [place.spoken.delay("a", language) for language in ("de", "fr", "de")]
+    place.wait_for_buffered("f.spoken", 3)
+    report = place.worker.status()["f.spoken"]
+    place.open_gate(gate)
+    place.get(results)
+
+    assert (2, 3) == (report["keys"], report["waiting"])

@@ -1,0 +1,124 @@
+"""The keys of requests in a worker, and how many requests it fetches to have some of each key."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_batch import BatchTask
+from celery_batch.batching.batch import Batch
+from celery_batch.worker.scheduling.prefetch import messages_per_process
+from celery_batch.worker.scheduling.task_queue import KEY_WINDOW, LEAST_URGENT, TaskQueue
+from tests.worker.test_request_cost import request
+
+
+def make_task(broker: str = "memory://", **options: Any) -> Any:
+    """Return a task whose batches have one language."""
+    app = Celery("keys", set_as_current=False, broker=broker)
+
+    @app.task(base=BatchTask, name="keys.task", **{"batch_by": "language", **options})
+    def task(text: Any, language: Any = "en") -> Any:  # noqa: ARG001
+        return text
+
+    return task
+
+
+def queue(task: Any) -> TaskQueue:
+    """Return the task queue of a worker."""
+    return TaskQueue(task, threading.RLock())
+
+
+@pytest.mark.parametrize(
+    ("batch_by", "args", "rows", "expected"),
+    [
+        ("language", ("a", "de"), None, "de"),
+        ("language", ("a",), None, "en"),
+        ("language", (["a", "b"], "de"), 2, "de"),
+        (lambda text, _: len(text), ("abc",), None, 3),
+        (lambda text, _: len(text), (["ab", "cd"], ["x", "y"]), 2, 2),
+    ],
+)
+def test_a_request_has_the_key_of_its_rows(batch_by, args, rows, expected):
+    """A chunk as well as a single item."""
+    made = request(make_task(batch_by=batch_by), *args, rows=rows)
+    queue(made.task).add(made)
+
+    assert expected == made.batch_key
+
+
+@pytest.mark.parametrize(
+    ("args", "rows", "body"),
+    [
+        (("a", ["de"]), None, b"[]"),
+        (("a", "b", "c"), None, b"[]"),
+        ((["a"], ["de"]), 1, b"[]"),
+        (("a", "de"), None, b"x" * (1 << 21)),
+    ],
+)
+def test_what_has_no_key_shares_no_batch(args, rows, body):
+    """Nor is one that is too large decoded for it."""
+    task = make_task(max_wait=0.0)
+    task_queue = queue(task)
+    made = [request(task, *args, rows=rows, body=body) for _ in range(2)]
+    for each in made:
+        task_queue.add(each)
+    batches = [task_queue.next_batch(full_only=False, earns_share=True) for _ in range(2)]
+
+    assert [[made[0]], [made[1]]] == [each.items for each in batches if isinstance(each, Batch)]
+
+
+def test_a_key_is_computed_once():
+    """Also for a request that waits again."""
+    calls = []
+    task = make_task(batch_by=lambda text, _: calls.append(text))
+    task_queue, made = queue(task), request(task, "a")
+    made.batch_key = "known"
+    task_queue.add(made)
+
+    assert [] == calls
+
+
+def test_more_is_read_ahead_while_many_keys_wait():
+    """A batch's worth for each, as far as the broker has that many for this worker."""
+    task = make_task(max_batch_size=4)
+    task_queue = queue(task)
+    found = []
+    for n in range(3):
+        task_queue.add(request(task, "a", n))
+        found.append(task_queue.capacity_left(3, [], LEAST_URGENT, 1000))
+    found.append(task_queue.capacity_left(3, [], LEAST_URGENT, 15))
+    for n in range(200):
+        task_queue.add(request(task, "a", n))
+    many = task_queue.capacity_left(3, [], LEAST_URGENT, 10_000)
+
+    assert [15, 18, 21, 15] == found
+    assert 4 * (3 + KEY_WINDOW) - 203 == many
+    assert 200 == task_queue.report()["keys"]
+
+
+def test_large_bodies_are_not_read_ahead():
+    """What waits has a bound in bytes."""
+    task = make_task(max_batch_size=4)
+    task_queue = queue(task)
+    for n in range(100):
+        task_queue.add(request(task, "a", n, body=b"x" * (1 << 20)))
+
+    assert 0 == task_queue.capacity_left(3, [], LEAST_URGENT, 10_000)
+
+
+@pytest.mark.parametrize(
+    ("broker", "ahead"), [("redis://", 5 + KEY_WINDOW), ("amqp://", 5), ("memory://", 5)]
+)
+def test_the_prefetch_has_room_for_what_is_read_ahead(broker, ahead):
+    """On Redis it is only a bound; elsewhere the worker holds as much, so the option says it."""
+    task = make_task(broker, max_batch_size=4, sort_window=5)
+
+    assert 4 * (3 + ahead) == messages_per_process([task])
+
+
+def test_a_task_without_the_option_reports_no_keys():
+    """Its report is as ever."""
+    assert "keys" not in queue(make_task(batch_by=None)).report()
