@@ -36,6 +36,7 @@ _BATCH_OPTIONS = {
     "max_batch_cost": 24,
     "padded": True,
     "dedupe": True,
+    "target_latency": 0.5,
 }
 if not int(os.environ["FAULTS_BATCH_OPTIONS"]):
     _BATCH_OPTIONS = {}
