@@ -126,7 +126,7 @@ class ModelCall:
         calls = self._calls
         self._calls = [each for n, each in enumerate(calls) if n not in self.expired]
         self._columns = columns_of(self._calls)
-        if self._reused is not None and self._calls:
+        if self._reused is not None:
             self._reused = self._reused.without(calls, self.expired)
             self._columns = self._reused.columns(self._columns)
 
@@ -136,7 +136,7 @@ class ModelCall:
             found = [self._common_outcome] * len(self._calls)
         else:
             outputs = self._outputs
-            if self._reused is not None and self._calls:
+            if self._reused is not None:
                 outputs = self._reused.outputs(outputs)
             found = outcomes_of(self.task, self._calls, outputs)
         if not self.expired:

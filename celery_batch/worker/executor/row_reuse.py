@@ -79,11 +79,11 @@ class ReusedRows:
         ]
 
     def store(self, cache: AnswerCache, outputs: Sequence[Any]) -> None:
-        """Store the outputs of the rows that ran, without errors."""
+        """Store the outputs of the rows that ran, without errors; none if none ran."""
         digests = [self._digests[index] for index in self.running]
         answers = [
             (digest, output)
-            for digest, output in zip(digests, outputs, strict=True)
+            for digest, output in zip(digests, outputs, strict=False)
             if digest is not None and not isinstance(output, Outcome)
         ]
         if answers:
