@@ -588,3 +588,22 @@ def deduped(x, unit="m"):
         (each, one) if isinstance(each, str) or each >= 0 else KeyError(f"no {each}")
         for each, one in zip(x, unit, strict=True)
     ]
+
+
+@app.task(
+    base=BatchTask,
+    name="f.reused",
+    dedupe=True,
+    cache_ttl=600,
+    batch_by="unit",
+    cost=lambda x, unit: len(x),  # noqa: ARG005 (a parameter of the function)
+    max_batch_cost=8,
+    padded=True,
+    batch_sizes=(1, 2, 4),
+    linger=0.1,
+    max_wait=1.0,
+)
+def reused(x, unit):
+    """Answer with the number of characters in a unit; batches are keyed, padded and filled up."""
+    remember("reused", items=x, unit=unit)
+    return [f"{len(each)} {unit}" for each in x]

@@ -123,3 +123,29 @@ def test_a_paused_task_keeps_all_of_them(place: Place):
     assert 3 == waiting
     assert [[1, "m"], [1, "m"], [2, "m"]] == place.get(results)
     assert [[1, 2]] == [sorted(batch) for batch in place.batches("deduped")]
+
+
+def test_items_are_reused_beside_all_other_rules(place: Place):
+    """Batches by key, limited by padded cost, of fixed sizes, whose answers are kept."""
+    with place.memory() as client:
+        if keys := client.keys("celery-batch-cache-*"):
+            client.delete(*keys)
+    calls = [("aa", "m"), ("b", "m"), ("aa", "s"), ("aa", "m"), ("b", "m"), ("cc", "m"), ("b", "s")]
+    gate = close_both_slots(place)
+    results = [place.reused.delay(*call) for call in calls]
+    place.wait_for_buffered("f.reused", len(calls))
+    place.open_gate(gate)
+    expected = [f"{len(text)} {unit}" for text, unit in calls]
+    found = place.get(results)
+    facts = place.recall("reused")
+    chunk = place.reused.delay_rows(["b", "dddd", "aa", "cc", "eeee", "b"], "m")
+
+    assert expected == found
+    assert ["1 m", "4 m", "2 m", "2 m", "4 m", "1 m"] == chunk.get(timeout=SOON)
+    assert {"m", "s"} == {fact["unit"] for fact in facts}
+    assert all(len(fact["items"]) in (1, 2, 4) for fact in facts)
+    rows = {(each, fact["unit"]) for fact in facts for each in fact["items"]}
+    assert set(calls) == rows
+    assert sum(len(fact["items"]) for fact in facts) <= 4 + 2
+    later = place.recall("reused")[len(facts) :]
+    assert {"dddd", "eeee"} <= {each for fact in later for each in fact["items"]}
