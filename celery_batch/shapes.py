@@ -90,7 +90,9 @@ def fixed_sizes_of(task: Any) -> FixedSizes | None:
 
 def warm_up(task: Any, instance: Model | None = None) -> None:
     """
-    Call a task's model with each shape that can occur, the largest first, then its examples.
+    Call a task's model with each shape that can occur, the largest first.
+
+    At last it is called with its examples and the padding row, which may be wrong.
 
     Args:
         task: The task.
@@ -113,7 +115,7 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
         if time.monotonic() - logged >= _LOG_EVERY:
             logged = time.monotonic()
             logger.info("%s: warmed up with %d of %d shapes", task.name, number, len(calls))
-    for rows in _by_key(task, _examples(instance)):
+    for rows in _by_key(task, _examples(instance) + _fillers(task, instance)):
         run_all(f"{task.name} with its examples", predict, _columns(rows), sizes)
     seconds = time.monotonic() - began
     logger.info("%s: warmed up with %d shapes in %.1f s", task.name, len(calls), seconds)
@@ -130,8 +132,7 @@ def _run_function(task: Any) -> Callable[..., Any]:
 def _rows(task: Any, instance: Model | None, length: int | None) -> list[Row]:
     """Return rows to warm up with, of a length if it is fixed."""
     if length is None:
-        filler = [] if _option(task, "padding_row") is None else [_filler(task, instance)]
-        return _examples(instance) or filler
+        return _examples(instance) or _fillers(task, instance)
     own = _own(task, "example")
     example = own if own is not None else instance.example  # type: ignore[union-attr]
     return [row_of(f"{task.name}.example", task._batch_signature, example(length))]
@@ -139,6 +140,10 @@ def _rows(task: Any, instance: Model | None, length: int | None) -> list[Row]:
 
 def _examples(instance: Model | None) -> list[Row]:
     return [] if instance is None else example_rows(type(instance), instance.examples())
+
+
+def _fillers(task: Any, instance: Model | None) -> list[Row]:
+    return [] if _option(task, "padding_row") is None else [_filler(task, instance)]
 
 
 def _by_key(task: Any, rows: list[Row]) -> list[list[Row]]:
