@@ -30,6 +30,10 @@ class ClientMethods(Task):  # type: ignore[misc]
     #: `batch_max_queue`.
     max_queue: ClassVar[int | None] = None
 
+    #: Seconds from the sending of a call to its stored result that batches are to keep; None for
+    #: no target.
+    target_latency: ClassVar[float | None] = None
+
     @classmethod
     def on_bound(cls, app: Any) -> None:
         """Make groups send their batch tasks in one write."""

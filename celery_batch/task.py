@@ -129,10 +129,6 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: gets one value instead of a list; or a function of an item's arguments, which runs as `cost`.
     batch_by: ClassVar[Callable[..., Any] | str | Sequence[str] | None] = None
 
-    #: Seconds from the sending of a call to its stored result that batches are to keep; None for
-    #: no target.
-    target_latency: ClassVar[float | None] = None
-
     #: Whether workers refuse calls with `QueueFull` that would miss the target.
     shed: ClassVar[bool] = False
 

@@ -17,7 +17,7 @@ from celery_batch.backfill.window import Answer, Chunk
 from celery_batch.cluster.control_client import ControlClient, impatient_connection
 from celery_batch.config import max_queue_of
 from celery_batch.errors import BackfillError, BatchError, ChunkFailed, QueueFull
-from celery_batch.protocol import QUIETLY
+from celery_batch.protocol import QUIETLY, SENT
 
 __all__ = ["Sender", "unserved"]
 
@@ -100,6 +100,8 @@ class Sender:
             raise BackfillError(f"{task.name}: its app has no result backend for the answers")
         self._task = task
         self._options = {**options, "ignore_result": False}
+        if task.target_latency is not None:  # rows may wait, and must run however late they are
+            self._options["headers"] = {**(options.get("headers") or {}), SENT: 0}
         self._ended: SimpleQueue[Any] = SimpleQueue()
         #: Each chunk that was sent with its result and its number, by task id.
         self._pending: dict[Any, tuple[Chunk, Any, int]] = {}

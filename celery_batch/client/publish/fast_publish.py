@@ -33,10 +33,12 @@ from celery_batch.client.publish.message import (
     fast_repr,
     new_id,
     send_probe,
+    sent_now,
 )
 from celery_batch.client.results.listener import listener_for
 from celery_batch.client.results.result import BatchResult
 from celery_batch.client_methods import ClientMethods
+from celery_batch.protocol import SENT
 
 __all__ = [
     "AnyTemplate",
@@ -46,6 +48,7 @@ __all__ = [
     "expect_members",
     "expect_result",
     "is_plain_celery",
+    "says_when",
     "why_slow",
     "without_subscription",
 ]
@@ -153,6 +156,8 @@ class CallSeries(NamedTuple):
     embed: dict[str, Any]
     #: Receives the results; None if Celery does.
     listener: Any
+    #: Whether messages say when they were sent.
+    says_when: bool
     send_buffer: SendBuffer
     pid: int
 
@@ -206,6 +211,8 @@ class CallSeries(NamedTuple):
             "kwargsrepr": fast_repr(kwargs, settings.kwargs_limit, settings.repr_levels),
             **expiry,
         }
+        if self.says_when:
+            values["sent"] = sent_now()
         if "headers" in own:
             values["headers"] = own["headers"]
         encoded = template.encode(values)
@@ -220,6 +227,11 @@ class CallSeries(NamedTuple):
         if self.parent and options.get("add_to_parent", True):
             self.parent.add_trail(result)
         return result
+
+
+def says_when(task: Any, headers: Mapping[str, Any] | None) -> bool:
+    """Return whether a call's message says when it was sent, of which its headers say nothing."""
+    return task.target_latency is not None and SENT not in (headers or ())
 
 
 def embed_of(template: AnyTemplate, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -353,7 +365,8 @@ class MessageTemplates:
                 types = _OF_CALL.get(name, ())
                 if types is not None and type(value) not in types:
                     return None
-        form = Form(reply, expires is not None, bool(options.get("headers")))
+        headers = options.get("headers")
+        form = Form(reply, expires is not None, bool(headers), says_when(task, headers))
         kind = (task.name, task.ignore_result, form, *of_kind)
         try:
             return self._known[kind]

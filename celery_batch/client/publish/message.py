@@ -9,6 +9,7 @@ looks like.
 from __future__ import annotations
 
 import os
+import time
 from datetime import UTC, datetime, timedelta
 from json.encoder import encode_basestring_ascii as quoted
 from os import urandom
@@ -29,7 +30,7 @@ from kombu.utils.json import JSONEncoder, dumps
 
 from celery_batch.client.publish.buffer import PreparedMessage
 from celery_batch.config import max_queue_of
-from celery_batch.protocol import REPLY_HEADER
+from celery_batch.protocol import REPLY_HEADER, SENT
 
 __all__ = [
     "FIELDS",
@@ -46,6 +47,7 @@ __all__ = [
     "new_id",
     "put_placeholders",
     "send_probe",
+    "sent_now",
     "serialized_body",
 ]
 
@@ -64,7 +66,7 @@ _OPTION_FIELDS = (
 #: All fields for which a message has placeholders; the last ones are put in once it is made.
 FIELDS = (
     *_OPTION_FIELDS,
-    *("argsrepr", "kwargsrepr", "reply", "headers", "expires", "expiration"),
+    *("argsrepr", "kwargsrepr", "reply", "sent", "headers", "expires", "expiration"),
 )
 
 #: Celery's message protocol that has headers.
@@ -84,6 +86,8 @@ class Form(NamedTuple):
     expires: bool
     #: Headers of the caller's own.
     headers: bool
+    #: The header that says when it was sent.
+    sent: bool = False
 
 
 class PublishSettings:
@@ -234,6 +238,11 @@ def expiry_of(app: Any, settings: PublishSettings, expires: Any) -> Fields | Non
     if not 0 <= left <= _LONGEST_EXPIRY:
         return None
     return {"expires": at or _after(app, settings, left), "expiration": str(int(left * 1000))}
+
+
+def sent_now() -> int:
+    """Return the value of the header that says when a message was sent."""
+    return int(time.time() * 1000)
 
 
 def _after(app: Any, settings: PublishSettings, seconds: float) -> str:
@@ -391,6 +400,8 @@ def send_probe(task: Any, options: dict[str, Any], probe: Probe, form: Form) -> 
     headers: dict[str, str | None] = {PLACEHOLDER + "headers": None} if form.headers else {}
     if form.reply:
         headers[REPLY_HEADER] = PLACEHOLDER + "reply"
+    if form.sent:
+        headers[SENT] = PLACEHOLDER + "sent"
     options = {**options, "headers": headers, "expires": _ANY_EXPIRY if form.expires else None}
     task.app.send_task(
         task.name,

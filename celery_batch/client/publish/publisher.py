@@ -30,6 +30,7 @@ from celery_batch.client.publish.fast_publish import (
     embed_of,
     expect_result,
     is_plain_celery,
+    says_when,
     why_slow,
     without_subscription,
 )
@@ -37,11 +38,12 @@ from celery_batch.client.publish.message import (
     PublishSettings,
     RedisProducer,
     new_id,
+    sent_now,
 )
 from celery_batch.client.publish.transport import Transport
 from celery_batch.client.results.listener import ResultReader, listener_for
 from celery_batch.client_methods import ClientMethods
-from celery_batch.protocol import REPLY_HEADER
+from celery_batch.protocol import REPLY_HEADER, SENT
 
 __all__ = ["Publisher"]
 
@@ -149,6 +151,7 @@ class Publisher(PerProcess):
             root_id,
             embed_of(template, options),
             listener,
+            says_when(task, options.get("headers")),
             self._send_buffer,
             self.pid,
         )
@@ -167,13 +170,16 @@ class Publisher(PerProcess):
             options: As `apply_async` takes them.
         """
         bulk = current_bulk(task, options)
+        headers = options.get("headers") or {}
+        if says_when(task, headers):
+            headers = {**headers, SENT: sent_now()}
+            options = {**options, "headers": headers}
         apply = partial(apply, args, kwargs)
         if not self._current_settings().bulk or self._app.conf.task_always_eager:
             result = apply(**options)
             if bulk is not None:
                 bulk.sent.append(result)
             return result
-        headers = options.get("headers") or {}
         frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
         is_in_task = self._app.current_worker_task is not None
         listener = None if is_in_task else self._listener(task, options, bulk, frozen)
