@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from celery_batch.errors import WorkerLost as WorkerLost
     from celery_batch.errors import WrongResultCount as WrongResultCount
     from celery_batch.protocol import BatchInfo as BatchInfo
+    from celery_batch.protocol import BatchPlan as BatchPlan
     from celery_batch.runtime.model import Model as Model
     from celery_batch.streamer.manager import GpuWorkerManager as GpuWorkerManager
     from celery_batch.streamer.model_adapters import ManagedModel as ManagedModel
@@ -67,6 +68,7 @@ _HOME = {
     "BackendUnreachable": "celery_batch.web.errors",
     "BatchError": "celery_batch.errors",
     "BatchInfo": "celery_batch.protocol",
+    "BatchPlan": "celery_batch.protocol",
     "BatchPolicy": "celery_batch.batching.policy",
     "BatchTask": "celery_batch.task",
     "BrokerUnreachable": "celery_batch.client.backpressure",

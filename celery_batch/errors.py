@@ -125,17 +125,18 @@ class QueueFull(BatchError):
 
     status_code = 429
 
-    # Its arguments: the message and the seconds, so that any result serializer carries both.
+    # Its arguments: the message, and the seconds where they are not 1, so that any result
+    # serializer carries both.
 
     def __init__(self, *words: Any, retry_after: float | None = 1.0) -> None:
         if words and not isinstance(words[-1], str):
             *words, retry_after = words  # type: ignore[assignment]
-        super().__init__(*words, *([retry_after] if words else []))
+        super().__init__(*(words if retry_after == 1 else (*(words or ("",)), retry_after)))
         #: Estimated seconds until there is room; None if there never will be.
         self.retry_after = retry_after
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else (self.__doc__ or "").strip()
+        return str(self.args[0] if self.args else "") or (self.__doc__ or "").strip()
 
 
 class StreamerClosed(BatchError):

@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 __all__ = [
     "FACTS_ID",
@@ -31,6 +32,8 @@ __all__ = [
     "STARTED_ID",
     "TRACK_HEADER",
     "BatchInfo",
+    "BatchPlan",
+    "about_batch",
     "batch_facts",
     "pack_waits",
     "read_facts",
@@ -79,6 +82,26 @@ NO_WAIT = float("nan")
 
 
 @dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """
+    How a batch was chosen, where its task has a latency target.
+
+    Args:
+        a: Seconds of a call of the model, as far as they were known.
+        b: Seconds of each row in it, or of each unit of cost.
+        limit: The most rows or the highest cost that it might have had.
+        why: Why no more, such as ``"target"`` or ``"policy"``.
+        predicted: Seconds from the call of its oldest request to the stored result.
+    """
+
+    a: float
+    b: float
+    limit: float
+    why: str
+    predicted: float
+
+
+@dataclass(frozen=True, slots=True)
 class BatchInfo:
     """
     The model call that computed a result.
@@ -90,6 +113,9 @@ class BatchInfo:
         worker: The worker's name.
         cached: How many of the task's rows were answered from the cache, 1 for a single item; the
             size is 0 if that are all.
+        reason: Why the batch left, such as ``"full"``.
+        padding: The part of what was computed that was padding, as far as it is known.
+        plan: How it was chosen, if its task has a ``target_latency``.
     """
 
     size: int
@@ -97,13 +123,26 @@ class BatchInfo:
     seconds: float
     worker: str
     cached: int = 0
+    reason: str = ""
+    padding: float = 0.0
+    plan: BatchPlan | None = None
 
 
-def batch_facts(size: int, seconds: float, worker: str, cached: int = 0) -> bytes:
+def about_batch(reason: str, padding: float = 0.0, plan: Sequence[Any] | None = None) -> bytes:
+    """Return what `batch_facts` takes about a batch of one or of several calls; see `BatchInfo`."""
+    about = b', "reason": %b' % _quoted(reason)
+    if padding:
+        about += b', "padding": %.4f' % padding
+    return about if plan is None else about + b', "plan": %b' % json.dumps(plan).encode()
+
+
+def batch_facts(
+    size: int, seconds: float, worker: str, cached: int = 0, about: bytes = b""
+) -> bytes:
     """Return the facts of a batch that all its tasks share; see `BatchInfo`."""
     more = b', "cached": %d' % cached if cached else b""
     return b'{"size": %d, "seconds": %.6f, "worker": %b%b}\n' % (
-        *(size, seconds, _quoted(worker), more),
+        *(size, seconds, _quoted(worker), more + about),
     )
 
 
@@ -132,10 +171,20 @@ def read_facts(facts: bytes, number: int) -> BatchInfo | None:
         found = BatchInfo(
             *(int(fields["size"]), round(wait, 6), float(fields["seconds"]), str(fields["worker"])),
             int(fields.get("cached", 0)),
+            str(fields.get("reason", "")),
+            float(fields.get("padding", 0.0)),
+            _read_plan(fields.get("plan")),
         )
     except Exception:  # noqa: BLE001 (a result does not need its facts)
         return None
     return found if found.wait >= 0 else None
+
+
+def _read_plan(plan: Any) -> BatchPlan | None:
+    if plan is None:
+        return None
+    a, b, limit, why, predicted = plan
+    return BatchPlan(float(a), float(b), float(limit), str(why), float(predicted))
 
 
 def write_replies(

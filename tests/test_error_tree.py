@@ -15,6 +15,7 @@ from celery_batch.errors import (
     MessageRefused,
     MessageTooLarge,
     ModelError,
+    QueueFull,
     WrongResultCount,
 )
 
@@ -103,3 +104,17 @@ def test_errors_come_home_through_json_results(
     assert kind is type(caught.value)
     assert str(kind(*arguments)) == str(caught.value)
     assert kind.status_code == caught.value.status_code
+
+
+@pytest.mark.parametrize("words", [(), ("too many",)], ids=len)
+@pytest.mark.parametrize("seconds", [None, 1.0, 2.5])
+def test_seconds_to_try_again_come_home(app: Celery, words: tuple[str, ...], seconds: float | None):
+    """They are in the arguments, which any serializer carries."""
+    error = QueueFull(*words, retry_after=seconds)
+    app.backend.store_result("some-id", error, states.FAILURE)
+    stored = app.AsyncResult("some-id").result
+    pickled = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own)
+
+    assert [seconds] * 3 == [each.retry_after for each in (error, stored, pickled)]
+    assert [str(error)] * 2 == [str(stored), str(pickled)]
+    assert str(error) == (words[0] if words else QueueFull.__doc__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -74,6 +75,12 @@ class Plan:
     predicted: float
     left_at: float
     began: float = inf
+
+    @property
+    def facts(self) -> tuple[float, float, float, str, float]:
+        """What was known and chosen, as plain data."""
+        limit = min(self.limit.work, sys.maxsize)
+        return self.a, self.b, limit, str(self.limit.why), self.predicted
 
     def left(self, now: float) -> float:
         """Return for how many more seconds it will run."""

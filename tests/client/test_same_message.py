@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -250,3 +252,25 @@ def strip(lists: Any) -> Any:
             if not message["headers"]:
                 message.pop("body")
     return lists
+
+
+def test_calls_with_a_latency_target_say_when_they_were_sent(sender: Callable[..., Any]) -> None:
+    """The header is there on each path, between Celery's own and ours, unless the caller has it."""
+    here = sender()
+    timed = here.make("timed", target_latency=0.2)
+    before, found = int(time.time() * 1000), []
+    for send in (timed.apply_async, timed.apply_async, partial(here.stock, task=timed)):
+        send(("a",))
+        found += [each["headers"] for messages in here.taken().values() for each in messages]
+    timed.delay_many(["a"] * 2)
+    timed.apply_async(("a",), headers={"batch_sent": 0})
+    more = [each["headers"] for messages in here.taken().values() for each in messages]
+    here.task.apply_async(("a",))
+    ((message,),) = here.taken().values()
+
+    assert [True, True, False] == ["batch_sent" in each for each in found]
+    assert [*found[0]] == [*found[1]]
+    sent = [each["batch_sent"] for each in (*found[:2], *more)]
+    assert all(before <= each <= time.time() * 1000 for each in sent[:-1])
+    assert 0 == sent[-1]
+    assert "batch_sent" not in message["headers"]

@@ -119,6 +119,16 @@ def tokens(text, times=1):
 
 
 @app.task(
+    base=BatchTask, name="f.paced", max_batch_size=16, target_latency=0.4, shed=True, max_wait=0.02
+)
+def paced(x):
+    """Double every item, in 20 ms and 5 ms for each."""
+    remember("paced", items=x)
+    time.sleep(0.02 + 0.005 * len(x))
+    return [2 * each for each in x]
+
+
+@app.task(
     base=BatchTask, name="f.sizes", batch_sizes=(2, 4, 8), dedupe=True, linger=0.05, max_wait=1.0
 )
 def sizes(x):

@@ -398,10 +398,10 @@ def send_probe(task: Any, options: dict[str, Any], probe: Probe, form: Form) -> 
         form: Which parts the message has.
     """
     headers: dict[str, str | None] = {PLACEHOLDER + "headers": None} if form.headers else {}
-    if form.reply:
-        headers[REPLY_HEADER] = PLACEHOLDER + "reply"
     if form.sent:
         headers[SENT] = PLACEHOLDER + "sent"
+    if form.reply:
+        headers[REPLY_HEADER] = PLACEHOLDER + "reply"
     options = {**options, "headers": headers, "expires": _ANY_EXPIRY if form.expires else None}
     task.app.send_task(
         task.name,

@@ -134,9 +134,7 @@ class Publisher(PerProcess):
             "reply": None if listener is None else listener.channel,
             "headers": options.get("headers"),
         }
-        for name in own:
-            common.pop(name, None)
-        encoded = template.encode(common)
+        encoded = template.encode({name: common[name] for name in common if name not in own})
         if encoded is None:
             return None
         return CallSeries(

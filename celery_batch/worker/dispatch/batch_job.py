@@ -205,6 +205,7 @@ class BatchJob:
             self._cost_limits,
             precedence=self.precedence,
             reason=str(self.reason),
+            plan=None if self.plan is None else self.plan.facts,
             has_watchers=wants_events(first.eventer, first.task),
             is_lone=self.is_only_batch,
         )

@@ -86,6 +86,7 @@ class BatchPayload(list[Delivery]):
         precedence: Of two batches that are ready, the one with the smaller goes first.
         reason: Why they left as a batch.
         has_watchers: Whether events with their results are sent.
+        plan: How they were chosen, where there is a latency target; see `BatchPlan`.
         is_lone: Whether no other batch runs or is formed: worker threads would be idle.
     """
 
@@ -97,12 +98,14 @@ class BatchPayload(list[Delivery]):
         *,
         precedence: tuple[int, float] = (0, 0.0),
         reason: str = "",
+        plan: Sequence[Any] | None = None,
         has_watchers: bool = True,
         is_lone: bool = False,
     ) -> None:
         super().__init__(deliveries)
         self.has_watchers = has_watchers
         self.reason = reason
+        self.plan = plan
         self.most = most
         self.cost_limits = cost_limits
         self.precedence = precedence

@@ -322,7 +322,7 @@ class _BatchTrace:
             if call.needs_model:
                 self._waited = self._run_model(call)
             outcomes = call.outcomes()
-            attach_facts(self._task, call.facts(deliveries))
+            attach_facts(self._task, call.facts(deliveries, self._payload))
         except Exception as error:  # noqa: BLE001 (each item gets it, not the innermost alone)
             outcomes = [Outcome(error=error, origin=error.__traceback__)] * len(rows)
         self._outcomes = dict(zip(self._rows, outcomes, strict=True))

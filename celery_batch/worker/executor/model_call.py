@@ -11,7 +11,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.pending_answer import pending_answer
-from celery_batch.protocol import batch_facts
+from celery_batch.protocol import about_batch, batch_facts
 from celery_batch.rows import CallRows, Chunk, columns_of, count_rows, outcomes_of, run_rows
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Counts, Outcome, Timing
@@ -19,7 +19,7 @@ from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_REUSE, Work
 from celery_batch.worker.dispatch.follow_up import Unanswered
-from celery_batch.worker.dispatch.payload import Delivery
+from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
 from celery_batch.worker.executor.row_reuse import ReusedRows, RowReuse
 from celery_batch.worker.executor.time_limit import SoftLimit
 from celery_batch.worker.intake.expiry import Expiries
@@ -144,10 +144,26 @@ class ModelCall:
         rest, count = iter(found), len(found) + len(self.expired)
         return [Outcome(again=True) if n in self.expired else next(rest) for n in range(count)]
 
-    def facts(self, deliveries: Sequence[Delivery]) -> dict[str, Facts]:
-        """Return facts about the requests that have run, by request id; see `facts_of`."""
+    def facts(self, deliveries: Sequence[Delivery], payload: BatchPayload) -> dict[str, Facts]:
+        """
+        Return facts about the requests that have run, by request id; see `facts_of`.
+
+        Args:
+            deliveries: Those of the requests that were to run.
+            payload: The whole batch.
+        """
         ran = [each for n, each in enumerate(deliveries) if n not in self.expired]
-        return facts_of(self.timings, self._calls, ran, self._reused)
+        about = about_batch(payload.reason, self._padding, payload.plan)
+        return facts_of(self.timings, self._calls, ran, self._reused, about)
+
+    @property
+    def _padding(self) -> float:
+        """The part of what the calls have computed that was padding."""
+        counted = self._counted
+        if counted.padded_cost:
+            return 1 - counted.cost / counted.padded_cost
+        padding = counted.padding_rows
+        return padding / (padding + sum(len(each.part) for each in self.timings)) if padding else 0
 
     def _run(self, limit: SoftLimit) -> None:
         try:
@@ -207,6 +223,7 @@ def facts_of(
     calls: Sequence[CallRows],
     deliveries: Sequence[Delivery],
     reused: ReusedRows | None = None,
+    about: bytes = b"",
 ) -> dict[str, Facts]:
     """
     Return facts about the model call of each request, by request id.
@@ -219,23 +236,24 @@ def facts_of(
         calls: The rows of each request.
         deliveries: The same requests.
         reused: What was known of their rows before, if the task reuses answers.
+        about: The facts of the whole batch.
     """
     if reused is not None:
         last = _last_calls(timings, len(reused.running))
         cached = Timing((), reused.looked_up, 0.0)
         each = [last[place] if place >= 0 else cached for place in reused.places]
-        return _facts_of_several(each, calls, deliveries)
+        return _facts_of_several(each, calls, deliveries, about)
     if not timings:
         return {}
     if len(timings) == 1:
         (only,) = timings
-        shared, began = _shared_facts(only, deliveries[0]), only.began
+        shared, began = _shared_facts(only, deliveries[0], about=about), only.began
         return {
             each.task_id: (shared, max(began - each.arrived, 0.0))
             for each in deliveries
             if each.arrived is not None
         }
-    return _facts_of_several(_last_calls(timings, count_rows(calls)), calls, deliveries)
+    return _facts_of_several(_last_calls(timings, count_rows(calls)), calls, deliveries, about)
 
 
 def _last_calls(timings: Sequence[Timing], rows: int) -> list[Timing | None]:
@@ -248,7 +266,10 @@ def _last_calls(timings: Sequence[Timing], rows: int) -> list[Timing | None]:
 
 
 def _facts_of_several(
-    last: Sequence[Timing | None], calls: Sequence[CallRows], deliveries: Sequence[Delivery]
+    last: Sequence[Timing | None],
+    calls: Sequence[CallRows],
+    deliveries: Sequence[Delivery],
+    about: bytes,
 ) -> dict[str, Facts]:
     """Return the facts of requests from the last call of each row, which has no part if cached."""
     facts: dict[str, Facts] = {}
@@ -262,7 +283,7 @@ def _facts_of_several(
         if found and delivery.arrived is not None:
             whole = found[0] if len(found) == 1 else _combined(found)
             wait = max(whole.began - delivery.arrived, 0.0)
-            facts[delivery.task_id] = (_shared_facts(whole, delivery, cached), wait)
+            facts[delivery.task_id] = (_shared_facts(whole, delivery, cached, about), wait)
     return facts
 
 
@@ -272,6 +293,6 @@ def _combined(timings: Sequence[Timing]) -> Timing:
     return Timing(part, began, sum(timing.seconds for timing in timings))
 
 
-def _shared_facts(timing: Timing, delivery: Delivery, cached: int = 0) -> bytes:
+def _shared_facts(timing: Timing, delivery: Delivery, cached: int = 0, about: bytes = b"") -> bytes:
     worker = str(delivery.request.get("hostname") or "")
-    return batch_facts(len(timing.part), timing.seconds, worker, cached)
+    return batch_facts(len(timing.part), timing.seconds, worker, cached, about)

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 #: is submitted; a routine success costs a twentieth of the others.
 _NOTIFICATIONS_PER_PASS, _SUCCESSES_PER_PASS = 16, 256
 
+#: Most times the target latency after which a refused call is to be tried again.
+_LONGEST_RETRY = 10
+
 _SUCCESS = (0, None, 0.0)
 
 
@@ -117,7 +120,7 @@ class Completion:
     def refuse(self, request: Any, late: float) -> None:
         """Refuse a request whose result would come so many seconds after its target latency."""
         target = request.task.target_latency
-        seconds = max(late, target)
+        seconds = min(max(late, target), _LONGEST_RETRY * target)
         error = QueueFull(
             f"{request.name}: the result would come {late:.2g} s later than target_latency;"
             f" try again in {seconds:.2g} s",

@@ -1,0 +1,148 @@
+"""Batches that are chosen so that results come in time, and calls that are refused for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.result import AsyncResult
+
+from celery_batch import BatchPlan, QueueFull
+from celery_batch.protocol import SENT
+from celery_batch.web.errors import http_error, task_error
+from tests.services.place import SOON, Place, eventually
+
+TASK = "f.paced"
+
+EVERY_POOL = ("prefork", "solo", "threads")
+
+
+def latency_of(place: Place) -> dict[str, Any]:
+    """Return what the worker says of the task's latency."""
+    return dict(place.worker.status()[TASK]["latency"])
+
+
+@pytest.fixture
+def taught(place: Place) -> Iterator[Place]:
+    """A place whose worker knows how long the task's batches take."""
+    while latency_of(place)["learnt_from"] < 10:
+        for n in (1, 4, 8):
+            place.get([place.paced.delay(each) for each in range(n)])
+        place.wait_for_batches(TASK)
+    yield place
+    place.app.control.broadcast("batch_config", {"words": [TASK, "default"]}, reply=True)
+
+
+def configured(place: Place, **values: Any) -> dict[str, Any]:
+    """Change the task's options in the worker."""
+    replies = place.app.control.broadcast(
+        "batch_config", {"task": TASK, **values}, reply=True, limit=1, timeout=SOON
+    )
+    (reply,) = replies[0].values()
+    return dict(reply["ok"])
+
+
+@pytest.mark.pools(*EVERY_POOL)
+def test_the_worker_learns_how_long_batches_take(taught: Place):
+    """What a call takes and what each row adds are reported, and why batches are as large."""
+    found = latency_of(taught)
+
+    assert 0.015 < found["a"] < 0.06
+    assert 0.001 < found["b"] < 0.03
+    assert 0 < found["overhead"] < 1
+    assert 16 >= found["limit"]
+    assert "learning" != found["why"]
+
+
+def test_results_tell_how_their_batch_was_chosen(taught: Place):
+    """They have the model as it was known, the limit with its reason, and what was predicted."""
+    result = taught.paced.delay(21)
+    assert 42 == result.get(timeout=SOON)
+    info = result.batch_info
+
+    assert isinstance(info.plan, BatchPlan)
+    assert info.reason in {"idle", "timeout", "ahead"}
+    assert info.plan.limit <= 16
+    assert info.plan.a + info.plan.b * info.size < info.plan.predicted < 1
+    assert taught.double.delay(1).get(timeout=SOON) == 2
+
+
+def test_padding_is_told(place: Place):
+    """What part of the work was padding is known where items have a cost."""
+    result = place.tokens.delay_rows(["x" * 10, "x" * 10, "x" * 4])
+    result.get(timeout=SOON)
+    info = result.batch_info
+
+    assert pytest.approx(6 / 30, abs=1e-3) == info.padding
+    assert info.plan is None
+
+
+def test_calls_that_would_be_late_are_refused(taught: Place):
+    """Each of a burst gets its answer or is refused, in whatever client reads the result."""
+    before = latency_of(taught)["refused"]
+    results = taught.paced.delay_many(range(300))
+    answers = taught.get(results)
+    refused = [each for each in answers if isinstance(each, QueueFull)]
+    stored = taught.app.AsyncResult(
+        next(each.id for each, answer in zip(results, answers, strict=True) if answer in refused)
+    )
+
+    assert refused
+    assert all(answer == 2 * n or answer in refused for n, answer in enumerate(answers))
+    assert len(refused) == latency_of(taught)["refused"] - before
+    assert all(each.retry_after >= 0.4 for each in refused)
+    assert "later than target_latency; try again in" in str(refused[0])
+    url = taught.app.backend.as_uri(include_password=True)
+    error = AsyncResult(stored.id, app=Celery(set_as_current=False, backend=url))
+    assert (type(refused[0]), refused[0].args) == (type(error.result), error.result.args)
+    assert (429, refused[0].retry_after) == (
+        http_error(task_error(error.result)).status,
+        http_error(task_error(error.result)).retry_after,
+    )
+
+
+def test_an_operator_turns_the_target_off_and_on(taught: Place):
+    """Without one all calls run, however late."""
+    reply = configured(taught, target_latency=None, shed=False)
+    answers = taught.get(taught.paced.delay_many(range(100)))
+
+    assert (None, False) == (reply["target_latency"], reply["shed"])
+    assert [2 * n for n in range(100)] == answers
+
+
+@pytest.mark.parametrize("path", ["fast", "celery's"])
+def test_time_in_the_broker_counts(taught: Place, path: str):
+    """Calls say when they were sent; one that says that it is old is late."""
+    options = {"link": []} if path == "fast" else {"producer": None, "retry": True}
+    taught.paced.apply_async((1,), **options).get(timeout=SOON)
+    taught.wait_for_batches(TASK)
+    before = latency_of(taught)
+    old = taught.paced.apply_async(
+        (1,), headers={SENT: int(time.time() * 1000) - 60_000}, **options
+    )
+
+    assert 2 == old.get(timeout=SOON)  # it runs at once, so it is not refused
+    assert eventually(lambda: latency_of(taught)["late"] == before["late"] + 1, "a late one")
+
+
+def test_a_clock_that_is_ahead_does_no_harm(taught: Place):
+    """What says that it comes from the future has just been sent."""
+    before = latency_of(taught)
+    ahead = taught.paced.apply_async((1,), headers={SENT: int(time.time() * 1000) + 60_000})
+
+    assert 2 == ahead.get(timeout=SOON)
+    eventually(lambda: latency_of(taught)["in_time"] == before["in_time"] + 1, "one in time")
+    assert latency_of(taught)["late"] == before["late"]
+
+
+def test_rows_of_a_backfill_are_not_refused(taught: Place):
+    """They may wait, and all of them run."""
+    before = latency_of(taught)["refused"]
+    options = {"headers": {SENT: 0}}
+    answers = taught.get(taught.paced.apply_many([((n,), {}) for n in range(150)], **options))
+
+    assert [2 * n for n in range(150)] == answers
+    assert before == latency_of(taught)["refused"]
