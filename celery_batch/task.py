@@ -28,11 +28,12 @@ from celery_batch.config import (
     policy_of,
 )
 from celery_batch.errors import ConfigurationError
-from celery_batch.item_cost import ItemCost, item_cost_of
+from celery_batch.item_cost import item_cost_of
 from celery_batch.item_key import ItemKey, item_key_of
 from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
 from celery_batch.row_digest import check_reuse
 from celery_batch.rows import CallRows, ChunkCalls, row_count_header, run_calls
+from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of
 from celery_batch.runtime.runner import CallCost, ErrorPolicy, Runner, checked

@@ -11,7 +11,8 @@ from celery import Celery
 
 from celery_batch import BatchTask, Model
 from celery_batch.errors import ConfigurationError, InvalidCost, ItemTooLarge
-from celery_batch.item_cost import ItemCost, item_cost_of
+from celery_batch.item_cost import item_cost_of
+from celery_batch.runtime.item_cost import ItemCost
 
 
 def translate(text, lang="en", *, hint=""):
@@ -81,8 +82,9 @@ def test_a_time_limit_is_the_whole_batchs():
     def slow(*_: str, **__: str) -> int:
         raise SoftTimeLimitExceeded
 
+    cost = ItemCost("t", inspect.signature(translate), slow, interrupts=(SoftTimeLimitExceeded,))
     with pytest.raises(SoftTimeLimitExceeded):
-        cost_of(slow).of_rows([["x"], ["en"], [""]])
+        cost.of_rows([["x"], ["en"], [""]])
 
 
 def test_arguments_that_do_not_fit_are_an_error():

@@ -23,7 +23,9 @@ from typing import Any, Protocol, Self
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import BatchError, ConfigurationError, InvalidKey, StreamerClosed
+from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.streamer.futures import Answer, AnswerLock, CombinedAnswer
+from celery_batch.streamer.model_adapters import Adapter
 from celery_batch.streamer.request_queue import RequestQueue
 
 __all__ = ["GRACE", "BaseStreamer", "WorkerPool"]
@@ -53,7 +55,10 @@ class BaseStreamer(ABC):
         max_latency: Most seconds an item waits for others while a worker is idle.
         worker_timeout: Most seconds to wait for an answer.
         max_queue: Most items that may wait; None for any number.
+        model: What answers the items.
         batch_by: Returns an item's key; only items with equal keys share a batch.
+        cost: What an item costs, where that is limited.
+        limits: `max_batch_cost`, `padded` and `sort_window`, where they are given.
     """
 
     def __init__(
@@ -62,7 +67,10 @@ class BaseStreamer(ABC):
         max_latency: float,
         worker_timeout: float,
         max_queue: int | None,
+        model: Adapter,
         batch_by: Callable[[Any], Hashable] | None = None,
+        cost: Callable[[Any], Any] | None = None,
+        **limits: Any,
     ) -> None:
         if not (batch_by is None or callable(batch_by)):
             raise ConfigurationError(
@@ -70,7 +78,9 @@ class BaseStreamer(ABC):
             )
         if max_queue is not None and max_queue < 1:
             raise ConfigurationError(f"max_queue: must be at least 1, or None, got {max_queue!r}")
-        self.policy = BatchPolicy(batch_size, max_latency)
+        self.policy = BatchPolicy(batch_size, max_latency, **limits)
+        self._item_cost = model.limit_cost(cost, self.policy.cost_limits)
+        self._model = model
         self.worker_timeout = worker_timeout
         self.max_queue = max_queue
         self._size = batch_size
@@ -105,21 +115,22 @@ class BaseStreamer(ABC):
             LoadFailed: The model could not be loaded.
             StreamerClosed: The workers were destroyed.
             InvalidKey: ``batch_by`` raised, or returned what is not hashable.
+            InvalidCost: The cost of an item cannot be computed.
         """
         items = list(batch)
         request_queue = self._request_queue or self._begin()
         lock, rows = request_queue.answer_lock, len(items)
         if self._batch_by is not None:
             parts = list(self._keyed_parts(self._batch_by, items, lock))
-            request_queue.add(parts, rows)
-            return parts[0] if len(parts) == 1 else CombinedAnswer(parts, lock)
-        if 0 < rows <= self._size:
-            answer = Answer(items, lock)
-            request_queue.add((answer,), rows)
-            return answer
-        parts = [Answer(items[i : i + self._size], lock) for i in range(0, rows, self._size)]
+        elif 0 < rows <= self._size:
+            parts = [Answer(items, lock)]
+        else:
+            parts = [Answer(items[i : i + self._size], lock) for i in range(0, rows, self._size)]
+        if self._item_cost is not None:
+            for part in parts:
+                part.cost = self._cost_of(part.items, self._item_cost)
         request_queue.add(parts, rows)
-        return CombinedAnswer(parts, lock)
+        return parts[0] if len(parts) == 1 else CombinedAnswer(parts, lock)
 
     def _keyed_parts(
         self, batch_by: Callable[[Any], Hashable], items: list[Any], lock: AnswerLock
@@ -138,6 +149,11 @@ class BaseStreamer(ABC):
                 answer = Answer(run[i : i + self._size], lock)
                 answer.key = key
                 yield answer
+
+    def _cost_of(self, items: list[Any], item_cost: ItemCost) -> float:
+        """Return the cost of a request, of which no item counts for more than a batch."""
+        costs = [min(item_cost.of_call((item,), {}), self.policy.max_batch_work) for item in items]
+        return max(costs) if self.policy.padded else sum(costs)
 
     def predict(self, batch: Iterable[Any]) -> list[Any]:
         """

@@ -82,6 +82,8 @@ class Answer(Future[list[Any]]):
     key: Hashable = None
     #: The answer that this one is a part of.
     whole: Answer | None = None
+    #: What the items cost, where that is limited.
+    cost = 0.0
 
     def __init__(
         self, items: list[Any], answer_lock: AnswerLock

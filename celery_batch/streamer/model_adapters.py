@@ -8,11 +8,13 @@ to its device before it unpickles, and so before it imports the model's librarie
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from celery_batch.batching.cost import CostLimits
 from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.devices import (
     VISIBLE,
@@ -21,13 +23,16 @@ from celery_batch.runtime.devices import (
     visible_entry,
     why_doubtful,
 )
+from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
-from celery_batch.runtime.signature import signature_of
+from celery_batch.runtime.runner import CallCost
+from celery_batch.runtime.signature import own_attribute, signature_of
 
 __all__ = [
     "Adapter",
     "ManagedModel",
     "as_model",
+    "cost_of",
     "device_names",
     "process_environment",
 ]
@@ -117,6 +122,14 @@ def _require_one_parameter(model: type[Model]) -> None:
         )
 
 
+def cost_of(given: Any) -> Callable[[Any], Any] | None:
+    """Return what an item costs by the `Model` class that was given; None if it does not say."""
+    if not (isinstance(given, type) and issubclass(given, Model)):
+        return None
+    cost: Callable[[Any], Any] | str | None = own_attribute(given, "cost")
+    return len if isinstance(cost, str) else cost  # of its only parameter
+
+
 class Adapter(Model):
     """A model of what the user gave."""
 
@@ -125,12 +138,44 @@ class Adapter(Model):
         self._args = args
         self._kwargs = kwargs
         self._model: Model | None = None
+        #: What its items cost, where that is limited.
+        self.call_cost: CallCost | None = None
 
     def __str__(self) -> str:
         kind = self._given if isinstance(self._given, type) else type(self._given)
         if issubclass(kind, (ManagedModel, Model)):
             return f"{kind.__qualname__}.predict"
         return getattr(self._given, "__qualname__", None) or repr(self._given)
+
+    def limit_cost(
+        self, cost: Callable[[Any], Any] | None, limits: CostLimits | None
+    ) -> ItemCost | None:
+        """
+        Limit the cost of its calls.
+
+        Args:
+            cost: Takes an item and returns its cost; None for that of a `Model` class.
+            limits: The largest call; None for no limit.
+
+        Returns:
+            What computes the cost of items; None without a limit.
+
+        Raises:
+            ConfigurationError: One of the two is missing, or the cost is no function.
+        """
+        if limits is None:
+            if cost is not None:
+                raise ConfigurationError("cost: has no effect without max_batch_cost")
+            return None
+        cost = cost_of(self._given) if cost is None else cost
+        if not callable(cost):
+            raise ConfigurationError(
+                f"max_batch_cost: needs cost, a function of an item, such as len; got {cost!r}"
+            )
+        item = inspect.Parameter("item", inspect.Parameter.POSITIONAL_ONLY)
+        item_cost = ItemCost(str(self), inspect.Signature([item]), cost)
+        self.call_cost = CallCost(item_cost.of_rows, limits)
+        return item_cost
 
     def load(self, device: str) -> None:
         """Make the instance, where a class was given, and load it on its device."""

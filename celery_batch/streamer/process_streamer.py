@@ -12,10 +12,14 @@ from typing import Any
 
 from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.devices import discover
-from celery_batch.runtime.model import Model
 from celery_batch.streamer import worker_main
 from celery_batch.streamer.base import BaseStreamer, WorkerPool
-from celery_batch.streamer.model_adapters import as_model, device_names, process_environment
+from celery_batch.streamer.model_adapters import (
+    Adapter,
+    as_model,
+    device_names,
+    process_environment,
+)
 from celery_batch.streamer.request_queue import RequestQueue
 from celery_batch.streamer.worker_main import Plan
 from celery_batch.streamer.worker_pool import ProcessPool
@@ -47,6 +51,12 @@ class Streamer(BaseStreamer):
         max_queue: Most items that may wait; further requests fail with `QueueFull`.
         batch_by: Returns an item's key; only items with equal keys share a batch.  It runs in the
             caller's process.
+        cost: Takes an item and returns its cost, such as `len`; it has to be importable. A
+            `Model` class may have it.
+        max_batch_cost: The highest cost of one call; None to count items alone.
+        padded: Whether the model pads all items to the longest.
+        sort_window: From how many batches' worth of waiting items a padded batch of similar
+            lengths is chosen; 0 for first come, first served.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -68,8 +78,24 @@ class Streamer(BaseStreamer):
         *,
         max_queue: int | None = None,
         batch_by: Callable[[Any], Hashable] | None = None,
+        cost: Callable[[Any], Any] | None = None,
+        max_batch_cost: float | None = None,
+        padded: bool = False,
+        sort_window: int = 8,
     ) -> None:
-        super().__init__(batch_size, max_latency, worker_timeout, max_queue, batch_by)
+        model = as_model(predict_function_or_model, model_init_args, model_init_kwargs)
+        super().__init__(
+            batch_size,
+            max_latency,
+            worker_timeout,
+            max_queue,
+            model,
+            batch_by,
+            cost,
+            max_batch_cost=max_batch_cost,
+            padded=padded,
+            sort_window=sort_window,
+        )
         if worker_num < 1:
             raise ConfigurationError(f"worker_num: must be at least 1, got {worker_num!r}")
         methods = multiprocessing.get_all_start_methods()
@@ -80,7 +106,6 @@ class Streamer(BaseStreamer):
         self._devices = device_names(cuda_devices)
         self._workers = worker_num
         self._method = mp_start_method
-        model = as_model(predict_function_or_model, model_init_args, model_init_kwargs)
         self._given = _sendable(model, predict_function_or_model, mp_start_method)
         if worker_main.is_arriving():
             # A worker process imports the module that made the streamer, and does not use it.
@@ -123,7 +148,7 @@ class Streamer(BaseStreamer):
         return Plan(env, device, self._devices is not None, self._size)
 
 
-def _sendable(model: Model, given: Any, method: str) -> Model | bytes:
+def _sendable(model: Adapter, given: Any, method: str) -> Adapter | bytes:
     """Return what can be sent to a worker process."""
     if method == "fork":
         return model

@@ -23,6 +23,7 @@ from celery_batch.streamer import process_supervisor
 from celery_batch.streamer.model_adapters import (
     Adapter,
     as_model,
+    cost_of,
     device_names,
     process_environment,
 )
@@ -202,6 +203,8 @@ class RedisWorker:
         self._given = model_class, model_init_args, model_init_kwargs
         self._broker = redis_broker
         self._options = {"max_batch_size": batch_size, "max_wait": max_latency, **options}
+        if options.get("max_batch_cost") is not None:
+            self._options.setdefault("cost", cost_of(model_class))
         self._make_app()  # errors are raised here, and not in a process that is started later
 
     def _make_app(self, **settings: Any) -> Celery:

@@ -94,6 +94,8 @@ class RequestQueue:
     ) -> None:
         self.answer_lock = answer_lock
         self._size = policy.max_batch_size
+        #: Whether a batch is full with so many rows.
+        self._counts_rows = policy.max_batch_cost is None and not by_key
         self._most = sys.maxsize if most is None else most
         self._by_key: KeyedBatcher[Answer] | None = KeyedBatcher(policy) if by_key else None
         self._batcher: Batcher[Answer] | KeyedBatcher[Answer] = (
@@ -145,16 +147,17 @@ class RequestQueue:
         with self._lock:
             before = self._admit(rows)
             by_key = self._by_key
-            had_full = by_key is not None and by_key.is_full
+            had_full = not self._counts_rows and self._batcher.is_full
             had_keys = 0 if by_key is None else by_key.keys
             for answer in answers:
                 self._batcher.add(
-                    Request(answer, now, 0, False, None, len(answer.items), 0.0, answer.key)  # noqa: FBT003
+                    Request(answer, now, 0, False, None, len(answer.items), answer.cost, answer.key)  # noqa: FBT003
                 )
-            if by_key is None:
-                is_full, is_first = before < self._size <= self._rows, not before
+            is_first = not before if by_key is None else by_key.keys > had_keys
+            if self._counts_rows:
+                is_full = before < self._size <= self._rows
             else:
-                is_full, is_first = by_key.is_full and not had_full, by_key.keys > had_keys
+                is_full = self._batcher.is_full and not had_full
             has_woken = (is_full or is_first) and self._wake()
             closed = self._closed
             if closed is not None:  # since `_admit`, and maybe between two lines of this method

@@ -10,7 +10,7 @@ from celery_batch.errors import LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.runner import Runner
 from celery_batch.streamer.base import BaseStreamer, WorkerPool
-from celery_batch.streamer.model_adapters import as_model
+from celery_batch.streamer.model_adapters import Adapter, as_model
 from celery_batch.streamer.request_queue import RequestQueue, Slot, broke_off
 
 __all__ = ["ThreadedStreamer"]
@@ -31,6 +31,11 @@ class ThreadedStreamer(BaseStreamer):
         worker_timeout: Most seconds that `predict`, and ``result()`` of a future, wait.
         max_queue: Most items that may wait; further requests fail with `QueueFull`.
         batch_by: Returns an item's key; only items with equal keys share a batch.
+        cost: Takes an item and returns its cost, such as `len`; a `Model` class may have it.
+        max_batch_cost: The highest cost of one call; None to count items alone.
+        padded: Whether the model pads all items to the longest.
+        sort_window: From how many batches' worth of waiting items a padded batch of similar
+            lengths is chosen; 0 for first come, first served.
 
     Raises:
         ConfigurationError: An argument is wrong.
@@ -45,9 +50,23 @@ class ThreadedStreamer(BaseStreamer):
         *,
         max_queue: int | None = None,
         batch_by: Callable[[Any], Hashable] | None = None,
+        cost: Callable[[Any], Any] | None = None,
+        max_batch_cost: float | None = None,
+        padded: bool = False,
+        sort_window: int = 8,
     ) -> None:
-        super().__init__(batch_size, max_latency, worker_timeout, max_queue, batch_by)
-        self._model = as_model(predict_function)
+        super().__init__(
+            batch_size,
+            max_latency,
+            worker_timeout,
+            max_queue,
+            as_model(predict_function),
+            batch_by,
+            cost,
+            max_batch_cost=max_batch_cost,
+            padded=padded,
+            sort_window=sort_window,
+        )
 
     def _start_workers(self, request_queue: RequestQueue) -> WorkerPool:
         return _Feeder(request_queue, self._model, self._size)
@@ -56,7 +75,7 @@ class ThreadedStreamer(BaseStreamer):
 class _Feeder:
     """The thread that runs the model."""
 
-    def __init__(self, request_queue: RequestQueue, model: Any, size: int) -> None:
+    def __init__(self, request_queue: RequestQueue, model: Adapter, size: int) -> None:
         self._request_queue = request_queue
         self._model = model
         self._size = size
@@ -77,7 +96,7 @@ class _Feeder:
         except LoadFailed as error:
             self._request_queue.close(error)
             return
-        runner = Runner(self._model.predict, name, most=self._size)
+        runner = Runner(self._model.predict, name, most=self._size, cost=self._model.call_cost)
         while (requests := self._request_queue.take(self._slot)) is not None:
             items = [item for request in requests for item in request.item.items]
             outputs: list[Any] | ModelError

@@ -26,8 +26,8 @@ from typing import Any
 
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
-from celery_batch.runtime.model import Model
 from celery_batch.runtime.runner import Outcome, Runner
+from celery_batch.streamer.model_adapters import Adapter
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
 
 __all__ = [
@@ -132,7 +132,7 @@ def arrive(env: Mapping[str, str]) -> None:
         end_with_parent(os.getppid())
 
 
-def serve(batches: Any, replies: Any, given: Model | bytes, plan: Plan) -> None:
+def serve(batches: Any, replies: Any, given: Adapter | bytes, plan: Plan) -> None:
     """
     Load the model, report its error or an empty message, and run batches until one comes.
 
@@ -152,7 +152,7 @@ def serve(batches: Any, replies: Any, given: Model | bytes, plan: Plan) -> None:
     except LoadFailed as error:
         replies.send_bytes(str(error).encode())
         return
-    runner = Runner(model.predict, str(model), most=plan.size)
+    runner = Runner(model.predict, str(model), most=plan.size, cost=model.call_cost)
     _is_arriving = False
     replies.send_bytes(b"")
     while payload := batches.recv_bytes():
@@ -160,12 +160,12 @@ def serve(batches: Any, replies: Any, given: Model | bytes, plan: Plan) -> None:
     model.unload()
 
 
-def _load(given: Model | bytes, plan: Plan) -> Model:
+def _load(given: Adapter | bytes, plan: Plan) -> Adapter:
     """Load the model and warm it up."""
     try:
         if plan.is_pinned:
             devices.pin(0, [plan.device])
-        model = given if isinstance(given, Model) else _imported(given)
+        model = given if isinstance(given, Adapter) else _imported(given)
         registry.warm(lambda: model, str(model), plan.device)
         if plan.is_pinned:
             devices.require_seen(plan.device, "cuda_devices (leave it out to do without)")
@@ -192,9 +192,9 @@ def _run(runner: Runner, payload: bytes) -> bytes:
         return pickle.dumps((broke_off, runner.broken))
 
 
-def _imported(given: bytes) -> Model:
+def _imported(given: bytes) -> Adapter:
     try:
-        model: Model = unpickled(given)
+        model: Adapter = unpickled(given)
     except BaseException as error:
         raise LoadFailed(
             f"the worker process cannot import what predicts: {type(error).__name__}: {error};"

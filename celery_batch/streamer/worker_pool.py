@@ -15,9 +15,9 @@ from typing import Any
 
 from celery_batch.errors import LoadFailed, ModelError
 from celery_batch.processes.supervisor import restart_pause
-from celery_batch.runtime.model import Model
 from celery_batch.streamer import worker_main
 from celery_batch.streamer.base import GRACE
+from celery_batch.streamer.model_adapters import Adapter
 from celery_batch.streamer.request_queue import RequestQueue, Requests, Slot, broke_off
 from celery_batch.streamer.spawn_hook import HookedName
 from celery_batch.streamer.worker_main import Plan, pickled, unpickled
@@ -67,7 +67,7 @@ class WorkerProcess:
         method: How it is started: spawn, forkserver or fork.
     """
 
-    def __init__(self, name: str, given: Model | bytes, plan: Plan, method: str) -> None:
+    def __init__(self, name: str, given: Adapter | bytes, plan: Plan, method: str) -> None:
         context: Any = multiprocessing.get_context(method)
         # Two pipes, since gevent's socket pairs, of which a duplex one is made, never block.
         batches, self._batches = context.Pipe(duplex=False)
@@ -166,7 +166,11 @@ class ProcessPool:
     """
 
     def __init__(
-        self, request_queue: RequestQueue, given: Model | bytes, plans: Sequence[Plan], method: str
+        self,
+        request_queue: RequestQueue,
+        given: Adapter | bytes,
+        plans: Sequence[Plan],
+        method: str,
     ) -> None:
         self._request_queue = request_queue
         self._lock = threading.Lock()

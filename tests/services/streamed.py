@@ -36,6 +36,26 @@ def count(batch):
     return [len(batch)] * len(batch)
 
 
+def measure(batch):
+    """Answer each text with its length, that of the longest in its batch, and their number."""
+    time.sleep(0.3 if "pause" in batch else 0.0)
+    longest = max(map(len, batch))
+    return [(len(text), longest, len(batch)) for text in batch]
+
+
+class Measure(Model):
+    """The same as a class, which says what a text costs."""
+
+    cost = "text"
+
+    def load(self, device):
+        """Nothing is to be loaded."""
+
+    def predict(self, text):
+        """Answer as `measure` does."""
+        return measure(text)
+
+
 def drop(batch):
     """Lose an output."""
     return batch[1:]

@@ -137,6 +137,19 @@ def test_clients_of_a_slow_model_share_its_batches(lab: Lab):
     assert [1, 15, 16, 16, 16] == [fact["rows"] for fact in recall("counted")][:5]
 
 
+def test_batches_are_limited_by_cost(lab: Lab):
+    """The options are those of the worker's task; items of similar length share a batch."""
+    streamer = lab.streamer("cost")
+    lengths = [2, 10] * 16
+    with lab.run("cost_file.py", cwd=PROGRAMS):
+        futures = [streamer.submit(["x" * length]) for length in lengths]
+        outputs = [future.result(LONG)[0] for future in futures]
+
+    assert lengths == [own for own, _, _ in outputs]
+    assert max(longest * rows for _, longest, rows in outputs) <= 40
+    assert sum(longest for _, longest, _ in outputs) < 1.2 * sum(lengths)
+
+
 def test_coroutines(lab: Lab):
     """A coroutine awaits apredict, or wraps a future of submit; the loop goes on."""
     streamer = lab.streamer()
