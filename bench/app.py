@@ -133,6 +133,29 @@ for _name, _model in SHAPES.items():
     )
 
 
+def double(value: list[int], key: Any) -> list[tuple[int, Any]]:
+    """Double each number and say with which key, in the time of a small model."""
+    keyed = Reference(0.002, 0.0001)(value)
+    return [(each, key if isinstance(key, str) else None) for each in keyed]
+
+
+_COSTED: dict[str, Any] = {
+    "cost": lambda value, key: 10 + len(key),  # noqa: ARG005 (a cost gets all arguments)
+    "max_batch_cost": 1000,
+    "padded": True,
+}
+KEYED: dict[str, dict[str, Any]] = {
+    "unkeyed": {},
+    "costed": _COSTED,
+    "keyed": {"batch_by": "key"},
+    "keyed_costed": {"batch_by": "key", **_COSTED},
+}
+for _name, _by in KEYED.items():
+    app.task(base=BatchTask, name=f"bench.{_name}", max_batch_size=32, queue="bench-keys", **_by)(
+        double
+    )
+
+
 @cache
 def _times() -> int:
     return os.open(os.environ["BENCH_TIMES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)

@@ -70,9 +70,9 @@ class RedisAcks(CollectedAcks):
     def started(self, task_requests: Sequence[Any]) -> None:
         """Record that a batch runs: if this worker dies, each message has been lost once."""
         if not self._has_ended:
-            held = self._held()
+            delivered, done = self._qos._delivered, self._qos._dirty  # noqa: SLF001
             tags = (request.message.delivery_tag for request in task_requests)
-            self._running += [tag for tag in tags if tag in held]
+            self._running += [tag for tag in tags if tag in delivered and tag not in done]
             if self._running:
                 self._flush_soon()
         if isinstance(self._consumer.pool, SoloPool):

@@ -119,6 +119,8 @@ class Scheduler:
             task_queues = self._priority.order(self._task_queues.values())
             is_contested = any(task_queue.is_full for task_queue in task_queues)
             for task_queue in task_queues:
+                if task_queue.is_empty:
+                    continue
                 formed = self._form_batch(task_queue, is_contested=is_contested)
                 if isinstance(formed, BatchJob):
                     # Outside the lock: the solo pool runs the whole batch in this call.

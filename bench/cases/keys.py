@@ -1,0 +1,189 @@
+"""
+Batches by key: how many items a second, how large the batches are, and how long the last waits.
+
+The model sleeps where a GPU would compute.  Keys are drawn at random, each as likely.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+
+from bench.open_loop import quantile, send
+from bench.policies.loads import LOADS
+from bench.stack import Stack, broker, running
+from bench.tables import Case, Effort, Goal, ResultTable
+from bench.testbed import cpu_of
+
+__all__ = ["CASE"]
+
+_KEYS = (1, 10, 1_000, 10_000)
+
+#: Items of a backlog; and those that come in a second, for so many seconds.
+_ITEMS, _RATE, _SECONDS = 8192, 150.0, 10.0
+
+#: A round takes a minute, and so do the loads.
+_MOST_ROUNDS = 2
+
+#: Rows of the largest batch of these tasks.
+_SIZE = 32
+
+_TASKS = ("unkeyed", "costed", "keyed", "keyed_costed")
+
+#: Microseconds that keys and costs may take of the worker's main process for each item.
+_MOST_CPU = 10.0
+
+
+def _measure(effort: Effort) -> dict[str, Any]:
+    count = effort.items(_ITEMS)
+    with broker(), running("--concurrency=1", "-Q", "bench-keys") as stack:
+        for name in _TASKS:
+            _drain(stack, name, 1, 64)
+        rounds = [_round(stack, count) for _ in range(min(effort.rounds, _MOST_ROUNDS))]
+        loads = [_load(stack, keys, effort.share) for keys in _KEYS]
+    rows = [
+        {
+            key: value
+            if isinstance(value, str)
+            else statistics.median(each[n][key] for each in rounds)
+            for key, value in row.items()
+        }
+        for n, row in enumerate(rounds[0])
+    ]
+    return {"rows": rows, "loads": loads}
+
+
+def _round(stack: Stack, count: int) -> list[dict[str, Any]]:
+    """Drain a backlog of each kind; those with keys are compared with batches of that size."""
+    plain = {"name": "no keys, no cost", **_drain(stack, "unkeyed", 1, count)}
+    costed = {"name": "cost, no keys", **_drain(stack, "costed", 1, count)}
+    rows = [plain, costed]
+    for name, keys in [*(("keyed", each) for each in _KEYS), ("keyed_costed", 10)]:
+        found = _drain(stack, name, keys, count)
+        size = min(max(round(found["size"]), 1), _SIZE)
+        _configure(stack, size)
+        same = _drain(stack, "unkeyed", 1, count) if size < _SIZE else plain
+        _configure(stack, _SIZE)
+        what = f"{keys:,} keys" if keys > 1 else "1 key"
+        rows.append({
+            "name": f"{what}, cost" if name == "keyed_costed" else what,
+            **found,
+            "extra": found["cpu"] - same["cpu"],
+        })  # fmt: skip
+    costed["extra"], plain["extra"] = costed["cpu"] - plain["cpu"], 0.0
+    return rows
+
+
+def _configure(stack: Stack, size: int) -> None:
+    words = ["bench.unkeyed"]
+    stack.app.control.broadcast(
+        "batch_config", {"words": words, "max_batch_size": size}, reply=True
+    )
+
+
+def _items(keys: int, count: int, seed: int) -> list[tuple[int, str]]:
+    draw = random.Random(seed)
+    return [(n, f"key {draw.randrange(keys)}") for n in range(count)]
+
+
+def _drain(stack: Stack, name: str, keys: int, count: int) -> dict[str, Any]:
+    """Send all items at once; return how fast they were answered, and what that took."""
+    task, items = stack.app.tasks[f"bench.{name}"], _items(keys, count, keys)
+    (consumer,) = psutil.Process(stack.worker.pid).children()
+    cpu, began = cpu_of(consumer), time.monotonic()
+    results = task.apply_many([(item, None) for item in items])
+    outputs = [result.get(timeout=600) for result in results]
+    seconds, cpu = time.monotonic() - began, cpu_of(consumer) - cpu
+    _check(items, outputs, has_keys=name.startswith("keyed"))
+    return {"rate": count / seconds, "size": _mean_size(results), "cpu": 1e6 * cpu / count}
+
+
+def _load(stack: Stack, keys: int, share: float) -> dict[str, Any]:
+    """Send items one by one, when they come independently at a rate."""
+    task = stack.app.tasks["bench.keyed"]
+    requests = list(LOADS["Poisson"](_RATE, max(int(_RATE * _SECONDS * share), 10), 2))
+    items = _items(keys, len(requests), 2)
+    call = SimpleNamespace(name=task.name, delay=lambda item: task.delay(*item))
+    times, results = send(call, items, [request.arrived for request in requests])
+    _check(items, [result.get(timeout=60) for result in results], has_keys=True)
+    return {
+        "keys": keys,
+        "rate": len(items) / (requests[-1].arrived + times[-1]),
+        "size": _mean_size(results),
+        **{f"p{n}": quantile(times, n / 100) for n in (50, 99)},
+        "worst": max(times),
+    }
+
+
+def _check(items: Sequence[tuple[int, str]], outputs: Sequence[Any], *, has_keys: bool) -> None:
+    for (value, key), output in zip(items, outputs, strict=True):
+        if output != [2 * value, key if has_keys else None]:
+            raise RuntimeError(f"{value} of {key!r} was answered with {output!r}")
+
+
+def _mean_size(results: Sequence[Any]) -> float:
+    """Return how many items a batch had: each counts for its part of one."""
+    batches = sum(1 / result.batch_info.size for result in results)
+    return len(results) / float(batches)
+
+
+def _tables(data: dict[str, Any]) -> list[ResultTable]:
+    rows = [
+        (
+            row["name"],
+            f"{row['rate']:.0f}",
+            f"{row['size']:.1f}",
+            f"{row['cpu']:.0f}",
+            f"{row['extra']:+.1f}",
+        )
+        for row in data["rows"]
+    ]
+    loads = [
+        (
+            f"{row['keys']:,}",
+            f"{row['rate']:.0f}",
+            f"{row['size']:.2f}",
+            *(f"{1000 * row[key]:.0f}" for key in ("p50", "p99", "worst")),
+        )
+        for row in data["loads"]
+    ]
+    notes = (
+        "A call takes 2 ms, and 0.1 ms for each item; max_batch_size=32.",
+        "CPU is that of the worker's main process, in microseconds for each item.",
+        "The last column is what that is more than without keys and cost, in batches of as many.",
+    )
+    return [
+        ResultTable(
+            "A backlog of items with random keys",
+            ("backlog", "items/s", "items a batch", "CPU", "CPU of keys or cost"),
+            rows,
+            notes,
+        ),
+        ResultTable(
+            f"Such items one by one, {_RATE:g} a second",
+            ("keys", "items/s", "items a batch", "p50", "p99", "longest"),
+            loads,
+            ("Milliseconds from sending to the result.",),
+        ),
+    ]
+
+
+def _goals(data: dict[str, Any]) -> list[Goal]:
+    most = max(row["extra"] for row in data["rows"])
+    held = min(row["rate"] for row in data["loads"]) / _RATE
+    return [
+        Goal("CPU of keys and cost for each item", most, _MOST_CPU, unit=" us", most=True),
+        Goal("rate with any number of keys, of what came", held, 0.9),
+    ]
+
+
+CASE = Case(
+    "keys", "1 to 10,000 keys, of which a batch has one", _measure, _tables, _goals,
+    by_default=False,
+)  # fmt: skip
