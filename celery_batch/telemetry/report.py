@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -98,6 +99,7 @@ class BatchReport:
         requests: The number of requests.
         rows: The number of their rows.
         most: The most rows the batch could have had: ``max_batch_size``.
+        most_cost: The most that one of its model calls could have cost; infinite for any.
         reason: Why it left.
         end: How it ended.
         outcomes: How many requests had each outcome.
@@ -121,11 +123,18 @@ class BatchReport:
     poison: int = 0
     pid: int | None = None
     taken: tuple[float, float] | None = None
+    most_cost: float = math.inf
 
     @property
     def fill(self) -> float:
-        """The used share of ``max_batch_size`` in its model calls; a large chunk takes several."""
-        return self.rows / (-(-self.rows // self.most) * self.most) if self.rows else 0.0
+        """
+        The used share of ``max_batch_size`` in its model calls; a large chunk takes several.
+
+        Where cost is limited, it is that of ``max_batch_cost``, if that is larger.
+        """
+        used = self.rows / (-(-self.rows // self.most) * self.most) if self.rows else 0.0
+        room = self.work.calls * self.most_cost
+        return max(used, min(self.work.padded_cost / room, 1.0)) if room else used
 
     @property
     def wait(self) -> float:

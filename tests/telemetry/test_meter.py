@@ -174,6 +174,16 @@ def test_fill_is_the_share_of_the_room_in_its_calls(rows: int, fill: float):
     assert fill == report(rows=rows).fill
 
 
+@pytest.mark.parametrize(
+    ("rows", "cost", "fill"), [(4, 75.0, 0.75), (6, 60.0, 0.75), (1, 900.0, 1)]
+)
+def test_fill_counts_cost_where_that_is_limited(rows: int, cost: float, fill: float):
+    """Whatever of the batch's room was used up first; no item takes more than all of it."""
+    work = Work(1, 0.0, 1.0, 1.0, padded_cost=cost)
+
+    assert fill == report(rows=rows, work=work, most_cost=100.0).fill
+
+
 def test_report_in_words_and_as_data():
     """One line describes a batch, and has more if something failed."""
     fine = report()

@@ -127,9 +127,10 @@ def test_places_are_reserved_for_the_less_urgent(client: Redis):
     chunks = [message(headers={"batch_rows": 4}, delivery_tag=f"chunk{n}") for n in range(2)]
     client.lpush("chunks", *chunks)
     lists = ["chunks", "bulk", "none", "urgent", "bulk"]
-    client.eval(
+    found = client.eval(
         script("fetch"), 6 + len(lists), *RECORDS, *lists, 10, "me", "alive", 10_000, "3 2 2"
     )
 
+    assert [b"1 3 0 1 3", 1] == found[2:]  # left in each list, for so many workers
     assert 7 == client.hlen("unacked")
     assert [1, 3, 1] == [client.llen(name) for name in ("chunks", "bulk", "urgent")]

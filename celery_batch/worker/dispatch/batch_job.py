@@ -122,6 +122,11 @@ class BatchJob:
         return math.fsum(request.work for request in self._distinct())
 
     @property
+    def max_cost(self) -> float:
+        """The highest cost of one call; infinite for any."""
+        return math.inf if self._cost_limits is None else self._cost_limits.cost
+
+    @property
     def precedence(self) -> tuple[int, float]:
         """What decides which of two batches that are ready runs first: the smaller goes first."""
         return self.urgency, self.start

@@ -198,6 +198,7 @@ def _report(job: BatchJob, follow_up: FollowUp) -> BatchReport:
         requests=len(job.requests),
         rows=job.rows,
         most=job.max_rows,
+        most_cost=job.max_cost,
         reason=job.reason,
         end=_end_of(job),
         outcomes=_count_outcomes(job, follow_up),

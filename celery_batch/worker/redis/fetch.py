@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import product
 from queue import Empty
@@ -64,6 +64,8 @@ class QueueLists:
         self._names: dict[tuple[str, int], str] = {}
         #: The tasks of messages that have come from each queue.
         self.tasks: defaultdict[str, set[str]] = defaultdict(set)
+        #: Messages beyond the next batches that each queue has for this worker, as of late.
+        self.ahead: dict[str, int] = {}
 
     def all(self) -> list[str]:
         """Return all lists, key prefix included."""
@@ -111,7 +113,8 @@ class QueueLists:
             credit: What is left of the prefetch.
         """
         tasks, usable = self.tasks.get(queue), []
-        for step, left in zip(steps, self._limits.left(tasks, steps), strict=True):
+        limits = self._limits.left(tasks, steps, self.ahead.get(queue, 0))
+        for step, left in zip(steps, limits, strict=True):
             behind = self._limits.behind(tasks, step) if tasks and left > credit else 0
             usable.append(min(left, credit + behind))
         return usable
@@ -276,10 +279,19 @@ class BulkFetch:
             channel._flush_brpop_reauth()  # noqa: SLF001
         self._is_refused = False
         if not found:
-            self._scheduler.fetch_limits.ahead = 0
+            self._lists.ahead.update(dict.fromkeys(self._queues, 0))
             return []
-        lengths, texts, self._scheduler.fetch_limits.ahead = found
+        lengths, texts, left, workers = found
+        self._note_left(map(int, left.split()), workers)
         return self._parse(lengths, texts)
+
+    def _note_left(self, left: Iterable[int], workers: int) -> None:
+        """Note this worker's part of what is left in the queues that were read."""
+        ahead = dict.fromkeys(self._queues, 0)
+        by_list = dict(zip(self._fetched, zip(self._queues, left, strict=True), strict=True))
+        for queue, messages in by_list.values():  # a list may have been read in two places
+            ahead[queue] += messages
+        self._lists.ahead.update({queue: count // workers for queue, count in ahead.items()})
 
     def _parse(self, lengths: bytes, texts: bytes) -> list[tuple[str, str, bytes]]:
         numbers, end, found = map(int, lengths.split()), 0, []

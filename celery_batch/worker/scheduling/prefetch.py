@@ -178,34 +178,43 @@ class FetchLimits:
     def __init__(self, task_queues: Mapping[str, TaskQueue], slots: Slots) -> None:
         self._task_queues = task_queues
         self._slots = slots
-        #: Messages beyond the next batches that the broker has for this worker, as of late.
-        self.ahead = 0
 
     def has_capacity(self) -> bool:
         """Return whether each task can use another message, of whatever urgency."""
         return any(self.left(self._task_queues, [LEAST_URGENT]))
 
-    def left(self, tasks: Collection[str] | None, urgencies: Sequence[int]) -> list[int]:
+    def left(
+        self, tasks: Collection[str] | None, urgencies: Sequence[int], ahead: int = 0
+    ) -> list[int]:
         """
         Return how many more messages of each urgency can run, be ready or wait for a batch.
 
         The task of the next message is unknown, so the fullest task queue sets the limit: what
         it cannot use stays in the broker for other workers.
+
+        Args:
+            tasks: Those that the broker queue may bring.
+            urgencies: Of the messages.
+            ahead: Messages beyond the next batches that the broker queue has for this worker.
         """
         task_queues = self._queues_of(tasks)
         most_urgent = min(urgencies)
         if any(each.behind(most_urgent) for each in task_queues):
-            return [self._left(task_queues, tasks, urgency) for urgency in urgencies]
+            return [self._left(task_queues, tasks, urgency, ahead) for urgency in urgencies]
         # They would overtake no request, so the limit is the same for all of them.
-        return [self._left(task_queues, tasks, most_urgent)] * len(urgencies)
+        return [self._left(task_queues, tasks, most_urgent, ahead)] * len(urgencies)
 
     def _left(
-        self, task_queues: Collection[TaskQueue], tasks: Collection[str] | None, urgency: int
+        self,
+        task_queues: Collection[TaskQueue],
+        tasks: Collection[str] | None,
+        urgency: int,
+        ahead: int,
     ) -> int:
         batches, jobs = self._slots.capacity + self._slots.processes, list(self._slots.jobs)
         left = [
             each.capacity_left(
-                batches, [job for job in jobs if job.task is each.task], urgency, self.ahead
+                batches, [job for job in jobs if job.task is each.task], urgency, ahead
             )
             for each in task_queues
         ]

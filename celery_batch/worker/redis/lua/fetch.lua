@@ -6,8 +6,8 @@
 --       5 most messages of each of the first lists, with spaces between the numbers
 -- Returns  nothing; or two strings, which are parsed faster than many: three numbers for each
 --          message (of its list, from 1; length of its tag, 0 if it is not recorded; its own
---          length), and all tags and messages, one after the other; and how many messages
---          are left for each worker that holds any
+--          length), and all tags and messages, one after the other; how many messages are left
+--          in each list, with spaces between the numbers; and how many workers hold messages
 
 -- Where the delivery information of a message begins as kombu writes it, and what it is.
 -- Quotes within values are escaped, so the words stand for names here.
@@ -103,7 +103,7 @@ if #times > 0 then
   end
 end
 if #found == 0 then return {} end
-local left = 0
-for i = 7, #KEYS do left = left + redis.call('LLEN', KEYS[i]) end
+local left = {}
+for i = 7, #KEYS do left[i - 6] = redis.call('LLEN', KEYS[i]) end
 local workers = math.max(redis.call('SCARD', KEYS[5]), 1)
-return {table.concat(lengths, ' '), table.concat(found), math.floor(left / workers)}
+return {table.concat(lengths, ' '), table.concat(found), table.concat(left, ' '), workers}
