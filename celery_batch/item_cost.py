@@ -10,7 +10,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.item_cost import ItemCost
-from celery_batch.runtime.signature import own_attribute
+from celery_batch.runtime.signature import own_attribute, signature_of
 
 __all__ = ["item_cost_of"]
 
@@ -42,6 +42,12 @@ def item_cost_of(task: Any) -> ItemCost | None:
             f" the parameter whose length counts"
         )
     names = [*task._batch_signature.parameters]
+    if (
+        task.model is not None
+        and len(names) == 1
+        and cost in [*signature_of(task.model).parameters]
+    ):
+        cost = names[0]  # the task calls the only parameter of a model "item"
     if not callable(cost) and cost not in names:
         hint = did_you_mean(str(cost), names)
         raise ConfigurationError(

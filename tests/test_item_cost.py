@@ -112,6 +112,21 @@ def app():
     return Celery("costs", set_as_current=False)
 
 
+def test_a_model_names_its_parameter_as_it_does_itself(app):
+    """Though its task calls the only one "item"."""
+
+    class Named(Model):
+        cost = "text"
+
+        def predict(self, text):
+            """Return the texts."""
+            return text
+
+    task = Named.as_task(app, name="named", max_batch_cost=10)
+
+    assert 4.0 == item_cost_of(task).of_call(["four"], {})
+
+
 def test_a_model_says_what_its_items_cost(app):
     """Its static method is used unless the task has a function of its own."""
     embed = Embed.as_task(app, name="embed", max_batch_cost=10)
