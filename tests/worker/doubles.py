@@ -14,6 +14,7 @@ from kombu.asynchronous import Hub
 
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
+from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.scheduler import Scheduler
 
 
@@ -31,6 +32,7 @@ class Call:
         self.is_cancelled = self.is_undecoded = self.is_routine = False
         self.deliveries, self.rows, self.work, self.cost = 0, 1, 1.0, None
         self.batch_key: Any = None
+        self.row_digest: bytes | None = None
         self.is_suspect = False
         self.has_result = True
         self.correlation_id = self.reply_to = self.eventer = None
@@ -51,6 +53,8 @@ class Call:
             acks_late=True,
         )
         state.task_reserved(self)
+
+    take_place_of = BatchRequest.take_place_of
 
     @property
     def runs_alone(self) -> bool:

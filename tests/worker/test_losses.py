@@ -246,6 +246,21 @@ def test_what_runs_on_is_not_run_twice(worker: Worker, pool: Pool):
     assert ["a", "b"] == worker.ids("acknowledged")
 
 
+def test_what_runs_on_is_as_old_as_before(worker: Worker, pool: Pool):
+    """What was found out of a request is known of its new message, too: its age, cost and key."""
+    calls = worker.send("pairs", "a", "b")
+    calls[1].cost, calls[1].work, calls[1].batch_key = 3.0, 6.0, "key"
+    (job,) = worker.scheduler.slots.jobs
+    pool.sent[0].accept_callback(1, 0.0)
+    worker.scheduler.close(restarting=True)
+    worker.scheduler.open()
+    redeliver(worker, "a", "b")
+    known = [(each.arrived, each.cost, each.work, each.batch_key) for each in job.requests]
+
+    assert all(each not in calls for each in job.requests)
+    assert [(calls[0].arrived, None, 1.0, None), (calls[1].arrived, 3.0, 6.0, "key")] == known
+
+
 def test_what_was_answered_meanwhile_is_only_acknowledged(worker: Worker, pool: Pool):
     """A batch may end before its messages come again; they are acknowledged on arrival."""
     worker.send("pairs", "a", "b")

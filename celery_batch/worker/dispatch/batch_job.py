@@ -268,6 +268,7 @@ class BatchJob:
                 return False
             index = keys.index(task_request.key)
             former, self.requests[index] = self.requests[index], task_request
+            task_request.take_place_of(former)
         task_ready(former)
         if self.began is not None:
             HandlerCall(task_request, task_request.on_accepted, (self.pid, self.began)).call()

@@ -205,6 +205,11 @@ class BatchRequest(Request):  # type: ignore[misc]
             return []
         return [cost for cost in item_cost.of_rows(chunk.columns) if isinstance(cost, float)]
 
+    def take_place_of(self, former: BatchRequest) -> None:
+        """Take over what is known of the same request, whose message was delivered before."""
+        self.arrived, self.cost, self.work = former.arrived, former.cost, former.work
+        self.batch_key, self.row_digest = former.batch_key, former.row_digest
+
     def compute_digest(self, row_digest: RowDigest) -> None:
         """Compute the digest of its arguments, unless it is a chunk or too large to decode here."""
         if self._request_dict.get(ROWS) or len(self._message.body or b"") > _LARGEST_COUNTED:
