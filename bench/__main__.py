@@ -31,6 +31,7 @@ from bench.cases import (
     shapes,
     share,
     streamers,
+    target,
     web,
 )
 from bench.tables import Case, Effort, goals_table
@@ -51,6 +52,7 @@ _ALL = (
     forecast.CASE,
     lengths.CASE,
     keys.CASE,
+    target.CASE,
     shapes.CASE,
     share.CASE,
     policies.CASE,

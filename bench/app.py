@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
@@ -26,6 +27,9 @@ REUSE: dict[str, dict[str, Any]] = {
     "caches": {"cache_ttl": 600, "version": 1},
     "dedupes_and_caches": {"dedupe": True, "cache_ttl": 600, "version": 1},
 }
+
+#: Seconds of a call and of each row, the sizes that batches may have, and the latency targets.
+PACED_CALL, PACED_ROW, PACED_SIZES, TARGETS = 0.004, 0.002, (4, 8, 16, 32, 64), (0.05, 0.1, 0.2)
 
 app = Celery("bench")
 app.conf.update(
@@ -154,6 +158,29 @@ for _name, _by in KEYED.items():
     app.task(base=BatchTask, name=f"bench.{_name}", max_batch_size=32, queue="bench-keys", **_by)(
         double
     )
+
+
+def _paced(item: list[int]) -> list[int]:
+    """Take a time that can be changed meanwhile."""
+    times = float(Path(os.environ["BENCH_SLOWER"]).read_text())
+    time.sleep((PACED_CALL + PACED_ROW * len(item)) * times)
+    return [2 * each for each in item]
+
+
+for _target in TARGETS:
+    app.task(
+        base=BatchTask,
+        name=f"bench.target{_target * 1000:.0f}",
+        max_batch_size=max(PACED_SIZES),
+        max_wait=0.01,
+        target_latency=_target,
+        queue=f"bench-target{_target * 1000:.0f}",
+    )(_paced)
+for _size in PACED_SIZES:
+    for _name, _wait in ((f"bench.paced{_size}", 0.0), (f"bench.paced{_size}w", 0.01)):
+        app.task(
+            base=BatchTask, name=_name, max_batch_size=_size, max_wait=_wait, queue="bench-paced"
+        )(_paced)
 
 
 @cache
