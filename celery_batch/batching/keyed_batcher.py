@@ -24,6 +24,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason
@@ -333,27 +334,32 @@ class KeyedBatcher(Generic[T]):
             return Done() if self._draining else Wait(None)
         if full_only and not self._whole:
             return Wait(None)
-        for level in self._levels.values():
-            self._find_due(level, now)
+        due = self._find_due(now)
         if not any(level.ready.count for level in self._levels.values()):
-            firsts = [level.waiting.first for level in self._levels.values()]
-            return Wait(min(entry[0][0] for entry in firsts if entry) - now)
+            return Wait(due - now)
         return self.take(now, Reason.IDLE, earns_share=earns_share)
 
-    def _find_due(self, level: _Level[T], now: float) -> None:
-        """Make the keys of a level ready that are due."""
-        while (entry := level.waiting.first) is not None and entry[0][0] <= now:
-            key = entry[2]
+    def _find_due(self, now: float) -> float:
+        """Make the keys ready that are due; return when the next one is, if any."""
+        return min(self._find_due_of(level, now) for level in self._levels.values())
+
+    def _find_due_of(self, level: _Level[T], now: float) -> float:
+        while (entry := level.waiting.first) is not None:
+            (noted, *_), _, key = entry
             key.batcher.restart_linger(self._linger_from)
+            due = key.batcher.due_at
+            if now < due <= noted:
+                return due
             level.waiting.discard(key)
-            due = key.batcher.due_at  # later than noted, if requests have arrived meanwhile
             if due <= now:
                 self._make_ready(level, key)
-            else:
+            else:  # later than noted, as requests have arrived meanwhile
                 level.waiting.push((due,), key)
+        return inf
 
     def take(self, now: float, unless_due: Reason, *, earns_share: bool = True) -> Batch[T]:
         """Remove and return the next batch, as `Batcher.take`; no request that runs alone waits."""
+        self._find_due(now)
         first, policy = min(self._levels), self._policy
         is_only = len(self._levels) == 1
         earned = self._earned if is_only else 0.0
