@@ -79,6 +79,19 @@ def test_no_shape_is_new_after_the_warm_up(place: Place):
     assert [] == [shape for shape in used if shape not in SHAPES]
 
 
+@pytest.mark.parametrize("words", [[], ["in_place"]], ids=str)
+def test_new_weights_are_warmed_up_with_each_shape(place: Place, words: list[str]):
+    """Before a reload lets them answer requests."""
+    before = len(place.recall("shaped"))
+    (reply,) = place.app.control.broadcast(
+        "batch_reload", {"words": ["f.shaped", *words, "wait=60"]}, reply=True, timeout=60, limit=1
+    )
+    warmed_up = [fact["shape"] for fact in place.recall("shaped")][before:]
+
+    assert ["done"] == [answer["state"] for answer in reply.values()]
+    assert SHAPES == warmed_up
+
+
 def test_an_item_longer_than_all_lengths_fails_alone(place: Place):
     """It is too large for the model; the others of its batch are answered."""
     gate = close_both_slots(place)
