@@ -9,27 +9,32 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from importlib import import_module
 from itertools import cycle, islice
 from pathlib import Path
 from shutil import get_terminal_size
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from celery.bin.base import CeleryCommand
 
 from celery_batch.backfill.inputs import Arguments, Input, some_fit
+from celery_batch.batching.policy import BatchPolicy
 from celery_batch.cli.common import at_most_every, batch_task, errors_in_one_line, wrapped
-from celery_batch.config import LARGEST_BATCH, steps_of
+from celery_batch.cli.trace import load_of, record
+from celery_batch.config import LARGEST_BATCH, policy_of, steps_of
 from celery_batch.errors import ConfigurationError, ModelError, OutOfMemory
 from celery_batch.formatting import figure, number
+from celery_batch.item_cost import item_cost_of
 from celery_batch.pending_answer import pending_answer
 from celery_batch.runtime import registry
 from celery_batch.runtime.registry import instance_of
 from celery_batch.runtime.signature import example_rows
 from celery_batch.task import BatchTask
-from celery_batch.tuning.curve import MEDIAN, SLOW, Curve, Point
+from celery_batch.tuning.curve import MEDIAN, SLOW, Curve, cost_of_call
 from celery_batch.tuning.explanations import (
+    about_cost,
     about_messages,
     about_scatter,
     about_size,
@@ -37,7 +42,8 @@ from celery_batch.tuning.explanations import (
     about_wait,
 )
 from celery_batch.tuning.measure import Plan, Run, measure
-from celery_batch.tuning.propose import Proposal, Trial, propose
+from celery_batch.tuning.propose import Proposal, propose
+from celery_batch.tuning.simulate import Load
 from celery_batch.worker.executor.loader import load_models
 
 __all__ = ["probe", "rows_for", "show", "tune"]
@@ -97,6 +103,12 @@ def _of_one_key(task: BatchTask, rows: Sequence[Row]) -> Sequence[Row]:
     return max(by_key.values(), key=len)
 
 
+def costs_of(task: BatchTask, rows: Sequence[Row]) -> list[float]:
+    """Return what rows cost; none where the task's batches are not limited by cost."""
+    item_cost = item_cost_of(task) if task.max_batch_cost is not None else None
+    return [] if item_cost is None else [item_cost.of_call(row, {}) for row in rows]
+
+
 def probe(task: BatchTask, rows: Sequence[Row]) -> Callable[[int], Run]:
     """
     Return what runs a batch of so many rows in this process, and measures the time.
@@ -109,7 +121,7 @@ def probe(task: BatchTask, rows: Sequence[Row]) -> Callable[[int], Run]:
         OutOfMemory: From a run whose batch did not fit.
         ModelError: From a run whose model could not answer a row.
     """
-    endless = cycle(_of_one_key(task, rows))
+    endless, policy = cycle(_of_one_key(task, rows)), policy_of(task)
 
     def run(size: int) -> Run:
         batch = list(islice(endless, size))
@@ -133,7 +145,8 @@ def probe(task: BatchTask, rows: Sequence[Row]) -> Callable[[int], Run]:
                     f" {type(error).__name__}: {error};"
                     f" measure with rows that it can answer, by --input"
                 ) from error
-        return Run(seconds, cuda.max_memory_allocated() if cuda is not None else None)
+        memory = cuda.max_memory_allocated() if cuda is not None else None
+        return Run(seconds, memory, cost_of_call(policy, costs_of(task, batch), size))
 
     return run
 
@@ -144,7 +157,7 @@ def _quoted(row: Row) -> str:
 
 
 #: The columns; those without any value are left out.
-_HEAD = ("batch", "p50", "p95", "items/s", "speed-up", "in time/s", "memory")
+_HEAD = ("p50", "p95", "items/s", "speed-up", "in time/s", "memory")
 
 
 #: Between two columns.
@@ -177,13 +190,20 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
         proposal: What is proposed.
     """
     width = min(get_terminal_size().columns, _WIDEST)
-    policy = proposal.chosen.policy
-    linger = f", linger={policy.linger:g}" if policy.linger is not None else ""
-    options = f"max_batch_size={policy.max_batch_size}, max_wait={policy.max_wait:g}{linger}"
+    settings = {
+        option: value
+        for option, value in _settings(proposal.chosen.policy).items()
+        if value is not None
+    }
+    options = ", ".join(f"{option}={value:g}" for option, value in settings.items())
     wanted = f"99 of 100 requests within {figure(proposal.latency)}"
-    above = [f"No larger ones: {curve.cap}." if curve.cap else "", about_scatter(curve)]
+    above = [
+        f"No larger ones: {curve.cap}." if curve.cap else "",
+        about_cost(curve),
+        about_scatter(curve),
+    ]
     below = [
-        f"max_batch_size: {about_size(curve, proposal)}",
+        f"{next(iter(settings))}: {about_size(curve, proposal)}",
         about_messages(proposal),
         f"max_wait, linger: {about_wait(curve, proposal)}",
     ]
@@ -201,66 +221,88 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
         click.echo(line)
 
 
+class _Line(NamedTuple):
+    """What is known of batches of one size; of the largest batch, where cost limits them."""
+
+    size: float
+    p50: float
+    p95: float
+    rate: float
+    max_rate: float
+    runs: int
+    memory: int | None = None
+
+
+def _lines(curve: Curve, proposal: Proposal) -> list[_Line]:
+    if curve.line is None:
+        return [
+            _Line(point.size, point.quantile(MEDIAN), point.quantile(SLOW), point.rate,
+                  trial.max_rate, len(point.seconds), point.memory)
+            for point, trial in zip(curve.points, proposal.sizes, strict=True)
+        ]  # fmt: skip
+    return [
+        _Line(trial.policy.max_batch_work, curve.full(trial.policy), curve.full(trial.policy, SLOW),
+              trial.capacity, trial.max_rate, len(curve.line.ratios))
+        for trial in proposal.sizes
+    ]  # fmt: skip
+
+
 def _as_data(task: str, device: str, curve: Curve, proposal: Proposal) -> dict[str, Any]:
     """Return what `show` prints, and more, as plain data."""
     chosen = proposal.chosen
-    sizes = [
-        {
-            "size": point.size,
-            "p50": point.quantile(MEDIAN),
-            "p95": point.quantile(SLOW),
-            "runs": len(point.seconds),
-            "rate": point.rate,
-            "memory": point.memory,
-            "max_rate": trial.max_rate,
-        }
-        for point, trial in zip(curve.points, proposal.sizes, strict=True)
-    ]
+    line = None if curve.line is None else {"a": curve.line.a, "b": curve.line.b}
     return {
         "task": task,
         "device": device,
         "latency": proposal.latency,
         "rate": proposal.rate,
-        "sizes": sizes,
+        "sizes": [each._asdict() for each in _lines(curve, proposal)],
+        "cost": line,
         "cap": curve.cap,
         "meets": chosen.meets,
         "max_rate": chosen.max_rate,
         "doubt": about_messages(proposal),
-        "settings": {
-            "max_batch_size": chosen.policy.max_batch_size,
-            "max_wait": chosen.policy.max_wait,
-            "linger": chosen.policy.linger,
-        },
+        "settings": _settings(chosen.policy),
         "forecast": asdict(chosen.forecast),
     }
 
 
+def _settings(policy: BatchPolicy) -> dict[str, Any]:
+    """Return the options that are proposed."""
+    size: dict[str, Any] = {"max_batch_size": policy.max_batch_size}
+    if policy.max_batch_cost is not None:
+        size = {"max_batch_cost": policy.max_batch_cost}
+    window = {"sort_window": policy.sort_window} if policy.padded else {}
+    return {**size, **window, "max_wait": policy.max_wait, "linger": policy.linger}
+
+
 def _table(curve: Curve, proposal: Proposal, width: int) -> Iterator[str]:
     """Yield lines: columns of numbers, and a bar each if there is room."""
-    most, single = max(point.rate for point in curve.points), curve.points[0].rate
-    found = list(zip(curve.points, proposal.sizes, strict=True))
-    rows = [_HEAD, *(_cells(point, trial, single) for point, trial in found)]
+    found = _lines(curve, proposal)
+    most, single = max(each.rate for each in found), curve.points[0].rate
+    first = "batch" if curve.line is None else "cost"
+    rows = [(first, *_HEAD), *(_cells(each, single) for each in found)]
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
     room = width - sum(each + len(_GAP) for each in widths) - 1
     longest = min(room, _LONGEST_BAR) if room >= _SHORTEST_BAR else 0
-    bars = ["items/s" if longest else "", *(_bar(each.rate / most, longest) for each, _ in found)]
-    size = str(proposal.chosen.policy.max_batch_size)
+    bars = ["items/s" if longest else "", *(_bar(each.rate / most, longest) for each in found)]
+    size = f"{proposal.chosen.policy.max_batch_work:g}"
     for cells, bar in zip(zip(*columns, strict=True), bars, strict=True):
         padded = (cell.rjust(each) for cell, each in zip(cells, widths, strict=True))
         line = f" {_GAP.join([*padded, bar])}".rstrip()
         yield click.style(line, bold=True) if cells[0] == size else line
 
 
-def _cells(point: Point, trial: Trial, single: float) -> Sequence[str]:
+def _cells(line: _Line, single: float) -> Sequence[str]:
     return (
-        str(point.size),
-        figure(point.quantile(MEDIAN)),
-        figure(point.quantile(SLOW)),
-        number(point.rate),
-        f"{point.rate / single:.1f}",
-        number(trial.max_rate),
-        "" if point.memory is None else f"{point.memory / _GIB:.2f} GiB",
+        f"{line.size:g}",
+        figure(line.p50),
+        figure(line.p95),
+        number(line.rate),
+        f"{line.rate / single:.1f}",
+        number(line.max_rate),
+        "" if line.memory is None else f"{line.memory / _GIB:.2f} GiB",
     )
 
 
@@ -296,11 +338,13 @@ def _plot(path: Path, title: str, curve: Curve, proposal: Proposal) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 (an extra)
 
+    lines = _lines(curve, proposal)
     both, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
-    _plot_throughput(left, curve, proposal)
-    _plot_latency(right, curve, proposal)
+    _plot_throughput(left, lines, proposal)
+    _plot_latency(right, lines, proposal)
     for axes in (left, right):
-        _style(axes, curve, proposal)
+        _style(axes, lines, proposal)
+        axes.set_xlabel("items in a batch" if curve.line is None else "max_batch_cost", fontsize=9)
     both.suptitle(title, fontsize=11)
     both.tight_layout()
     metadata = {".svg": {"Date": None}, ".png": {"Software": None}}  # the same file each time
@@ -308,17 +352,15 @@ def _plot(path: Path, title: str, curve: Curve, proposal: Proposal) -> None:
     plt.close(both)
 
 
-def _plot_throughput(axes: Any, curve: Curve, proposal: Proposal) -> None:
-    rates = [point.rate for point in curve.points]
-    within = [trial.max_rate for trial in proposal.sizes]
+def _plot_throughput(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> None:
+    sizes, rates = [line.size for line in lines], [line.rate for line in lines]
+    within = [line.max_rate for line in lines]
     latency = figure(proposal.latency)
-    axes.plot(curve.sizes, rates, "o-", color=_MEASURED, label="items a second, batch after batch")
-    axes.plot(
-        curve.sizes, within, "s--", color=_PROPOSED, label=f"requests a second within {latency}"
-    )
-    size = proposal.chosen.policy.max_batch_size
+    axes.plot(sizes, rates, "o-", color=_MEASURED, label="items a second, batch after batch")
+    axes.plot(sizes, within, "s--", color=_PROPOSED, label=f"requests a second within {latency}")
+    size = proposal.chosen.policy.max_batch_work
     axes.annotate(
-        f"proposed: {size}", (size, 0.02), xycoords=("data", "axes fraction"),
+        f"proposed: {size:g}", (size, 0.02), xycoords=("data", "axes fraction"),
         rotation=90, ha="center", va="bottom", fontsize=8, color=_PROPOSED,
     )  # fmt: skip
     axes.set_title("What one process answers in a second", fontsize=10)
@@ -326,10 +368,9 @@ def _plot_throughput(axes: Any, curve: Curve, proposal: Proposal) -> None:
     axes.yaxis.set_major_formatter(lambda rate, _: f"{rate:,.0f}")
 
 
-def _plot_latency(axes: Any, curve: Curve, proposal: Proposal) -> None:
-    sizes, target = curve.sizes, proposal.latency
-    usual = [point.quantile(MEDIAN) for point in curve.points]
-    slow = [point.quantile(SLOW) for point in curve.points]
+def _plot_latency(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> None:
+    sizes, target = [line.size for line in lines], proposal.latency
+    usual, slow = [line.p50 for line in lines], [line.p95 for line in lines]
     axes.plot(sizes, usual, "o-", color=_MEASURED, label="one batch (shaded: up to p95)")
     axes.fill_between(sizes, usual, slow, color=_MEASURED, alpha=0.2, linewidth=0)
     crowded = [2 * seconds for seconds in usual]
@@ -342,13 +383,13 @@ def _plot_latency(axes: Any, curve: Curve, proposal: Proposal) -> None:
     axes.yaxis.set_major_formatter(lambda seconds, _: figure(seconds))
 
 
-def _style(axes: Any, curve: Curve, proposal: Proposal) -> None:
-    size = proposal.chosen.policy.max_batch_size
+def _style(axes: Any, lines: Sequence[_Line], proposal: Proposal) -> None:
+    sizes = [line.size for line in lines]
+    size = proposal.chosen.policy.max_batch_work
     axes.axvline(size, color=_PROPOSED, alpha=0.25, linewidth=8, zorder=0)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(curve.sizes, [str(each) for each in curve.sizes])
+    axes.set_xticks(sizes, [f"{each:g}" for each in sizes])
     axes.minorticks_off()
-    axes.set_xlabel("items in a batch", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
     axes.legend(fontsize=8, edgecolor="none", framealpha=1.0, loc="upper left")
@@ -356,6 +397,10 @@ def _style(axes: Any, curve: Curve, proposal: Proposal) -> None:
 
 #: Seconds between two lines of progress in a log or a pipe.
 _EVERY = 5.0
+
+
+#: Seconds for which each size is measured, and requests are recorded.
+_SECONDS_EACH, _SECONDS_RECORDED = 2.0, 60.0
 
 
 #: Powers of two up to the largest batch that may be set.
@@ -382,9 +427,18 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
-    default=2.0,
-    show_default=True,
-    help="For about how long each size is measured.",
+    help="For about how long each size is measured, or requests are recorded; 2 and 60 s.",
+)
+@click.option(
+    "--record",
+    "recorded",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Measure nothing: write to this file what arrives at running workers, and its cost.",
+)
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="Such a file: simulate these requests instead of independent ones.",
 )
 @click.option(
     "--overhead",
@@ -404,18 +458,36 @@ _SIZES = tuple(1 << n for n in range(LARGEST_BATCH.bit_length()) if 1 << n <= LA
 )
 @click.pass_context
 @errors_in_one_line
-def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) -> None:
+def tune(
+    ctx: click.Context, /, task: str, recorded: Path | None, plot: Path | None, **options: Any
+) -> None:
     """
     Measure TASK's model at growing batch sizes, and propose settings for it.
 
     The model is loaded in this process, on its device: it needs neither a broker nor a
     worker, and a worker on the same device makes the times longer.
     """
+    if recorded is not None:
+        _record(ctx.obj.app, task, recorded, options["seconds"] or _SECONDS_RECORDED)
+        return
     if plot is not None:
         _check_plot(plot)
+    app, trace = ctx.obj.app, load_of(options["trace"], task) if options["trace"] else None
+    if trace and batch_task(app, task).max_batch_cost is not None and not any(trace.costs):
+        raise ConfigurationError(
+            f"--trace: {options['trace']}: has no costs; record it with workers that have {task}'s"
+            f" max_batch_cost"
+        )
     with _progress() as report:
-        device, curve = _measured(ctx.obj.app, task, options, report)
-        proposal = propose(curve, options["latency"], options["rate"], report)
+        device, curve, costs = _measured(app, task, options, report)
+        proposal = propose(
+            curve,
+            options["latency"],
+            options["rate"] or (trace.rate if trace else None),
+            report,
+            base=policy_of(app.tasks[task]),
+            load=Load.at if trace is None and not costs else partial(_load, trace, costs),
+        )
     if options["is_json"]:
         click.echo(json.dumps(_as_data(task, device, curve, proposal), indent=2))
     else:
@@ -424,13 +496,25 @@ def tune(ctx: click.Context, /, task: str, plot: Path | None, **options: Any) ->
         _plot(plot, f"{task} on {device}", curve, proposal)
 
 
+def _record(app: Any, task: str, path: Path, seconds: float) -> None:
+    batch_task(app, task)
+    with _progress() as report:
+        count, processes = record(app, task, path, seconds, report)
+    click.echo(f"{count:,} requests to {processes} processes, in {path}")
+
+
+def _load(trace: Load | None, costs: Sequence[float], rate: float) -> Load:
+    """Return recorded requests at a rate, or independent ones with the costs of known rows."""
+    return Load.at(rate, costs=costs) if trace is None else trace.faster(rate)
+
+
 def _measured(
     app: Any, name: str, options: dict[str, Any], report: Callable[[str], None]
-) -> tuple[str, Curve]:
+) -> tuple[str, Curve, Sequence[float]]:
     task = batch_task(app, name)
     plan = Plan(
         _sizes(options["sizes"], task),
-        options["seconds"],
+        options["seconds"] or _SECONDS_EACH,
         options["latency"],
         asked_for=options["sizes"] is not None,
     )
@@ -441,9 +525,8 @@ def _measured(
         try:
             device = load_models(app, [name])
             rows = rows_for(task, options["source"], options["field"])
-            return device, replace(
-                measure(probe(task, rows), plan, report), overhead=options["overhead"]
-            )
+            curve = measure(probe(task, rows), plan, report)
+            return device, replace(curve, overhead=options["overhead"]), costs_of(task, rows)
         finally:
             registry.unload_all()
 

@@ -6,9 +6,10 @@ from math import ceil
 
 from celery_batch.formatting import figure, number
 from celery_batch.tuning.curve import Curve
-from celery_batch.tuning.propose import MOST_MESSAGES, Proposal, Trial
+from celery_batch.tuning.propose import MOST_MESSAGES, Proposal, Trial, limit_of
 
 __all__ = [
+    "about_cost",
     "about_messages",
     "about_scatter",
     "about_size",
@@ -33,10 +34,21 @@ def about_scatter(curve: Curve) -> str:
     )
 
 
+def about_cost(curve: Curve) -> str:
+    """Say how the times depend on the cost, where that is limited."""
+    line = curve.line
+    if line is None:
+        return ""
+    return (
+        f"A batch takes {figure(line.a)} and {figure(line.b)} for each unit of its cost, with its"
+        f" padding; measured up to a cost of {number(line.highest)}."
+    )
+
+
 def about_size(curve: Curve, proposal: Proposal) -> str:
     """Explain the size."""
     chosen = proposal.chosen
-    size = chosen.policy.max_batch_size
+    size = limit_of(chosen.policy)
     words = [
         f"With up to {size} in a batch one process completes {number(chosen.max_rate)} requests a"
         f" second within {figure(proposal.latency)}; one by one it would be"
@@ -44,7 +56,8 @@ def about_size(curve: Curve, proposal: Proposal) -> str:
         if chosen.max_rate
         else f"Of the sizes measured, {size} comes nearest."
     ]
-    larger = [trial for trial in proposal.sizes if trial.policy.max_batch_size > size]
+    limit = chosen.policy.max_batch_work
+    larger = [trial for trial in proposal.sizes if trial.policy.max_batch_work > limit]
     if larger:
         words.append(_against(larger, chosen))
     elif curve.cap:
@@ -65,7 +78,7 @@ def about_messages(proposal: Proposal) -> str:
 
 def _against(larger: list[Trial], chosen: Trial) -> str:
     best = max(larger, key=lambda trial: trial.max_rate)
-    amount = best.policy.max_batch_size
+    amount = limit_of(best.policy)
     if best.max_rate <= chosen.max_rate:
         return f"With up to {amount} it would be {number(best.max_rate)}."
     return f"Up to {amount} would add little: {number(best.max_rate)}."
@@ -77,7 +90,7 @@ def about_wait(curve: Curve, proposal: Proposal) -> str:
     wait = f"waits {figure(policy.linger_seconds)} at most" if policy.max_wait else "does not wait"
     if policy.linger is None and policy.max_wait:
         wait += ", and not at all after a batch of one"
-    full = curve.seconds(policy.max_batch_size)
+    full = curve.full(policy)
     return (
         f"A request to an idle process {wait}, beside the {figure(curve.seconds(1))} that it takes"
         f" itself.{_against_defaults(proposal)} Under load no request waits for others: one that"
@@ -89,9 +102,7 @@ def about_wait(curve: Curve, proposal: Proposal) -> str:
 def _against_defaults(proposal: Proposal) -> str:
     chosen = proposal.chosen
     default = next(
-        each
-        for each in proposal.sizes
-        if each.policy.max_batch_size == chosen.policy.max_batch_size
+        each for each in proposal.sizes if limit_of(each.policy) == limit_of(chosen.policy)
     )
     if default.policy == chosen.policy:
         return ""
@@ -110,7 +121,7 @@ def about_target(curve: Curve, proposal: Proposal) -> str:
             f" of 100 within {figure(forecast.p99)}, in batches of {number(forecast.batch_size)} on"
             f" average, the model busy for {forecast.busy:.0%} of the time."
         )
-    if rate < curve.capacity(chosen.policy.max_batch_size):
+    if rate < chosen.capacity:
         outcome = f"With these settings 99 of 100 have their results within {figure(forecast.p99)}."
     else:
         outcome = "With one process the queue grows without end."

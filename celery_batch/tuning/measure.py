@@ -17,7 +17,7 @@ from statistics import median_high
 
 from celery_batch.errors import OutOfMemory
 from celery_batch.formatting import figure
-from celery_batch.tuning.curve import Curve, Point
+from celery_batch.tuning.curve import CostLine, Curve, Point
 
 __all__ = ["Plan", "Run", "measure"]
 
@@ -47,10 +47,12 @@ class Run:
     Args:
         seconds: How long it took.
         memory: Most bytes of the device's memory in use meanwhile; None if unknown.
+        cost: Of the batch with its padding; None where cost does not count.
     """
 
     seconds: float
     memory: int | None = None
+    cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,14 @@ def measure(run: Callable[[int], Run], plan: Plan, report: Callable[[str], None]
         report(f"round {number + 1} of {rounds}")
         sizes = sorted(found, reverse=number % 2 == 1)  # so that a drift affects all sizes alike
         cap = _round(run, sizes, times, found) or cap
-    return Curve(tuple(_point(size, runs) for size, runs in sorted(found.items())), cap)
+    points = tuple(_point(size, runs) for size, runs in sorted(found.items()))
+    costs = [
+        (each.cost, each.seconds)
+        for runs in found.values()
+        for each in runs
+        if each.cost is not None
+    ]
+    return Curve(points, cap, line=CostLine.fit(costs) if costs else None)
 
 
 def _grow(
@@ -124,7 +133,9 @@ def _grow(
             return f"a batch of {size} does not fit into memory ({_first_line(error)})"
         found[size] = runs
         seconds = min(each.seconds for each in runs)
-        rate = size / max(seconds, 1e-9)
+        # Rows of unlike lengths pad each other, so more of them cost more each.
+        work = max(size if each.cost is None else each.cost for each in runs)
+        rate = work / max(seconds, 1e-9)
         if plan.asked_for:
             continue
         if seconds > plan.longest:

@@ -1,7 +1,8 @@
 """
 Chooses settings by simulation.
 
-Rule 1: the size is the one with the highest rate of requests within the latency target.
+Rule 1: the size, in rows or in cost, is the one with the highest rate of requests within the
+        latency target.
         Among sizes that are about as good, it is the smallest with about the same throughput
         in full batches, for the day when more requests come than expected; but two full
         batches, the one just missed and its own, should not take longer than the target.
@@ -15,13 +16,22 @@ Rule 4: if none meets the target, the nearest is proposed, and the explanation s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
-from celery_batch.tuning.simulate import Forecast, Load, simulate
+from celery_batch.tuning.simulate import NOTHING, Forecast, Load, simulate
 
-__all__ = ["MOST_MESSAGES", "Proposal", "Trial", "candidates", "max_rate", "propose"]
+__all__ = ["MOST_MESSAGES", "Proposal", "Trial", "candidates", "limit_of", "max_rate", "propose"]
+
+#: Returns the requests to simulate at a rate.
+Loads = Callable[[float], Load]
+
+#: At this rate requests come at once.
+_AT_ONCE = 1e9
+
+#: Values of ``sort_window`` to try beside the task's own.
+_WINDOWS = (2, 4, 16, 32)
 
 #: The default of the option, in seconds.
 _MAX_WAIT = 0.01
@@ -54,14 +64,16 @@ class Trial:
     Args:
         policy: The settings.
         max_rate: Most requests a second within the target.
+        capacity: Most requests a second.
         forecast: At the expected rate.
         meets: Whether the target is met at that rate.
     """
 
     policy: BatchPolicy
     max_rate: float
-    forecast: Forecast
-    meets: bool
+    capacity: float
+    forecast: Forecast = NOTHING
+    meets: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,9 @@ def propose(
     latency: float,
     rate: float | None = None,
     report: Callable[[str], None] = lambda _words: None,
+    *,
+    base: BatchPolicy | None = None,
+    load: Loads = Load.at,
 ) -> Proposal:
     """
     Choose settings for a model.
@@ -96,43 +111,75 @@ def propose(
         latency: Seconds in which 99 of 100 requests are to have their results.
         rate: Requests a second for one process; most of what it can answer unless given.
         report: Called with the progress.
+        base: The task's policy, if its batches are limited by cost.
+        load: Returns the requests to simulate at a rate.
     """
-    max_rates = {}
-    for size in curve.sizes:
-        report(f"simulating requests with batches of up to {size}")
-        policy = BatchPolicy(size, min(_MAX_WAIT, latency))
-        max_rates[policy] = max_rate(policy, curve, latency)
-    most = max(max_rates.values()) or curve.capacity(curve.sizes[-1])
+    max_rates, capacities = {}, {}
+    for policy in _limited(curve, min(_MAX_WAIT, latency), base, load):
+        report(f"simulating requests with batches of up to {limit_of(policy)}")
+        capacities[policy] = _capacity(policy, curve, load)
+        max_rates[policy] = max_rate(policy, curve, latency, load)
+    most = max(max_rates.values()) or max(capacities.values())
     rate = rate or min(_EXPECTED * most, MOST_MESSAGES)
     sizes = tuple(
-        _trial(policy, curve, latency, rate, highest) for policy, highest in max_rates.items()
+        _trial(Trial(policy, highest, capacities[policy]), curve, latency, load(rate))
+        for policy, highest in max_rates.items()
     )
     report("simulating waits")
-    sufficient = [trial for trial in sizes if rate < curve.capacity(_size(trial))]
+    sufficient = [trial for trial in sizes if rate < trial.capacity]
     for trial in _best_first(sufficient, curve, latency):
-        chosen = _best_wait(trial, curve, latency, rate)
+        chosen = _best_wait(trial, curve, latency, load(rate))
         if chosen.meets:
             return Proposal(latency, rate, chosen, sizes)
     return Proposal(latency, rate, _nearest(sizes, curve, latency), sizes)
 
 
+def limit_of(policy: BatchPolicy) -> str:
+    """Return how large its batches may be, as words."""
+    cost = policy.max_batch_cost
+    return str(policy.max_batch_size) if cost is None else f"a cost of {cost:,g}"
+
+
+def _limited(
+    curve: Curve, wait: float, base: BatchPolicy | None, load: Loads
+) -> Iterator[BatchPolicy]:
+    """Yield policies with the default waits and each limit that is tried."""
+    if base is None or curve.line is None:
+        yield from (BatchPolicy(size, wait) for size in curve.sizes)
+        return
+    cost = max(load(1.0).costs)
+    base = replace(base, max_wait=wait, linger=None, target_latency=None, shed=False)
+    yield replace(base, max_batch_cost=cost)
+    while 2 * cost <= curve.line.highest:
+        cost *= 2
+        yield replace(base, max_batch_cost=cost)
+
+
+def _capacity(policy: BatchPolicy, curve: Curve, load: Loads) -> float:
+    """Return the most requests a second with a policy."""
+    if curve.line is None and load == Load.at:
+        return curve.capacity(policy.max_batch_size)
+    return simulate(policy, curve, load(_AT_ONCE)).rate
+
+
 def candidates(policy: BatchPolicy, latency: float) -> Iterator[BatchPolicy]:
     """
-    Yield a policy, and others of its size with other waits.
+    Yield a policy, and others of its size with other waits and windows.
 
     Args:
         policy: With the default waits.
         latency: The target, in seconds.
     """
-    size = policy.max_batch_size
     yield policy
-    yield BatchPolicy(size, 0.0)
+    yield replace(policy, max_wait=0.0)
     for part in _PARTS:
         wait = _rounded(latency * part)
-        yield BatchPolicy(size, wait, wait)
+        yield replace(policy, max_wait=wait, linger=wait)
+    if policy.sorts:
+        yield from (replace(policy, max_wait=0.0, sort_window=batches) for batches in _WINDOWS)
 
 
-def max_rate(policy: BatchPolicy, curve: Curve, latency: float) -> float:
+def max_rate(policy: BatchPolicy, curve: Curve, latency: float, load: Loads = Load.at) -> float:
     """
     Return the highest rate of requests at which a policy meets a target; 0 if at none.
 
@@ -140,14 +187,15 @@ def max_rate(policy: BatchPolicy, curve: Curve, latency: float) -> float:
         policy: The settings.
         curve: How long batches take.
         latency: The target for 99 of 100 requests, in seconds.
+        load: Returns the requests at a rate.
     """
     if curve.seconds(1, _NEARLY_ALL) + curve.overhead > latency:
         return 0.0  # too slow even without waiting
-    high = curve.capacity(policy.max_batch_size)
+    high = _capacity(policy, curve, load)
     low = 0.0
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
-        if simulate(policy, curve, Load.at(middle)).p99 <= latency:
+        if simulate(policy, curve, load(middle)).p99 <= latency:
             low = middle
         else:
             high = middle
@@ -156,10 +204,10 @@ def max_rate(policy: BatchPolicy, curve: Curve, latency: float) -> float:
     return low
 
 
-def _trial(policy: BatchPolicy, curve: Curve, latency: float, rate: float, highest: float) -> Trial:
-    forecast = simulate(policy, curve, Load.at(rate))
-    keeps_up = rate < curve.capacity(policy.max_batch_size)
-    return Trial(policy, highest, forecast, keeps_up and forecast.p99 <= latency)
+def _trial(trial: Trial, curve: Curve, latency: float, load: Load) -> Trial:
+    forecast = simulate(trial.policy, curve, load)
+    keeps_up = load.rate < trial.capacity
+    return replace(trial, forecast=forecast, meets=keeps_up and forecast.p99 <= latency)
 
 
 def _best_first(sizes: Sequence[Trial], curve: Curve, latency: float) -> list[Trial]:
@@ -168,22 +216,20 @@ def _best_first(sizes: Sequence[Trial], curve: Curve, latency: float) -> list[Tr
     while left:
         most = max(trial.max_rate for trial in left)
         near = [trial for trial in left if trial.max_rate * _NEAR >= most]
-        short = [trial for trial in near if 2 * curve.seconds(_size(trial)) <= latency] or near[:1]
-        full = max(curve.capacity(_size(trial)) for trial in short)
-        first = next(trial for trial in short if curve.capacity(_size(trial)) * _NEAR >= full)
+        short = [trial for trial in near if 2 * curve.full(trial.policy) <= latency] or near[:1]
+        full = max(trial.capacity for trial in short)
+        first = next(trial for trial in short if trial.capacity * _NEAR >= full)
         ordered.append(first)
         left.remove(first)
     return ordered
 
 
-def _size(trial: Trial) -> int:
-    return trial.policy.max_batch_size
-
-
-def _best_wait(trial: Trial, curve: Curve, latency: float, rate: float) -> Trial:
+def _best_wait(trial: Trial, curve: Curve, latency: float, load: Load) -> Trial:
     """Return a size with its best wait; the trial itself if that makes no difference."""
     _, *others = candidates(trial.policy, latency)
-    tried = [trial, *(_trial(each, curve, latency, rate, trial.max_rate) for each in others)]
+    tried = [
+        trial, *(_trial(replace(trial, policy=each), curve, latency, load) for each in others)
+    ]  # fmt: skip
     meeting = [each for each in tried if each.meets] or tried
     quickest = min(each.forecast.p99 for each in meeting)
     return next(each for each in meeting if each.forecast.p99 <= quickest * _NEAR)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, cycle, islice, repeat
 from math import inf
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.request import Request
 from celery_batch.tuning.curve import Curve
 
-__all__ = ["Forecast", "Load", "run", "simulate"]
+__all__ = ["NOTHING", "Forecast", "Load", "run", "simulate"]
 
 T = TypeVar("T")
 
@@ -43,22 +43,53 @@ class Load:
         arrivals: Their times in seconds, in order, at least one.
         quantiles: From 0 to 1, how slow each batch is among those of its size, in order; as
             many as there are arrivals.
+        costs: What each costs; none where cost does not count.
+        rows: How many rows each has; none if each has one.
     """
 
     arrivals: tuple[float, ...]
     quantiles: tuple[float, ...]
+    costs: tuple[float, ...] = ()
+    rows: tuple[int, ...] = ()
 
     @classmethod
-    def at(cls, rate: float, requests: int = _REQUESTS) -> Load:
+    def at(cls, rate: float, requests: int = _REQUESTS, costs: Sequence[float] = ()) -> Load:
         """
         Return requests that arrive independently, as those of many users do.
 
         Args:
             rate: Requests a second, on average.
             requests: How many.
+            costs: What they cost, again and again in turn.
         """
         gaps, quantiles = _draw(requests)
-        return cls(tuple(accumulate(gap / rate for gap in gaps)), quantiles)
+        arrivals = tuple(accumulate(gap / rate for gap in gaps))
+        return cls(arrivals, quantiles, tuple(islice(cycle(costs), requests)))
+
+    @classmethod
+    def recorded(
+        cls, arrivals: Sequence[float], costs: Sequence[float], rows: Sequence[int]
+    ) -> Load:
+        """Return requests as they came, at least two."""
+        _, quantiles = _draw(len(arrivals))
+        return cls(tuple(arrivals), quantiles, tuple(costs), tuple(rows))
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return len(self.arrivals) / max(self.arrivals[-1] - self.arrivals[0], _TICK)
+
+    def faster(self, rate: float) -> Load:
+        """Return the same requests at another rate."""
+        first, factor = self.arrivals[0], self.rate / rate
+        arrivals = tuple((arrived - first) * factor for arrived in self.arrivals)
+        return replace(self, arrivals=arrivals)
+
+    def requests(self) -> Iterator[Request[None]]:
+        """Yield them by arrival."""
+        costs, rows = self.costs or repeat(0.0), self.rows or repeat(1)
+        for arrived, cost, count in zip(self.arrivals, costs, rows, strict=False):
+            yield Request(None, arrived, cost=cost, rows=count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +112,10 @@ class Forecast:
     busy: float
 
 
+#: Of a simulation that has not run.
+NOTHING = Forecast(inf, inf, 0.0, 0.0, 0.0)
+
+
 def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
     """
     Simulate a worker process with one model.
@@ -91,8 +126,11 @@ def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
         load: The requests.
     """
     quantiles = iter(load.quantiles)
-    requests = (Request(None, arrived) for arrived in load.arrivals)
-    runs = run(Batcher(policy), requests, lambda batch: curve.seconds(len(batch), next(quantiles)))
+    runs = run(
+        Batcher(policy),
+        load.requests(),
+        lambda batch: curve.of_batch(batch, policy, next(quantiles)),
+    )
     latencies, busy, batches, now = [], 0.0, 0, 0.0
     for batch, began, seconds in runs:
         now = began + seconds

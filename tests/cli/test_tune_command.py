@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -59,6 +60,19 @@ class Broken(Model):
         return batch
 
 
+class Texts(Model):
+    """Takes a millisecond and a tenth of that for each character, padding included."""
+
+    def examples(self):
+        """Return texts of unlike lengths."""
+        return ["x" * length for length in (1, 2, 3, 8)]
+
+    def predict(self, texts):
+        """Compute."""
+        time.sleep(0.001 + 0.0001 * max(map(len, texts)) * len(texts))
+        return texts
+
+
 class Bare(Model):
     """Has no examples."""
 
@@ -74,6 +88,8 @@ def app(monkeypatch):
     with Celery("tuned", set_as_current=False) as app:
         for model in (Hungry, Shy, Bare, Broken):
             model.as_task(app, name=model.__name__.lower())
+
+        Texts.as_task(app, name="texts", cost="item", max_batch_cost=50, padded=True)
 
         @app.task(base=BatchTask, name="add")
         def add(left, right, scale=1):
@@ -126,6 +142,39 @@ def test_everything_is_there_as_data(run):
     assert [1, 2] == [each["size"] for each in found["sizes"]]
     assert {"max_batch_size", "max_wait", "linger"} == found["settings"].keys()
     assert {"p50", "p99", "rate", "batch_size", "busy"} == found["forecast"].keys()
+
+
+def test_cost_is_measured_and_proposed_where_it_is_limited(run, tmp_path):
+    """Budgets from the longest text up, and how the time depends on them."""
+    trace, picture = tmp_path / "trace.jsonl", tmp_path / "tune.png"
+    lines = [{"arrived": n / 100, "cost": float(1 + n % 8), "rows": 1} for n in range(200)]
+    head = {"task": "texts", "processes": 1}
+    trace.write_text("".join(json.dumps(line) + "\n" for line in (head, *lines)))
+    words = ["texts", "--sizes", "1,4,16", "--latency", "1", "--trace", str(trace)]
+    found = json.loads(run(*words, "--json"))
+
+    assert [8, 16, 32, 64, 128] == [each["size"] for each in found["sizes"]]
+    assert pytest.approx(100, rel=0.02) == found["rate"]
+    assert 0.00009 < found["cost"]["b"] < 0.0003
+    assert ["max_batch_cost", "sort_window", "max_wait", "linger"] == [*found["settings"]]
+
+    said = run(*words, "--plot", str(picture))
+
+    assert "for each unit of its cost, with its padding; measured up to a cost of 128" in " ".join(
+        said.split()
+    )
+    assert "max_batch_cost=" in said
+    assert picture.exists()
+
+
+def test_what_a_trace_lacks_is_said(run, tmp_path):
+    """Costs are needed where cost is limited."""
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"arrived": n / 100, "cost": 0.0, "rows": 1} for n in range(200)]
+    head = {"task": "texts", "processes": 1}
+    trace.write_text("".join(json.dumps(line) + "\n" for line in (head, *lines)))
+
+    assert "has no costs" in run("texts", "--trace", str(trace), code=1)
 
 
 def test_progress_is_printed_where_there_is_no_spinner(app, monkeypatch):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.tuning.curve import Curve, Point
+from celery_batch.tuning.curve import CostLine, Curve, Point
 from celery_batch.tuning.propose import candidates, max_rate, propose
 from celery_batch.tuning.simulate import Load, simulate
 
@@ -125,3 +127,29 @@ def test_highest_rate_meets_the_target():
 
     assert simulate(policy, curve, Load.at(rate)).p99 <= 0.06
     assert simulate(policy, curve, Load.at(1.1 * rate)).p99 > 0.06
+
+
+@pytest.mark.no_cover  # the simulation takes three times as long while it is measured
+def test_cost_is_proposed_where_it_is_limited():
+    """A budget that costs the least waiting at the highest rate, not more than was measured."""
+    curve = Curve((Point(1, (0.002,)),), line=CostLine(2e-3, 6e-6, (1.0, 1.05), 9000.0))
+    base = BatchPolicy(1024, max_batch_cost=100.0, padded=True)
+    load = partial(Load.at, costs=[8.0, 16.0, 24.0, 256.0])
+    proposal = propose(curve, 0.1, base=base, load=load)
+
+    assert [256.0 * 2**n for n in range(6)] == [
+        each.policy.max_batch_cost for each in proposal.sizes
+    ]
+    assert 1024 <= proposal.chosen.policy.max_batch_cost <= 4096
+    assert proposal.chosen.meets
+    assert proposal.sizes[0].capacity < proposal.chosen.capacity
+
+
+def test_recorded_requests_are_simulated():
+    """A load in bursts needs more than one whose requests are independent."""
+    arrivals = [burst + n / 1000 for burst in range(20) for n in range(50)]
+    recorded = Load.recorded(arrivals, [0.0] * 1000, [1] * 1000)
+    curve, policy = linear(0.010, 0.001), BatchPolicy(16)
+    in_bursts = max_rate(policy, curve, 0.06, recorded.faster)
+
+    assert 0 < in_bursts < 0.6 * max_rate(policy, curve, 0.06)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.tuning.curve import Curve, Point
+from celery_batch.tuning.curve import CostLine, Curve, Point
 from celery_batch.tuning.simulate import Load, simulate
 
 #: A model that takes one second for any batch.
@@ -59,6 +59,31 @@ def test_one_load_is_the_same_for_all():
     assert slow.quantiles == fast.quantiles
     assert pytest.approx([each / 10 for each in slow.arrivals]) == fast.arrivals
     assert pytest.approx(100, rel=0.3) == slow.arrivals[-1]
+
+
+def test_recorded_requests_keep_their_pattern_at_another_rate():
+    """A trace is compressed in time; costs and rows stay."""
+    recorded = Load.recorded([50.0, 51.0, 54.0], [1.0, 2.0, 3.0], [1, 1, 5])
+    faster = recorded.faster(7.5)
+
+    assert 0.75 == recorded.rate
+    assert (0.0, 0.1, 0.4) == tuple(round(each, 6) for each in faster.arrivals)
+    assert [(1.0, 1), (2.0, 1), (3.0, 5)] == [(each.cost, each.rows) for each in faster.requests()]
+
+
+def test_the_costs_of_known_rows_come_again_and_again():
+    """So that independent requests are as unlike as these."""
+    assert (1.0, 2.0, 1.0, 2.0, 1.0) == Load.at(1.0, 5, costs=[1.0, 2.0]).costs
+
+
+@pytest.mark.parametrize(("padded", "seconds"), [(False, 10 + 3 + 1), (True, 10 + 3 + 3)])
+def test_a_batch_takes_what_its_cost_takes(padded, seconds):
+    """Where cost is limited; with its padding, if rows are padded."""
+    curve = Curve(SECOND.points, line=CostLine(10.0, 1.0, (1.0,), 8.0))
+    policy = BatchPolicy(8, 0.0, max_batch_cost=8.0, padded=padded)
+    simulated = Load((0.0, 0.0), (0.5, 0.5), costs=(3.0, 1.0))
+
+    assert seconds == simulate(policy, curve, simulated).p99
 
 
 @settings(max_examples=40, deadline=None)

@@ -24,7 +24,14 @@ from celery_batch.worker.consumer_context import ConsumerContext
 from celery_batch.worker.control.runtime_config import DEFAULT, RuntimeConfig
 from celery_batch.worker.metrics.snapshot import stats_of, task_reports
 
-__all__ = ["batch_config", "batch_drain", "batch_pause", "batch_reload", "batch_resume"]
+__all__ = [
+    "batch_config",
+    "batch_drain",
+    "batch_pause",
+    "batch_reload",
+    "batch_resume",
+    "batch_trace",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +96,20 @@ def batch_config(
     name = _only_task(names, {DEFAULT}, usage)
     defaults = dict.fromkeys(runtime_config.options(name), DEFAULT) if DEFAULT in names[1:] else {}
     return runtime_config.configure(name, {**defaults, **named, **values})
+
+
+@_control_command("<task> [seconds=SECONDS]")
+def batch_trace(
+    runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = "", **how: Any
+) -> dict[str, Any]:
+    """Return arrivals and costs of a task's requests since the last call; record what comes."""
+    usage = "batch_trace <task> [seconds=SECONDS]"
+    names, named = _parse(words, task)
+    name = _only_task(names, set(), usage)
+    options = {"seconds": 60, **named, **how}
+    for option in options.keys() - {"seconds"}:
+        raise _not_understood(option, usage)
+    return runtime_config.trace(name, options["seconds"])
 
 
 @_control_command("<task> [task2 [... [taskN]]]")

@@ -7,8 +7,10 @@ connection, but not the worker.  Errors are `ConfigurationError` and say what wo
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
+from math import inf
 from typing import Any
 
 from celery_batch.batching.policy import DEFAULT_LINGER, BatchPolicy
@@ -114,6 +116,26 @@ class RuntimeConfig:
         now = {**_numbers(task, policy), "linger": policy.linger_seconds}  # as batch_status has it
         reply = {"task": name, **now, "task_says": self.report(name)["task_says"]}
         return {**reply, "notes": notes} if notes else reply
+
+    def trace(self, name: str, seconds: Any) -> dict[str, Any]:
+        """
+        Return what arrived since the last call, and record what arrives in so many seconds.
+
+        Returns:
+            The task's processes, and of each request the time since 1970, its cost and its rows.
+
+        Raises:
+            ConfigurationError: There is no such task, or the seconds are no number from 0 up.
+        """
+        task_queue = self._task_queue(name)
+        if not isinstance(seconds, (int, float)) or not 0 <= seconds < inf:
+            raise ConfigurationError(f"seconds: must be a number from 0 up, got {seconds!r}")
+        started = time.time() - time.monotonic()
+        arrived = [
+            [round(started + arrived, 6), cost, rows]
+            for arrived, cost, rows in task_queue.record(seconds)
+        ]
+        return {"task": name, "processes": task_queue.processes(), "arrived": arrived}
 
     def pause(self, names: Sequence[str]) -> dict[str, Any]:
         """

@@ -7,7 +7,7 @@ solo pool runs the whole batch inside the call that submits it.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import add, attrgetter
@@ -48,6 +48,9 @@ _LATEST = 0.2
 #: Seconds after its latest batch for which a task counts as one that shares the device.
 _IN_USE = 60.0
 
+#: Arrivals that are kept for whoever records them.
+_MOST_RECORDED = 50_000
+
 
 class TaskQueue:
     """
@@ -65,12 +68,20 @@ class TaskQueue:
     #: The bytes of a usual body, as of late; measured where batches are formed by key.
     _body_bytes = 0.0
 
+    #: Seconds of a batch in the model, as of late; None before one has ended.
+    usual_seconds: float | None = None
+
+    #: What arrives while somebody records it, and until when; None if nobody does.
+    _recorded: deque[tuple[float, float, int]] | None = None
+    _record_until = 0.0
+
     def __init__(
         self,
         task: Any,
         lock: AbstractContextManager[object],
         processes: Callable[[], int] = lambda: 1,
     ) -> None:
+        self.processes = processes
         self.task = task
         self.reasons: Counter[str] = Counter()
         self.requests = 0
@@ -84,8 +95,6 @@ class TaskQueue:
         self.calls = 0
         #: Rows that did not run, and those that did because they had no cached answer.
         self._reuse = NO_REUSE
-        #: Seconds of a batch in the model, as of late; None before one has ended.
-        self.usual_seconds: float | None = None
         self._last_left = -_IN_USE
         #: For each power of two, how many batches of at most that many rows, and of more
         #: than half of it, and how many rows they had.
@@ -190,7 +199,8 @@ class TaskQueue:
 
     def _measure(self, task_request: Any) -> None:
         """Note when a request arrived here first, its cost and key, and what it equals."""
-        if task_request.arrived is None:
+        is_new = task_request.arrived is None
+        if is_new:
             task_request.arrived = time.monotonic()
         if self._item_cost is not None and task_request.cost is None:
             task_request.compute_cost(self._item_cost, self.policy)
@@ -199,6 +209,26 @@ class TaskQueue:
         if self._item_key is not None and task_request.batch_key is None:
             task_request.compute_key(self._item_key)
             self._body_bytes += (len(task_request.body or b"") - self._body_bytes) / 64
+        if is_new and self._recorded is not None:
+            self._note(task_request, self._recorded)
+
+    def record(self, seconds: float) -> list[tuple[float, float, int]]:
+        """
+        Record what arrives for so many seconds from now on.
+
+        Returns:
+            Of each request that has arrived since the last call its time, on the monotonic clock,
+            its cost and its rows; of the last 50,000 at most.
+        """
+        recorded, self._recorded = self._recorded or (), deque(maxlen=_MOST_RECORDED)
+        self._record_until = time.monotonic() + seconds
+        return list(recorded)
+
+    def _note(self, task_request: Any, recorded: deque[tuple[float, float, int]]) -> None:
+        if task_request.arrived > self._record_until:
+            self._recorded = None
+            return
+        recorded.append((task_request.arrived, task_request.cost or 0.0, task_request.rows))
 
     def expire(self) -> list[Any]:
         """Remove and return the requests whose deadline passed before they could run again."""

@@ -1,0 +1,101 @@
+"""Traces of a task's requests: when they came, what they cost, how many rows they had."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from celery_batch.errors import ConfigurationError
+from celery_batch.tuning.simulate import Load
+
+__all__ = ["load_of", "record"]
+
+#: Seconds between two looks at the workers, and for how long they record without one.
+_EVERY, _KEPT = 1.0, 15.0
+
+#: Seconds in which workers reply.
+_TIMEOUT = 1.0
+
+#: What fewer requests say is chance.
+_FEWEST = 100
+
+
+def record(
+    app: Any, task: str, path: Path, seconds: float, report: Callable[[str], None]
+) -> tuple[int, int]:
+    """
+    Record what arrives at all running workers; Ctrl-C ends it early.
+
+    Args:
+        app: The Celery app.
+        task: The task's name.
+        path: The file to write, a line of JSON for each request.
+        seconds: For how long.
+        report: Called with the progress.
+
+    Returns:
+        How many requests came, and how many processes run the task.
+
+    Raises:
+        ConfigurationError: No worker has the task, or nothing came.
+    """
+    processes = _look(app, task, [])
+    arrived: list[tuple[float, float, int]] = []
+    until = time.monotonic() + seconds
+    try:
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(min(_EVERY, left))
+            processes = _look(app, task, arrived)
+            report(f"{len(arrived):,} requests recorded")
+    except KeyboardInterrupt:
+        _look(app, task, arrived)
+    if not arrived:
+        raise ConfigurationError(f"{task}: no request arrived in {seconds:g} s")
+    lines = [{"task": task, "processes": processes}]
+    lines += [dict(zip(("arrived", "cost", "rows"), each, strict=True)) for each in sorted(arrived)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return len(arrived), processes
+
+
+def _look(app: Any, task: str, arrived: list[tuple[float, float, int]]) -> int:
+    """Add what has arrived since the last look; return how many processes run the task."""
+    arguments = {"task": task, "seconds": _KEPT}
+    replies = app.control.broadcast("batch_trace", arguments, reply=True, timeout=_TIMEOUT) or []
+    found = [each["ok"] for reply in replies for each in reply.values() if "ok" in each]
+    if not found:
+        raise ConfigurationError(f"{task}: no running worker has this task, or none replies")
+    arrived += [tuple(each) for reply in found for each in reply["arrived"]]
+    return sum(reply["processes"] for reply in found)
+
+
+def load_of(path: Path, task: str) -> Load:
+    """
+    Return the requests of a trace that come to one process.
+
+    Raises:
+        ConfigurationError: The file is no trace of this task, or too short.
+    """
+    try:
+        head, *lines = map(json.loads, path.read_text().splitlines())
+        processes = int(head["processes"])
+        # Those of one process, as if each of them got every n-th.
+        requests = [
+            (float(each["arrived"]), float(each["cost"]), int(each["rows"]))
+            for each in lines[::processes]
+        ]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigurationError(
+            f"--trace: {path}: {error!r}; give a file that --record has written"
+        ) from error
+    if head.get("task") != task:
+        raise ConfigurationError(f"--trace: {path}: is of {head.get('task')}, not of {task}")
+    if len(requests) < _FEWEST:
+        raise ConfigurationError(
+            f"--trace: {path}: has {len(requests)} requests for each process, too few to tell"
+            f" anything; record at least {_FEWEST}"
+        )
+    arrived, costs, rows = zip(*requests, strict=True)
+    return Load.recorded(arrived, costs, rows)

@@ -1,0 +1,60 @@
+"""Traces of requests: files that say when they came and what they cost."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from celery import Celery
+
+from celery_batch.cli.trace import load_of, record
+from celery_batch.errors import ConfigurationError
+
+
+def write(path, *, task="t", processes=1, count=100, cost=2.0):
+    """Write a trace with a request each tenth of a second."""
+    lines = [{"task": task, "processes": processes}]
+    lines += [{"arrived": n / 10, "cost": cost + n, "rows": 1} for n in range(count)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_each_process_gets_its_part(tmp_path):
+    """Settings are for one process, which gets every n-th request of all."""
+    load = load_of(write(tmp_path / "trace", processes=2, count=200), "t")
+
+    assert [2.0, 4.0, 6.0] == list(load.costs[:3])
+    assert pytest.approx(100 / 19.8) == load.rate
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        ("", "give a file that --record has written"),
+        ("[]", "give a file that --record has written"),
+        ('{"task": "t", "processes": 1}\n{"arrived": 1}', "KeyError"),
+        ('{"task": "t", "processes": 0}', "give a file that --record has written"),
+        ('{"task": "other", "processes": 1}', "is of other, not of t"),
+        ('{"task": "t", "processes": 1}', "has 0 requests for each process"),
+    ],
+    ids=["empty", "list", "field", "processes", "task", "short"],
+)
+def test_what_is_no_trace_is_refused(tmp_path, content, error):
+    """In one line that names the file, and what to give instead."""
+    path = tmp_path / "trace"
+    path.write_text(content)
+
+    with pytest.raises(ConfigurationError, match=error):
+        load_of(path, "t")
+
+
+def test_without_a_worker_nothing_is_recorded(tmp_path, monkeypatch):
+    """The command says so at once instead of after a minute."""
+    monkeypatch.setattr("celery_batch.cli.trace._TIMEOUT", 0.01)
+    with (
+        Celery("traced", broker="memory://", set_as_current=False) as app,
+        pytest.raises(ConfigurationError, match="t: no running worker has this task"),
+    ):
+        record(app, "t", tmp_path / "trace", 60.0, print)
+
+    assert not (tmp_path / "trace").exists()

@@ -1,0 +1,57 @@
+"""Arrivals and costs that are recorded from running workers."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from celery_batch.cli.trace import load_of, record
+from celery_batch.errors import ConfigurationError
+from tests.services.place import Place
+
+
+def test_a_trace_has_what_arrived_and_what_it_cost(place: Place, tmp_path: Path):
+    """Each request once, with its cost and rows; it can be simulated."""
+    path, is_recording = tmp_path / "trace.jsonl", Event()
+    with ThreadPoolExecutor() as pool:
+        recording = pool.submit(
+            record, place.app, "f.tokens", path, 3.0, lambda _: is_recording.set()
+        )
+        assert is_recording.wait(30)
+        lengths = [10 + n % 40 for n in range(240)]
+        results = place.tokens.delay_many(["x" * length for length in lengths])
+        place.get(results)
+        place.tokens.delay_rows(["x" * 10, "x" * 30]).get(timeout=30)
+        count, processes = recording.result(60)
+    load = load_of(path, "f.tokens")
+
+    assert 241 == count
+    assert -(-count // processes) == len(load.arrivals)
+    assert sorted(lengths[::processes]) == sorted(load.costs[: 240 // processes])
+    assert {"cost": 30.0, "rows": 2}.items() <= json.loads(
+        path.read_text().splitlines()[-1]
+    ).items()
+    assert 0 < load.rate
+
+
+def test_nothing_arrives(place: Place, tmp_path: Path):
+    """An empty trace is not written."""
+    with pytest.raises(ConfigurationError, match=r"f\.tokens: no request arrived in 0\.1 s"):
+        record(place.app, "f.tokens", tmp_path / "trace.jsonl", 0.1, print)
+
+
+def test_wrong_arguments_are_refused(place: Place):
+    """A worker says what is wrong; nothing is recorded."""
+    replies = [
+        place.app.control.broadcast("batch_trace", {"words": words}, reply=True, timeout=2, limit=1)
+        for words in (["f.tokens", "seconds=soon"], ["f.tokens", "rows=3"], ["f.token"])
+    ]
+    errors = [next(iter(reply[0].values()))["error"] for reply in replies]
+
+    assert "seconds: must be a number from 0 up, got 'soon'" == errors[0]
+    assert "rows" in errors[1]
+    assert "did you mean f.tokens" in errors[2]
