@@ -88,7 +88,7 @@ def test_new_weights_are_warmed_up_with_each_shape(place: Place, words: list[str
     )
     warmed_up = [fact["shape"] for fact in place.recall("shaped")][before:]
 
-    assert ["done"] == [answer["state"] for answer in reply.values()]
+    assert ["done"] == [answer["ok"]["state"] for answer in reply.values()]
     assert SHAPES == warmed_up
 
 
