@@ -90,6 +90,7 @@ def test_only_unknown_rows_run(make: Callable[..., Any], cache: Answers):
 
     assert ["cached 1", 4, "cached 3", 4, 8] == values(task, end)
     assert Reuse(hits=2, misses=2, duplicates=1) == end.work.reuse
+    assert 2 == end.work.rows  # from which the speed of the model is learnt
     assert [4, 8] == list(cache.stored.values())
 
 
