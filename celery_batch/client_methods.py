@@ -30,6 +30,10 @@ class ClientMethods(Task):  # type: ignore[misc]
     #: `batch_max_queue`.
     max_queue: ClassVar[int | None] = None
 
+    #: What the items that wait in the task's queue may cost, at the mean cost of those that this
+    #: process has sent lately; None for any cost.
+    max_queue_cost: ClassVar[float | None] = None
+
     #: Seconds from the sending of a call to its stored result that batches are to keep; None for
     #: no target.
     target_latency: ClassVar[float | None] = None
@@ -53,14 +57,14 @@ class ClientMethods(Task):  # type: ignore[misc]
         Raises:
             TypeError: The arguments do not fit the task's function.
             OperationalError: The broker could not be reached, or refused the message.
-            QueueFull: As many items wait already as the option ``max_queue`` allows.
+            QueueFull: As many items wait already as ``max_queue`` or ``max_queue_cost`` allows.
             BrokerUnreachable: An `OperationalError`, too: with ``max_queue``, the broker does
                 not answer, so the number of waiting items is unknown.
         """
         if more:
             return super().apply_async(args, kwargs, *more, **options)
         publisher = _client("publish.publisher").Publisher.of(self.app)
-        with publisher.limiter().admit(self, options):
+        with publisher.limiter().admit(self, options, call=(args, kwargs)):
             result = publisher.send(self, args, kwargs, options)
             if result is None:
                 own = super().apply_async

@@ -12,7 +12,7 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.signature import own_attribute, signature_of
 
-__all__ = ["item_cost_of"]
+__all__ = ["check_queue_cost", "item_cost_of"]
 
 
 def item_cost_of(task: Any) -> ItemCost | None:
@@ -56,3 +56,24 @@ def item_cost_of(task: Any) -> ItemCost | None:
         )
     interrupts = (SoftTimeLimitExceeded,)
     return ItemCost(task.name, task._batch_signature, cost, largest, interrupts)
+
+
+def check_queue_cost(task: Any) -> None:
+    """
+    Check the option ``max_queue_cost``.
+
+    Raises:
+        ConfigurationError: It is no number above 0, or items have no cost.
+    """
+    most = task.max_queue_cost
+    if most is None:
+        return
+    is_number = isinstance(most, (int, float)) and not isinstance(most, bool)
+    if not (is_number and 0 < most < math.inf):
+        raise ConfigurationError(
+            f"{task.name}.max_queue_cost: must be a number above 0, or None, got {most!r}"
+        )
+    if item_cost_of(task) is None:
+        raise ConfigurationError(
+            f"{task.name}.max_queue_cost: needs cost, and max_batch_cost or max_item_cost"
+        )

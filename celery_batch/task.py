@@ -28,7 +28,7 @@ from celery_batch.config import (
     policy_of,
 )
 from celery_batch.errors import ConfigurationError
-from celery_batch.item_cost import item_cost_of
+from celery_batch.item_cost import check_queue_cost, item_cost_of
 from celery_batch.item_key import ItemKey, item_key_of
 from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
 from celery_batch.row_digest import check_reuse
@@ -195,6 +195,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         isolates_failures(cls)
         max_worker_losses(cls)
         max_queue_of(app, cls)
+        check_queue_cost(cls)
         app.steps["worker"].add("celery_batch.worker.bootsteps:BatchWorker")
         app.steps["worker"].add("celery_batch.worker.metrics.exporter:BatchMetrics")
         app.steps["consumer"].add("celery_batch.worker.bootsteps:BatchConsumer")

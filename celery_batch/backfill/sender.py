@@ -141,7 +141,8 @@ class Sender:
         """Yield what is written together: all single rows, and all others if there is no limit."""
         yield [chunk for chunk in chunks if chunk.is_single]
         others = [chunk for chunk in chunks if not chunk.is_single]
-        if max_queue_of(self._task.app, self._task) is None:
+        task = self._task
+        if max_queue_of(task.app, task) is None and task.max_queue_cost is None:
             yield others
         else:  # the limit is checked for each
             yield from ([chunk] for chunk in others)

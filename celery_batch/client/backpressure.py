@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from itertools import chain, islice
+from statistics import fmean
 from typing import Any, Self
 
 from celery._state import task_join_will_block
@@ -26,6 +27,9 @@ _DESTINATION = ("queue", "exchange", "routing_key")
 
 #: Errors of a call that could not reach the broker.
 _UNREACHABLE = (OperationalError, OSError)
+
+#: Items over which their mean cost is taken; the mean before the first; and the lowest.
+_COSTS, _UNKNOWN_COST, _LOWEST_COST = 100, (1.0, 0), 1e-9
 
 #: Names of the tasks whose calls have been admitted already, all together.
 _admitted: ContextVar[frozenset[str]] = ContextVar("celery_batch_admitted", default=frozenset())
@@ -94,14 +98,50 @@ class QueueLimiter:
         self._settings = settings
         self._router: Any = None
         self._queues: dict[tuple[str, Any], str | None] = {}
+        #: The mean cost of the items of each task as of late, and of how many.
+        self._costs: dict[str, tuple[float, int]] = {}
 
     def limit(self, task: Any) -> int | None:
         """Return how many items may wait for a task; None for any number."""
         own: int | None = task.max_queue
-        return self._settings.max_queue if own is None else own
+        most = self._settings.max_queue if own is None else own
+        if task.max_queue_cost is None:
+            return most
+        affordable = max(int(task.max_queue_cost / self._mean_cost(task)), 1)
+        return affordable if most is None else min(most, affordable)
+
+    def _mean_cost(self, task: Any) -> float:
+        return max(self._costs.get(task.name, _UNKNOWN_COST)[0], _LOWEST_COST)
+
+    def note_cost(self, task: Any, args: Any, kwargs: Any, rows: int = 1) -> None:
+        """
+        Learn from a call what the items of a task cost.
+
+        Args:
+            task: The task, with ``max_queue_cost``.
+            args: Positional arguments, or None.
+            kwargs: Keyword arguments, or None.
+            rows: How many rows it has.
+        """
+        item_cost, args, kwargs = task._item_cost, args or (), kwargs or {}  # noqa: SLF001
+        with suppress(BatchError, TypeError, ValueError):  # it fails by itself
+            if rows == 1:
+                costs = [item_cost.of_call(args, kwargs)]
+            else:
+                found = item_cost.of_rows(task._chunk_of(args, kwargs, rows).columns)
+                costs = [cost for cost in found if isinstance(cost, float)]
+            mean, seen = self._costs.get(task.name, _UNKNOWN_COST)
+            seen = min(seen + len(costs), _COSTS)
+            mean += (fmean(costs) - mean) * min(len(costs) / seen, 1.0)
+            self._costs[task.name] = mean, seen
 
     def admit(
-        self, task: Any, options: dict[str, Any], items: int | None = None, messages: int = 1
+        self,
+        task: Any,
+        options: dict[str, Any],
+        items: int | None = None,
+        messages: int = 1,
+        call: tuple[Any, Any] | None = None,
     ) -> Admission:
         """
         Count items, or refuse them; return the context in which they are sent.
@@ -111,6 +151,7 @@ class QueueLimiter:
             options: As `apply_async` takes them.
             items: How many there are; those of one call with these options unless given.
             messages: In how many messages they go.
+            call: The arguments of the one call, by position and by name.
 
         Raises:
             QueueFull: There is no room for all of them.
@@ -121,9 +162,14 @@ class QueueLimiter:
             return _UNCOUNTED
         queue, limit = limited
         items = items_of(options) if items is None else items
-        if items > limit:
+        if task.max_queue_cost is not None:
+            if call is not None:
+                self.note_cost(task, *call, items)
+            limit = max(self.limit(task) or 0, items)  # a call of any cost fits into an empty queue
+        most = task.max_queue or self._settings.max_queue or limit
+        if items > most:
             raise QueueFull(
-                f"{task.name}: {items} items in one call never fit into max_queue={limit};"
+                f"{task.name}: {items} items in one call never fit into max_queue={most};"
                 f" send fewer at a time",
                 retry_after=None,
             )
@@ -147,9 +193,14 @@ class QueueLimiter:
         seconds = depth.seconds_until(waiting + items - limit)
         raise QueueFull(
             f"{task.name}: {waiting} items wait in queue {queue!r} and {items} more are"
-            f" too many for max_queue={limit}; try again in {seconds:.2g} s",
+            f" too many for {self._limit_text(task)}; try again in {seconds:.2g} s",
             retry_after=seconds,
         )
+
+    def _limit_text(self, task: Any) -> str:
+        if task.max_queue_cost is None:
+            return f"max_queue={self.limit(task)}"
+        return f"max_queue_cost={task.max_queue_cost:g} at {self._mean_cost(task):.3g} an item"
 
     async def await_depth(
         self, task: Any, options: Mapping[str, Any], items: int | None = None
@@ -190,6 +241,10 @@ class QueueLimiter:
         limit = self.limit(task)
         rows = iter(rows)
         first = [] if limit is None else list(islice(rows, limit + 1))
+        if task.max_queue_cost is not None:
+            first += rows  # a call of any cost fits into an empty queue
+            for args, kwargs in first[:_COSTS]:
+                self.note_cost(task, args, kwargs)
         with self.admit_items(task, options, len(first) * items_of(options), len(first)):
             # All rows: calls inside a task are not refused, however many they are.
             yield chain(first, rows)

@@ -197,10 +197,10 @@ def send_soon(
     Raises:
         QueueFull: There is no room for it.
     """
-    task, _, _, options = call
+    task, args, kwargs, options = call
     limiter = Publisher.of(task.app).limiter()
     context = _context(task, is_admitted=limiter.limit(task) is not None)
-    admission = limiter.admit(task, options)
+    admission = limiter.admit(task, options, call=(args, kwargs))
     loop = future.get_loop()
     loop_call = LoopCall(*call, context, admission, future, on_sent, on_abandoned)
     _sender_of(loop).add(loop, loop_call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from itertools import chain, islice
@@ -10,7 +10,7 @@ from typing import Any
 
 from kombu.exceptions import OperationalError
 
-from celery_batch.client.backpressure import already_admitted, items_of
+from celery_batch.client.backpressure import QueueLimiter, already_admitted, items_of
 from celery_batch.client.publish.buffer import BulkWrite, call_in_bulk, canvas_bulk
 from celery_batch.client.publish.fast_publish import expect_members
 from celery_batch.client.publish.publisher import Publisher
@@ -24,6 +24,10 @@ __all__ = [
     "partly_sent",
     "send_group",
 ]
+
+
+#: Members of a group whose costs are taken for those of all.
+_SAMPLE = 100
 
 
 class PartlySent(BatchError, OperationalError):
@@ -214,6 +218,9 @@ def _admit_members(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitS
         return tasks, None
     tasks = iter(tasks)
     head = list(islice(tasks, max(limits.values()) + 1))
+    if any(app.tasks[name].max_queue_cost is not None for name in limits):
+        head += tasks  # calls of any cost fit into an empty queue
+        _note_costs(app, limiter, head)
     counts = _count(head, limits)
     if not counts:
         return chain(head, tasks), None
@@ -226,6 +233,15 @@ def _admit_members(app: Any, tasks: Iterable[Any]) -> tuple[Iterable[Any], ExitS
             sending.enter_context(admission)
         sending.enter_context(already_admitted(name for name, _ in counts))
         return head, sending.pop_all()
+
+
+def _note_costs(app: Any, limiter: QueueLimiter, members: Sequence[Any]) -> None:
+    """Learn what items cost from the first members of a group whose queues are limited by cost."""
+    for signature, *_ in members[:_SAMPLE]:
+        for first in _first_of(signature):
+            task = app.tasks.get(first.task)
+            if getattr(task, "max_queue_cost", None) is not None:
+                limiter.note_cost(task, first.args, first.kwargs, items_of(first.options))
 
 
 def _count(members: Iterable[Any], limits: Mapping[str, int]) -> dict[tuple[str, Any], _Count]:
