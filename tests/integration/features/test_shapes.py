@@ -83,12 +83,10 @@ def test_no_shape_is_new_after_the_warm_up(place: Place):
 def test_new_weights_are_warmed_up_with_each_shape(place: Place, words: list[str]):
     """Before a reload lets them answer requests."""
     before = len(place.recall("shaped"))
-    (reply,) = place.app.control.broadcast(
-        "batch_reload", {"words": ["f.shaped", *words, "wait=60"]}, reply=True, timeout=60, limit=1
-    )
+    reply = place.worker.ask("batch_reload", words=["f.shaped", *words, "wait=60"])
     warmed_up = [fact["shape"] for fact in place.recall("shaped")][before:]
 
-    assert ["done"] == [answer["ok"]["state"] for answer in reply.values()]
+    assert "done" == reply["ok"]["state"]
     assert SHAPES == warmed_up
 
 
