@@ -56,7 +56,8 @@ class BaseStreamer(ABC):
         worker_timeout: Most seconds to wait for an answer.
         max_queue: Most items that may wait; None for any number.
         model: What answers the items.
-        batch_by: Returns an item's key; only items with equal keys share a batch.
+        batch_by: Returns an item's key; only items with equal keys share a batch.  None for
+            that of a `Model` class.
         cost: What an item costs, where that is limited.
         limits: `max_batch_cost`, `padded` and `sort_window`, where they are given.
     """
@@ -72,6 +73,7 @@ class BaseStreamer(ABC):
         cost: Callable[[Any], Any] | None = None,
         **limits: Any,
     ) -> None:
+        batch_by = model.key_option if batch_by is None else batch_by
         if not (batch_by is None or callable(batch_by)):
             raise ConfigurationError(
                 f"batch_by: must be a function of an item, or None, got {batch_by!r}"

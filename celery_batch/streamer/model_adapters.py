@@ -147,6 +147,12 @@ class Adapter(Model):
             return f"{kind.__qualname__}.predict"
         return getattr(self._given, "__qualname__", None) or repr(self._given)
 
+    @property
+    def key_option(self) -> Any:
+        """By which items share a batch, as a `Model` class says; None if it does not."""
+        kind = self._given if isinstance(self._given, type) else type(self._given)
+        return own_attribute(kind, "batch_by") if issubclass(kind, Model) else None
+
     def limit_cost(
         self, cost: Callable[[Any], Any] | None, limits: CostLimits | None
     ) -> ItemCost | None:

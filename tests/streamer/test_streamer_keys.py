@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from celery_batch import Model
 from celery_batch.errors import ConfigurationError, InvalidKey
 from celery_batch.streamer import Streamer, ThreadedStreamer
 
@@ -74,6 +75,21 @@ def test_an_item_without_a_key_is_refused(batch_by, message):
             streamer.submit([1])
 
         assert "0 items" in repr(streamer._request_queue)
+
+
+def test_a_model_may_say_by_what():
+    """As for tasks; together with a cost as well."""
+
+    class Described(Model):
+        batch_by = staticmethod(len)
+        cost = staticmethod(len)
+
+        def predict(self, batch):
+            return describe(batch)
+
+    texts = ["a", "bb", "c", "dd", "e", "f"]
+    with ThreadedStreamer(Described, 8, max_batch_cost=4) as streamer:
+        assert [(text, [len(text)]) for text in texts] == streamer.predict(texts)
 
 
 @pytest.mark.parametrize("kind", [ThreadedStreamer, Streamer])

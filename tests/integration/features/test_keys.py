@@ -6,7 +6,7 @@ import pytest
 
 from celery_batch import ChunkFailed, InvalidKey, PoisonItem
 from tests.integration.features.test_chunks import close_both_slots
-from tests.services.place import SOON, Place
+from tests.services.place import SOON, Place, eventually
 
 
 def calls(place: Place) -> list[tuple[str, ...]]:
@@ -172,3 +172,22 @@ def test_workers_report_how_many_keys_wait(place: Place):
     place.get(results)
 
     assert (2, 3) == (report["keys"], report["waiting"])
+
+
+def test_urgent_requests_go_first_with_their_key(place: Place):
+    """A batch of their own key overtakes the others."""
+    urgent = 9 if place.broker == "rabbitmq" else 0
+
+    def has_come() -> bool:
+        status = place.worker.status()["f.spoken"]
+        return bool(status["waiting"] == 5 or status["running"])  # it may be ready by now
+
+    gate = close_both_slots(place)
+    results = [place.spoken.apply_async((text, "de"), priority=5) for text in "abcd"]
+    place.wait_for_buffered("f.spoken", 4)
+    results.append(place.spoken.apply_async(("u", "fr"), priority=urgent))
+    eventually(has_come, "the urgent request")
+    place.open_gate(gate)
+    place.get(results)
+
+    assert [("fr", "u"), ("de", *"abcd")] == calls(place)
