@@ -4,7 +4,8 @@ How long the batches of a task take, and which of them keep a latency target.
 Rule 1: a batch takes a + b * work seconds, and its results are stored some seconds later.  Both
         are learnt from the batches that ran; the last ones count most.
 Rule 2: a batch that takes far longer or shorter than expected is left out, unless three in a
-        row do so in the same direction: then the speed of the model has changed.
+        row do so in the same direction: then the speed of the model has changed. Of a size that
+        was not seen before, all is expected that some a and b explain.
 Rule 3: until enough batches are known, nothing is limited.
 Rule 4: a batch is at most so large that it keeps the target if it leaves at once.  A lower
         limit would gain nothing: what it leaves behind waits for one batch more, and smaller
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from math import ceil, inf
+from math import ceil, inf, sqrt
 from statistics import median
 from typing import Any, Generic, TypeVar
 
@@ -63,6 +64,9 @@ _IN_A_ROW = 3
 
 #: The part by which sizes must differ to say more than is known about the slope.
 _PRIOR = 0.05
+
+#: So many times as far from the usual size as others are, a size is one that was not seen before.
+_UNLIKE = 2.0
 
 #: The change of the limit that is worth a new policy.
 _NOTICEABLE = 0.1
@@ -131,7 +135,7 @@ class LatencyModel:
             work: Its work, above 0.
             seconds: How long it took.
         """
-        if self.is_known and not self._is_usual(seconds / max(self.expected(work), _SHORTEST)):
+        if self.is_known and not self._is_usual(seconds / self._plausible(work, seconds)):
             return
         self.batches += 1
         self._weight = _KEPT * self._weight + 1
@@ -145,6 +149,25 @@ class LatencyModel:
         """Learn how long a batch was with its process, but not in the model."""
         self._overheads.append(seconds)
         self.overhead = _quantile(self._overheads)
+
+    def _plausible(self, work: float, seconds: float) -> float:
+        """
+        Return the expected duration that comes nearest to the one that was observed.
+
+        Of work unlike all that was seen, only the bounds are known: it takes as long as the usual
+        work, or in proportion to it.
+        """
+        usual, low = self.usual_work, self.expected(work)
+        high = low
+        if abs(work - usual) > _UNLIKE * self._spread:
+            low, high = sorted((self.expected(usual), self.expected(usual) * work / usual))
+        return max(min(max(seconds, low), high), _SHORTEST)
+
+    @property
+    def _spread(self) -> float:
+        """By how much sizes differ."""
+        variance = self._squares / self._weight - self.usual_work**2
+        return sqrt(max(variance, 0.0)) + _PRIOR * self.usual_work
 
     def _is_usual(self, ratio: float) -> bool:
         """Return whether a duration is to be learnt from, given its ratio to the expected one."""
@@ -243,12 +266,12 @@ class LatencyTarget:
         # The smallest batch has one row, or one that costs next to nothing.
         if largest < (1 if policy.max_batch_cost is None else _SHORTEST):
             return Limit(most, Why.UNREACHABLE)
-        if now < self._overloaded_until:
-            return Limit(most, Why.OVERLOAD)
         if are_filling:
             half = max(model.largest((target + model.overhead) / 2), largest / _MOST_PARTS)
             if half < most:
                 return Limit(half, Why.PRIORITIES)
+        elif now < self._overloaded_until:
+            return Limit(most, Why.OVERLOAD)
         return Limit(largest, Why.TARGET) if largest < most else Limit(most, Why.POLICY)
 
     def _is_behind_urgent(self, now: float, urgency: int | None) -> bool:
@@ -331,7 +354,12 @@ class TargetedQueue(Generic[T]):
         """Decide what a slot does now; see `Batcher.next`."""
         batcher = self._batcher
         urgency = batcher.urgency
-        is_mixed = urgency is not None and batcher.rows_of(urgency) < batcher.rows
+        # Where the most urgent ones are a batch by themselves, no others fill it up.
+        is_mixed = (
+            urgency is not None
+            and batcher.rows_of(urgency) < batcher.rows
+            and batcher.work_before(urgency) < self.configured.max_batch_work
+        )
         policy = self.target.policy_for(self.configured, now, urgency, is_mixed=is_mixed)
         if policy is not batcher.policy:
             batcher.policy = policy

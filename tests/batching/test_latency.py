@@ -104,6 +104,26 @@ def test_batches_of_one_size_keep_the_known_slope():
     assert pytest.approx(0.016, rel=0.1) == model.expected(8)
 
 
+def test_other_sizes_are_no_new_speed():
+    """A worker that starts with a backlog knows full batches alone when small ones come."""
+    model = LatencyModel()
+    for _ in range(16):
+        model.observe(64, 0.133)
+    for n in range(16):
+        model.observe(4 + n % 2, 0.013 + n % 2 * 0.002)
+
+    assert pytest.approx(0.133, rel=0.05) == model.expected(64)
+    assert pytest.approx(0.013, rel=0.05) == model.expected(4)
+
+
+def test_an_outlier_of_a_new_size_is_left_out():
+    """No call takes longer than in proportion to its work."""
+    model = known()
+    model.observe(240, 30.0)
+
+    assert pytest.approx(0.072, rel=0.02) == model.expected(64)
+
+
 def test_the_largest_batch_in_time_leaves_room_for_slow_ones():
     """Noise and the time to store results count."""
     model = known()
@@ -254,6 +274,20 @@ def test_less_urgent_requests_fill_batches_up_by_half():
     assert 2 * plan_of(first).limit.work * 0.001 + 0.016 <= 0.1 + 1e-9
     queue.next(60.0)
     assert Why.PRIORITIES is not queue.target.limit.why
+
+
+def test_less_urgent_requests_do_not_keep_urgent_ones_late():
+    """What was late is no reason to fill batches up; where urgent ones do that, it is."""
+    queue = queue_of(TARGETED, 0.008, 0.001)
+    fill(queue, 1, 0.0)
+    fill(queue, 200, 0.0, urgency=9)
+    late, next_one = taken(queue, 1.0), taken(queue, 1.1)
+
+    assert [Why.PRIORITIES] * 2 == [plan_of(each).limit.why for each in (late, next_one)]
+    fill(queue, 64, 0.0)
+    taken(queue, 1.2)
+    fill(queue, 64, 0.0)
+    assert Why.OVERLOAD is plan_of(taken(queue, 1.3)).limit.why
 
 
 def test_urgent_requests_that_are_alone_are_not_limited_by_that():
