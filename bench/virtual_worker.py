@@ -7,6 +7,7 @@ One process with two slots: one batch runs, a full one may be ready behind it.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import exp, inf
@@ -59,12 +60,14 @@ class VirtualWorker:
         model: The task's.
         gap: Seconds from when a batch leaves to its call, if its process is idle.
         store: Seconds from the end of a call to the stored results.
+        jitter: More of these, on average.
     """
 
     policy: BatchPolicy
     model: VirtualModel
     gap: float = 0.001
     store: float = 0.001
+    jitter: float = 0.0
     seed: int = 1
     #: When each request was sent, and when its result was stored.
     answered: list[tuple[float, float]] = field(default_factory=list)
@@ -81,8 +84,8 @@ class VirtualWorker:
         self._chance = random.Random(self.seed)
         self._running: tuple[Batch[None], float, float] | None = None
         self._ready: Batch[None] | None = None
-        #: When the results of the last batch are stored, whose call has ended.
-        self._storing: tuple[Batch[None], float, float] | None = None
+        #: Batches whose calls have ended, and when their results are stored.
+        self._storing: deque[tuple[Batch[None], float, float]] = deque()
         self._ask_at = inf
 
     def run(self, arrivals: Iterable[float]) -> VirtualWorker:
@@ -92,12 +95,12 @@ class VirtualWorker:
         while True:
             running, storing = self._running, self._storing
             call_ends = running[2] if running else inf
-            stored = storing[2] if storing else inf
+            stored = storing[0][2] if storing else inf
             now = min(arrival, call_ends, stored, self._ask_at)
             if now == inf:
                 return self
             if storing and now == stored:
-                self._note_stored(storing, now)
+                self._note_stored(storing.popleft(), now)
             elif running and now == call_ends:
                 self._end_call(running, now)
             elif now == arrival:
@@ -116,8 +119,9 @@ class VirtualWorker:
     def _dispatch(self, now: float) -> None:
         self._ask_at = inf
         while True:
-            taken = sum(each is not None for each in (self._running, self._ready, self._storing))
-            if taken == _SLOTS:
+            taken = sum(each is not None for each in (self._running, self._ready))
+            taken += len(self._storing)
+            if taken >= _SLOTS:
                 return
             is_free = not taken
             decision = (self._target or self._batcher).next(now, full_only=not is_free)
@@ -137,20 +141,25 @@ class VirtualWorker:
 
     def _end_call(self, running: tuple[Batch[None], float, float], now: float) -> None:
         batch, began, ended = running
-        self._storing, self._running = (batch, ended - began, now + self.store), None
+        store = self.store + (self._chance.expovariate(1 / self.jitter) if self.jitter else 0.0)
+        stored = max(now + store, self._storing[-1][2] if self._storing else 0.0)
+        self._running = None
+        self._storing.append((batch, ended - began, stored))
         ready, self._ready = self._ready, None
         if ready is not None:
             self._start(ready, now)
 
     def _note_stored(self, storing: tuple[Batch[None], float, float], now: float) -> None:
         batch, seconds, _ = storing
-        self._storing = None
         self.answered += [(request.arrived, now) for request in batch.requests]
         if self._target is not None and batch.plan is not None:
             model = self._target.target.model
             model.observe(batch.rows, seconds)
             model.observe_overhead(self.gap + self.store)
             self._target.ended(batch.plan, now)
+            limit = self.policy.target_latency or inf
+            late = sum(now - request.arrived > limit for request in batch.requests)
+            self._target.target.note_accepted(self.policy, late / len(batch))
         if len(batch) > 1:
             self._batcher.batch_ended(now, batch.rows, batch.urgency)
 

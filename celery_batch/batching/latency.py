@@ -17,6 +17,7 @@ Rule 6: the oldest request stops waiting for others while a batch as large as th
         can still keep the target.
 Rule 7: a request cannot make it if it is late once all that runs or goes before it has run, in
         batches as large as they may be; or if the oldest of its batch is late because of it.
+        Where more than one in twenty is late that was not expected to be, more is refused.
 Rule 8: behind a running batch, one that is not full leaves just before that ends, with all that
         wait: the process finds it as soon as it is free.
 """
@@ -76,6 +77,13 @@ _URGENT_AGAIN = 10.0
 
 #: The smallest part of the largest batch in time, where two have to be.
 _MOST_PARTS = 4
+
+#: The part of accepted requests that may be late.
+_LATE = 0.05
+
+#: The change of the margin for accepted requests if all of a batch were late, and the largest
+#: margin, as parts of the target.
+_MARGIN_STEP, _MOST_MARGIN = 0.05, 0.5
 
 #: A duration that is no division by zero.
 _SHORTEST = 1e-9
@@ -225,6 +233,8 @@ class LatencyTarget:
         self._policy: BatchPolicy | None = None
         self._effective = BatchPolicy()
         self._wait = inf
+        #: Seconds by which requests have to be early to be accepted, since predictions err.
+        self.margin = 0.0
         #: Until when requests are late in any case.
         self._overloaded_until = -inf
         #: The highest urgency of late, and when it was seen.
@@ -297,6 +307,18 @@ class LatencyTarget:
             self._overloaded_until = now + target + model.slow(policy.max_batch_work)
         return age + model.slow(work)
 
+    def note_accepted(self, policy: BatchPolicy, late: float) -> None:
+        """
+        Learn from a batch whose requests were expected to be in time.
+
+        Args:
+            policy: As it is configured.
+            late: The part of them that were late.
+        """
+        target = policy.target_latency or 0.0
+        self.margin += _MARGIN_STEP * target * (late - _LATE)
+        self.margin = min(max(self.margin, 0.0), _MOST_MARGIN * target)
+
     def late_by(
         self, policy: BatchPolicy, ages: tuple[float, float], work: float, own: float, ahead: float
     ) -> float:
@@ -315,7 +337,7 @@ class LatencyTarget:
         model, target = self.model, policy.target_latency
         if not model.is_known or target is None:
             return 0.0
-        left, largest = target - ahead - model.overhead, self.limit.work
+        left, largest = target - self.margin - ahead - model.overhead, self.limit.work
         whole = max(ceil((work + own) / largest) - 1, 0)
         seconds = whole * model.expected(largest) + model.expected(work + own - whole * largest)
         age, oldest = ages
@@ -403,7 +425,10 @@ class TargetedQueue(Generic[T]):
             return Wait(None)
         if 2 * self._batcher.work_before(ALL) < min(plan.work for plan in running):
             return Wait(None)
-        left = min(plan.left(now) for plan in running) - self.target.model.overhead
+        # Of those that are ready already, each takes the place of a running one.
+        lefts = sorted(plan.left(now) for plan in running)
+        behind = min(len(self._plans) - len(running), len(running) - 1)
+        left = lefts[behind] - self.target.model.overhead
         if left > 0:
             return Wait(left)
         batch = self._batcher.take(now, Reason.AHEAD, earns_share=earns_share)

@@ -103,11 +103,18 @@ class TargetControl:
         self._last_ended = ended
 
     def _count(self, job: BatchJob, stored: float) -> None:
-        target = self.queue.configured.target_latency
-        if target is not None:
-            in_time = sum(stored - sent_at(request) <= target for request in job.requests)
-            self.in_time += in_time
-            self.late += len(job.requests) - in_time
+        policy = self.queue.configured
+        target = policy.target_latency
+        if target is None:
+            return
+        sent = [(sent_at(request), request.arrived) for request in job.requests]
+        in_time = sum(stored - at <= target for at, _ in sent)
+        self.in_time += in_time
+        self.late += len(sent) - in_time
+        if policy.shed:  # of those that did not come late
+            accepted = [stored - at > target for at, arrived in sent if arrived - at < target / 2]
+            if accepted:
+                self.queue.target.note_accepted(policy, sum(accepted) / len(accepted))
 
     def report(self) -> dict[str, Any]:
         """Return what is known, what was chosen and why, as plain data; times in seconds."""
@@ -121,6 +128,7 @@ class TargetControl:
                 "b": round(model.b, 9),
                 "overhead": round(model.overhead, 6),
                 "slowness": round(model.slowness, 3),
+                "margin": round(target.margin, 6),
                 "learnt_from": model.batches,
                 "limit": round(min(limit.work, policy.max_batch_work), 3),
                 "why": str(limit.why),
