@@ -19,8 +19,8 @@ _EVERY, _KEPT = 1.0, 15.0
 #: Seconds in which workers reply.
 _TIMEOUT = 1.0
 
-#: What fewer requests say is chance.
-_FEWEST = 100
+#: What fewer requests say is chance, and more take minutes to simulate.
+_FEWEST, _MOST = 100, 20_000
 
 
 def record(
@@ -73,7 +73,7 @@ def _look(app: Any, task: str, arrived: list[tuple[float, float, int]]) -> int:
 
 def load_of(path: Path, task: str) -> Load:
     """
-    Return the requests of a trace that come to one process.
+    Return the requests of a trace that come to one process, the first of them if they are many.
 
     Raises:
         ConfigurationError: The file is no trace of this task, or too short.
@@ -84,7 +84,7 @@ def load_of(path: Path, task: str) -> Load:
         # Those of one process, as if each of them got every n-th.
         requests = [
             (float(each["arrived"]), float(each["cost"]), int(each["rows"]))
-            for each in lines[::processes]
+            for each in lines[::processes][:_MOST]
         ]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(

@@ -80,16 +80,10 @@ class CostLine:
         """
         runs = [(cost, max(seconds, _SHORTEST)) for cost, seconds in runs]
         weights = [seconds**-2 for _, seconds in runs]
-        total = sum(weights)
-        mean_cost = sum(w * cost for w, (cost, _) in zip(weights, runs, strict=True)) / total
-        mean = sum(w * seconds for w, (_, seconds) in zip(weights, runs, strict=True)) / total
-        spread = sum(
-            w * (cost - mean_cost) ** 2 for w, (cost, _) in zip(weights, runs, strict=True)
-        )
-        common = sum(
-            w * (cost - mean_cost) * (seconds - mean)
-            for w, (cost, seconds) in zip(weights, runs, strict=True)
-        )
+        mean_cost = _mean(weights, [cost for cost, _ in runs])
+        mean = _mean(weights, [seconds for _, seconds in runs])
+        spread = _mean(weights, [(cost - mean_cost) ** 2 for cost, _ in runs])
+        common = _mean(weights, [(cost - mean_cost) * (seconds - mean) for cost, seconds in runs])
         b = max(common / spread, 0.0) if spread else 0.0
         b = min(b, mean / mean_cost) if mean_cost else b  # or an empty batch would take no time
         a = max(mean - b * mean_cost, _SHORTEST)
@@ -174,6 +168,10 @@ def cost_of_call(policy: BatchPolicy, costs: Sequence[float], rows: int) -> floa
     if limits is None:
         return None
     return limits.of_call(max(costs), rows) if limits.is_padded else sum(costs)
+
+
+def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
+    return sum(w * value for w, value in zip(weights, values, strict=True)) / sum(weights)
 
 
 def _quantile(ordered: tuple[float, ...], share: float) -> float:
