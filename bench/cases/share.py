@@ -21,7 +21,7 @@ from bench.tables import Case, Effort, Goal, ResultTable
 __all__ = ["CASE"]
 
 #: Requests a second of the small model, and the seconds for which they come.
-_RATE, _SECONDS = 25.0, 20.0
+_RATE, _SECONDS = 25.0, 12.0
 
 #: Seconds for which two saturated models are observed.
 _OBSERVED = 8.0

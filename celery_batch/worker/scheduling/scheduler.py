@@ -118,10 +118,11 @@ class Scheduler:
             delays = [task_queue.next_deadline for task_queue in self._task_queues.values()]
             task_queues = self._priority.order(self._task_queues.values())
             is_contested = any(task_queue.is_full for task_queue in task_queues)
+            ready_in = self._seconds_until_ready()
             for task_queue in task_queues:
                 if task_queue.is_empty:
                     continue
-                formed = self._form_batch(task_queue, is_contested=is_contested)
+                formed = self._form_batch(task_queue, ready_in, is_contested=is_contested)
                 if isinstance(formed, BatchJob):
                     # Outside the lock: the solo pool runs the whole batch in this call.
                     self._submitter.submit(formed)
@@ -149,23 +150,32 @@ class Scheduler:
                 self.recorder.failed_waiting(request)
                 self._completion.notify(deadline_passed(request))
 
-    def _form_batch(self, task_queue: TaskQueue, *, is_contested: bool) -> BatchJob | Wait:
+    def _seconds_until_ready(self) -> float:
+        """Return in how many seconds a batch is to be made ready behind a running one."""
+        slots = self.slots
+        with slots.lock:
+            if slots.is_free or not slots.has_room_ahead:
+                return 0.0
+            return self._priority.seconds_until_ready(
+                self._task_queues.values(), slots.jobs, slots.processes, time.monotonic()
+            )
+
+    def _form_batch(
+        self, task_queue: TaskQueue, ready_in: float, *, is_contested: bool
+    ) -> BatchJob | Wait:
         """
         Return the next batch of a task as a job that has a slot, or how long to wait for it.
 
         Args:
             task_queue: The queue of the task.
+            ready_in: Seconds until a batch is to be made ready behind a running one.
             is_contested: Some task has a full batch.  A place behind a running batch is then as
                 good as a free slot: if this task lingered, the others would always get it.
         """
         slots = self.slots
         with slots.lock:
-            if slots.has_room_ahead and not slots.is_free:
-                seconds = self._priority.seconds_until_ready(
-                    self._task_queues.values(), slots.jobs, slots.processes, time.monotonic()
-                )
-                if seconds:
-                    return Wait(seconds)
+            if ready_in and slots.has_room_ahead and not slots.is_free:
+                return Wait(ready_in)
             full_only = not slots.is_free and not is_contested
             earns_share = True
             if not slots.has_room_ahead:
