@@ -11,6 +11,7 @@ import pytest
 from celery_batch.processes.redis_server import RedisServer
 from tests.integration.test_urgent import SOON, wait_for
 from tests.services.overlapped import go_on
+from tests.services.rabbitmq import RabbitMQServer
 from tests.services.stage import Stage
 
 
@@ -18,6 +19,15 @@ from tests.services.stage import Stage
 def fresh(redis_server: RedisServer, tmp_path: Path) -> Iterator[Stage]:
     """Nobody has been anywhere, and the worker ends with the test."""
     with Stage(redis_server, tmp_path) as stage:
+        yield stage
+
+
+@pytest.fixture
+def over_rabbitmq(
+    redis_server: RedisServer, rabbitmq_server: RabbitMQServer, tmp_path: Path
+) -> Iterator[Stage]:
+    """The same with RabbitMQ for a broker."""
+    with Stage(redis_server, tmp_path, broker=rabbitmq_server.url) as stage:
         yield stage
 
 
@@ -44,6 +54,16 @@ def test_a_batch_of_another_task_runs_before_the_one_that_is_ready(fresh: Stage)
 )
 def test_a_request_waits_for_no_backlog_of_another_task(fresh: Stage, pool: str, processes: int):
     """On any pool it runs after the batches that run when it comes, and one more at most."""
+    wait_for_no_backlog(fresh, pool, processes)
+
+
+def test_a_request_waits_for_no_backlog_over_rabbitmq(over_rabbitmq: Stage):
+    """Its queue has a prefetch of its own."""
+    wait_for_no_backlog(over_rabbitmq, "prefork", 1)
+
+
+def wait_for_no_backlog(fresh: Stage, pool: str, processes: int) -> None:
+    """Send a request of one task while another has a backlog."""
     client = fresh.client()
     other = partial(client.send_task, "overlapped.other", (["o", {}],), queue="other")
     first = other()

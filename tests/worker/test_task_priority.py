@@ -33,7 +33,7 @@ class Sent:
 
     def __init__(self, urgency: int, *, accepted: bool = False, earned_part: float = 0.0) -> None:
         self.urgency, self.accepted, self.earned_part = urgency, accepted, earned_part
-        self.start, self.task = 0.0, _TASK
+        self.start, self.task, self.batches = 0.0, _TASK, 1.0
 
 
 def turns(priority: TaskPriority, task_queues: list[Any], count: int) -> list[int]:
@@ -146,7 +146,9 @@ def test_next_batch_is_ready_just_before_a_running_one_ends():
     """If several tasks have work; where one has, or how long it takes is unknown, at once."""
     large, small = Waiting(0, 1.0), Waiting(0, 2.0)
     large.task, small.task = SimpleNamespace(name="large"), SimpleNamespace(name="small")
-    running: Any = [SimpleNamespace(task=large.task, began=began) for began in (100.0, 102.0)]
+    running: Any = [
+        SimpleNamespace(task=large.task, began=began, batches=1.0) for began in (100.0, 102.0)
+    ]
     wait = TaskPriority.seconds_until_ready
 
     assert 0.0 == wait([large, small], running[:1], 1, 103.0)
@@ -155,10 +157,12 @@ def test_next_batch_is_ready_just_before_a_running_one_ends():
 
     assert pytest.approx(0.99) == wait([large, small], running[:1], 1, 103.0)
     assert pytest.approx(0.99) == wait([large, small], running, 2, 103.0)
-    ready: Any = SimpleNamespace(task=large.task, began=None)
+    ready: Any = SimpleNamespace(task=large.task, began=None, batches=1.0)
     assert pytest.approx(2.99) == wait([large, small], [*running, ready], 2, 103.0)
     assert pytest.approx(3.99) == wait([large, small], [ready], 1, 103.0)
     assert 0.0 == wait([large, small], running[:1], 1, 105.0)
+    ready.batches = 2.0
+    assert pytest.approx(7.99) == wait([large, small], [ready], 1, 103.0)
     small.is_in_use = lambda _: False
     assert 0.0 == wait([large, small], running[:1], 1, 103.0)
     assert 0.0 == wait([large], running[:1], 1, 103.0)

@@ -122,6 +122,11 @@ class BatchJob:
         return math.fsum(request.work for request in self._distinct())
 
     @property
+    def batches(self) -> float:
+        """How many whole batches its rows are, at least one; a large chunk is several."""
+        return max(self.rows / self.max_rows, 1.0)
+
+    @property
     def max_cost(self) -> float:
         """The highest cost of one call; infinite for any."""
         return math.inf if self._cost_limits is None else self._cost_limits.cost

@@ -22,6 +22,7 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from heapq import heapify, heapreplace
+from operator import add
 
 from celery_batch.batching.fair_share import FairShare
 from celery_batch.worker.dispatch.batch_job import BatchJob
@@ -87,10 +88,12 @@ class TaskPriority:
             return 0.0
         usual = {each.task.name: each.usual_seconds or 0.0 for each in task_queues}
         in_order = sorted(jobs, key=lambda job: job.began or now)
-        ends = [(job.began or now) + usual[job.task.name] for job in in_order[:processes]]
+        times = [usual[job.task.name] * job.batches for job in in_order]
+        began = [job.began or now for job in in_order[:processes]]
+        ends: list[float] = list(map(add, began, times))
         heapify(ends)
-        for job in in_order[processes:]:
-            heapreplace(ends, ends[0] + usual[job.task.name])
+        for time in times[processes:]:
+            heapreplace(ends, ends[0] + time)
         return max(ends[0] - now - _READY_BEFORE, 0.0)
 
     def overtaken_by(self, task_queue: TaskQueue, jobs: Iterable[BatchJob]) -> BatchJob | None:
@@ -122,8 +125,8 @@ class TaskPriority:
             job: The batch; if it leaves as its task's share, no waiting request overtakes it.
             task_queues: All task queues.
         """
-        seconds, weight = task_queue.usual_seconds, task_queue.policy.device_share
-        charged = self._charged[job] = seconds or _FIRST_ESTIMATE, weight
+        seconds = (task_queue.usual_seconds or _FIRST_ESTIMATE) * job.batches
+        charged = self._charged[job] = seconds, task_queue.policy.device_share
         job.start = self._device.charge(task_queue, *charged)
         if self._has_earned_batch(task_queue):
             job.urgency = min(job.urgency, *(each.urgency for each in task_queues))

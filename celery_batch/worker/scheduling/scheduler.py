@@ -227,7 +227,7 @@ class Scheduler:
         self.recorder.ended(job, follow_up)
         task_queue = self.task_queue(job.task)
         if job.accepted:
-            task_queue.count_answer(job.answer)
+            task_queue.count_answer(job)
             self._completion.reject_bad(follow_up)
             if job.answer is not None and job.answer.broken:
                 self.slots.replace_process(job.pid, job.answer.broken)

@@ -28,7 +28,6 @@ from celery_batch.item_key import item_key_of
 from celery_batch.row_digest import row_digest_of
 from celery_batch.telemetry.report import NO_REUSE, Reuse
 from celery_batch.worker.dispatch.batch_job import BatchJob
-from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling.target import TargetControl, is_exempt, sent_at
 
 __all__ = ["KEY_WINDOW", "LEAST_URGENT", "TaskQueue"]
@@ -68,7 +67,7 @@ class TaskQueue:
     #: The bytes of a usual body, as of late; measured where batches are formed by key.
     _body_bytes = 0.0
 
-    #: Seconds of a batch in the model, as of late; None before one has ended.
+    #: Seconds of a whole batch in the model, as of late; None before one has ended.
     usual_seconds: float | None = None
 
     #: What arrives while somebody records it, and until when; None if nobody does.
@@ -345,8 +344,9 @@ class TaskQueue:
         size[0] += 1
         size[1] += rows
 
-    def count_answer(self, answer: BatchEnd | None) -> None:
-        """Count what a batch has cost; None if its process died."""
+    def count_answer(self, job: BatchJob) -> None:
+        """Count what a batch has cost; it has no answer if its process died."""
+        answer = job.answer
         if answer is None:
             self.losses += 1
         else:
@@ -357,7 +357,7 @@ class TaskQueue:
                 self._reuse = Reuse(*map(add, self._reuse, answer.work.reuse))
             self.padding_rows += answer.work.padding_rows
             self.safe_size = answer.safe_size
-            if seconds := answer.work.seconds:
+            if seconds := answer.work.seconds / job.batches:
                 usual = self.usual_seconds or seconds
                 self.usual_seconds = usual + _LATEST * (seconds - usual)
 
