@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle, islice
 from typing import Any
 
 from bench.app import COST, ROWS
@@ -63,11 +64,19 @@ def _measure(effort: Effort) -> dict[str, Any]:
         best_name = max((f"rows{size}" for size in ROWS), key=lambda name: rows[name]["rate"])
         names = (best_name, *(name for name in ("cost_limited", "infinity_emb") if name in rows))
         loads = [
-            _load(name, part, part * rows[best_name]["rate"], effort.share)
+            _load(name, part, part * rows[best_name]["rate"], effort.share, items, expected)
             for part in _PARTS
             for name in names
         ]
     return {"rows": rows, "rounds": rounds, "best": best_name, "loads": loads}
+
+
+def _check(name: str, outputs: list[Any], expected: Iterable[float]) -> None:
+    """Compare outputs with those of single texts."""
+    pairs = zip(outputs, expected, strict=False)
+    wrong = [output for (output, _), single in pairs if abs(output - single) > _TOLERANCE]
+    if wrong:
+        raise RuntimeError(f"{name}: {len(wrong)} outputs are not those of single texts")
 
 
 @contextmanager
@@ -88,9 +97,7 @@ def _drain(name: str, items: list[list[int]], expected: list[float]) -> dict[str
         results = task.delay_many(items)
         outputs = [result.get(timeout=600) for result in results]
         seconds = time.monotonic() - began
-    wrong = [n for n, each in enumerate(outputs) if abs(each[0] - expected[n]) > _TOLERANCE]
-    if wrong:
-        raise RuntimeError(f"{name}: {len(wrong)} outputs are not those of single texts")
+    _check(name, outputs, expected)
     batches = _batches_of(items, outputs)
     return {
         "rate": len(items) / seconds,
@@ -101,14 +108,22 @@ def _drain(name: str, items: list[list[int]], expected: list[float]) -> dict[str
     }
 
 
-def _load(name: str, part: float, rate: float, share: float) -> dict[str, Any]:
-    """Send texts one by one, when they come independently at a rate."""
+def _load(
+    name: str,
+    part: float,
+    rate: float,
+    share: float,
+    items: list[list[int]],
+    expected: list[float],
+) -> dict[str, Any]:
+    """Send texts one by one, again and again in turn, when they come independently at a rate."""
     requests = list(LOADS["Poisson"](rate, max(int(rate * _SECONDS * share), 10), 2))
-    items = texts(len(requests), seed=2)
+    items = list(islice(cycle(items), len(requests)))
     with _task(name) as task:
         task.delay(items[0]).get(timeout=60)
         times, results = send(task, items, [request.arrived for request in requests])
     outputs = [result.get(timeout=60) for result in results]
+    _check(name, outputs, cycle(expected))
     return {
         "name": name,
         "part": part,
