@@ -85,6 +85,9 @@ _LATE = 0.05
 #: margin, as parts of the target.
 _MARGIN_STEP, _MOST_MARGIN = 0.05, 0.5
 
+#: The part of what batches are usually padded to that the latest one decides.
+_LATEST = 0.1
+
 #: A duration that is no division by zero.
 _SHORTEST = 1e-9
 
@@ -337,7 +340,8 @@ class LatencyTarget:
         model, target = self.model, policy.target_latency
         if not model.is_known or target is None:
             return 0.0
-        left, largest = target - self.margin - ahead - model.overhead, self.limit.work
+        left = target - self.margin - ahead - model.overhead
+        largest = min(self.limit.work, policy.max_batch_work)
         whole = max(ceil((work + own) / largest) - 1, 0)
         seconds = whole * model.expected(largest) + model.expected(work + own - whole * largest)
         age, oldest = ages
@@ -363,6 +367,8 @@ class TargetedQueue(Generic[T]):
         self.target = LatencyTarget()
         #: How many batches run at once.
         self.processes = 1
+        #: How many times its requests' work a batch is with its padding, of late.
+        self._padding = 1.0
         #: Of the batches that have left and have not ended, in their order.
         self._plans: list[Plan] = []
         self.add = batcher.add
@@ -399,7 +405,8 @@ class TargetedQueue(Generic[T]):
             return 0.0  # it would run at once, so nothing is gained if it does not
         oldest = batcher.oldest
         ages = (now - request.arrived, now - (request.arrived if oldest is None else oldest))
-        work, own = batcher.work_before(request.urgency), self.configured.work_of(request)
+        work = self._padding * batcher.work_before(request.urgency)
+        own = self._padding * self.configured.work_of(request)
         return self.target.late_by(self.configured, ages, work, own, self._ahead(now))
 
     def _ahead(self, now: float) -> float:
@@ -454,6 +461,9 @@ class TargetedQueue(Generic[T]):
         load = Load(limits)
         for request in batch.requests:
             load.offer(request)
+        unpadded = sum(map(self.configured.work_of, batch.requests))
+        if unpadded:
+            self._padding += _LATEST * (max(load.cost / unpadded, 1.0) - self._padding)
         return load.cost
 
     def _begin(self, now: float) -> None:

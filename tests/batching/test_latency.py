@@ -495,3 +495,23 @@ def test_under_overload_without_refusals_batches_are_full():
     late = [rows for began, rows in worker.batches if 2 < began < 20]
 
     assert {64} == set(late)
+
+
+def test_padding_counts_in_what_goes_before():
+    """Batches cost more than their requests without padding, as much as those of late."""
+    policy = BatchPolicy(
+        1024, 0.01, max_batch_cost=64, padded=True, sort_window=0, target_latency=0.1
+    )
+    queue = queue_of(policy)
+    queue.target.model.slowness = 1.0
+    late = []
+    for _ in range(2):
+        for n in range(20):
+            queue.add(Request(str(n), 0.0, cost=16.0 if n % 4 == 0 else 1.0))
+        late.append(queue.late_by(Request("new", 0.0, cost=1.0), 0.0))
+        while queue._batcher.rows:
+            queue.ended(plan_of(taken(queue, 5.0)), 5.0)
+
+    assert late[0] < late[1]
+    queue.add(Request("free", 6.0, cost=0.0))
+    assert 0 == plan_of(taken(queue, 7.0)).work

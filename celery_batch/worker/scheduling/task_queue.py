@@ -171,21 +171,8 @@ class TaskQueue:
 
     def add(self, task_request: Any, *, urgency: int = 0) -> None:
         """Add Celery's request to those that wait for a slot; also while the task is paused."""
-        request = self._request(task_request, urgency)
-        with self._lock:
-            self._queue.add(request)
-
-    def late_by(self, task_request: Any, urgency: int) -> float:
-        """Return by how many seconds Celery's request would miss the target; 0 if it must run."""
-        if self._target is None or is_exempt(task_request):
-            return 0.0
-        request = self._request(task_request, urgency)
-        with self._lock:
-            return self._target.late_by(request)
-
-    def _request(self, task_request: Any, urgency: int) -> Request[Any]:
         self._measure(task_request)
-        return Request(
+        request = Request(
             task_request,
             task_request.arrived if self._target is None else sent_at(task_request),
             urgency,
@@ -195,6 +182,18 @@ class TaskQueue:
             cost=task_request.cost or 0.0,
             key=task_request.batch_key,
         )
+        with self._lock:
+            self._queue.add(request)
+
+    def late_by(self, task_request: Any, urgency: int) -> float:
+        """Return by how many seconds Celery's request would miss the target; 0 if it must run."""
+        if self._target is None or is_exempt(task_request):
+            return 0.0
+        self._measure(task_request)
+        rows, cost = task_request.rows, task_request.cost or 0.0
+        request = Request(task_request, sent_at(task_request), urgency, rows=rows, cost=cost)
+        with self._lock:
+            return self._target.late_by(request)
 
     def _measure(self, task_request: Any) -> None:
         """Note when a request arrived here first, its cost and key, and what it equals."""
