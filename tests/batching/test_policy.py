@@ -64,6 +64,15 @@ def test_max_wait_must_be_given_as_a_number():
         BatchPolicy(max_wait=None)
 
 
+@pytest.mark.parametrize("weight", [0, -1.0, True, "2", float("inf"), float("nan")])
+def test_device_share_must_be_a_positive_number(weight: object):
+    """Whatever a user may have set it to."""
+    with pytest.raises(ConfigurationError) as refusal:
+        BatchPolicy(device_share=weight)
+
+    assert f"device_share: must be a number above 0, got {weight!r}" == str(refusal.value)
+
+
 @pytest.mark.parametrize("share", [-0.1, 0.6, float("nan"), "a tenth", None, True], ids=repr)
 def test_share_is_a_number_up_to_a_half(share: object):
     """With more, less urgent requests would go before urgent ones."""

@@ -13,6 +13,7 @@ from kombu.asynchronous import Hub
 from celery_batch.testing import ManualClock
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
+from celery_batch.worker.scheduling import scheduler
 from tests.worker.doubles import Pool, Worker
 
 
@@ -106,6 +107,33 @@ def test_busy_task_does_not_keep_full_batches_of_another_waiting(
     assert ["ab", "cd", "xyz", "ef", "gh", "ij", "kl", "mn", "op"] == [
         "".join(ids) for ids in pool.batches
     ]
+
+
+def test_next_batch_is_chosen_just_before_the_running_one_ends(
+    worker: Worker, pool: Pool, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+):
+    """So the request of another task that comes while it runs goes next."""
+    monkeypatch.setattr(scheduler, "time", SimpleNamespace(monotonic=clock))
+    worker.scheduler.task_queue(worker.app.tasks["pairs"]).usual_seconds = 5.0
+    worker.send("single", "x")
+    pool.finish()
+    worker.send("pairs", "a", "b")
+    pool.sent[-1].accept_callback(1, clock())
+    worker.send("pairs", "c", "d")
+
+    assert [["x"], ["a", "b"]] == pool.batches
+    assert pytest.approx(4.99) == worker.timeouts[-1]
+
+    clock.advance(3.0)
+    worker.send("single", "y")
+    clock.advance(1.995)
+    worker.fire_timer(0.0)
+
+    assert [["x"], ["a", "b"], ["y"]] == pool.batches
+
+    pool.finish(1)
+
+    assert [["x"], ["a", "b"], ["y"], ["c", "d"]] == pool.batches
 
 
 def test_alarm_is_set_for_whoever_may_leave_first(worker: Worker, clock: ManualClock, pool: Pool):
