@@ -83,6 +83,7 @@ class ItemKey:
             ) from error
         try:
             hash(key)
+            bool(key == key)  # noqa: PLR0124 (a tensor's has no truth value)
         except Exception as error:
             what = " and ".join(self._names) or "the key of an item"
             raise InvalidKey(

@@ -283,10 +283,11 @@ def run_rows(
         For each row its output, or an outcome in its place.
 
     Raises:
-        InvalidKey: The only request has no key.
+        InvalidKey: The only request has no key, or the only row of several.
     """
     alone = len(calls) == 1
-    if alone and task._item_key is not None:  # one without a key shares no batch
+    # One without a key shares no batch, but with equal ones.
+    if task._item_key is not None and (alone or len(columns[0]) == 1):
         task._item_key.of_rows(columns)
     return task._batch_runner.outputs(*columns, alone=alone, timings=timings)  # type: ignore[no-any-return]
 

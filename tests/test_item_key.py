@@ -52,6 +52,15 @@ def test_several_parameters_are_one_key():
     assert ("x", "en") == key_of(("hint", "lang", "hint")).of_call(["a"], {"hint": "x"})
 
 
+class Tensor:
+    """A value that is hashable, and whose comparison is no truth value."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+
+
 def test_a_function_gets_what_an_item_gets():
     """Its arguments are those of the task, defaults included."""
 
@@ -69,6 +78,10 @@ def test_a_function_gets_what_an_item_gets():
         (("text", "lang"), "shop.translate: text and lang must be hashable"),
         (lambda text, *_, **__: text, "shop.translate: the key of an item must be hashable"),
         (lambda text, *_, **__: text[9], "batch_by function raised IndexError: list index"),
+        (
+            lambda *_, **__: Tensor(),
+            "the key of an item must be hashable to form batches by it: Boo",
+        ),
     ],
 )
 def test_an_item_may_have_no_key(batch_by, message):

@@ -75,6 +75,15 @@ def test_a_new_epoch_ends_what_is_stored_and_what_is_computed(backend: Any):
     assert {ONE: "new"} == old.look_up([ONE, TWO]).answers
 
 
+def test_without_an_epoch_no_answer_is_valid(backend: Any):
+    """The key that names it was evicted at once, or somebody has emptied it."""
+    cache = cache_of(backend)
+    remember(cache, (ONE, "old"))
+    backend.client.set("celery-batch-cache-epoch-cache.task", b"")
+
+    assert Found({}, b"") == cache.look_up([ONE])
+
+
 def test_another_task_keeps_its_epoch(backend: Any):
     """A reload empties the cache of the tasks of its model."""
     remember(cache_of(backend, "cache.other"), (ONE, "kept"))

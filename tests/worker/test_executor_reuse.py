@@ -83,6 +83,21 @@ def double(x: list[int]) -> list[int]:
     return [2 * each for each in x]
 
 
+def test_equal_requests_without_a_key_fail(make: Callable[..., Any]):
+    """They are one row, which shares no batch; the function is not called with it."""
+    called: list[Any] = []
+    no_key: Any = []
+
+    def function(x: Any, language: Any = no_key) -> Any:
+        called.append(language)
+        return x
+
+    task = make(function, batch_by="language")
+
+    assert ["InvalidKey"] * 2 == [type(each).__name__ for each in values(task, run(task, 5, 5))]
+    assert not called
+
+
 def test_only_unknown_rows_run(make: Callable[..., Any], cache: Answers):
     """Each request has its own answer, and the new ones are stored."""
     task = make(double)

@@ -70,6 +70,22 @@ def test_what_has_no_key_shares_no_batch(args, rows, body):
     assert [[made[0]], [made[1]]] == [each.items for each in batches if isinstance(each, Batch)]
 
 
+def test_whatever_a_chunk_s_keys_do_it_waits():
+    """An error would end the worker's event loop, and the message would come again."""
+
+    class Key:
+        __hash__ = object.__hash__
+
+        def __ne__(self, other: object) -> bool:
+            raise RuntimeError
+
+    task = make_task(batch_by=lambda *_: Key())
+    task_queue = queue(task)
+    task_queue.add(request(task, ["a", "b"], ["x", "y"], rows=2))
+
+    assert not task_queue.is_empty
+
+
 def test_a_key_is_computed_once():
     """Also for a request that waits again."""
     calls = []

@@ -229,7 +229,7 @@ class BatchRequest(Request):  # type: ignore[misc]
         self.batch_key = object()  # which is equal to no other
         if len(self._message.body or b"") > _LARGEST_COUNTED:
             return
-        with suppress(BatchError, TypeError, ValueError):
+        with suppress(Exception):  # whatever a key does that a user has written
             if self._request_dict.get(ROWS):
                 chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
                 self.batch_key = item_key.of_rows(chunk.columns)

@@ -116,6 +116,8 @@ class AnswerCache:
             if epoch and now != epoch:
                 return Found({}, _NO_EPOCH)  # the model was reloaded between two pieces
             epoch = now or self._first_epoch()
+            if not epoch:
+                return Found({}, _NO_EPOCH)  # its key was evicted at once
             for digest, value in zip(piece, values, strict=True):
                 if value is not None and value.startswith(epoch):
                     try:

@@ -18,6 +18,9 @@ __all__ = ["TargetControl", "is_exempt", "sent_at"]
 #: Seconds.  A message that says it is older has another clock, or no target that matters.
 _OLDEST = 3600.0
 
+#: Milliseconds since 1970 of no clock, which can still be computed with.
+_LATEST = 1 << 53
+
 
 def sent_at(task_request: Any) -> float:
     """
@@ -27,8 +30,9 @@ def sent_at(task_request: Any) -> float:
     """
     arrived: float = task_request.arrived
     fields = task_request.request_dict
-    sent = fields.get(SENT)
-    if not isinstance(sent, int) or fields.get("eta") is not None:
+    sent = fields.get(SENT)  # from the wire: anything may be there
+    is_known = isinstance(sent, int) and 0 < sent < _LATEST
+    if not is_known or fields.get("eta") is not None:
         return arrived
     age = time.time() - sent / 1000 - (time.monotonic() - arrived)
     return arrived - age if 0 < age < _OLDEST else arrived
