@@ -110,7 +110,7 @@ class CostQueue(Generic[T]):
             share: The part of the batch that overtaken requests earn.
         """
         first, *overtaken = sorted(self._queues)
-        if overtaken and self._fit_together():
+        if self._fit_together() if overtaken else self._queues[first].is_one_batch:
             return self.clear()
         self._earned = self._earned + share if overtaken else 0.0
         leading = first

@@ -64,7 +64,7 @@ class _Key(Generic[T]):
 
 
 #: By what a key is ordered, a number that no other entry has, and the key.
-_Entry = tuple[tuple[float, ...], int, _Key[T]]
+_Entry = tuple[float, float, int, _Key[T]]
 
 
 class _Heap(Generic[T]):
@@ -82,10 +82,10 @@ class _Heap(Generic[T]):
         #: How many keys are in it.
         self.count = 0
 
-    def push(self, rank: tuple[float, ...], key: _Key[T]) -> None:
-        """Add a key that is not in it."""
+    def push(self, key: _Key[T], first: float, second: float = 0.0) -> None:
+        """Add a key that is not in it, ordered by two numbers."""
         self._pushed += 1
-        entry = (rank, self._pushed, key)
+        entry = (first, second, self._pushed, key)
         setattr(key, self._slot, entry)
         heappush(self._entries, entry)
         self.count += 1
@@ -107,7 +107,7 @@ class _Heap(Generic[T]):
         return entries[0] if entries else None
 
     def _is_valid(self, entry: _Entry[T]) -> bool:
-        return getattr(entry[2], self._slot) is entry
+        return getattr(entry[3], self._slot) is entry
 
 
 class _Level(Generic[T]):
@@ -124,7 +124,7 @@ class _Level(Generic[T]):
         """The key that goes first: a ready one, or the one that will be first."""
         entry = self.ready.first or self.waiting.first
         assert entry is not None  # noqa: S101 (a level without keys is removed)
-        return entry[2]
+        return entry[3]
 
 
 class KeyedBatcher(Generic[T]):
@@ -146,8 +146,8 @@ class KeyedBatcher(Generic[T]):
         self._length = 0
         #: Requests, rows and work by urgency.
         self._totals: dict[int, list[float]] = {}
-        #: Keys with a batch that need not wait for anything.
-        self._whole = 0
+        #: Keys that are ready, and keys with a batch that need not wait for anything.
+        self._ready = self._whole = 0
         self._clock = 0.0
         #: The end of the last batch of keys without requests, and whether it was of several.
         self._idle: OrderedDict[Hashable, tuple[float, bool]] = OrderedDict()
@@ -182,8 +182,8 @@ class KeyedBatcher(Generic[T]):
         """When the oldest waiting request arrived; None if none waits."""
         first, suspect = self._ages.first, self._suspects.oldest
         if first is None or suspect is None:
-            return suspect if first is None else first[0][0]
-        return min(first[0][0], suspect)
+            return suspect if first is None else first[0]
+        return min(first[0], suspect)
 
     @property
     def urgency(self) -> int | None:
@@ -257,7 +257,7 @@ class KeyedBatcher(Generic[T]):
     def _rebuild(self) -> None:
         """Put all keys into the orders again, which may all have changed their places."""
         keys, self._keys, self._levels = [*self._keys.values()], {}, {}
-        self._ages, self._whole = _Heap("aged"), 0
+        self._ages, self._ready, self._whole = _Heap("aged"), 0, 0
         for key in keys:
             key.is_ready = False
             if len(key.batcher):
@@ -270,8 +270,7 @@ class KeyedBatcher(Generic[T]):
         """Put a key into the orders."""
         batcher = key.batcher
         key.urgency = batcher.urgency or 0
-        oldest = batcher.oldest or 0.0
-        self._ages.push((oldest,), key)
+        self._ages.push(key, batcher.oldest or 0.0)
         key.is_whole = batcher.has_whole_batch
         self._whole += key.is_whole
         level = self._levels.get(key.urgency)
@@ -281,13 +280,14 @@ class KeyedBatcher(Generic[T]):
             self._make_ready(level, key)
         else:
             key.is_ready = False
-            level.waiting.push((batcher.due_at,), key)
+            level.waiting.push(key, batcher.due_at)
 
     def _make_ready(self, level: _Level[T], key: _Key[T]) -> None:
         if not key.is_ready:  # else it has been ready since its last batch
             key.is_ready = True
             key.finish = max(key.finish, self._clock)
-        level.ready.push((key.finish, key.batcher.oldest or 0.0), key)
+        self._ready += 1
+        level.ready.push(key, key.finish, key.batcher.oldest or 0.0)
 
     def _take_out(self, key: _Key[T]) -> None:
         """Take a key out of the orders, to which `_place` returns it."""
@@ -295,6 +295,7 @@ class KeyedBatcher(Generic[T]):
         self._whole -= key.is_whole
         level = self._levels[key.urgency]
         (level.ready if key.is_ready else level.waiting).discard(key)
+        self._ready -= key.is_ready
         if not (level.ready.count or level.waiting.count):
             del self._levels[key.urgency]
 
@@ -335,17 +336,17 @@ class KeyedBatcher(Generic[T]):
         if full_only and not self._whole:
             return Wait(None)
         due = self._find_due(now)
-        if not any(level.ready.count for level in self._levels.values()):
+        if not self._ready:
             return Wait(due - now)
-        return self.take(now, Reason.IDLE, earns_share=earns_share)
+        return self._take(now, Reason.IDLE, earns_share=earns_share)
 
     def _find_due(self, now: float) -> float:
         """Make the keys ready that are due; return when the next one is, if any."""
-        return min(self._find_due_of(level, now) for level in self._levels.values())
+        return min([self._find_due_of(level, now) for level in self._levels.values()])
 
     def _find_due_of(self, level: _Level[T], now: float) -> float:
         while (entry := level.waiting.first) is not None:
-            (noted, *_), _, key = entry
+            noted, _, _, key = entry
             key.batcher.restart_linger(self._linger_from)
             due = key.batcher.due_at
             if now < due <= noted:
@@ -354,18 +355,21 @@ class KeyedBatcher(Generic[T]):
             if due <= now:
                 self._make_ready(level, key)
             else:  # later than noted, as requests have arrived meanwhile
-                level.waiting.push((due,), key)
+                level.waiting.push(key, due)
         return inf
 
     def take(self, now: float, unless_due: Reason, *, earns_share: bool = True) -> Batch[T]:
         """Remove and return the next batch, as `Batcher.take`; no request that runs alone waits."""
         self._find_due(now)
+        return self._take(now, unless_due, earns_share=earns_share)
+
+    def _take(self, now: float, unless_due: Reason, *, earns_share: bool) -> Batch[T]:
         first, policy = min(self._levels), self._policy
         is_only = len(self._levels) == 1
         earned = self._earned if is_only else 0.0
         key = self._choose(first, policy.low_priority_share if earns_share else 0.0)
-        ready = max(sum(level.ready.count for level in self._levels.values()), 1)
-        goes_before = key.urgency == first and not key.is_ready
+        ready = max(self._ready, 1)
+        goes_before = self._ready > 0 and key.urgency == first and not key.is_ready
         self._take_out(key)
         batch = key.batcher.take(
             now, Reason.URGENT if goes_before else unless_due, earns_share=earns_share
@@ -389,14 +393,15 @@ class KeyedBatcher(Generic[T]):
 
     def _choose(self, first: int, share: float) -> _Key[T]:
         """Return the key that goes first: of the most urgent ones, unless others have earned it."""
+        if len(self._levels) == 1:
+            return self._levels[first].first
         overtaken = [each for each in self._levels if each != first]
-        self._earned += share if overtaken else 0.0
-        levels = [first]
-        if overtaken and self._earned > _WHOLE:
-            self._earned -= 1.0
-            levels = overtaken
-        keys = [self._levels[each].first for each in levels]
-        return keys[0] if len(keys) == 1 else min(keys, key=lambda key: key.batcher.oldest or 0.0)
+        self._earned += share
+        if self._earned <= _WHOLE:
+            return self._levels[first].first
+        self._earned -= 1.0
+        keys = [self._levels[each].first for each in overtaken]
+        return min(keys, key=lambda key: key.batcher.oldest or 0.0)
 
     def _remember(self, key: _Key[T]) -> None:
         """Note of a key without requests what is of use if it comes again soon."""

@@ -95,6 +95,11 @@ class LengthQueue(Generic[T]):
         """Whether more requests wait than fit into one batch, or it cannot grow."""
         return self._all.is_full
 
+    @property
+    def is_one_batch(self) -> bool:
+        """Whether all requests that wait fit into one batch."""
+        return self._all.rows == self.rows
+
     def append(self, request: Request[T]) -> None:
         """Add a request behind all others."""
         self._added += 1
@@ -117,7 +122,7 @@ class LengthQueue(Generic[T]):
         self._batches += 1
         self._due.append((self._batches + self._sort_window, self._schedule()))
         due = self._take_due()
-        if self._all.rows == self.rows:  # all that wait fit into one batch
+        if self.is_one_batch:
             return self._remove([entry for entry in self._arrivals if not entry.has_left])
         return self._remove(self._beside(due) if due else self._around_oldest())
 

@@ -61,6 +61,8 @@ class PriorityQueue(Generic[T]):
     @property
     def urgency(self) -> int | None:
         """The most urgent request's; None if none waits."""
+        if len(self._queues) == 1:  # as nearly always
+            return next(iter(self._queues))
         return min(self._queues, default=None)
 
     def is_full(self, size: int) -> bool:

@@ -246,6 +246,16 @@ def test_those_that_run_alone_expire():
     assert ["A"] == [request.item for request in queue.expire(2.0)]
 
 
+def test_a_batch_can_leave_before_it_is_due():
+    """Whoever asks for it says why; a key that is due goes before one that is not."""
+    queue = batcher()
+    add(queue, "b", 0.0)
+    add(queue, "a", 0.3)
+    found = [queue.take(0.5, Reason.AHEAD) for _ in range(2)]
+
+    assert [("b", Reason.IDLE), ("a", Reason.AHEAD)] == [(each.key, each.reason) for each in found]
+
+
 def test_a_drained_queue_does_not_wait():
     """Every key leaves at once, what comes late as well; then it is done."""
     queue = batcher()
