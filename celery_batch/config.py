@@ -64,6 +64,9 @@ _WITH_DUPLICATES = 2
 #: Seconds. No request is meant to wait so long for others; the value may be in milliseconds.
 _LIKE_MILLISECONDS = 5.0
 
+#: Seconds. No caller is meant to wait so long for one result; nor is this value.
+_LONG_TARGET = 50.0
+
 #: Every setting of ours with its default.
 SETTINGS: dict[str, Any] = {
     "batch_max_size": 32,
@@ -264,12 +267,16 @@ def milliseconds_warnings(name: str, policy: BatchPolicy) -> list[str]:
         name: The task's.
         policy: Its policy.
     """
-    waits = {"max_wait": policy.max_wait, "linger": policy.linger or 0.0}
+    waits = {
+        "max_wait": (policy.max_wait, _LIKE_MILLISECONDS),
+        "linger": (policy.linger or 0.0, _LIKE_MILLISECONDS),
+        "target_latency": (policy.target_latency or 0.0, _LONG_TARGET),
+    }
     return [
         f"{name}: {option}={value:g} is in seconds;"
         f" if you mean milliseconds, write {value / 1000:g}"
-        for option, value in waits.items()
-        if value >= _LIKE_MILLISECONDS and policy.max_batch_size > 1
+        for option, (value, suspicious) in waits.items()
+        if value >= suspicious and policy.max_batch_size > 1
     ]
 
 

@@ -10,7 +10,15 @@ import pytest
 from celery import Celery
 
 from celery_batch import BatchPolicy, BatchTask, ConfigurationError
-from celery_batch.config import LARGEST_BATCH, OPTIONS, SETTINGS, Settings, policy_of
+from celery_batch.client_methods import ClientMethods
+from celery_batch.config import (
+    LARGEST_BATCH,
+    OPTIONS,
+    SETTINGS,
+    Settings,
+    milliseconds_warnings,
+    policy_of,
+)
 
 
 @pytest.fixture
@@ -28,7 +36,8 @@ def django(**settings: Any) -> Celery:
 
 def task(app: Celery, **options: Any) -> Any:
     """Return what of a task matters here: its app, its name and its options."""
-    silent = {name: value for name, value in vars(BatchTask).items() if not name.startswith("_")}
+    options_of_both = {**vars(ClientMethods), **vars(BatchTask)}
+    silent = {name: each for name, each in options_of_both.items() if not name.startswith("_")}
     return SimpleNamespace(**{"app": app, "name": "shop.t", **silent, **options})
 
 
@@ -170,3 +179,11 @@ def test_misspelt_django_setting_is_named_as_it_was_written():
     app = django(CELERY_BATCH_MAX_SISE=5)
     with pytest.raises(ConfigurationError, match=r"^CELERY_BATCH_MAX_SISE: no such setting; did"):
         Settings.of(app)
+
+
+def test_a_target_in_milliseconds_is_warned_of(app: Celery):
+    """Nobody waits for minutes; a slow model may well take some seconds."""
+    noted = milliseconds_warnings("t", policy_of(task(app, target_latency=200)))
+
+    assert ["t: target_latency=200 is in seconds; if you mean milliseconds, write 0.2"] == noted
+    assert not milliseconds_warnings("t", policy_of(task(app, target_latency=10)))

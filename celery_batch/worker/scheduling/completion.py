@@ -9,6 +9,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from celery import signals
 from celery.worker.state import task_ready, task_reserved
 
 from celery_batch.errors import QueueFull
@@ -153,8 +154,11 @@ class Completion:
                     request=request._context,  # noqa: SLF001
                     store_result=request.store_errors,
                 )
+        logger.info("Refused %d requests of %s that would be late", len(refusals), task.name)
         for request, error in refusals:
             task_ready(request)
+            if signals.task_failure.receivers:
+                _signal_failure(request, error)
             request.send_event("task-failed", exception=repr(error), traceback=None)
             request.acknowledge()
         self._redelivery.add_ended([request for request, _ in refusals])
@@ -212,6 +216,19 @@ class Completion:
             self.notify(HandlerCall(request, request.on_success, (_SUCCESS,)) for request in wanted)
         else:
             self._redelivery.add_ended(requests)
+
+
+def _signal_failure(request: Any, error: Exception) -> None:
+    """Send Celery's signal of a failed request, as the worker does for one that did not run."""
+    signals.task_failure.send(
+        sender=request.task,
+        task_id=request.id,
+        exception=error,
+        args=request.args,
+        kwargs=request.kwargs,
+        traceback=None,
+        einfo=error_info(error),
+    )
 
 
 def _popped(items: deque[Any], most: int) -> list[Any]:
