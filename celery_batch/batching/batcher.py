@@ -270,6 +270,10 @@ class Batcher(Generic[T]):
             (removed if is_unwanted(request) else self._suspects).append(request)
         return removed + self._waiting.remove(is_unwanted)
 
+    def discard(self, request: Request[T]) -> None:
+        """Remove a waiting request that does not run alone."""
+        self._waiting.remove(lambda each: each is request)
+
     def expire(self, now: float) -> list[Request[T]]:
         """Remove and return the requests that run alone whose deadline has passed."""
         suspects, self._suspects = self._suspects, deque()

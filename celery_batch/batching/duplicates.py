@@ -35,6 +35,8 @@ class _Queue(Protocol[T]):
 
     def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]: ...
 
+    def discard(self, request: Request[T]) -> None: ...
+
     def clear(self) -> list[Request[T]]: ...
 
 
@@ -69,7 +71,7 @@ class Duplicates(Generic[T]):
             self._queue.add(request)
             return
         if request.urgency < first.urgency:
-            self._queue.remove(lambda each: each is first)
+            self._queue.discard(first)
             first, request = request._replace(arrived=first.arrived), first
             self._first[key] = first
             self._queue.add(first)

@@ -299,6 +299,14 @@ class KeyedBatcher(Generic[T]):
         if not (level.ready.count or level.waiting.count):
             del self._levels[key.urgency]
 
+    def _put_back(self, key: _Key[T]) -> None:
+        """Return a key to the orders, or forget it if it has no requests left."""
+        if len(key.batcher):
+            self._place(key)
+        else:
+            del self._keys[key.key]
+            self._remember(key)
+
     def _count(self, request: Request[T], sign: int) -> float:
         """Add a request to the totals, or subtract it; return its work."""
         work = self._policy.work_of(request)
@@ -379,11 +387,7 @@ class KeyedBatcher(Generic[T]):
         batches = max(work / policy.max_batch_work, 1.0)
         key.finish = (key.finish if key.is_ready else max(key.finish, self._clock)) + batches
         self._clock += batches / ready
-        if len(key.batcher):
-            self._place(key)
-        else:
-            del self._keys[key.key]
-            self._remember(key)
+        self._put_back(key)
         if is_only or all(each == first for each in self._levels):
             self._earned = 0.0  # no key is overtaken
         if first < batch.urgency or earned:
@@ -429,12 +433,23 @@ class KeyedBatcher(Generic[T]):
     def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
         """Remove and return some waiting requests; the others keep their places."""
         removed = self._suspects.remove(is_unwanted)
-        for key in self._keys.values():
-            removed_here = key.batcher.remove(is_unwanted)
-            for request in removed_here:
-                self._count(request, -1)
-            removed += removed_here
-        self._rebuild()
+        for key in [*self._keys.values()]:
+            removed += self._remove_from(key, is_unwanted)
+        return removed
+
+    def discard(self, request: Request[T]) -> None:
+        """Remove a waiting request that does not run alone."""
+        self._remove_from(self._keys[request.key], lambda each: each is request)
+
+    def _remove_from(
+        self, key: _Key[T], is_unwanted: Callable[[Request[T]], bool]
+    ) -> list[Request[T]]:
+        removed = key.batcher.remove(is_unwanted)
+        for request in removed:
+            self._count(request, -1)
+        if removed:
+            self._take_out(key)
+            self._put_back(key)
         return removed
 
     def expire(self, now: float) -> list[Request[T]]:

@@ -373,7 +373,7 @@ class TargetedQueue(Generic[T]):
         self._plans: list[Plan] = []
         self.add = batcher.add
         self.restart_linger = batcher.restart_linger
-        self.remove = batcher.remove
+        self.remove, self.discard = batcher.remove, batcher.discard
         self.clear = batcher.clear
 
     def next(

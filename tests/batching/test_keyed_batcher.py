@@ -290,6 +290,25 @@ def test_an_older_request_brings_its_key_forward():
     assert Wait(pytest.approx(0.1)) == queue.next(1.4)
 
 
+def test_one_request_is_removed_without_a_look_at_other_keys():
+    """A more urgent request that equals it takes its place; there may be 10,000 keys."""
+    queue = batcher()
+    looked_at: list[str] = []
+    unwanted = Request("a", 0.2, key="a")
+    add(queue, "aabbbbc", 0.1)
+    queue.add(unwanted)
+    for name, key in queue._keys.items():
+        remove = key.batcher.remove
+        key.batcher.remove = lambda each, name=name, remove=remove: (  # type: ignore[method-assign,misc]
+            looked_at.append(name) or remove(each)  # type: ignore[func-returns-value]
+        )
+    queue.discard(unwanted)
+
+    assert ["a"] == looked_at
+    assert (7, 3, True) == (len(queue), queue.keys, queue.is_full)
+    assert ["aa", "bbbb", "c"] == sorted(taken(queue, 2.0) for _ in range(3))
+
+
 def test_requests_of_which_others_take_some_keep_their_places():
     """A key of which nothing is left is forgotten."""
     queue = batcher()
