@@ -48,7 +48,7 @@ _SOUGHT, _VIRTUAL_HALF = 20.0, 40.0
 _ROUNDS = 5
 
 #: Real seconds that count in each half.
-_REAL_HALF = 6.0
+_REAL_HALF = 5.0
 
 #: Seconds, and requests a second, in which a worker learns about itself.
 _LEARNING, _LEARNING_RATE = 6.0, 200.0
