@@ -128,6 +128,10 @@ class Batcher(Generic[T]):
         suspects = sum(self.policy.work_of(request) for request in self._suspects)
         return self._waiting.work_before(urgency) + suspects
 
+    def other_keys(self, request: Request[T]) -> int:  # noqa: ARG002 (KeyedBatcher's)
+        """Return how many other keys have requests that go before a new one: there is one key."""
+        return 0
+
     @property
     def is_full(self) -> bool:
         """Whether a batch waits that cannot grow."""

@@ -209,6 +209,13 @@ class KeyedBatcher(Generic[T]):
         """Return how much work goes before a new request, in the unit of `max_batch_work`."""
         return self._totals_before(urgency)[2] + self._suspects.work_before(urgency)
 
+    def other_keys(self, request: Request[T]) -> int:
+        """Return how many other keys have requests that go before a new one."""
+        levels = [level for each, level in self._levels.items() if each <= request.urgency]
+        own = self._keys.get(request.key)
+        is_counted = own is not None and own.urgency <= request.urgency
+        return sum(level.ready.count + level.waiting.count for level in levels) - is_counted
+
     def _totals_before(self, urgency: int | None) -> tuple[float, float, float]:
         """Return how many requests, rows and work wait of these urgencies; None for any."""
         requests = rows = work = 0.0

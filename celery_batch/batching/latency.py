@@ -323,7 +323,15 @@ class LatencyTarget:
         self.margin = min(max(self.margin, 0.0), _MOST_MARGIN * target)
 
     def late_by(
-        self, policy: BatchPolicy, ages: tuple[float, float], work: float, own: float, ahead: float
+        self,
+        policy: BatchPolicy,
+        ages: tuple[float, float],
+        work: float,
+        own: float,
+        ahead: float,
+        *,
+        other_keys: int = 0,
+        processes: int = 1,
     ) -> float:
         """
         Return by how many seconds a request will probably miss the target; 0 if it will not.
@@ -336,6 +344,8 @@ class LatencyTarget:
             work: That of all requests that go before it and have not left.
             own: Its own.
             ahead: Seconds after which a process is free.
+            other_keys: How many batches go before it at least, since their keys differ.
+            processes: How many batches run at once.
         """
         model, target = self.model, policy.target_latency
         if not model.is_known or target is None:
@@ -343,9 +353,10 @@ class LatencyTarget:
         left = target - self.margin - ahead - model.overhead
         largest = min(self.limit.work, policy.max_batch_work)
         whole = max(ceil((work + own) / largest) - 1, 0)
-        seconds = whole * model.expected(largest) + model.expected(work + own - whole * largest)
+        before = whole * model.expected(largest) + max(other_keys - whole, 0) * model.a
+        seconds = before / processes + model.expected(work + own - whole * largest)
         age, oldest = ages
-        if not whole and oldest + model.slowness * model.expected(work) <= left:
+        if not (whole or other_keys) and oldest + model.slowness * model.expected(work) <= left:
             age = max(age, oldest)
         return max(age + model.slowness * seconds - left, 0.0)
 
@@ -407,7 +418,15 @@ class TargetedQueue(Generic[T]):
         ages = (now - request.arrived, now - (request.arrived if oldest is None else oldest))
         work = self._padding * batcher.work_before(request.urgency)
         own = self._padding * self.configured.work_of(request)
-        return self.target.late_by(self.configured, ages, work, own, self._ahead(now))
+        return self.target.late_by(
+            self.configured,
+            ages,
+            work,
+            own,
+            self._ahead(now),
+            other_keys=batcher.other_keys(request),
+            processes=self.processes,
+        )
 
     def _ahead(self, now: float) -> float:
         """Return the seconds after which what has left has run."""

@@ -290,6 +290,16 @@ def test_an_older_request_brings_its_key_forward():
     assert Wait(pytest.approx(0.1)) == queue.next(1.4)
 
 
+def test_other_keys_go_before_a_request():
+    """Each is a batch, unless all of its requests are less urgent; its own key is none of them."""
+    queue = batcher()
+    add(queue, "aab", urgency=0)
+    add(queue, "cd", urgency=5)
+    asked = [Request("", 0.0, urgency, key=key) for urgency in (-1, 0, 5) for key in "acx"]
+
+    assert [0, 0, 0, 1, 2, 2, 3, 3, 4] == [queue.other_keys(each) for each in asked]
+
+
 def test_one_request_is_removed_without_a_look_at_other_keys():
     """A more urgent request that equals it takes its place; there may be 10,000 keys."""
     queue = batcher()

@@ -436,6 +436,23 @@ def test_batches_of_one_key_keep_the_target():
     assert queue.late_by(Request("new", 1.0, key=3), 1.0) > 0
 
 
+def test_each_key_that_waits_is_a_batch_of_its_own():
+    """One request of each of twenty keys takes twenty calls, of which more processes share."""
+    policy = BatchPolicy(64, 10.0, target_latency=0.1)
+    queue: TargetedQueue[str] = TargetedQueue(KeyedBatcher(policy))
+    teach(queue.target.model)
+    queue.target.model.slowness = 1.0
+    for n in range(20):
+        queue.add(Request(str(n), 0.0, key=n))
+    queue.next(0.0)
+    late = queue.late_by(Request("new", 0.0, key="new"), 0.0)
+    queue.processes = 4
+
+    assert pytest.approx(20 * 0.008 + 0.029 - 0.1, abs=0.01) == late
+    assert 0 == queue.late_by(Request("new", 0.0, key="new"), 0.0)
+    assert 0 == queue.late_by(Request("urgent", 0.0, -1, key="new"), 0.0)
+
+
 LOADS = st.floats(min_value=0.2, max_value=0.75)
 
 
