@@ -42,33 +42,64 @@ def record(
     Raises:
         ConfigurationError: No worker has the task, or nothing came.
     """
-    processes = _look(app, task, [])
-    arrived: list[tuple[float, float, int]] = []
+    recording = _Recording(app, task)
+    recording.look()
     until = time.monotonic() + seconds
     try:
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(_EVERY, left))
-            processes = _look(app, task, arrived)
-            report(f"{len(arrived):,} requests recorded")
+            recording.look()
+            report(f"{len(recording.arrived):,} requests recorded")
     except KeyboardInterrupt:
-        _look(app, task, arrived)
+        recording.look()
+    arrived = sorted(recording.arrived)
     if not arrived:
         raise ConfigurationError(f"{task}: no request arrived in {seconds:g} s")
-    lines = [{"task": task, "processes": processes}]
-    lines += [dict(zip(("arrived", "cost", "rows"), each, strict=True)) for each in sorted(arrived)]
+    lines = [{"task": task, "processes": recording.processes}]
+    lines += [dict(zip(("arrived", "cost", "rows"), each, strict=True)) for each in arrived]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return len(arrived), processes
+    return len(arrived), recording.processes
 
 
-def _look(app: Any, task: str, arrived: list[tuple[float, float, int]]) -> int:
-    """Add what has arrived since the last look; return how many processes run the task."""
-    arguments = {"task": task, "seconds": _KEPT}
-    replies = app.control.broadcast("batch_trace", arguments, reply=True, timeout=_TIMEOUT) or []
-    found = [each["ok"] for reply in replies for each in reply.values() if "ok" in each]
-    if not found:
-        raise ConfigurationError(f"{task}: no running worker has this task, or none replies")
-    arrived += [tuple(each) for reply in found for each in reply["arrived"]]
-    return sum(reply["processes"] for reply in found)
+class _Recording:
+    """
+    What the running workers say of a task's arrivals.
+
+    A worker keeps its arrivals until it is told that they were seen, so a late reply loses nothing.
+    """
+
+    def __init__(self, app: Any, task: str) -> None:
+        self._app = app
+        self._task = task
+        #: For each worker the number of its next arrival; None before the first look.
+        self._seen: dict[str, int] | None = None
+        self._processes: dict[str, int] = {}
+        self.arrived: list[tuple[float, float, int]] = []
+
+    @property
+    def processes(self) -> int:
+        """How many processes run the task."""
+        return sum(self._processes.values())
+
+    def look(self) -> None:
+        """Add what has arrived since the last look; the first look starts the recording."""
+        arguments = {"task": self._task, "seconds": _KEPT, "seen": self._seen}
+        replies = self._app.control.broadcast(
+            "batch_trace", arguments, reply=True, timeout=_TIMEOUT
+        )
+        found = {
+            worker: reply["ok"]
+            for each in replies or ()
+            for worker, reply in each.items()
+            if "ok" in reply
+        }
+        if self._seen is None and not found:
+            raise ConfigurationError(
+                f"{self._task}: no running worker has this task, or none replies"
+            )
+        self.arrived += [tuple(each) for reply in found.values() for each in reply["arrived"]]
+        self._seen = (self._seen or {}) | {worker: reply["next"] for worker, reply in found.items()}
+        self._processes |= {worker: reply["processes"] for worker, reply in found.items()}
 
 
 def load_of(path: Path, task: str) -> Load:

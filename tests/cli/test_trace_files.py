@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from celery import Celery
@@ -58,3 +59,36 @@ def test_without_a_worker_nothing_is_recorded(tmp_path, monkeypatch):
         record(app, "t", tmp_path / "trace", 60.0, print)
 
     assert not (tmp_path / "trace").exists()
+
+
+def test_late_replies_lose_nothing(tmp_path, monkeypatch):
+    """What a worker said too late is asked for again; none is counted twice."""
+    arrivals = [[1.0 + n, 5.0, 1] for n in range(6)]
+    seen = []
+
+    class Control:
+        """A worker whose second reply comes too late."""
+
+        def broadcast(self, _, arguments, **__):
+            seen.append(arguments["seen"])
+            if len(seen) == 2:
+                return []
+            number = (arguments["seen"] or {}).get("w", 0)
+            until = 2 * len(seen) - 2
+            return [
+                {"w": {"ok": {"processes": 2, "arrived": arrivals[number:until], "next": until}}}
+            ]
+
+    monkeypatch.setattr("celery_batch.cli.trace._EVERY", 0.0)
+    count = 0
+
+    def interrupt(_: str) -> None:
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+
+    recorded = record(SimpleNamespace(control=Control()), "t", tmp_path / "trace", 60.0, interrupt)
+
+    assert (6, 2) == recorded
+    assert [None, {"w": 0}, {"w": 0}, {"w": 4}] == seen

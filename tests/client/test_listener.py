@@ -511,20 +511,23 @@ def test_pending_result_is_small(background: FakeWorker):
     """A result that waits takes a small part of what Celery's takes."""
     import tracemalloc  # noqa: PLC0415
 
-    number = 2000
+    number = 1000
     ours = background.ask_many(1)
+    sizes = []
     tracemalloc.start()
     try:
-        before = tracemalloc.get_traced_memory()[0]
-        ours += background.ask_many(number)
-        mine = (tracemalloc.get_traced_memory()[0] - before) / number
+        # What other threads allocate meanwhile is counted, too, and only adds to it.
+        for _ in range(5):
+            before = tracemalloc.get_traced_memory()[0]
+            ours += background.ask_many(number)
+            sizes.append((tracemalloc.get_traced_memory()[0] - before) / number)
         before = tracemalloc.get_traced_memory()[0]
         stock = [background.app.AsyncResult(str(n)) for n in range(number)]
         theirs = (tracemalloc.get_traced_memory()[0] - before) / number
     finally:
         tracemalloc.stop()
 
-    assert mine < 600, (mine, theirs, len(stock))
+    assert min(sizes) < 0.6 * theirs, (sizes, theirs, len(stock))
 
 
 def test_sweep_goes_in_pieces(background: FakeWorker, monkeypatch):

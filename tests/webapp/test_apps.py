@@ -416,6 +416,13 @@ def test_bodies_are_bounded(site, path, framing):
     assert 200 == after.status_code
 
 
+def test_a_form_in_chunks_is_not_cut(site):
+    """A form that is too large is refused, though what comes first is a whole field."""
+    status, _ = upload(site, "/stream", 64, "chunks", b"s=a&x=")
+
+    assert status in {400, 413}
+
+
 def test_an_image_that_is_too_large(site):
     """Refused, though the whole body may be larger."""
     response = site.post("/images", files=[("image", ("a", bytes(11 * MIB)))])
@@ -471,10 +478,13 @@ def test_the_django_site_can_be_deployed():
     assert 0 == done.returncode, done.stderr
 
 
-def upload(site: Any, path: str, blocks: int, framing: str) -> tuple[int, int]:
+def upload(
+    site: Any, path: str, blocks: int, framing: str, start: bytes | None = None
+) -> tuple[int, int]:
     """Send MiBs until there is an answer; return its status, and how many were sent."""
     connection = http.client.HTTPConnection(site.url.removeprefix("http://"), timeout=30)
-    content_type, start = STARTS.get(path, ("application/json", b'{"inputs": ["'))
+    content_type, usual = STARTS.get(path, ("application/json", b'{"inputs": ["'))
+    start = usual if start is None else start
     headers = {"Content-Type": content_type, "Transfer-Encoding": "chunked"}
     if framing == "length":
         headers = {"Content-Type": content_type, "Content-Length": str(len(start) + blocks * MIB)}

@@ -9,7 +9,7 @@ name, ``broadcast("batch_config", {"task": "workers.infill", "max_wait": 0.02})`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import wraps
 from typing import Any
@@ -100,16 +100,20 @@ def batch_config(
 
 @_control_command("<task> [seconds=SECONDS]")
 def batch_trace(
-    runtime_config: RuntimeConfig, words: Sequence[str] = (), task: str = "", **how: Any
+    runtime_config: RuntimeConfig,
+    words: Sequence[str] = (),
+    task: str = "",
+    seen: Mapping[str, int] | None = None,
+    **how: Any,
 ) -> dict[str, Any]:
-    """Return arrivals and costs of a task's requests since the last call; record what comes."""
+    """Return arrivals and costs of a task's requests; record what comes."""
     usage = "batch_trace <task> [seconds=SECONDS]"
     names, named = _parse(words, task)
     name = _only_task(names, set(), usage)
     options = {"seconds": 60, **named, **how}
     for option in options.keys() - {"seconds"}:
         raise _not_understood(option, usage)
-    return runtime_config.trace(name, options["seconds"])
+    return runtime_config.trace(name, options["seconds"], seen)
 
 
 @_control_command("<task> [task2 [... [taskN]]]")

@@ -117,12 +117,21 @@ class RuntimeConfig:
         reply = {"task": name, **now, "task_says": self.report(name)["task_says"]}
         return {**reply, "notes": notes} if notes else reply
 
-    def trace(self, name: str, seconds: Any) -> dict[str, Any]:
+    def trace(
+        self, name: str, seconds: Any, seen: Mapping[str, int] | None = None
+    ) -> dict[str, Any]:
         """
-        Return what arrived since the last call, and record what arrives in so many seconds.
+        Return what has arrived, and record what arrives in so many seconds.
+
+        Args:
+            name: The task.
+            seconds: For how long.
+            seen: For each worker the number up to which its arrivals are known, from its last
+                reply; None starts a new recording.
 
         Returns:
-            The task's processes, and of each request the time since 1970, its cost and its rows.
+            The task's processes; of each arrival the time since 1970, its cost and its rows; and
+            the number of the next.
 
         Raises:
             ConfigurationError: There is no such task, or the seconds are no number from 0 up.
@@ -130,12 +139,16 @@ class RuntimeConfig:
         task_queue = self._task_queue(name)
         if not isinstance(seconds, (int, float)) or not 0 <= seconds < inf:
             raise ConfigurationError(f"seconds: must be a number from 0 up, got {seconds!r}")
+        number = None if seen is None else int(seen.get(self._consumer.hostname, 0))
         started = time.time() - time.monotonic()
-        arrived = [
-            [round(started + arrived, 6), cost, rows]
-            for arrived, cost, rows in task_queue.record(seconds)
-        ]
-        return {"task": name, "processes": task_queue.processes(), "arrived": arrived}
+        arrivals, following = task_queue.record(seconds, number)
+        arrived = [[round(started + arrived, 6), cost, rows] for arrived, cost, rows in arrivals]
+        return {
+            "task": name,
+            "processes": task_queue.processes(),
+            "arrived": arrived,
+            "next": following,
+        }
 
     def pause(self, names: Sequence[str]) -> dict[str, Any]:
         """

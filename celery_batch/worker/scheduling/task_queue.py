@@ -7,7 +7,7 @@ solo pool runs the whole batch inside the call that submits it.
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import add, attrgetter
@@ -28,6 +28,7 @@ from celery_batch.item_key import item_key_of
 from celery_batch.row_digest import row_digest_of
 from celery_batch.telemetry.report import NO_REUSE, Reuse
 from celery_batch.worker.dispatch.batch_job import BatchJob
+from celery_batch.worker.scheduling.arrivals import ArrivalRecorder
 from celery_batch.worker.scheduling.target import TargetControl, is_exempt, sent_at
 
 __all__ = ["KEY_WINDOW", "LEAST_URGENT", "TaskQueue"]
@@ -46,9 +47,6 @@ _LATEST = 0.2
 
 #: Seconds after its latest batch for which a task counts as one that shares the device.
 _IN_USE = 60.0
-
-#: Arrivals that are kept for whoever records them.
-_MOST_RECORDED = 50_000
 
 
 class TaskQueue:
@@ -70,9 +68,8 @@ class TaskQueue:
     #: Seconds of a whole batch in the model, as of late; None before one has ended.
     usual_seconds: float | None = None
 
-    #: What arrives while somebody records it, and until when; None if nobody does.
-    _recorded: deque[tuple[float, float, int]] | None = None
-    _record_until = 0.0
+    #: Keeps what arrives while somebody records it; None if nobody does.
+    _arrivals: ArrivalRecorder | None = None
 
     def __init__(
         self,
@@ -191,7 +188,14 @@ class TaskQueue:
             return 0.0
         self._measure(task_request)
         rows, cost = task_request.rows, task_request.cost or 0.0
-        request = Request(task_request, sent_at(task_request), urgency, rows=rows, cost=cost)
+        request = Request(
+            task_request,
+            sent_at(task_request),
+            urgency,
+            rows=rows,
+            cost=cost,
+            key=task_request.batch_key,
+        )
         with self._lock:
             return self._target.late_by(request)
 
@@ -207,26 +211,28 @@ class TaskQueue:
         if self._item_key is not None and task_request.batch_key is None:
             task_request.compute_key(self._item_key)
             self._body_bytes += (len(task_request.body or b"") - self._body_bytes) / 64
-        if is_new and self._recorded is not None:
-            self._note(task_request, self._recorded)
+        if is_new and self._arrivals is not None:
+            cost = task_request.cost or 0.0
+            if not self._arrivals.note(task_request.arrived, cost, task_request.rows):
+                self._arrivals = None
 
-    def record(self, seconds: float) -> list[tuple[float, float, int]]:
+    def record(
+        self, seconds: float, number: int | None
+    ) -> tuple[list[tuple[float, float, int]], int]:
         """
         Record what arrives for so many seconds from now on.
 
-        Returns:
-            Of each request that has arrived since the last call its time, on the monotonic clock,
-            its cost and its rows; of the last 50,000 at most.
-        """
-        recorded, self._recorded = self._recorded or (), deque(maxlen=_MOST_RECORDED)
-        self._record_until = time.monotonic() + seconds
-        return list(recorded)
+        Args:
+            seconds: For how long.
+            number: The first arrival that the reader does not have; None starts a new recording.
 
-    def _note(self, task_request: Any, recorded: deque[tuple[float, float, int]]) -> None:
-        if task_request.arrived > self._record_until:
-            self._recorded = None
-            return
-        recorded.append((task_request.arrived, task_request.cost or 0.0, task_request.rows))
+        Returns:
+            Of each arrival from this number on its time, on the monotonic clock, its cost and its
+            rows, of the last 50,000 at most; and the number of the next.
+        """
+        if number is None or self._arrivals is None:
+            self._arrivals = ArrivalRecorder(number or 0)
+        return self._arrivals.read(number or 0, seconds)
 
     def expire(self) -> list[Any]:
         """Remove and return the requests whose deadline passed before they could run again."""

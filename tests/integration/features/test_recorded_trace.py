@@ -16,16 +16,22 @@ from tests.services.place import Place
 
 def test_a_trace_has_what_arrived_and_what_it_cost(place: Place, tmp_path: Path):
     """Each request once, with its cost and rows; it can be simulated."""
-    path, is_recording = tmp_path / "trace.jsonl", Event()
+    path, is_recording, is_done = tmp_path / "trace.jsonl", Event(), Event()
+
+    def report(_: str) -> None:
+        """End the recording as Ctrl-C does."""
+        is_recording.set()
+        if is_done.is_set():
+            raise KeyboardInterrupt
+
     with ThreadPoolExecutor() as pool:
-        recording = pool.submit(
-            record, place.app, "f.tokens", path, 3.0, lambda _: is_recording.set()
-        )
+        recording = pool.submit(record, place.app, "f.tokens", path, 100.0, report)
         assert is_recording.wait(30)
         lengths = [10 + n % 40 for n in range(240)]
         results = place.tokens.delay_many(["x" * length for length in lengths])
         place.get(results)
         place.tokens.delay_rows(["x" * 10, "x" * 30]).get(timeout=30)
+        is_done.set()
         count, processes = recording.result(60)
     load = load_of(path, "f.tokens")
 
