@@ -24,7 +24,7 @@ from celery.exceptions import Retry, TaskPredicate
 
 from celery_batch.errors import ChunkFailed, InvalidChunk
 from celery_batch.protocol import ROWS
-from celery_batch.runtime.runner import Outcome, Timing
+from celery_batch.runtime.runner import Counts, Outcome, Runner, Timing
 from celery_batch.runtime.signature import with_one_value
 
 __all__ = [
@@ -269,6 +269,7 @@ def run_rows(
     calls: Sequence[CallRows],
     columns: list[list[Any]],
     timings: list[Timing] | None = None,
+    counts: Counts | None = None,
 ) -> list[Any]:
     """
     Call a task's model, and do no more: the device may be idle until the next batch.
@@ -278,6 +279,7 @@ def run_rows(
         calls: The arguments of each request, at least one.
         columns: The same, from `columns_of`.
         timings: The timing of each model call is appended to it.
+        counts: What is counted of the run is added to it.
 
     Returns:
         For each row its output, or an outcome in its place.
@@ -289,7 +291,8 @@ def run_rows(
     # One without a key shares no batch, but with equal ones.
     if task._item_key is not None and (alone or len(columns[0]) == 1):
         task._item_key.of_rows(columns)
-    return task._batch_runner.outputs(*columns, alone=alone, timings=timings)  # type: ignore[no-any-return]
+    runner: Runner = task._batch_runner
+    return runner.outputs(*columns, alone=alone, timings=timings, counts=counts)
 
 
 def outcomes_of(task: Any, calls: Sequence[CallRows], outputs: list[Any]) -> list[Outcome]:

@@ -76,8 +76,19 @@ class Timing:
     seconds: float
 
 
-class Counts(NamedTuple):
-    """What a runner counts, see its attributes."""
+@dataclass(slots=True)
+class Counts:
+    """
+    What is counted of a run; threads share a runner, so that it keeps none itself.
+
+    Args:
+        calls: How often the model was called.
+        isolated: Items that made their batch fail.
+        out_of_memory: Calls that ran out of memory.
+        cost: What the items of all calls have cost, where that is limited.
+        padded_cost: What these calls have cost with their padding.
+        padding_rows: Rows that filled calls up to their sizes.
+    """
 
     calls: int = 0
     isolated: int = 0
@@ -155,9 +166,29 @@ class _Call(NamedTuple):
     was_limited: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """
+    One batch that runs.
+
+    Args:
+        columns: One list per parameter, in the order of the plan if there is one.
+        bisection: The parts of the batch that have not run.
+        plan: Its calls, where cost is limited.
+        counts: What is counted of it.
+        alone: Whether all items are one request.
+    """
+
+    columns: Sequence[list[Any]]
+    bisection: Bisection
+    plan: CallPlan | None
+    counts: Counts
+    alone: bool
+
+
 class Runner:
     """
-    Runs batches through a loaded model.
+    Runs batches through a loaded model; threads may share it.
 
     Args:
         predict: Takes the batch's columns (one list per parameter, all of one
@@ -187,32 +218,22 @@ class Runner:
         self._fixed_sizes = fixed_sizes or FixedSizes()
         #: What fits into memory, as far as this runner has found out.
         self.safe_size = SafeSize()
-        #: How often the model was called.
-        self.calls = 0
-        #: Items that made their batch fail.
-        self.isolated = 0
-        #: Calls that ran out of memory.
-        self.out_of_memory = 0
-        #: What the items of all calls have cost, where that is limited, and the calls with padding.
-        self.cost = self.padded_cost = 0.0
-        #: Rows that filled calls up to their sizes.
-        self.padding_rows = 0
         #: The error of a broken device, after which this process must run no more batches.
         self.broken: str | None = None
 
-    @property
-    def counts(self) -> Counts:
-        """What has been counted until now."""
-        costs = self.cost, self.padded_cost
-        return Counts(self.calls, self.isolated, self.out_of_memory, *costs, self.padding_rows)
-
-    def run(self, *columns: list[Any], timings: list[Timing] | None = None) -> list[Outcome]:
+    def run(
+        self,
+        *columns: list[Any],
+        timings: list[Timing] | None = None,
+        counts: Counts | None = None,
+    ) -> list[Outcome]:
         """
         Run one batch; never raises what the model raises.
 
         Args:
             columns: One list per parameter of the model, one entry per item.
             timings: The timing of each model call is appended to it.
+            counts: What is counted of this run is added to it.
 
         Returns:
             One outcome per item, in order.  A model that raises is called again
@@ -220,13 +241,18 @@ class Runner:
             alone; the same if it runs out of memory.  If it did not return
             one output per item, each outcome has that error.
         """
-        outputs = self.outputs(*columns, alone=len(columns[0]) == 1, timings=timings)
+        alone = len(columns[0]) == 1
+        outputs = self.outputs(*columns, alone=alone, timings=timings, counts=counts)
         return [
             output if isinstance(output, Outcome) else Outcome(value=output) for output in outputs
         ]
 
     def outputs(
-        self, *columns: list[Any], alone: bool, timings: list[Timing] | None = None
+        self,
+        *columns: list[Any],
+        alone: bool,
+        timings: list[Timing] | None = None,
+        counts: Counts | None = None,
     ) -> list[Any]:
         """
         Run one batch as `run` does, without an outcome around each output.
@@ -236,6 +262,7 @@ class Runner:
             alone: All items are one request: an error that ends the run is its error,
                 since it would end the next run, too.
             timings: The timing of each model call is appended to it.
+            counts: What is counted of this run is added to it.
 
         Returns:
             One output per item, in order; an outcome in place of each that is missing.
@@ -247,13 +274,14 @@ class Runner:
             plan = self._plan(self._cost, columns, outputs)
             order = plan.order
             columns = tuple([column[index] for index in order] for column in columns)
-        bisection = Bisection(len(order))
-        while (call := self._next_call(bisection, plan)) is not None:
+        counts = Counts() if counts is None else counts
+        run = _Run(columns, Bisection(len(order)), plan, counts, alone)
+        while (call := self._next_call(run)) is not None:
             part, began = call.part, time.monotonic()
             if plan is not None:
-                self.cost += plan.sum(part)
-                self.padded_cost += plan.cost(part)
-            found = self._try(bisection, columns, call, alone=alone)
+                counts.cost += plan.sum(part)
+                counts.padded_cost += plan.cost(part)
+            found = self._try(run, call)
             if timings is not None:
                 seconds = time.monotonic() - began
                 timings.append(Timing(order[part.start : part.stop], began, seconds))
@@ -295,8 +323,9 @@ class Runner:
             raise found
         return found
 
-    def _next_call(self, bisection: Bisection, plan: CallPlan | None) -> _Call | None:
+    def _next_call(self, run: _Run) -> _Call | None:
         """Return the next call of the model; None when all items have run."""
+        bisection, plan = run.bisection, run.plan
         start, safe = bisection.start, self.safe_size.largest
         largest = self._largest(plan, start, math.inf if safe is None else safe)
         part = bisection.next(largest)
@@ -323,40 +352,36 @@ class Runner:
         """Whether calls are limited by cost, so that what fits into memory is known in cost."""
         return self._cost is not None and self._cost.limits.cost < math.inf
 
-    def _try(
-        self, bisection: Bisection, columns: Sequence[list[Any]], call: _Call, *, alone: bool
-    ) -> Sequence[Any]:
+    def _try(self, run: _Run, call: _Call) -> Sequence[Any]:
         """Return an output for each item of the call; none if it runs again in halves."""
         part = call.part
-        rows = [column[part.start : part.stop] for column in columns]
-        self.calls += 1
+        rows = [column[part.start : part.stop] for column in run.columns]
+        run.counts.calls += 1
         try:
             if self._fixed_sizes.sizes:
                 rows = self._fixed_sizes.fill(rows)
-                self.padding_rows += len(rows[0]) - len(part)
+                run.counts.padding_rows += len(rows[0]) - len(part)
             returned = checked(self._name, self._predict(*rows), len(rows[0]))
             outputs = [
                 self._returned_error(output) if isinstance(output, Exception) else output
                 for output in islice(returned, len(part))
             ]
         except Exception as error:  # noqa: BLE001 (any error of a model is its items' outcome)
-            return self._handle_error(error, bisection, call, alone=alone)
+            return self._handle_error(error, run, call)
         self.safe_size.fitted(call.size, was_limited=call.was_limited)
         return outputs
 
-    def _handle_error(
-        self, error: Exception, bisection: Bisection, call: _Call, *, alone: bool
-    ) -> Sequence[Outcome]:
+    def _handle_error(self, error: Exception, run: _Run, call: _Call) -> Sequence[Outcome]:
         """Handle an error of a part of a batch, which may end the run of the rest, too."""
-        part = call.part
+        part, bisection = call.part, run.bisection
         if is_out_of_memory(error):
-            return self._handle_out_of_memory(error, bisection, call)
+            return self._handle_out_of_memory(error, run, call)
         is_interrupt = isinstance(error, self._error_policy.interrupts)
         if is_interrupt or is_device_broken(error):
             left = bisection.abandon()
             if not is_interrupt:
                 self.broken = str(error)
-            if alone:
+            if run.alone:
                 return _all(error, range(part.start, part.stop + len(left)))
             is_cause = len(part) == 1 and not is_interrupt
             return _all(error, part) if is_cause else ()
@@ -366,20 +391,18 @@ class Runner:
             logger.info("%s raised %r on %d items: looking for the item that fails",
                         self._name, error, len(part))  # fmt: skip
             return ()
-        self.isolated += bisection.was_split and len(part) == 1
+        run.counts.isolated += bisection.was_split and len(part) == 1
         return _all(error, part)
 
-    def _handle_out_of_memory(
-        self, error: Exception, bisection: Bisection, call: _Call
-    ) -> Sequence[Outcome]:
+    def _handle_out_of_memory(self, error: Exception, run: _Run, call: _Call) -> Sequence[Outcome]:
         free_memory(error)
-        count = len(call.part)
-        self.out_of_memory += 1
+        bisection, count = run.bisection, len(call.part)
+        run.counts.out_of_memory += 1
         if count > 1:
             self._learn(call)
             if self._error_policy.isolate_failures and bisection.split(call.part):
                 return ()
-        self.isolated += bisection.was_split and count == 1
+        run.counts.isolated += bisection.was_split and count == 1
         return _all(self._out_of_memory_error(error, count), call.part)
 
     def _learn(self, call: _Call) -> None:

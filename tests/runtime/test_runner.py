@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import traceback
 from collections import UserList, deque
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from celery_batch import OutOfMemory, WrongResultCount
 from celery_batch.batching.isolation import SafeSize
-from celery_batch.runtime.runner import ErrorPolicy, Outcome, Runner
+from celery_batch.runtime.runner import Counts, ErrorPolicy, Outcome, Runner
 from celery_batch.testing import EchoModel, HungryModel, PoisonModel
 
 
@@ -112,10 +113,11 @@ def test_cost_of_isolation_is_bounded(size: int, data: st.DataObject):
     """However many are bad and wherever they stand, calls stay within 1 + 2 k log2 n."""
     bad = data.draw(st.sets(st.integers(min_value=0, max_value=size - 1)))
     runner = Runner(lambda items: [1 // (x not in bad) for x in items], "shop.model")
-    outcomes = runner.run(list(range(size)))
+    counts = Counts()
+    outcomes = runner.run(list(range(size)), counts=counts)
 
     assert bad == {index for index, outcome in enumerate(outcomes) if outcome.error}
-    assert runner.calls <= 1 + 2 * len(bad) * math.ceil(math.log2(size))
+    assert counts.calls <= 1 + 2 * len(bad) * math.ceil(math.log2(size))
 
 
 def test_one_bad_item_in_32_costs_11_calls():
@@ -123,8 +125,9 @@ def test_one_bad_item_in_32_costs_11_calls():
     calls = set()
     for bad in range(32):
         runner = Runner(PoisonModel(bad).predict, "shop.model")
-        runner.run(list(range(32)))
-        calls.add(runner.calls)
+        counts = Counts()
+        runner.run(list(range(32)), counts=counts)
+        calls.add(counts.calls)
 
     assert {11} == calls
 
@@ -132,17 +135,19 @@ def test_one_bad_item_in_32_costs_11_calls():
 def test_function_with_side_effects_is_called_once():
     """With isolation off, all items have the error and none runs again."""
     runner = Runner(PoisonModel("bad").predict, "shop.model", ErrorPolicy(isolate_failures=False))
+    counts = Counts()
 
-    assert isinstance(the_error(runner.run(["good", "bad", "fine"])), ValueError)
-    assert 1 == runner.calls
+    assert isinstance(the_error(runner.run(["good", "bad", "fine"], counts=counts)), ValueError)
+    assert 1 == counts.calls
 
 
 def test_verdict_is_for_the_whole_batch():
     """An error by which the function speaks for all is not taken for a bad item's."""
     runner = Runner(PoisonModel("bad").predict, "m", ErrorPolicy(verdicts=(ValueError,)))
+    counts = Counts()
 
-    assert isinstance(the_error(runner.run(["good", "bad", "fine"])), ValueError)
-    assert 1 == runner.calls
+    assert isinstance(the_error(runner.run(["good", "bad", "fine"], counts=counts)), ValueError)
+    assert 1 == counts.calls
 
 
 def test_interrupted_batch_is_to_run_again():
@@ -174,12 +179,13 @@ def test_interrupt_is_the_error_of_an_item_alone():
 def test_batch_beyond_the_memory_is_split():
     """All items have outputs, in batches that fit; and later batches fit from the start."""
     runner = Runner(HungryModel(limit=3).predict, "shop.model")
+    counts, later = Counts(), Counts()
 
-    assert list(range(8)) == values(runner.run(list(range(8))))
-    assert (6, 2) == (runner.calls, runner.safe_size.largest)
+    assert list(range(8)) == values(runner.run(list(range(8)), counts=counts))
+    assert (6, 2) == (counts.calls, runner.safe_size.largest)
 
-    assert list(range(8)) == values(runner.run(list(range(8))))
-    assert 10 == runner.calls
+    assert list(range(8)) == values(runner.run(list(range(8)), counts=later))
+    assert 4 == later.calls
 
 
 def test_item_beyond_the_memory_fails_alone():
@@ -236,10 +242,11 @@ def test_broken_device_ends_the_run():
         raise RuntimeError("CUDA error: device-side assert triggered")
 
     runner = Runner(predict, "shop.model")
-    outcomes = runner.run([1, 2, 3])
+    counts = Counts()
+    outcomes = runner.run([1, 2, 3], counts=counts)
 
     assert [True] * 3 == [outcome.again for outcome in outcomes]
-    assert 1 == runner.calls
+    assert 1 == counts.calls
     assert "CUDA error: device-side assert triggered" == runner.broken
 
 
@@ -292,6 +299,32 @@ def test_call_to_end_the_process_is_not_the_model_s_error():
 
     with pytest.raises(KeyboardInterrupt):
         Runner(predict, "shop.model").run([1])
+
+
+def test_runs_on_several_threads_are_counted_each_by_itself():
+    """Threads share a runner, and none of them counts the calls of another."""
+    both_run = threading.Barrier(2)
+
+    def predict(items: list[str]) -> list[str]:
+        if len(items) > 1:
+            both_run.wait(timeout=10)
+            raise ValueError(items)
+        return items
+
+    runner = Runner(predict, "shop.model")
+    counts = Counts(), Counts()
+
+    def run(*items: str, counts: Counts) -> None:
+        runner.run([*items], counts=counts)
+
+    threads = [threading.Thread(target=run, args=("a", "b"), kwargs={"counts": each})
+               for each in counts]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [3, 3] == [each.calls for each in counts]
 
 
 @pytest.mark.parametrize("outputs", [[], [1], [1, 2, 3]], ids=len)

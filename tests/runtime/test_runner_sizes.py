@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from celery_batch.batching.cost import CostLimits
 from celery_batch.errors import ItemTooLarge, OutOfMemory, WrongResultCount
-from celery_batch.runtime.runner import CallCost, ErrorPolicy, FixedSizes, Runner, Timing
+from celery_batch.runtime.runner import CallCost, Counts, ErrorPolicy, FixedSizes, Runner, Timing
 
 steps = st.sets(st.integers(1, 20), min_size=1, max_size=4).map(lambda found: tuple(sorted(found)))
 PAD = 7777
@@ -59,8 +59,8 @@ def costs(columns: Any) -> list[float]:
 def test_every_call_has_a_size_and_every_item_its_outcome(items, sizes, row):
     """Whatever fails: halves are filled up as well, and the outputs of padding are cut."""
     model = Model()
-    under = runner(model, *sizes, row=row)
-    outcomes = under.run(items)
+    counts = Counts()
+    outcomes = runner(model, *sizes, row=row).run(items, counts=counts)
 
     assert set(model.sizes) <= set(sizes)
     for item, outcome in zip(items, outcomes, strict=True):
@@ -68,9 +68,9 @@ def test_every_call_has_a_size_and_every_item_its_outcome(items, sizes, row):
             assert isinstance(outcome.error, ValueError)
         else:
             assert f"{item} is done" == outcome.unwrap()
-    assert under.calls == len(model.calls)
+    assert counts.calls == len(model.calls)
     if row:
-        assert under.padding_rows == sum(call.count(PAD) for call in model.calls)
+        assert counts.padding_rows == sum(call.count(PAD) for call in model.calls)
 
 
 def test_the_last_row_is_repeated():
@@ -111,10 +111,10 @@ def test_a_bad_last_row_fails_alone():
 def test_larger_batches_run_in_calls_of_the_sizes():
     """A chunk is cut to the largest size, and the last of its calls filled up."""
     model = Model()
-    under = runner(model, 2, 4, 8)
-    under.run(list(range(100, 119)))
+    counts = Counts()
+    runner(model, 2, 4, 8).run(list(range(100, 119)), counts=counts)
 
-    assert ([8, 8, 4], 1) == (model.sizes, under.padding_rows)
+    assert ([8, 8, 4], 1) == (model.sizes, counts.padding_rows)
 
 
 def test_outputs_are_checked_for_the_whole_call():
@@ -194,14 +194,15 @@ def test_a_call_that_is_filled_up_keeps_to_the_limit_of_cost(items, sizes, most,
     fixed = FixedSizes(sizes, (lambda: (20,)) if row else None)
     under = Runner(model.predict, "m", most=sizes[-1], cost=cost, fixed_sizes=fixed)
     timings: list[Timing] = []
-    under.run(items, timings=timings)
+    counts = Counts()
+    under.run(items, timings=timings, counts=counts)
 
     def cost_of(call: list[int]) -> int:
         return max(call) * len(call) if padded else sum(call)
 
     assert sorted(items) == sorted(items[index] for each in timings for index in each.part)
-    assert sum(map(cost_of, model.calls)) == under.padded_cost
-    assert sum(items) == under.cost
+    assert sum(map(cost_of, model.calls)) == counts.padded_cost
+    assert sum(items) == counts.cost
     for call, timing in zip(model.calls, timings, strict=True):
         first = [items[timing.part[0]]]
         alone = first + ([20] if row else first) * (sizes[0] - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from celery.exceptions import Ignore, Reject
 
 from celery_batch import BatchTask, WrongResultCount
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery
+from celery_batch.worker.executor import model_call
 from celery_batch.worker.executor.executor import run_batch
 
 
@@ -270,6 +272,28 @@ def test_what_cannot_be_stored_is_left_to_the_worker(app: Celery, monkeypatch: p
     (settled,) = run_batch(fine.name, BatchPayload([delivery])).results
 
     assert "no right to write" in str(_error(settled))
+
+
+def test_a_device_stays_broken_whichever_batch_ends_last(
+    app: Celery, monkeypatch: pytest.MonkeyPatch
+):
+    """A batch that began before on another thread ends well, and says nothing else."""
+    monkeypatch.setattr(model_call, "_broken", None)
+
+    @app.task(base=BatchTask)
+    def breaks(x):  # noqa: ARG001 (it fails before)
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    @app.task(base=BatchTask)
+    def outlasts(x):
+        thread = threading.Thread(target=deliver, args=(breaks, 1, 2))
+        thread.start()
+        thread.join()
+        return x
+
+    deliver(outlasts, 3)
+
+    assert "device-side assert" in str(model_call.broken_device())
 
 
 def test_expired_item_does_not_reach_the_model(app: Celery):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from operator import sub
 from typing import Any
 
 from billiard.exceptions import SoftTimeLimitExceeded
@@ -79,7 +78,7 @@ class ModelCall:
         #: The model's outputs, or the outcome of all requests.
         self._outputs: list[Any] = []
         self._common_outcome: Outcome | None = None
-        #: The growth of the runner's counts.
+        #: What was counted of the run.
         self._counted = Counts()
         #: Why requests have no outcome, where they have none.
         self.unanswered = Unanswered.INTERRUPTED
@@ -175,12 +174,11 @@ class ModelCall:
             self._common_outcome = Outcome(error=error, origin=error.__traceback__)
 
     def _run_rows(self, limit: SoftLimit) -> list[Any]:
-        """Run the model, and record the counts of its runner."""
+        """Run the model."""
         global _broken  # noqa: PLW0603 (one device a process)
         runner = self.task._batch_runner
         if self._most is not None:
             runner.limit(self._most, self._cost_limits)
-        before = runner.counts
         try:
             with (
                 self._span.around_model(len(self._columns[0])),
@@ -188,10 +186,9 @@ class ModelCall:
                 pending_answer.running_batch(),
                 registry.one_batch(),
             ):
-                return run_rows(self.task, self._calls, self._columns, self.timings)
+                return run_rows(self.task, self._calls, self._columns, self.timings, self._counted)
         finally:
-            self._counted = Counts(*map(sub, runner.counts, before))
-            _broken = runner.broken
+            _broken = _broken or runner.broken  # of any task, on whatever thread
 
 
 def _work(timings: Sequence[Timing], counted: Counts, reused: ReusedRows | None) -> Work:
