@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import exp, inf
 
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.latency import TargetedQueue
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 
 #: One batch runs, or its results are stored; one is ready behind it.
 _SLOTS = 2

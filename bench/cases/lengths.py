@@ -17,10 +17,10 @@ from bench.policies.lateness import most_late
 from bench.policies.loads import LOADS
 from bench.stack import broker, running
 from bench.tables import Case, Effort, Goal, ResultTable
+from celery_batch.batching.batch import Request
 from celery_batch.batching.batcher import Batcher
 from celery_batch.batching.cost import CostLimits
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 
 __all__ = ["CASE"]
 

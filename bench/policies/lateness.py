@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from celery_batch.batching.batch import Request
 from celery_batch.batching.cost import CostLimits, Load
-from celery_batch.batching.request import Request
 
 __all__ = ["most_late"]
 

@@ -10,8 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 
 from bench.encoder import LONGEST, token_counts
-from celery_batch.batching.batch import Batch
-from celery_batch.batching.request import Request
+from celery_batch.batching.batch import Batch, Request
 
 __all__ = ["LOADS", "seconds"]
 

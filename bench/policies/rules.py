@@ -16,10 +16,9 @@ from statistics import linear_regression, mean
 from typing import Any
 
 from bench.infinity import has_infinity
-from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 
 __all__ = ["RULES"]
 

@@ -6,9 +6,9 @@ Rule 2: this file reads no clock, takes no lock and never sleeps: facts are argu
         decisions are return values.
 Rule 3: nothing is pushed: a free slot asks for a batch.
 Rule 4: the most urgent requests go first, and overtaken requests have a guaranteed share of
-        each batch (``priority_queue.py``); among equals, first come, first served.
-Rule 5: a batch is counted in rows, and ``packing.py`` decides how many requests fit; or in
-        rows and cost, and ``cost_queue.py`` chooses those that fit together.
+        each batch; among equals, first come, first served.
+Rule 5: a batch is counted in rows (``priority_queue.py``), or in rows and cost
+        (``cost_queue.py``); the queue decides which requests fit together.
 Rule 6: a request that may kill its process runs first and alone, so that others do not wait
         until that is known.
 Rule 7: a slot waits for further requests only where these are likely. After a batch of one it
@@ -23,12 +23,11 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.cost import Load
 from celery_batch.batching.cost_queue import CostQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.priority_queue import PriorityQueue
-from celery_batch.batching.request import Request
 
 __all__ = ["ALL", "Batcher", "Done", "Wait"]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from operator import mul
 from typing import Any
 
-from celery_batch.batching.request import Request
+from celery_batch.batching.batch import Request
 from celery_batch.batching.shapes import round_down, round_up
 
 __all__ = ["CostLimits", "Load"]

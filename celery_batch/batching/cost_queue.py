@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from celery_batch.batching.batch import Request
 from celery_batch.batching.cost import CostLimits, Load
 from celery_batch.batching.length_queue import LengthQueue
-from celery_batch.batching.request import Request
 
 __all__ = ["CostQueue"]
 

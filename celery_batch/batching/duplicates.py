@@ -15,9 +15,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Done, Wait
-from celery_batch.batching.request import Request
 
 __all__ = ["Duplicates"]
 

@@ -27,10 +27,9 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Generic, TypeVar
 
-from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 
 __all__ = ["KeyedBatcher"]
 

@@ -30,12 +30,11 @@ from math import ceil, inf, sqrt
 from statistics import median
 from typing import Any, Generic, TypeVar
 
-from celery_batch.batching.batch import Batch, Limit, Plan, Reason, Why
+from celery_batch.batching.batch import Batch, Limit, Plan, Reason, Request, Why
 from celery_batch.batching.batcher import ALL, Batcher, Done, Wait
 from celery_batch.batching.cost import Load
 from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 from celery_batch.batching.shapes import most_rows, round_up
 
 __all__ = ["LatencyModel", "LatencyTarget", "TargetedQueue"]

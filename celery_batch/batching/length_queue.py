@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
 from typing import Generic, TypeVar
 
+from celery_batch.batching.batch import Request
 from celery_batch.batching.cost import CostLimits, Load
-from celery_batch.batching.request import Request
 
 __all__ = ["LengthQueue"]
 

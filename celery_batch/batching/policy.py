@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from celery_batch.batching.batch import Request
 from celery_batch.batching.cost import CostLimits
-from celery_batch.batching.request import Request
 from celery_batch.batching.shapes import are_ascending
 from celery_batch.errors import ConfigurationError
 

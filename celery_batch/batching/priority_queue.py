@@ -12,16 +12,23 @@ Rule 2: overtaken requests earn a guaranteed share of each batch. Once the earne
 Rule 3: where the urgent requests would not fit beside the earned rows, these add up until
         they make a whole batch.
 Rule 4: requests of the same urgency go first come, first served.
+Rule 5: a batch takes requests from the front of the queue, in their order, until it has
+        ``max_batch_size`` rows. The first that does not fit stays, and so do all behind it:
+        a smaller request never overtakes a larger one.
+Rule 6: a request with more rows than a batch starts a batch of its own, which runs in
+        several model calls; requests that came before it do not wait for these.
+Rule 7: a request that does not fit into the rest of a batch joins it all the same, and the
+        batch runs in two model calls, if these take more requests than two batches would.
+Rule 8: the last model call is filled with the requests that come next.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from celery_batch.batching.packing import pack
-from celery_batch.batching.request import Request
+from celery_batch.batching.batch import Request
 
 __all__ = ["PriorityQueue"]
 
@@ -136,7 +143,7 @@ class PriorityQueue(Generic[T]):
         queue = self._queues[urgency]
         if self.rows == self._length:  # one row each, as nearly always
             return self._pop(urgency, min(size, len(queue)))
-        return self._pop(urgency, pack(size, (request.rows for request in queue)))
+        return self._pop(urgency, _pack(size, (request.rows for request in queue)))
 
     def _fill(self, urgencies: Iterable[int], room: int) -> list[Request[T]]:
         """Remove and return the next requests of each urgency in turn, while they fit."""
@@ -185,3 +192,40 @@ class PriorityQueue(Generic[T]):
 
 def _rows(requests: Iterable[Request[T]]) -> int:
     return sum(request.rows for request in requests)
+
+
+def _pack(size: int, rows: Iterable[int]) -> int:
+    """
+    Return how many requests of a queue form the next batch.
+
+    Args:
+        size: Most rows in one model call, at least 1.
+        rows: How many rows each waiting request has, at least 1, in their order.
+    """
+    waiting = iter(rows)
+    first_count, first_room, misfit = _fit(size, waiting)
+    if not misfit or not first_room:
+        return first_count
+    if not first_count:
+        more, *_ = _fit(-misfit % size, waiting)
+        return 1 + more
+    if misfit > size:
+        return first_count
+    # Two batches would be the first and this second one, and leave the room of both unused.
+    second_count, second_room, second_misfit = _fit(size - misfit, waiting)
+    room = first_room + second_room
+    if not 0 < second_misfit <= room:
+        return first_count
+    more, *_ = _fit(room - second_misfit, waiting)
+    return first_count + 1 + second_count + 1 + more
+
+
+def _fit(room: int, waiting: Iterator[int]) -> tuple[int, int, int]:
+    """Return how many fit, the room they leave, and the rows of the first misfit; 0 if none."""
+    count = 0
+    for rows in waiting:
+        if rows > room:
+            return count, room, rows
+        room -= rows
+        count += 1
+    return count, room, 0

@@ -19,7 +19,7 @@ from collections.abc import Hashable, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from typing import Any
 
-from celery_batch.batching.request import Request
+from celery_batch.batching.batch import Request
 from celery_batch.runtime.runner import Outcome
 
 __all__ = [

@@ -27,11 +27,10 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
 
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 from celery_batch.errors import BatchError, ModelError, PoisonItem, QueueFull, WorkerLost
 from celery_batch.runtime.runner import Outcome
 from celery_batch.streamer.futures import Answer, AnswerLock, fail, settle, start, wanted

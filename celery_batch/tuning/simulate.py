@@ -17,10 +17,9 @@ from itertools import accumulate, cycle, islice, repeat
 from math import inf
 from typing import TypeVar
 
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 from celery_batch.tuning.curve import Curve
 
 __all__ = ["NOTHING", "Forecast", "Load", "run", "simulate"]

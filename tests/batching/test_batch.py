@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from celery_batch.batching.batch import Batch, Reason
-from celery_batch.batching.request import Request
+from celery_batch.batching.batch import Batch, Reason, Request
 
 
 @pytest.fixture

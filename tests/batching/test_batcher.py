@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 
 
 @pytest.fixture

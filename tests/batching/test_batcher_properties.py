@@ -15,11 +15,10 @@ from itertools import count
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 from celery_batch.testing import ManualClock
 
 #: What adding seconds to a clock that shows days may cost in float arithmetic.

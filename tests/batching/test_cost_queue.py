@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.cost import CostLimits, Load
 from celery_batch.batching.cost_queue import CostQueue
 from celery_batch.batching.length_queue import LengthQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.priority_queue import PriorityQueue
-from celery_batch.batching.request import Request
 
 limits = st.builds(
     CostLimits, st.integers(1, 8), st.floats(1, 60).map(round).map(float), st.booleans()

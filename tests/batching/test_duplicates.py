@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.duplicates import Duplicates
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 
 #: An item: its key, or None for one that equals no other, and what tells it from others.
 Item = tuple[str | None, int]

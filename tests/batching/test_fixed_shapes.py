@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_batch.batching.batch import Request
 from celery_batch.batching.batcher import Batcher
 from celery_batch.batching.cost import CostLimits, Load
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 from celery_batch.batching.shapes import are_ascending, most_rows, round_down, round_up
 from celery_batch.errors import ConfigurationError
 

@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Done, Wait
 from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 
 TOLERANCE = 1e-9
 

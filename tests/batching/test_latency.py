@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.virtual_worker import VirtualModel, VirtualWorker, poisson
-from celery_batch.batching.batch import Batch, Plan, Reason, Why
+from celery_batch.batching.batch import Batch, Plan, Reason, Request, Why
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.latency import LatencyModel, TargetedQueue
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 from celery_batch.errors import ConfigurationError
 
 TARGETED = BatchPolicy(64, 0.01, target_latency=0.1)

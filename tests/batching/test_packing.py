@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.batching.batch import Batch, Reason
+from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 
 SIZE = st.integers(min_value=1, max_value=9)
 

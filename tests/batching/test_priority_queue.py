@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_batch.batching.batch import Request
 from celery_batch.batching.priority_queue import PriorityQueue
-from celery_batch.batching.request import Request
 
 
 @given(st.lists(st.integers(min_value=-9, max_value=9)), st.integers(min_value=1, max_value=5))

@@ -8,7 +8,7 @@ import pytest
 
 from bench.policies.loads import LOADS, seconds
 from bench.policies.rules import RULES, SortedWindow, TokenBudget
-from celery_batch.batching.request import Request
+from celery_batch.batching.batch import Request
 from celery_batch.tuning.simulate import run
 
 

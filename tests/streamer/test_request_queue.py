@@ -8,10 +8,9 @@ from math import inf
 
 import pytest
 
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 from celery_batch.errors import LoadFailed
 from celery_batch.streamer import request_queue as queue_module
 from celery_batch.streamer.futures import Answer, AnswerLock

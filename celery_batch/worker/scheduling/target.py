@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from celery_batch.batching.batch import Request
 from celery_batch.batching.batcher import Batcher
 from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.latency import TargetedQueue
-from celery_batch.batching.request import Request
 from celery_batch.protocol import SENT
 from celery_batch.worker.dispatch.batch_job import BatchJob
 

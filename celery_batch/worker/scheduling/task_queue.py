@@ -15,13 +15,12 @@ from typing import Any
 
 from celery.worker.state import revoked, task_ready
 
-from celery_batch.batching.batch import Batch
+from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.duplicates import Duplicates
 from celery_batch.batching.keyed_batcher import KeyedBatcher
 from celery_batch.batching.latency import TargetedQueue
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.batching.request import Request
 from celery_batch.config import LARGEST_BATCH, policy_of
 from celery_batch.item_cost import item_cost_of
 from celery_batch.item_key import item_key_of
