@@ -14,7 +14,7 @@ from math import exp, inf
 
 from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, Wait
-from celery_batch.batching.latency import TargetedQueue
+from celery_batch.batching.latency_target import TargetedQueue
 from celery_batch.batching.policy import BatchPolicy
 
 #: One batch runs, or its results are stored; one is ready behind it.

@@ -9,7 +9,7 @@ from enum import StrEnum
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["Batch", "Limit", "Plan", "Reason", "Request", "Why"]
+__all__ = ["Batch", "LimitReason", "Plan", "Reason", "Request", "SizeLimit"]
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Reason(StrEnum):
     ALONE = "alone"  # its only request may be the one that kills processes
 
 
-class Why(StrEnum):
+class LimitReason(StrEnum):
     """Why batches may be as large as they may."""
 
     LEARNING = "learning"  # too few batches are known, so the policy decides
@@ -66,7 +66,7 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class SizeLimit:
     """
     How large batches may be.
 
@@ -76,7 +76,7 @@ class Limit:
     """
 
     work: float
-    why: Why
+    why: LimitReason
 
 
 @dataclass(slots=True, eq=False)
@@ -95,7 +95,7 @@ class Plan:
     """
 
     work: float
-    limit: Limit
+    limit: SizeLimit
     a: float
     b: float
     predicted: float

@@ -1,8 +1,8 @@
 """
-Requests that wait beside an equal one, and leave with it.
+Requests that follow an equal one out of the queue: they leave in the same batch.
 
-Rule 1: of equal requests the first waits in the queue. The others wait beside it, need no room
-        in its batch, and leave in it, for they run in one row. A slot does not linger for them.
+Rule 1: of equal requests the first waits in the queue. The others, its followers, need no room
+        in its batch and leave in it, for they run in one row. A slot does not linger for them.
 Rule 2: a request that is more urgent than the first takes its place, as if it had arrived then.
 Rule 3: if the first is removed, the next of them takes its place, at the end of the queue. So do
         those that a batch has no more room for, since it has a limit of requests as well.
@@ -53,12 +53,12 @@ class Duplicates(Generic[T]):
         self._queue, self._key, self._most = queue, key, most
         #: The requests that wait in the queue, by key.
         self._first: dict[Hashable, Request[T]] = {}
-        #: Those that wait beside them, oldest first; no empty list.
-        self._beside: dict[Hashable, list[Request[T]]] = {}
+        #: Their followers, oldest first; no empty list.
+        self._followers: dict[Hashable, list[Request[T]]] = {}
 
     def __len__(self) -> int:
-        """Return how many wait beside an equal one."""
-        return sum(map(len, self._beside.values()))
+        """Return how many requests follow an equal one."""
+        return sum(map(len, self._followers.values()))
 
     def add(self, request: Request[T]) -> None:
         """Add a request, as `Batcher.add` does."""
@@ -74,7 +74,7 @@ class Duplicates(Generic[T]):
             first, request = request._replace(arrived=first.arrived), first
             self._first[key] = first
             self._queue.add(first)
-        self._beside.setdefault(key, []).append(request)
+        self._followers.setdefault(key, []).append(request)
 
     def next(
         self, now: float, *, full_only: bool = False, earns_share: bool = True
@@ -83,33 +83,33 @@ class Duplicates(Generic[T]):
         decision = self._queue.next(now, full_only=full_only, earns_share=earns_share)
         if not isinstance(decision, Batch):
             return decision
-        beside = [each for request in decision.requests for each in self._leave(request)]
+        followers = [each for request in decision.requests for each in self._leave(request)]
         room = max(self._most - len(decision), 0)
-        for request in beside[room:]:
+        for request in followers[room:]:
             self.add(request)
-        if not beside[:room]:
+        if not followers[:room]:
             return decision
-        joined = (each._replace(rows=0, cost=0.0) for each in beside[:room])
+        joined = (each._replace(rows=0, cost=0.0) for each in followers[:room])
         return replace(decision, requests=(*decision.requests, *joined))
 
     def _leave(self, request: Request[T]) -> list[Request[T]]:
-        """Forget a request that was in the queue; return those that wait beside it."""
+        """Forget a request that was in the queue; return its followers."""
         key = self._key(request.item)
         if key is None or self._first.get(key) is not request:
             return []
         del self._first[key]
-        return self._beside.pop(key, [])
+        return self._followers.pop(key, [])
 
     def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
         """Remove and return some waiting requests."""
         removed = self._queue.remove(is_unwanted)
         left = [each for request in removed for each in self._leave(request)]
-        for key, requests in list(self._beside.items()):
+        for key, requests in list(self._followers.items()):
             wanted = [each for each in requests if not is_unwanted(each)]
             removed += [each for each in requests if is_unwanted(each)]
-            self._beside[key] = wanted
+            self._followers[key] = wanted
             if not wanted:
-                del self._beside[key]
+                del self._followers[key]
         for request in left:
             if is_unwanted(request):
                 removed.append(request)

@@ -146,7 +146,7 @@ class KeyedBatcher(Generic[T]):
         #: Requests, rows and work by urgency.
         self._totals: dict[int, list[float]] = {}
         #: Keys that are ready, and keys with a batch that need not wait for anything.
-        self._ready = self._whole = 0
+        self._ready_keys = self._whole_keys = 0
         self._clock = 0.0
         #: The end of the last batch of keys without requests, and whether it was of several.
         self._idle: OrderedDict[Hashable, tuple[float, bool]] = OrderedDict()
@@ -226,7 +226,7 @@ class KeyedBatcher(Generic[T]):
     @property
     def is_full(self) -> bool:
         """Whether a batch waits that cannot grow."""
-        return self._suspects.is_full or self._whole > 0
+        return self._suspects.is_full or self._whole_keys > 0
 
     @property
     def next_deadline(self) -> float | None:
@@ -248,7 +248,7 @@ class KeyedBatcher(Generic[T]):
         is_older = request.arrived < (key.batcher.oldest or 0.0)
         key.batcher.add(request)
         has_moved = request.urgency < key.urgency or is_older
-        if has_moved or not (key.is_whole or key.batcher.is_full is False):
+        if has_moved or (key.batcher.is_full and not key.is_whole):
             self._take_out(key)
             self._place(key)
 
@@ -263,7 +263,7 @@ class KeyedBatcher(Generic[T]):
     def _rebuild(self) -> None:
         """Put all keys into the orders again, which may all have changed their places."""
         keys, self._keys, self._levels = [*self._keys.values()], {}, {}
-        self._ages, self._ready, self._whole = _Heap("aged"), 0, 0
+        self._ages, self._ready_keys, self._whole_keys = _Heap("aged"), 0, 0
         for key in keys:
             key.is_ready = False
             if len(key.batcher):
@@ -278,7 +278,7 @@ class KeyedBatcher(Generic[T]):
         key.urgency = batcher.urgency or 0
         self._ages.push(key, batcher.oldest or 0.0)
         key.is_whole = batcher.has_whole_batch
-        self._whole += key.is_whole
+        self._whole_keys += key.is_whole
         level = self._levels.get(key.urgency)
         if level is None:
             level = self._levels[key.urgency] = _Level()
@@ -292,16 +292,16 @@ class KeyedBatcher(Generic[T]):
         if not key.is_ready:  # else it has been ready since its last batch
             key.is_ready = True
             key.finish = max(key.finish, self._clock)
-        self._ready += 1
+        self._ready_keys += 1
         level.ready.push(key, key.finish, key.batcher.oldest or 0.0)
 
     def _take_out(self, key: _Key[T]) -> None:
         """Take a key out of the orders, to which `_place` returns it."""
         self._ages.discard(key)
-        self._whole -= key.is_whole
+        self._whole_keys -= key.is_whole
         level = self._levels[key.urgency]
         (level.ready if key.is_ready else level.waiting).discard(key)
-        self._ready -= key.is_ready
+        self._ready_keys -= key.is_ready
         if not (level.ready.count or level.waiting.count):
             del self._levels[key.urgency]
 
@@ -347,10 +347,10 @@ class KeyedBatcher(Generic[T]):
             return self._suspects.next(now)
         if not self._keys:
             return Done() if self._draining else Wait(None)
-        if full_only and not self._whole:
+        if full_only and not self._whole_keys:
             return Wait(None)
         due = self._find_due(now)
-        if not self._ready:
+        if not self._ready_keys:
             return Wait(due - now)
         return self._take(now, Reason.IDLE, earns_share=earns_share)
 
@@ -382,8 +382,8 @@ class KeyedBatcher(Generic[T]):
         is_only = len(self._levels) == 1
         earned = self._earned if is_only else 0.0
         key = self._choose(first, policy.low_priority_share if earns_share else 0.0)
-        ready = max(self._ready, 1)
-        goes_before = self._ready > 0 and key.urgency == first and not key.is_ready
+        ready = max(self._ready_keys, 1)
+        goes_before = self._ready_keys > 0 and key.urgency == first and not key.is_ready
         self._take_out(key)
         batch = key.batcher.take(
             now, Reason.URGENT if goes_before else unless_due, earns_share=earns_share

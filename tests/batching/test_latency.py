@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.virtual_worker import VirtualModel, VirtualWorker, poisson
-from celery_batch.batching.batch import Batch, Plan, Reason, Request, Why
+from celery_batch.batching.batch import Batch, LimitReason, Plan, Reason, Request
 from celery_batch.batching.batcher import Batcher, Wait
 from celery_batch.batching.keyed_batcher import KeyedBatcher
-from celery_batch.batching.latency import LatencyModel, TargetedQueue
+from celery_batch.batching.latency_model import LatencyModel
+from celery_batch.batching.latency_target import TargetedQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import ConfigurationError
 
@@ -176,7 +177,7 @@ def test_until_enough_is_known_the_policy_holds():
     batch = taken(queue, 5.0)
 
     assert (64, Reason.FULL) == (len(batch), batch.reason)
-    assert Why.LEARNING is plan_of(batch).limit.why
+    assert LimitReason.LEARNING is plan_of(batch).limit.why
     assert not queue.late_by(Request("late", 0.0), 5.0)
 
 
@@ -186,7 +187,7 @@ def test_a_batch_is_as_large_as_the_policy_allows_if_that_is_in_time():
     fill(queue, 64, 0.0)
     batch = taken(queue, 0.0)
 
-    assert (64, Why.POLICY) == (len(batch), plan_of(batch).limit.why)
+    assert (64, LimitReason.POLICY) == (len(batch), plan_of(batch).limit.why)
     assert pytest.approx(0.072 * 1.0, rel=0.3) == plan_of(batch).predicted
 
 
@@ -197,7 +198,11 @@ def test_a_batch_that_would_miss_the_target_is_smaller():
     fill(queue, 64, 0.0)
     batch = taken(queue, 0.0)
 
-    assert (42, Reason.FULL, Why.TARGET) == (len(batch), batch.reason, plan_of(batch).limit.why)
+    assert (42, Reason.FULL, LimitReason.TARGET) == (
+        len(batch),
+        batch.reason,
+        plan_of(batch).limit.why,
+    )
     assert plan_of(batch).predicted <= 0.1 + 1e-9
 
 
@@ -232,7 +237,7 @@ def test_cost_is_limited_where_it_is_counted():
         queue.add(Request(str(n), 0.0, cost=2.0 + n % 2))
     batch = taken(queue, 0.0)
 
-    assert Why.TARGET is plan_of(batch).limit.why
+    assert LimitReason.TARGET is plan_of(batch).limit.why
     assert plan_of(batch).work <= plan_of(batch).limit.work < 64
     assert max(each.cost for each in batch.requests) * len(batch) == plan_of(batch).work
 
@@ -244,10 +249,10 @@ def test_late_requests_run_in_batches_as_large_as_may_be():
     first, second = taken(queue, 1.0), taken(queue, 1.1)
 
     assert len(first) < 64
-    assert (64, Why.OVERLOAD) == (len(second), plan_of(second).limit.why)
+    assert (64, LimitReason.OVERLOAD) == (len(second), plan_of(second).limit.why)
     queue.clear()
     fill(queue, 64, 2.0)
-    assert Why.TARGET is plan_of(taken(queue, 2.0)).limit.why
+    assert LimitReason.TARGET is plan_of(taken(queue, 2.0)).limit.why
 
 
 def test_a_target_that_no_batch_keeps_limits_nothing():
@@ -256,7 +261,7 @@ def test_a_target_that_no_batch_keeps_limits_nothing():
     fill(queue, 64, 0.0)
     batch = taken(queue, 0.0)
 
-    assert (64, Why.UNREACHABLE) == (len(batch), plan_of(batch).limit.why)
+    assert (64, LimitReason.UNREACHABLE) == (len(batch), plan_of(batch).limit.why)
     fill(queue, 1, 0.5)
     assert isinstance(queue.next(0.5), Wait)
 
@@ -268,12 +273,12 @@ def test_less_urgent_requests_fill_batches_up_by_half():
     fill(queue, 200, 0.0, urgency=9)
     first, second = taken(queue, 0.0), taken(queue, 0.04)
 
-    assert (Why.PRIORITIES, Why.PRIORITIES) == tuple(
+    assert (LimitReason.PRIORITIES, LimitReason.PRIORITIES) == tuple(
         plan_of(each).limit.why for each in (first, second)
     )
     assert 2 * plan_of(first).limit.work * 0.001 + 0.016 <= 0.1 + 1e-9
     queue.next(60.0)
-    assert Why.PRIORITIES is not queue.target.limit.why
+    assert LimitReason.PRIORITIES is not queue.target.limit.why
 
 
 def test_less_urgent_requests_do_not_keep_urgent_ones_late():
@@ -283,11 +288,11 @@ def test_less_urgent_requests_do_not_keep_urgent_ones_late():
     fill(queue, 200, 0.0, urgency=9)
     late, next_one = taken(queue, 1.0), taken(queue, 1.1)
 
-    assert [Why.PRIORITIES] * 2 == [plan_of(each).limit.why for each in (late, next_one)]
+    assert [LimitReason.PRIORITIES] * 2 == [plan_of(each).limit.why for each in (late, next_one)]
     fill(queue, 64, 0.0)
     taken(queue, 1.2)
     fill(queue, 64, 0.0)
-    assert Why.OVERLOAD is plan_of(taken(queue, 1.3)).limit.why
+    assert LimitReason.OVERLOAD is plan_of(taken(queue, 1.3)).limit.why
 
 
 def test_urgent_requests_that_are_alone_are_not_limited_by_that():
@@ -296,7 +301,7 @@ def test_urgent_requests_that_are_alone_are_not_limited_by_that():
     fill(queue, 1, 0.0)
     fill(queue, 200, 0.0, urgency=9)
 
-    assert Why.POLICY is plan_of(taken(queue, 0.0)).limit.why
+    assert LimitReason.POLICY is plan_of(taken(queue, 0.0)).limit.why
 
 
 def test_waiting_ends_while_the_batch_can_be_in_time():
@@ -350,7 +355,7 @@ def test_a_target_may_be_taken_away():
     batch = taken(queue, 0.0)
     fill(queue, 32, 0.0)
 
-    assert (64, Why.POLICY) == (len(batch), plan_of(batch).limit.why)
+    assert (64, LimitReason.POLICY) == (len(batch), plan_of(batch).limit.why)
     assert Wait(None) == queue.next(0.6, full_only=True)
     assert not queue.late_by(Request("late", 0.0), 5.0)
     assert pytest.approx(0.001) == getattr(queue.next(0.001), "seconds", None)

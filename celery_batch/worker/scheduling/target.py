@@ -9,11 +9,11 @@ from typing import Any
 from celery_batch.batching.batch import Request
 from celery_batch.batching.batcher import Batcher
 from celery_batch.batching.keyed_batcher import KeyedBatcher
-from celery_batch.batching.latency import TargetedQueue
+from celery_batch.batching.latency_target import TargetedQueue
 from celery_batch.protocol import SENT
 from celery_batch.worker.dispatch.batch_job import BatchJob
 
-__all__ = ["TargetControl", "is_exempt", "sent_at"]
+__all__ = ["TargetTracker", "is_exempt", "sent_at"]
 
 #: Seconds.  A message that says it is older has another clock, or no target that matters.
 _OLDEST = 3600.0
@@ -45,7 +45,7 @@ def is_exempt(task_request: Any) -> bool:
     return bool(was_accepted or task_request.runs_alone or task_request.acknowledged)
 
 
-class TargetControl:
+class TargetTracker:
     """
     Has one task's batches keep its latency target.
 

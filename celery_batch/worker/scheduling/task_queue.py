@@ -19,7 +19,7 @@ from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.duplicates import Duplicates
 from celery_batch.batching.keyed_batcher import KeyedBatcher
-from celery_batch.batching.latency import TargetedQueue
+from celery_batch.batching.latency_target import TargetedQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import LARGEST_BATCH, policy_of
 from celery_batch.item_cost import item_cost_of
@@ -28,7 +28,7 @@ from celery_batch.row_digest import row_digest_of
 from celery_batch.telemetry.report import NO_REUSE, Reuse
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.scheduling.arrivals import ArrivalRecorder
-from celery_batch.worker.scheduling.target import TargetControl, is_exempt, sent_at
+from celery_batch.worker.scheduling.target import TargetTracker, is_exempt, sent_at
 
 __all__ = ["KEY_WINDOW", "LEAST_URGENT", "TaskQueue"]
 
@@ -108,9 +108,9 @@ class TaskQueue:
         if self._item_key is not None:
             self._batcher = self._by_key = KeyedBatcher(policy)
         #: What chooses the batcher's policy.
-        self._target: TargetControl | None = None
+        self._target: TargetTracker | None = None
         if policy.target_latency is not None:
-            self._target = TargetControl(self._batcher, processes)
+            self._target = TargetTracker(self._batcher, processes)
         self._row_digest = row_digest_of(task) if task.dedupe else None
         self._queue = self._queue_before(self._batcher)
         self._item_cost = None if policy.max_batch_cost is None else item_cost_of(task)
