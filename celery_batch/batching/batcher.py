@@ -87,8 +87,14 @@ class Batcher(Generic[T]):
     @policy.setter
     def policy(self, policy: BatchPolicy) -> None:
         before, self._policy = self._policy, policy
-        now = (policy.cost_limits, policy.sort_window)
-        if now != (before.cost_limits, before.sort_window):
+        limits, before_limits = policy.cost_limits, before.cost_limits
+        if (limits, policy.sort_window) == (before_limits, before.sort_window):
+            return
+        is_padded = limits is not None and limits.is_padded
+        was_padded = before_limits is not None and before_limits.is_padded
+        if limits is not None and isinstance(self._waiting, CostQueue) and is_padded == was_padded:
+            self._waiting.limit(limits, policy.sort_window)
+        else:  # work has another unit
             waiting, self._waiting = self._waiting.clear(), _queue_for(policy)
             for request in sorted(waiting, key=lambda request: request.arrived):
                 self._waiting.append(request)

@@ -79,6 +79,12 @@ class CostQueue(Generic[T]):
         work = sum(queue.cost for queue in self._queues.values())
         return self.rows >= size or work >= self._limits.cost
 
+    def limit(self, limits: CostLimits, sort_window: int) -> None:
+        """Keep to other limits from the next batch on; the requests keep what they have earned."""
+        self._limits, self._sort_window = limits, sort_window
+        for queue in self._queues.values():
+            queue.limit(limits, sort_window)
+
     def append(self, request: Request[T]) -> None:
         """Add a request behind those of its own urgency."""
         queue = self._queues.get(request.urgency)

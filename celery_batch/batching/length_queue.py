@@ -10,7 +10,8 @@ Rule 2: a batch is as large as the limits allow. Where all that wait fit into on
 Rule 3: no request leaves more than ``sort_window`` batches after first come, first served would
         have taken it. With each batch, the requests which that order would take next are noted;
         what is left of them ``sort_window`` batches later is the next batch, into which they
-        fit, and is filled with shorter ones.
+        fit, and is filled with shorter ones. Where the limits have become smaller meanwhile,
+        what does not fit any more is in the batches after it.
 Rule 4: without a window, or where nothing is padded, first come, first served.
 """
 
@@ -100,6 +101,29 @@ class LengthQueue(Generic[T]):
         """Whether all requests that wait fit into one batch."""
         return self._all.rows == self.rows
 
+    def limit(self, limits: CostLimits, sort_window: int) -> None:
+        """Keep to other limits from the next batch on, which pad as these do."""
+        had_window = self._sort_window > 0
+        self._limits = limits
+        self._sort_window = sort_window if limits.is_padded else 0
+        if bool(self._sort_window) != had_window:
+            self._restart_window()
+        elif self._due:
+            latest = self._batches + self._sort_window
+            self._due = deque((min(number, latest), entries) for number, entries in self._due)
+        self._fill_window()
+        self._all = self._all_in_one()
+
+    def _restart_window(self) -> None:
+        """Forget what is due, and let all that wait into the window again, if there is one."""
+        self._window, self._window_rows, self._window_cost = [], 0, 0.0
+        self._due.clear()
+        waiting = [entry for entry in self._arrivals if not entry.has_left]
+        for entry in waiting:
+            entry.in_window = False
+        self._behind_window = deque(waiting if self._sort_window else ())
+        self._unscheduled = self._behind_window.copy()
+
     def append(self, request: Request[T]) -> None:
         """Add a request behind all others."""
         self._added += 1
@@ -172,10 +196,17 @@ class LengthQueue(Generic[T]):
         return found
 
     def _take_due(self) -> list[_Entry[T]]:
-        """Return the entries that have to leave with this batch."""
-        due: list[_Entry[T]] = []
+        """Return the entries that have to leave with this batch, as far as they fit into it."""
+        load, due = Load(self._limits), list[_Entry[T]]()
         while self._due[0][0] <= self._batches:
-            due += [entry for entry in self._due.popleft()[1] if not entry.has_left]
+            number, entries = self._due.popleft()
+            for at, entry in enumerate(entries):
+                if entry.has_left:
+                    continue
+                if not load.offer(entry.request):
+                    self._due.appendleft((number, entries[at:]))
+                    return due
+                due.append(entry)
         return due
 
     def _beside(self, due: list[_Entry[T]]) -> list[_Entry[T]]:

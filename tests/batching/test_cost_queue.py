@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -22,6 +23,11 @@ limits = st.builds(
 costs = st.integers(0, 40).map(float)
 #: In turn: a request with cost and rows that comes, or None for a batch that leaves.
 events = st.lists(st.none() | st.tuples(costs, st.sampled_from([1, 1, 1, 1, 2, 5])), max_size=120)
+
+
+def padding_policy(rows: int = 4, cost: float = 80.0) -> BatchPolicy:
+    """Return a policy that pads, with a window of two batches and a share of a quarter."""
+    return BatchPolicy(rows, 1.0, None, 0.25, cost, padded=True, sort_window=2)
 
 
 def cost_of(batch: list[Request[int]], limit: CostLimits) -> float:
@@ -63,6 +69,32 @@ def test_every_request_leaves_once_and_within_the_limits(steps, limit, window):
     assert (0, 0, 0.0) == (len(queue), queue.rows, queue.cost)
 
 
+@given(events, st.lists(st.tuples(limits, st.integers(0, 3)), min_size=1, max_size=9))
+def test_limits_may_change_at_any_time(steps, changes):
+    """Nothing is lost, the oldest request is in each batch, and each keeps to the new limits."""
+    changes = [(replace(limit, is_padded=changes[0][0].is_padded), n) for limit, n in changes]
+    queue: LengthQueue[int] = LengthQueue(*changes[0])
+    came, left, batches = list[int](), list[int](), 0
+    for n, step in enumerate([*steps, *[None] * len(steps)]):
+        if step is not None:
+            queue.append(Request(n, float(n), rows=step[1], cost=step[0]))
+            came.append(n)
+            continue
+        limit, window = changes[batches % len(changes)]
+        queue.limit(limit, window)
+        batches += 1
+        if queue:
+            waiting, oldest = list(queue), queue.oldest
+            taken = queue.take()
+            assert oldest in taken
+            assert fits(taken, limit)
+            assert (taken == waiting) == fits(waiting, limit)
+            left += [request.item for request in taken]
+
+    assert came == sorted(left)
+    assert (0, 0, 0.0) == (len(queue), queue.rows, queue.cost)
+
+
 @given(events, limits, st.integers(0, 4))
 def test_a_batch_has_the_oldest_request_and_all_if_all_fit(steps, limit, window):
     """The one that has waited longest is in each batch, and no batch leaves room unused."""
@@ -85,9 +117,16 @@ def test_a_batch_has_the_oldest_request_and_all_if_all_fit(steps, limit, window)
     st.lists(st.lists(st.just("match") | costs, max_size=4), max_size=30),
     limits,
     st.integers(1, 4),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.0, 5.0, 40.0])), min_size=1),
 )
-def test_no_request_waits_much_longer_than_first_come_first_served(first, later, limit, window):
-    """At most the window's number of batches, even if newcomers match the oldest each time."""
+def test_no_request_waits_much_longer_than_first_come_first_served(
+    first, later, limit, window, growth
+):
+    """
+    At most the window's number of batches, even if newcomers match the oldest each time.
+
+    That also holds while the limits grow.
+    """
     limit = CostLimits(limit.rows, limit.cost, is_padded=True)
     queue: LengthQueue[int] = LengthQueue(limit, window)
     reference: deque[Request[int]] = deque()
@@ -103,6 +142,10 @@ def test_no_request_waits_much_longer_than_first_come_first_served(first, later,
             reference.append(request)
         if not queue:
             continue
+        if batches < len(growth):
+            rows, cost = growth[batches]
+            limit = CostLimits(limit.rows + rows, limit.cost + cost, is_padded=True)
+            queue.limit(limit, window)
         batches += 1
         load = Load(limit)
         while reference and load.offer(reference[0]):
@@ -126,6 +169,61 @@ def test_newcomers_that_match_cannot_hold_up_one_that_does_not():
 
     # First come, first served takes the fifth with its second batch; two batches later it is due.
     assert [1, 2, 3, 3, 4] == [left[n] for n in range(5)]
+
+
+def test_a_policy_that_changes_keeps_what_is_due():
+    """A live change, as a latency target makes it often, does not begin the count again."""
+    queue: Batcher[int] = Batcher(padding_policy(cost=1e6))
+    for n in range(5):
+        queue.add(Request(n, float(n), cost=(n + 1) * 100.0))
+    left = {}
+    for batch in range(1, 6):
+        for _ in range(3):
+            queue.add(Request(-1, 99.0, cost=500.0 if batch == 5 else batch * 100.0))
+        queue.policy = padding_policy(cost=1e6 + batch)
+        decision = queue.next(99.0)
+        assert isinstance(decision, Batch)
+        left |= {request.item: batch for request in decision.requests}
+
+    assert [1, 2, 3, 3, 4] == [left[n] for n in range(5)]
+
+
+def test_what_is_due_and_fits_no_more_leaves_with_the_next_batches():
+    """Smaller limits make more batches, in the order in which their requests are due."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(6, 1e6, is_padded=True), 2)
+    for n, cost in enumerate([1, 100, 300, 500, 700, 900, 1, 1, 1, 1, 1, 100]):
+        queue.append(Request(n, float(n), cost=float(cost)))
+    left = [[request.item for request in queue.take()]]
+    queue.limit(CostLimits(2, 1e6, is_padded=True), 2)
+    left += [[request.item for request in queue.take()] for _ in range(2)]
+    queue.append(Request(12, 12.0, cost=700.0))  # as long as the oldest
+    left += [[request.item for request in queue.take()] for _ in range(2)]
+
+    assert [[0, 6, 7, 8, 9, 10], [1, 11], [2, 3], [4, 5], [12]] == left
+
+
+def test_a_shorter_window_is_due_sooner():
+    """Also for the requests that were to leave later with the longer one."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(2, 1e6, is_padded=True), 9)
+    for n, cost in enumerate([1, 900, 2, 500, 3, 4, 5, 6, 7, 8]):
+        queue.append(Request(n, float(n), cost=float(cost)))
+    assert [0, 2] == [request.item for request in queue.take()]
+    queue.limit(CostLimits(2, 1e6, is_padded=True), 1)
+
+    assert 1 in [request.item for request in queue.take()]
+
+
+def test_a_window_may_begin_and_end_while_requests_wait():
+    """Without one they leave in order of arrival, whatever was due; with one by length."""
+    few = CostLimits(2, 1e6, is_padded=True)
+    queue: LengthQueue[int] = LengthQueue(few, 3)
+    for n, cost in enumerate([1, 900, 1, 900, 5, 70, 6, 71]):
+        queue.append(Request(n, float(n), cost=float(cost)))
+    assert [0, 2] == [request.item for request in queue.take()]
+    queue.limit(few, 0)
+    assert [1, 3] == [request.item for request in queue.take()]
+    queue.limit(few, 3)
+    assert [4, 6] == [request.item for request in queue.take()]
 
 
 def test_least_is_padded_around_the_oldest():
@@ -211,6 +309,22 @@ def test_overtaken_requests_get_their_share_in_whole_batches():
         left.append(names(queue, 0.25))
 
     assert [3, 7] == [n for n, batch in enumerate(left) if batch in ("z", "y")]
+
+
+def test_a_policy_that_changes_keeps_what_overtaken_requests_have_earned():
+    """Else a target that changes the limits with each batch would hold them up for good."""
+    queue: Batcher[str] = Batcher(padding_policy(rows=8, cost=80.0))
+    queue.add(Request("z", 0.0, 5, cost=80.0))
+    left = []
+    for n in range(4):
+        for letter in "abcdefgh":
+            queue.add(Request(letter, float(n), 0, cost=10.0))
+        queue.policy = padding_policy(rows=8, cost=80.0 + n % 2)
+        decision = queue.next(99.0)
+        assert isinstance(decision, Batch)
+        left.append([request.item for request in decision.requests])
+
+    assert ["z"] == left[3]
 
 
 def test_what_is_left_of_overtaken_requests_keeps_what_they_have_earned():
