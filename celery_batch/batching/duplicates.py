@@ -60,6 +60,10 @@ class Duplicates(Generic[T]):
         """Return how many requests follow an equal one."""
         return sum(map(len, self._followers.values()))
 
+    def has_equal(self, item: T) -> bool:
+        """Return whether an equal item waits, so that this one would add no work."""
+        return self._first.get(self._key(item)) is not None
+
     def add(self, request: Request[T]) -> None:
         """Add a request, as `Batcher.add` does."""
         key = None if request.alone else self._key(request.item)

@@ -63,6 +63,17 @@ def test_equal_requests_do_not_fill_a_batch():
     assert [("a", 1), ("a", 2), ("a", 3)] == items(waiting.next(6.0))
 
 
+def test_it_is_known_whether_an_equal_request_waits():
+    """Only while it does; an item without a key equals none."""
+    waiting = queue(1)
+    add(waiting, ("a", 1), (None, 2))
+    equal = [waiting.has_equal(item) for item in (("a", 3), ("b", 3), (None, 3))]
+    waiting.next(4.0)
+
+    assert [True, False, False] == equal
+    assert not waiting.has_equal(("a", 5))
+
+
 def test_those_that_come_later_are_another_row():
     """What has left does not wait any more."""
     waiting = queue(1)

@@ -76,7 +76,7 @@ def test_refusals_are_stored_together(task: Any, has_loop: bool):  # noqa: FBT00
     signals.task_failure.connect(note)
     try:
         for late, request in zip((0.05, 5.0), requests, strict=True):
-            completing.refuse(request, late)
+            completing.refuse(request, late, 0.1)
         assert has_loop is not any(each.acknowledged for each in requests)
         if hub is not None:
             for each in hub._pop_ready():
@@ -90,6 +90,28 @@ def test_refusals_are_stored_together(task: Any, has_loop: bool):  # noqa: FBT00
     assert [(task, "a", 0.1), (task, "b", 1.0)] == found
 
 
+def test_an_error_of_one_refusal_does_not_repeat_the_others(task: Any):
+    """Once the errors are stored, each is announced and acknowledged once, whatever fails."""
+    hub, sent = Hub(), list[str]()
+    completing = completion(hub)
+    requests = [LateRequest(task, name) for name in ("a", "b", "c")]
+
+    def send(request: Any) -> None:
+        sent.append(request.id)
+        if request.id == "b":
+            raise RuntimeError("no way to the events")
+
+    for request in requests:
+        request.send_event = lambda *_, _request=request, **__: send(_request)  # type: ignore[method-assign]
+        completing.refuse(request, 0.2, 0.1)
+    for each in hub._pop_ready():
+        each()
+
+    assert ["a", "b", "c"] == sent
+    assert all(each.acknowledged for each in requests)
+    assert not any(each.failures for each in requests)
+
+
 def test_what_cannot_be_stored_together_is_refused_one_by_one(
     task: Any, monkeypatch: pytest.MonkeyPatch
 ):
@@ -100,7 +122,7 @@ def test_what_cannot_be_stored_together_is_refused_one_by_one(
 
     monkeypatch.setattr(task.backend, "mark_as_failure", fail)
     request = LateRequest(task, "a")
-    completion(None).refuse(request, 0.2)
+    completion(None).refuse(request, 0.2, 0.1)
 
     assert request.acknowledged
     assert [0.2] == [getattr(each, "exc", each).retry_after for each in request.failures]

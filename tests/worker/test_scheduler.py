@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from celery import Celery
 from celery.exceptions import TaskRevokedError
 from celery.worker import state
 from kombu.asynchronous import Hub
 
+from celery_batch import BatchTask
 from celery_batch.testing import ManualClock
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.dispatch.follow_up import BatchEnd
 from celery_batch.worker.scheduling import scheduler
+from tests.worker.conftest import same
 from tests.worker.doubles import Pool, Worker
 
 
@@ -93,6 +97,24 @@ def test_who_waits_longest_goes_first(worker: Worker, pool: Pool, clock: ManualC
     pool.finish_all()
 
     assert [["c"], ["d"], ["a", "b", "h"], ["e", "g"], ["f"]] == pool.batches
+
+
+def test_a_refused_caller_is_told_a_time_by_the_present_target(
+    app: Celery, start: Callable[..., Worker], pool: Pool
+):
+    """An operator may have changed the target since the worker started."""
+    app.task(base=BatchTask, name="hurried", max_batch_size=1, target_latency=0.1, shed=True)(same)
+    worker = start(pool)
+    task_queue = worker.scheduler.task_queue(app.tasks["hurried"])
+    task_queue.policy = replace(task_queue.policy, target_latency=5.0)
+    assert task_queue._target is not None
+    for _ in range(8):
+        task_queue._target.queue.target.model.observe(1, 4.0)
+    worker.send("hurried", "a", "b")
+    ((_, einfo),) = (what for _, *what in worker.events if what[0] == "failed")
+
+    assert [["a"]] == pool.batches
+    assert einfo.exception.exc.retry_after >= 5.0
 
 
 def test_busy_task_does_not_keep_full_batches_of_another_waiting(

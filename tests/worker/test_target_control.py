@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 
+from celery_batch import BatchTask
 from celery_batch.protocol import SENT
 from celery_batch.worker.scheduling.target import sent_at
+from celery_batch.worker.scheduling.task_queue import TaskQueue
+from tests.worker.test_request_cost import request as request_of
 
 
 def request(sent: Any, **fields: Any) -> Any:
@@ -37,3 +42,37 @@ def test_a_request_with_an_eta_counts_from_its_arrival():
     made = request(round((time.time() - 2) * 1000), eta="2030-01-01T00:00:00")
 
     assert made.arrived == sent_at(made)
+
+
+def queue_of(target: float, **options: Any) -> TaskQueue:
+    """Return the queue of a task whose batches take 0.1 s, however large they are."""
+    app = Celery("target", set_as_current=False, broker="memory://")
+
+    @app.task(base=BatchTask, name="target.task", target_latency=target, shed=True, **options)
+    def task(item: Any, language: Any = "en") -> Any:  # noqa: ARG001
+        return item
+
+    found = TaskQueue(task, threading.RLock())
+    assert found._target is not None
+    for work in (1, 4) * 4:
+        found._target.queue.target.model.observe(work, 0.1)
+    return found
+
+
+def test_the_batches_of_other_keys_go_before_a_request():
+    """One whose key waits already has one batch less before it."""
+    task_queue = queue_of(0.55, batch_by="language")
+    for language in ("de", "fr", "it", "en"):
+        task_queue.add(request_of(task_queue.task, "text", language))
+
+    assert 0 == task_queue.late_by(request_of(task_queue.task, "text", "de"), 0)
+    assert 0 < task_queue.late_by(request_of(task_queue.task, "text", "pl"), 0)
+
+
+def test_a_request_that_equals_a_waiting_one_is_not_refused():
+    """It leaves with that one, and adds no work."""
+    task_queue = queue_of(0.2, max_batch_size=1, dedupe=True)
+    task_queue.add(request_of(task_queue.task, "same"))
+
+    assert 0 == task_queue.late_by(request_of(task_queue.task, "same"), 0)
+    assert 0 < task_queue.late_by(request_of(task_queue.task, "other"), 0)

@@ -118,9 +118,8 @@ class Completion:
         if not self._enqueue(request):
             task_ready(request)
 
-    def refuse(self, request: Any, late: float) -> None:
+    def refuse(self, request: Any, late: float, target: float) -> None:
         """Refuse a request whose result would come so many seconds after its target latency."""
-        target = request.task.target_latency
         seconds = min(max(late, target), _LONGEST_RETRY * target)
         error = QueueFull(
             f"{request.name}: the result would come {late:.2g} s later than target_latency;"
@@ -139,29 +138,18 @@ class Completion:
         for task, group in groupby(late, lambda each: each[0].task):
             refusals = list(group)
             try:
-                self._store_refusals(task, refusals)
+                _store_refusals(task, refusals)
             except Exception:
                 logger.exception("Could not refuse %d requests at once: one by one", len(refusals))
                 for request, error in refusals:
                     self.notify([HandlerCall(request, request.on_failure, (error_info(error),))])
-
-    def _store_refusals(self, task: Any, refusals: list[tuple[Any, QueueFull]]) -> None:
-        with buffered_results(task):
-            for request, error in refusals:
-                task.backend.mark_as_failure(
-                    request.id,
-                    error,
-                    request=request._context,  # noqa: SLF001
-                    store_result=request.store_errors,
+            else:
+                logger.info(
+                    "Refused %d requests of %s that would be late", len(refusals), task.name
                 )
-        logger.info("Refused %d requests of %s that would be late", len(refusals), task.name)
-        for request, error in refusals:
-            task_ready(request)
-            if signals.task_failure.receivers:
-                _signal_failure(request, error)
-            request.send_event("task-failed", exception=repr(error), traceback=None)
-            request.acknowledge()
-        self._redelivery.add_ended([request for request, _ in refusals])
+                self._redelivery.add_ended([request for request, _ in refusals])
+                for request, error in refusals:
+                    _end_refused(request, error)
 
     def complete(self, follow_up: FollowUp) -> None:
         """Notify all requests of a batch now."""
@@ -216,6 +204,30 @@ class Completion:
             self.notify(HandlerCall(request, request.on_success, (_SUCCESS,)) for request in wanted)
         else:
             self._redelivery.add_ended(requests)
+
+
+def _store_refusals(task: Any, refusals: list[tuple[Any, QueueFull]]) -> None:
+    """Store the errors of refused requests in one write."""
+    with buffered_results(task):
+        for request, error in refusals:
+            task.backend.mark_as_failure(
+                request.id,
+                error,
+                request=request._context,  # noqa: SLF001
+                store_result=request.store_errors,
+            )
+
+
+def _end_refused(request: Any, error: QueueFull) -> None:
+    """Acknowledge a request whose error is stored, and announce that; an error is its own."""
+    task_ready(request)
+    try:
+        request.acknowledge()
+        if signals.task_failure.receivers:
+            _signal_failure(request, error)
+        request.send_event("task-failed", exception=repr(error), traceback=None)
+    except Exception:
+        logger.exception("Could not announce that %s was refused", request.id)
 
 
 def _signal_failure(request: Any, error: Exception) -> None:

@@ -196,6 +196,8 @@ class TaskQueue:
             key=task_request.batch_key,
         )
         with self._lock:
+            if isinstance(self._queue, Duplicates) and self._queue.has_equal(task_request):
+                return 0.0  # it adds no work
             return self._target.late_by(request)
 
     def _measure(self, task_request: Any) -> None:
