@@ -9,14 +9,15 @@ from itertools import cycle, islice
 from typing import Any
 
 from celery_batch.config import isolates_failures, policy_of, steps_of
-from celery_batch.errors import ConfigurationError
+from celery_batch.errors import ConfigurationError, InvalidCost, ItemTooLarge
+from celery_batch.item_cost import item_cost_of
 from celery_batch.pending_answer import pending_answer
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of, model_calls
 from celery_batch.runtime.runner import FixedSizes, run_all
 from celery_batch.runtime.signature import example_rows, own_attribute, row_of
 
-__all__ = ["check_shapes", "fixed_sizes_of", "has_shapes", "warm_up"]
+__all__ = ["check_padding_cost", "check_shapes", "fixed_sizes_of", "has_shapes", "warm_up"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,31 @@ def _check_padding_row(task: Any, sizes: Any) -> None:
         _row(task, padding)
 
 
+def check_padding_cost(task: Any) -> None:
+    """
+    Check what a task's padding row costs, unless only a worker has it.
+
+    Raises:
+        ConfigurationError: No item may cost that.
+    """
+    padding = _option(task, "padding_row")
+    if not (padding is None or callable(padding) or hasattr(padding, "__get__")):
+        _check_cost(task, _row(task, padding))
+
+
+def _check_cost(task: Any, filler: Row) -> None:
+    """Check that the padding row has a cost that items may have: else no call can be filled up."""
+    item_cost = item_cost_of(task)
+    if item_cost is None:
+        return
+    try:
+        item_cost.of_call(filler, {})
+    except (InvalidCost, ItemTooLarge) as error:
+        raise ConfigurationError(
+            f"{task.name}.padding_row: must have a cost that items may have: {error}"
+        ) from error
+
+
 def fixed_sizes_of(task: Any) -> FixedSizes | None:
     """Return the sizes of a task's calls, and what fills them up; None if they have any size."""
     sizes, padding = steps_of(task, "batch_sizes"), _option(task, "padding_row")
@@ -101,6 +127,8 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
     Raises:
         Exception: What the model raises.
     """
+    for filler in _fillers(task, instance):
+        _check_cost(task, filler)
     predict = _run_function(task) if instance is None else model_calls(instance)
     policy = policy_of(task)
     shapes, sizes = policy.shapes(task.max_item_cost), FixedSizes(policy.batch_sizes)

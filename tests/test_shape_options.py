@@ -272,6 +272,19 @@ def test_a_shape_that_fails_is_a_failed_start(app, calls, example, message):
         load_models(app, ["shop.add"])
 
 
+@pytest.mark.parametrize("padding_row", [("long", 0), lambda: ("long", 0), (5, 0)], ids=str)
+def test_a_padding_row_that_costs_too_much_is_a_failed_start(app, calls, padding_row):
+    """Else each call that it fills up would fail."""
+    cost = {"cost": "a", "max_item_cost": 3}
+    task_of(app, calls, batch_sizes=(1, 2), padding_row=padding_row, **cost)
+
+    with pytest.raises(
+        LoadFailed, match=r"shop\.add\.padding_row: must have a cost that items may"
+    ):
+        load_models(app, ["shop.add"])
+    assert not calls
+
+
 def test_a_shape_that_does_not_fit_into_memory_is_named(app):
     """So that it can be left out."""
 

@@ -15,6 +15,7 @@ from celery_batch.checks.collect_workers import workers_of
 from celery_batch.checks.facts import Facts, Worker
 from celery_batch.config import Settings
 from celery_batch.errors import ConfigurationError
+from celery_batch.shapes import check_padding_cost
 from celery_batch.worker.scheduling.routing import batch_tasks, queue_of, routed_queues
 
 __all__ = ["collect", "devices_of", "pool_of", "trouble_of"]
@@ -60,6 +61,8 @@ def trouble_of(app: Any) -> str:
         app.loader.import_default_modules()
         app.finalize()
         Settings.of(app)
+        for task in batch_tasks(app):
+            check_padding_cost(task)
     except ConfigurationError as error:
         return str(error) if str(error).endswith("?") else f"{error}."
     except ImportError as error:

@@ -36,6 +36,27 @@ def test_pools_by_their_classes_are_known():
     assert "solo" == pool_of(app_with(worker_pool="solo"))
 
 
+@pytest.mark.parametrize(
+    ("padding_row", "trouble"),
+    [
+        ("long", "p.padding_row: must have a cost that items may have: p: this item costs 4"),
+        ("new", ""),
+        (lambda: "long", ""),  # which a worker finds out
+    ],
+    ids=["long", "short", "function"],
+)
+def test_a_padding_row_that_costs_more_than_an_item_is_trouble(padding_row, trouble):
+    """Each call that it fills up would fail."""
+    app = app_with()
+
+    @app.task(base=BatchTask, name="p", shared=False, cost="x", max_item_cost=3,
+              batch_sizes=(1, 4), padding_row=padding_row)  # fmt: skip
+    def padded(x):
+        return x
+
+    assert trouble_of(app)[: len(trouble) or None] == trouble
+
+
 def test_what_cannot_be_imported_is_trouble():
     """A module that is missing, a misspelt setting: each is one sentence."""
     missing = trouble_of(app_with(include=["no.such.module"]))
