@@ -10,6 +10,7 @@ from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError, InvalidKey
+from celery_batch.runtime.registry import key_option
 from celery_batch.runtime.signature import key_function, key_names, own_attribute
 
 __all__ = ["ItemKey", "item_key_of"]
@@ -101,7 +102,7 @@ def item_key_of(task: Any) -> ItemKey | None:
     """
     batch_by = own_attribute(task if isinstance(task, type) else task.__class__, "batch_by")
     if batch_by is None and task.model is not None:
-        batch_by = own_attribute(task.model, "batch_by")
+        batch_by = key_option(task.model)
     if batch_by is None:
         return None
     option, parameters = f"{task.name}.batch_by", [*task._batch_signature.parameters]

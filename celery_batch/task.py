@@ -35,7 +35,7 @@ from celery_batch.row_digest import check_reuse
 from celery_batch.rows import CallRows, ChunkCalls, row_count_header, run_calls
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
-from celery_batch.runtime.registry import instance_of
+from celery_batch.runtime.registry import instance_of, keep_key_option, key_option
 from celery_batch.runtime.runner import CallCost, ErrorPolicy, Runner, checked
 from celery_batch.runtime.signature import (
     call_with_columns,
@@ -171,7 +171,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         cls._batch_signature = listable_signature(cls)
         cls._batch_run = inspect.getattr_static(cls, "run")
         own = own_attribute(cls, "batch_by")
-        by_model = own_attribute(cls.model, "batch_by") if cls.model else None
+        by_model = key_option(cls.model) if cls.model else None
         cls._key_names = key_names(by_model if own is None else own)
         cls.run = BatchTask._run_item
 
@@ -372,15 +372,18 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
 
 
 def _keep_key_names(name: str, model: type[Model], batch_by: Any) -> None:
-    """Note on a model which values its `predict` gets, since all of its tasks share that."""
-    names, own = key_names(batch_by), key_names(own_attribute(model, "batch_by"))
+    """Keep which values the `predict` of a model gets, since all of its tasks share that."""
+    names, own = key_names(batch_by), key_names(key_option(model))
     if own and batch_by is not None and set(names) != set(own):
         raise ConfigurationError(
             f"{name}.batch_by: {model.__qualname__}.predict gets one value of {', '.join(own)},"
             f" in all tasks of this model, got {batch_by!r}; leave the option out"
         )
-    if names and not own:
-        model.batch_by = batch_by
+    if not own and not keep_key_option(model, batch_by if names else None):
+        raise ConfigurationError(
+            f"{name}.batch_by: {model.__qualname__}.predict gets lists in another task of this"
+            f" model, and here one value of {', '.join(names)}; put batch_by into the class"
+        )
 
 
 def _item_signature(model: type[Model]) -> inspect.Signature:

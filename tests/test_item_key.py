@@ -236,4 +236,17 @@ def test_an_option_holds_for_the_model(app):
     second = Other.as_task(app, name="shop.two")
 
     assert ("lang",) == second._key_names
+    assert Other.batch_by is None  # the class is the user's
     assert 2 == len(registry.warm(Other, "Other", "cpu").calls)  # type: ignore[attr-defined]
+
+
+def test_an_option_must_hold_for_earlier_tasks_of_the_model(app):
+    """These give `predict` a list of each parameter; a class that says it is right for all."""
+
+    class Other(Translator):
+        batch_by = None
+
+    Other.as_task(app, name="shop.one")
+
+    with pytest.raises(ConfigurationError, match=r"predict gets lists in another task .* of lang;"):
+        Other.as_task(app, name="shop.two", batch_by="lang")

@@ -35,6 +35,8 @@ from celery_batch.runtime.signature import (
 __all__ = [
     "discard",
     "instance_of",
+    "keep_key_option",
+    "key_option",
     "load_again",
     "model_calls",
     "one_batch",
@@ -54,6 +56,9 @@ _instances: dict[type[Model], Model] = {}
 _lock = threading.RLock()
 #: What models are warmed up with instead of their examples alone, by the names of their tasks.
 _warm_ups: dict[type[Model], dict[str, Callable[[Model], object]]] = {}
+#: By which the items of models share a batch, where the class does not say: the option of its
+#: first task, None if that has none.
+_key_options: dict[type[Model], Any] = {}
 #: Loaded by `load_again`, and not in use yet.
 _standby: dict[type[Model], Model] = {}
 #: How many batches use each instance, by its id.
@@ -106,6 +111,26 @@ def warm_up_with(model: type[Model], task: str, warm_up: Callable[[Model], objec
         warm_up: Called with the instance; raises what the model raises.
     """
     _warm_ups.setdefault(model, {})[task] = warm_up
+
+
+def key_option(model: type[Model]) -> Any:
+    """Return by which a model's items share a batch: its ``batch_by``, or that of its tasks."""
+    found = _key_options.get(model)
+    return own_attribute(model, "batch_by") if found is None else found
+
+
+def keep_key_option(model: type[Model], batch_by: Any) -> bool:
+    """
+    Keep the option of a task, which says what the `predict` of its model gets.
+
+    Args:
+        model: Its class says nothing.
+        batch_by: Names of parameters, or None.
+
+    Returns:
+        Whether the model's other tasks have the same.
+    """
+    return bool(_key_options.setdefault(model, batch_by) == batch_by)
 
 
 def instance_of(model: type[Model]) -> Model:
@@ -244,7 +269,7 @@ def _warm_up(instance: Model) -> None:
 def _run_examples(instance: Model) -> None:
     model = type(instance)
     rows = example_rows(model, instance.examples())
-    batch_by = own_attribute(model, "batch_by")
+    batch_by = key_option(model)
     key_of = key_function(batch_by, signature_of(model)) if batch_by is not None else None
     by_key: dict[Any, list[Any]] = {}
     for row in rows:
@@ -257,7 +282,7 @@ def _run_examples(instance: Model) -> None:
 def model_calls(instance: Model) -> Callable[..., Any]:
     """Return a function that calls a model's `predict` with a column for each parameter."""
     signature = signature_of(type(instance))
-    names = key_names(own_attribute(type(instance), "batch_by"))
+    names = key_names(key_option(type(instance)))
 
     def predict(*columns: list[Any]) -> Any:
         values = with_one_value(signature, names, columns)
