@@ -25,7 +25,7 @@ Rule 8: the last model call is filled with the requests that come next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Request
@@ -94,7 +94,7 @@ class PriorityQueue(Generic[T]):
         if urgency >= max(self._queues, default=urgency):
             return self._length, self.rows
         queues = [queue for each, queue in self._queues.items() if each <= urgency]
-        return sum(map(len, queues)), sum(map(_rows, queues))
+        return sum(map(len, queues)), sum(map(self._rows_in, queues))
 
     def work_before(self, urgency: int) -> float:
         """Return how many rows the requests have that would go before a new one."""
@@ -102,7 +102,13 @@ class PriorityQueue(Generic[T]):
 
     def rows_of(self, urgency: int) -> int:
         """Return how many rows the requests of exactly this urgency have."""
-        return _rows(self._queues.get(urgency, ()))
+        return self._rows_in(self._queues.get(urgency, ()))
+
+    def _rows_in(self, queue: Collection[Request[T]]) -> int:
+        """Return how many rows the requests of one urgency have; look at each only if it must."""
+        if self.rows == self._length:  # one row each, as nearly always
+            return len(queue)
+        return self.rows if len(queue) == self._length else _rows(queue)
 
     def take(self, size: int, share: float = 0.0) -> list[Request[T]]:
         """

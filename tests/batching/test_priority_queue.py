@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -177,3 +180,28 @@ def test_what_overtaken_requests_have_earned_outlasts_a_removal():
     assert queue.earned_rows == 1.0
     queue.remove(lambda request: request.item == "z")
     assert queue.earned_rows == 0.0
+
+
+class CountedRows(int):
+    """A number of rows that counts how often one is added up."""
+
+    added: ClassVar[int] = 0
+
+    def __radd__(self, other: int) -> int:
+        """Add it, and count that."""
+        CountedRows.added += 1
+        return int(self) + other
+
+
+@pytest.mark.parametrize(("rows", "urgencies"), [(1, [0, 5]), (3, [0])])
+def test_waiting_rows_are_known_without_a_look_at_each_request(rows: int, urgencies: list[int]):
+    """A task with a latency target asks for them whenever a slot does."""
+    queue: PriorityQueue[int] = PriorityQueue()
+    for urgency in urgencies:
+        for n in range(9):
+            queue.append(Request(n, float(n), urgency, rows=CountedRows(rows)))
+    CountedRows.added = 0
+    found = queue.rows_of(0), queue.before(0), queue.work_before(0), queue.rows_of(7)
+
+    assert (9 * rows, (9, 9 * rows), 9 * rows, 0) == found
+    assert 0 == CountedRows.added
