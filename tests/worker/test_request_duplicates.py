@@ -16,6 +16,7 @@ from celery_batch.protocol import ROWS
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.intake.request import BatchRequest
 from celery_batch.worker.scheduling.prefetch import messages_per_process
+from celery_batch.worker.scheduling.queue_report import queue_report
 from celery_batch.worker.scheduling.task_queue import LEAST_URGENT, TaskQueue
 from tests.worker.test_request import Message
 
@@ -66,7 +67,10 @@ def test_duplicates_need_no_room(task: Any, task_queue: TaskQueue):
     """A batch has four rows and more requests; the worker can use as many more messages."""
     requests = [request(task, n) for n in (1, 1, 2, 1, 3, 2)]
     add(task_queue, *requests)
-    waiting, left = task_queue.report()["waiting"], task_queue.capacity_left(3, [], LEAST_URGENT)
+    waiting, left = (
+        queue_report(task_queue)["waiting"],
+        task_queue.capacity_left(3, [], LEAST_URGENT),
+    )
     task_queue.add(request(task, 4))
     batch = next_batch(task_queue)
 
@@ -74,7 +78,7 @@ def test_duplicates_need_no_room(task: Any, task_queue: TaskQueue):
     assert (7, 4) == (len(batch), batch.rows)
     assert set(requests) <= set(batch.items)
     assert (7, 4, 4) == (task_queue.requests, task_queue.rows, task_queue.work)
-    assert 0 == task_queue.report()["waiting"]
+    assert 0 == queue_report(task_queue)["waiting"]
 
 
 def test_a_job_counts_equal_requests_once(task: Any, task_queue: TaskQueue):

@@ -53,9 +53,9 @@ def queue_of(target: float, **options: Any) -> TaskQueue:
         return item
 
     found = TaskQueue(task, threading.RLock())
-    assert found._target is not None
+    assert found.target is not None
     for work in (1, 4) * 4:
-        found._target.queue.target.model.observe(work, 0.1)
+        found.target.queue.target.model.observe(work, 0.1)
     return found
 
 

@@ -30,6 +30,7 @@ from celery_batch.worker.metrics.recorder import BatchRecorder
 from celery_batch.worker.scheduling.completion import Completion
 from celery_batch.worker.scheduling.prefetch import FetchLimits
 from celery_batch.worker.scheduling.priority import TaskPriority, is_shared
+from celery_batch.worker.scheduling.queue_report import queue_report
 from celery_batch.worker.scheduling.redelivery import Known, RedeliveryCache, is_suspect
 from celery_batch.worker.scheduling.slots import Slots
 from celery_batch.worker.scheduling.task_queue import TaskQueue
@@ -340,6 +341,6 @@ class Scheduler:
         task_queues = sorted(self._task_queues.items())
         with self.slots.lock:  # the caller may be another thread
             return {
-                name: {**task_queue.report(), "running": running[name]}
+                name: {**queue_report(task_queue), "running": running[name]}
                 for name, task_queue in task_queues
             }

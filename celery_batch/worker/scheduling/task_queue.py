@@ -89,7 +89,7 @@ class TaskQueue:
         self.padding_rows = 0
         self.calls = 0
         #: Rows that did not run, and those that did because they had no cached answer.
-        self._reuse = NO_REUSE
+        self.reuse = NO_REUSE
         self._last_left = -_IN_USE
         #: For each power of two, how many batches of at most that many rows, and of more
         #: than half of it, and how many rows they had.
@@ -107,10 +107,10 @@ class TaskQueue:
         self._batcher: Batcher[Any] | KeyedBatcher[Any] = Batcher(policy)
         if self._item_key is not None:
             self._batcher = self._by_key = KeyedBatcher(policy)
-        #: What chooses the batcher's policy.
-        self._target: TargetTracker | None = None
+        #: What chooses the batcher's policy, if the task has a latency target.
+        self.target: TargetTracker | None = None
         if policy.target_latency is not None:
-            self._target = TargetTracker(self._batcher, processes)
+            self.target = TargetTracker(self._batcher, processes)
         self._row_digest = row_digest_of(task) if task.dedupe else None
         self._queue = self._queue_before(self._batcher)
         self._item_cost = None if policy.max_batch_cost is None else item_cost_of(task)
@@ -120,7 +120,7 @@ class TaskQueue:
         self, batcher: Batcher[Any] | KeyedBatcher[Any]
     ) -> Batcher[Any] | KeyedBatcher[Any] | TargetedQueue[Any] | Duplicates[Any]:
         """Return what takes requests and gives batches; it may keep equal ones from the batcher."""
-        queue = batcher if self._target is None else self._target.queue
+        queue = batcher if self.target is None else self.target.queue
         if self._row_digest is None:
             return queue
         return Duplicates(queue, attrgetter("row_digest"), LARGEST_BATCH)
@@ -134,10 +134,10 @@ class TaskQueue:
     def policy(self, policy: BatchPolicy) -> None:
         with self._lock:
             self._policy, self.sheds = policy, policy.shed
-            if self._target is None:
+            if self.target is None:
                 self._batcher.policy = policy
             else:
-                self._target.queue.configured = policy
+                self.target.queue.configured = policy
 
     @property
     def is_empty(self) -> bool:
@@ -170,7 +170,7 @@ class TaskQueue:
         self._measure(task_request)
         request = Request(
             task_request,
-            task_request.arrived if self._target is None else sent_at(task_request),
+            task_request.arrived if self.target is None else sent_at(task_request),
             urgency,
             alone=task_request.runs_alone,
             deadline=task_request.deadline,
@@ -183,7 +183,7 @@ class TaskQueue:
 
     def late_by(self, task_request: Any, urgency: int) -> float:
         """Return by how many seconds Celery's request would miss the target; 0 if it must run."""
-        if self._target is None or is_exempt(task_request):
+        if self.target is None or is_exempt(task_request):
             return 0.0
         self._measure(task_request)
         rows, cost = task_request.rows, task_request.cost or 0.0
@@ -198,7 +198,7 @@ class TaskQueue:
         with self._lock:
             if isinstance(self._queue, Duplicates) and self._queue.has_equal(task_request):
                 return 0.0  # it adds no work
-            return self._target.late_by(request)
+            return self.target.late_by(request)
 
     def _measure(self, task_request: Any) -> None:
         """Note when a request arrived here first, its cost and key, and what it equals."""
@@ -254,9 +254,9 @@ class TaskQueue:
 
     def job_left(self, job: BatchJob) -> None:
         """Note that a batch has left its slot, whether it ran or not."""
-        if self._target is not None:
+        if self.target is not None:
             with self._lock:
-                self._target.batch_ended(job)
+                self.target.batch_ended(job)
 
     def batch_ended(self, job: BatchJob) -> None:
         """Restart the linger time after a batch of several, whose clients may call again."""
@@ -329,8 +329,8 @@ class TaskQueue:
         """
         with self._lock:
             now = time.monotonic()
-            if self._target is not None:
-                self._target.count_processes()
+            if self.target is not None:
+                self.target.count_processes()
             decision = self._queue.next(now, full_only=full_only, earns_share=earns_share)
             if isinstance(decision, Batch):
                 self._last_left = now
@@ -360,7 +360,7 @@ class TaskQueue:
             self.cost += answer.work.cost
             self.padded_cost += answer.work.padded_cost
             if answer.work.reuse is not NO_REUSE:
-                self._reuse = Reuse(*map(add, self._reuse, answer.work.reuse))
+                self.reuse = Reuse(*map(add, self.reuse, answer.work.reuse))
             self.padding_rows += answer.work.padding_rows
             self.safe_size = answer.safe_size
             if seconds := answer.work.seconds / job.batches:
@@ -431,66 +431,22 @@ class TaskQueue:
         """Announce which requests that were set aside are revoked or expired; return how many."""
         return len(self.take_set_aside(_is_revoked))
 
-    def report(self) -> dict[str, Any]:
-        """Return the policy and the counts as plain data."""
-        oldest = min([self.oldest, *(request.arrived for request in self._set_aside)])
-        return (
-            self._key_report()
-            | self._cost_report()
-            | self._reuse_report()
-            | self._shape_report()
-            | ({} if self._target is None else self._target.report())
-            | {
-                "max_batch_size": self.policy.max_batch_size,
-                "max_wait": self.policy.max_wait,
-                "linger": self.policy.linger_seconds,
-                "low_priority_share": self.policy.low_priority_share,
-                "device_share": self.policy.device_share,
-                "waiting": self._waiting,
-                "batches": self.reasons.total(),
-                "requests": self.requests,
-                "rows": self.rows,
-                "reasons": dict(self.reasons),
-                "sizes": {str(size): [*counts] for size, counts in sorted(self.sizes.items())},
-                "model_calls": self.calls,
-                "safe_size": self.safe_size,
-                "worker_losses": self.losses,
-                "oldest_age": round(max(time.monotonic() - oldest, 0.0), 6),
-            }
-        )
+    @property
+    def waiting(self) -> int:
+        """How many requests wait, with those that are set aside."""
+        following = len(self._queue) if isinstance(self._queue, Duplicates) else 0
+        return len(self._batcher) + following + len(self._set_aside)
 
     @property
-    def _waiting(self) -> int:
-        beside = len(self._queue) if isinstance(self._queue, Duplicates) else 0
-        return len(self._batcher) + beside + len(self._set_aside)
+    def keys(self) -> int | None:
+        """How many keys have requests that wait; None where batches are not formed by key."""
+        return None if self._by_key is None else self._by_key.keys
 
-    def _key_report(self) -> dict[str, Any]:
-        return {} if self._by_key is None else {"keys": self._by_key.keys}
-
-    def _reuse_report(self) -> dict[str, Any]:
-        task, reuse = self.task, self._reuse
-        cache = {} if task.cache_ttl is None else {"hits": reuse.hits, "misses": reuse.misses}
-        found = {f"cache_{name}": count for name, count in cache.items()}
-        return found | ({"duplicates": reuse.duplicates} if cache or task.dedupe else {})
-
-    def _cost_report(self) -> dict[str, Any]:
-        policy = self.policy
-        if policy.max_batch_cost is None:
-            return {}
-        return {
-            "max_batch_cost": policy.max_batch_cost,
-            "padded": policy.padded,
-            "sort_window": policy.sort_window,
-            "cost": self.cost,
-            "padded_cost": self.padded_cost,
-        }
-
-    def _shape_report(self) -> dict[str, Any]:
-        policy = self.policy
-        if not policy.batch_sizes:
-            return {}
-        lengths = {"batch_lengths": [*policy.batch_lengths]} if policy.batch_lengths else {}
-        return {"batch_sizes": [*policy.batch_sizes], "padding_rows": self.padding_rows} | lengths
+    @property
+    def oldest_age(self) -> float:
+        """Seconds since the oldest request arrived that waits or is set aside; 0 without one."""
+        oldest = min([self.oldest, *(request.arrived for request in self._set_aside)])
+        return max(time.monotonic() - oldest, 0.0)
 
 
 def _is_revoked(request: Any) -> bool:

@@ -1,0 +1,65 @@
+"""What a task queue reports of itself: the policy and the counts as plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.worker.scheduling.task_queue import TaskQueue
+
+__all__ = ["queue_report"]
+
+
+def queue_report(queue: TaskQueue) -> dict[str, Any]:
+    """Return the policy and the counts of a task queue; times in seconds."""
+    policy = queue.policy
+    return (
+        ({} if queue.keys is None else {"keys": queue.keys})
+        | _cost_report(queue, policy)
+        | _reuse_report(queue)
+        | _shape_report(queue, policy)
+        | ({} if queue.target is None else queue.target.report())
+        | {
+            "max_batch_size": policy.max_batch_size,
+            "max_wait": policy.max_wait,
+            "linger": policy.linger_seconds,
+            "low_priority_share": policy.low_priority_share,
+            "device_share": policy.device_share,
+            "waiting": queue.waiting,
+            "batches": queue.reasons.total(),
+            "requests": queue.requests,
+            "rows": queue.rows,
+            "reasons": dict(queue.reasons),
+            "sizes": {str(size): [*counts] for size, counts in sorted(queue.sizes.items())},
+            "model_calls": queue.calls,
+            "safe_size": queue.safe_size,
+            "worker_losses": queue.losses,
+            "oldest_age": round(queue.oldest_age, 6),
+        }
+    )
+
+
+def _cost_report(queue: TaskQueue, policy: BatchPolicy) -> dict[str, Any]:
+    if policy.max_batch_cost is None:
+        return {}
+    return {
+        "max_batch_cost": policy.max_batch_cost,
+        "padded": policy.padded,
+        "sort_window": policy.sort_window,
+        "cost": queue.cost,
+        "padded_cost": queue.padded_cost,
+    }
+
+
+def _reuse_report(queue: TaskQueue) -> dict[str, Any]:
+    task, reuse = queue.task, queue.reuse
+    has_cache = task.cache_ttl is not None
+    cache = {"cache_hits": reuse.hits, "cache_misses": reuse.misses} if has_cache else {}
+    return cache | ({"duplicates": reuse.duplicates} if has_cache or task.dedupe else {})
+
+
+def _shape_report(queue: TaskQueue, policy: BatchPolicy) -> dict[str, Any]:
+    if not policy.batch_sizes:
+        return {}
+    lengths = {"batch_lengths": [*policy.batch_lengths]} if policy.batch_lengths else {}
+    return {"batch_sizes": [*policy.batch_sizes], "padding_rows": queue.padding_rows} | lengths
