@@ -16,27 +16,17 @@ from dataclasses import replace
 from typing import Generic, Protocol, TypeVar
 
 from celery_batch.batching.batch import Batch, Request
-from celery_batch.batching.batcher import Done, Wait
+from celery_batch.batching.batcher import BatchQueue, Done, Wait
 
 __all__ = ["Duplicates"]
 
 T = TypeVar("T")
 
 
-class _Queue(Protocol[T]):
+class _Queue(BatchQueue[T], Protocol[T]):
     """A batcher, as far as it is used here."""
 
-    def add(self, request: Request[T]) -> None: ...
-
-    def next(
-        self, now: float, *, full_only: bool = False, earns_share: bool = True
-    ) -> Batch[T] | Wait | Done: ...
-
-    def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]: ...
-
     def discard(self, request: Request[T]) -> None: ...
-
-    def clear(self) -> list[Request[T]]: ...
 
 
 class Duplicates(Generic[T]):

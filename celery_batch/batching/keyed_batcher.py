@@ -31,7 +31,7 @@ from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
 from celery_batch.batching.policy import BatchPolicy
 
-__all__ = ["KeyedBatcher"]
+__all__ = ["AnyBatcher", "KeyedBatcher"]
 
 T = TypeVar("T")
 
@@ -315,7 +315,7 @@ class KeyedBatcher(Generic[T]):
 
     def _count(self, request: Request[T], sign: int) -> float:
         """Add a request to the totals, or subtract it; return its work."""
-        work = self._policy.work_of(request)
+        work = self._policy.work_of(request.rows, request.cost)
         total = self._totals.get(request.urgency)
         if total is None:
             total = self._totals[request.urgency] = [0, 0, 0.0]
@@ -461,3 +461,7 @@ class KeyedBatcher(Generic[T]):
     def expire(self, now: float) -> list[Request[T]]:
         """Remove and return the requests that run alone whose deadline has passed."""
         return self._suspects.expire(now)
+
+
+#: The queue in front of a model, whether batches are formed by key or not.
+AnyBatcher = Batcher[T] | KeyedBatcher[T]

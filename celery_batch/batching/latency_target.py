@@ -24,9 +24,9 @@ from math import ceil, inf
 from typing import Any, Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, LimitReason, Plan, Reason, Request, SizeLimit
-from celery_batch.batching.batcher import ALL, Batcher, Done, Wait
+from celery_batch.batching.batcher import ALL, Done, Wait
 from celery_batch.batching.cost import Load
-from celery_batch.batching.keyed_batcher import KeyedBatcher
+from celery_batch.batching.keyed_batcher import AnyBatcher
 from celery_batch.batching.latency_model import LatencyModel
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.shapes import most_rows, round_up
@@ -221,7 +221,7 @@ class TargetedQueue(Generic[T]):
         batcher: It gets a new policy where the target asks for one.
     """
 
-    def __init__(self, batcher: Batcher[T] | KeyedBatcher[T]) -> None:
+    def __init__(self, batcher: AnyBatcher[T]) -> None:
         self._batcher = batcher
         #: How large batches may be at most, and their target; the batcher has what is chosen of it.
         self.configured = batcher.policy
@@ -272,7 +272,7 @@ class TargetedQueue(Generic[T]):
             self._seconds_left(now),
             self.processes,
         )
-        work = self._padding * self.configured.work_of(request)
+        work = self._padding * self.configured.work_of(request.rows, request.cost)
         return self.target.late_by(self.configured, now - request.arrived, work, backlog)
 
     def _seconds_left(self, now: float) -> float:
@@ -327,7 +327,7 @@ class TargetedQueue(Generic[T]):
         load = Load(limits)
         for request in batch.requests:
             load.offer(request)
-        unpadded = sum(map(self.configured.work_of, batch.requests))
+        unpadded = sum(self.configured.work_of(each.rows, each.cost) for each in batch.requests)
         if unpadded:
             self._padding += _LATEST * (max(load.cost / unpadded, 1.0) - self._padding)
         return load.cost

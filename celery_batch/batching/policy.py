@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
-from celery_batch.batching.batch import Request
 from celery_batch.batching.cost import CostLimits
 from celery_batch.batching.shapes import are_ascending
 from celery_batch.errors import ConfigurationError
@@ -178,11 +176,11 @@ class BatchPolicy:
         """Most work in one model call: its cost, or its rows where cost is not limited."""
         return self.max_batch_size if self.max_batch_cost is None else self.max_batch_cost
 
-    def work_of(self, request: Request[Any]) -> float:
+    def work_of(self, rows: int, cost: float) -> float:
         """Return the work of a request in the unit of `max_batch_work`, without padding."""
         if self.max_batch_cost is None:
-            return request.rows
-        return request.cost * request.rows if self.padded else request.cost
+            return rows
+        return cost * rows if self.padded else cost
 
     @property
     def linger_seconds(self) -> float:

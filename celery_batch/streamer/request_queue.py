@@ -29,7 +29,7 @@ from typing import Any
 
 from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
-from celery_batch.batching.keyed_batcher import KeyedBatcher
+from celery_batch.batching.keyed_batcher import AnyBatcher, KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.errors import BatchError, ModelError, PoisonItem, QueueFull, WorkerLost
 from celery_batch.runtime.runner import Outcome
@@ -97,7 +97,7 @@ class RequestQueue:
         self._counts_rows = policy.max_batch_cost is None and not by_key
         self._most = sys.maxsize if most is None else most
         self._by_key: KeyedBatcher[Answer] | None = KeyedBatcher(policy) if by_key else None
-        self._batcher: Batcher[Answer] | KeyedBatcher[Answer] = (
+        self._batcher: AnyBatcher[Answer] = (
             Batcher(policy) if self._by_key is None else self._by_key
         )
         # A signal's handler may close the queue while its own thread is in one of its methods.

@@ -463,7 +463,7 @@ def test_a_policy_counts_work_in_its_own_unit():
     ]
 
     assert [(32, 3), (80, 5.0), (80, 15.0)] == [
-        (policy.max_batch_work, policy.work_of(many)) for policy in policies
+        (policy.max_batch_work, policy.work_of(many.rows, many.cost)) for policy in policies
     ]
     assert [32, 32, 64] == [policy.usual_rows for policy in policies]
     assert [False, False, True] == [policy.sorts for policy in policies]

@@ -488,7 +488,7 @@ class Model:
         for urgency in (-1, 0, 2):
             before = [r for r in waiting if r.alone or r.urgency <= urgency]
             assert (len(before), sum(r.rows for r in before)) == queue.before(urgency)
-            work = sum(map(queue.policy.work_of, before))
+            work = sum(queue.policy.work_of(each.rows, each.cost) for each in before)
             assert work == pytest.approx(queue.work_before(urgency))
             exactly = [r for r in waiting if r.urgency == urgency and not r.alone]
             assert sum(r.rows for r in exactly) == queue.rows_of(urgency)

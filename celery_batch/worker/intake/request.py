@@ -192,7 +192,7 @@ class BatchRequest(Request):  # type: ignore[misc]
         else:
             costs = [min(cost, policy.max_batch_work) for cost in self._costs(item_cost)]
             self.cost = max(costs, default=0.0) if policy.padded else sum(costs)
-        self.work = self.cost * self.rows if policy.padded else self.cost
+        self.work = policy.work_of(self.rows, self.cost)
 
     def _costs(self, item_cost: ItemCost) -> list[float]:
         """Return the costs of its rows that have one."""

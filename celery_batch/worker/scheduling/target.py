@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_batch.batching.batch import Request
-from celery_batch.batching.batcher import Batcher
-from celery_batch.batching.keyed_batcher import KeyedBatcher
+from celery_batch.batching.keyed_batcher import AnyBatcher
 from celery_batch.batching.latency_target import TargetedQueue
 from celery_batch.protocol import SENT
 from celery_batch.worker.dispatch.batch_job import BatchJob
@@ -54,9 +53,7 @@ class TargetTracker:
         processes: Returns how many batches can run at once.
     """
 
-    def __init__(
-        self, batcher: Batcher[Any] | KeyedBatcher[Any], processes: Callable[[], int]
-    ) -> None:
+    def __init__(self, batcher: AnyBatcher[Any], processes: Callable[[], int]) -> None:
         self._processes = processes
         self.queue: TargetedQueue[Any] = TargetedQueue(batcher)
         #: Requests with a result within the target, those with a later one, and those refused.

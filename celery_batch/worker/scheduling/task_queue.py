@@ -16,10 +16,9 @@ from typing import Any
 from celery.worker.state import revoked, task_ready
 
 from celery_batch.batching.batch import Batch, Request
-from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.batcher import Batcher, BatchQueue, Done, Wait
 from celery_batch.batching.duplicates import Duplicates
-from celery_batch.batching.keyed_batcher import KeyedBatcher
-from celery_batch.batching.latency_target import TargetedQueue
+from celery_batch.batching.keyed_batcher import AnyBatcher, KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.config import LARGEST_BATCH, policy_of
 from celery_batch.item_cost import item_cost_of
@@ -104,7 +103,7 @@ class TaskQueue:
         self.sheds = policy.shed
         self._item_key = item_key_of(task)
         self._by_key: KeyedBatcher[Any] | None = None
-        self._batcher: Batcher[Any] | KeyedBatcher[Any] = Batcher(policy)
+        self._batcher: AnyBatcher[Any] = Batcher(policy)
         if self._item_key is not None:
             self._batcher = self._by_key = KeyedBatcher(policy)
         #: What chooses the batcher's policy, if the task has a latency target.
@@ -116,9 +115,7 @@ class TaskQueue:
         self._item_cost = None if policy.max_batch_cost is None else item_cost_of(task)
         self._lock = lock
 
-    def _queue_before(
-        self, batcher: Batcher[Any] | KeyedBatcher[Any]
-    ) -> Batcher[Any] | KeyedBatcher[Any] | TargetedQueue[Any] | Duplicates[Any]:
+    def _queue_before(self, batcher: AnyBatcher[Any]) -> BatchQueue[Any]:
         """Return what takes requests and gives batches; it may keep equal ones from the batcher."""
         queue = batcher if self.target is None else self.target.queue
         if self._row_digest is None:
@@ -445,7 +442,7 @@ class TaskQueue:
     @property
     def oldest_age(self) -> float:
         """Seconds since the oldest request arrived that waits or is set aside; 0 without one."""
-        oldest = min([self.oldest, *(request.arrived for request in self._set_aside)])
+        oldest: float = min([self.oldest, *(request.arrived for request in self._set_aside)])
         return max(time.monotonic() - oldest, 0.0)
 
 
