@@ -164,8 +164,24 @@ class TaskQueue:
 
     def add(self, task_request: Any, *, urgency: int = 0) -> None:
         """Add Celery's request to those that wait for a slot; also while the task is paused."""
+        request = self._request(task_request, urgency)
+        with self._lock:
+            self._queue.add(request)
+
+    def late_by(self, task_request: Any, urgency: int) -> float:
+        """Return by how many seconds Celery's request would miss the target; 0 if it must run."""
+        if self.target is None or is_exempt(task_request):
+            return 0.0
+        request = self._request(task_request, urgency)
+        with self._lock:
+            if isinstance(self._queue, Duplicates) and self._queue.has_equal(task_request):
+                return 0.0  # it adds no work
+            return self.target.late_by(request)
+
+    def _request(self, task_request: Any, urgency: int) -> Request[Any]:
+        """Measure Celery's request, and return it as the batcher takes it."""
         self._measure(task_request)
-        request = Request(
+        return Request(
             task_request,
             task_request.arrived if self.target is None else sent_at(task_request),
             urgency,
@@ -175,27 +191,6 @@ class TaskQueue:
             cost=task_request.cost or 0.0,
             key=task_request.batch_key,
         )
-        with self._lock:
-            self._queue.add(request)
-
-    def late_by(self, task_request: Any, urgency: int) -> float:
-        """Return by how many seconds Celery's request would miss the target; 0 if it must run."""
-        if self.target is None or is_exempt(task_request):
-            return 0.0
-        self._measure(task_request)
-        rows, cost = task_request.rows, task_request.cost or 0.0
-        request = Request(
-            task_request,
-            sent_at(task_request),
-            urgency,
-            rows=rows,
-            cost=cost,
-            key=task_request.batch_key,
-        )
-        with self._lock:
-            if isinstance(self._queue, Duplicates) and self._queue.has_equal(task_request):
-                return 0.0  # it adds no work
-            return self.target.late_by(request)
 
     def _measure(self, task_request: Any) -> None:
         """Note when a request arrived here first, its cost and key, and what it equals."""
