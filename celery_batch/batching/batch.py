@@ -108,7 +108,7 @@ class Plan:
         limit = min(self.limit.work, sys.maxsize)
         return self.a, self.b, limit, str(self.limit.why), self.predicted
 
-    def left(self, now: float) -> float:
+    def seconds_left(self, now: float) -> float:
         """Return for how many more seconds it will run."""
         seconds = self.a + self.b * self.work
         return max(seconds - max(now - self.began, 0.0), 0.0)

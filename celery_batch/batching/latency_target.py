@@ -277,7 +277,7 @@ class TargetedQueue(Generic[T]):
 
     def _seconds_left(self, now: float) -> float:
         """Return the seconds after which what has left has run."""
-        return sum(plan.left(now) for plan in self._plans) / self.processes
+        return sum(plan.seconds_left(now) for plan in self._plans) / self.processes
 
     def ended(self, plan: Plan, now: float) -> None:
         """Note that a batch has ended, and its process is free."""
@@ -299,7 +299,7 @@ class TargetedQueue(Generic[T]):
         if 2 * self._batcher.work_before(ALL) < min(plan.work for plan in running):
             return Wait(None)
         # Of those that are ready already, each takes the place of a running one.
-        lefts = sorted(plan.left(now) for plan in running)
+        lefts = sorted(plan.seconds_left(now) for plan in running)
         behind = min(len(self._plans) - len(running), len(running) - 1)
         left = lefts[behind] - self.target.model.overhead
         if left > 0:

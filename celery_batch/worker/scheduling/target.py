@@ -46,7 +46,7 @@ def is_exempt(task_request: Any) -> bool:
 
 class TargetTracker:
     """
-    Has one task's batches keep its latency target.
+    Keeps the batches of one task to its latency target, and counts the requests that met it.
 
     Args:
         batcher: Of the task.
