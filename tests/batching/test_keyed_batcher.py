@@ -49,6 +49,15 @@ def test_only_requests_of_one_key_share_a_batch():
     assert (4, 2) == (len(queue), queue.keys)
 
 
+def test_a_slot_is_woken_for_a_key_only_when_it_is_due():
+    """A request that has come since the key was put into its order makes that later."""
+    queue = batcher()
+    add(queue, "a", 0.0)
+    add(queue, "a", 0.2)
+
+    assert Wait(pytest.approx(0.5)) == queue.next(0.2)
+
+
 def test_each_key_has_its_own_linger():
     """A key that gets no more requests does not wait for those that do."""
     queue = batcher()
