@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from billiard.exceptions import SoftTimeLimitExceeded
-
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError
+from celery_batch.interrupts import is_interrupt
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.signature import own_attribute, signature_of
 
@@ -54,8 +53,7 @@ def item_cost_of(task: Any) -> ItemCost | None:
             f"{task.name}.cost: must be a function of an item's arguments, or one of the"
             f" parameters {', '.join(names)}, got {cost!r}{hint}"
         )
-    interrupts = (SoftTimeLimitExceeded,)
-    return ItemCost(task.name, task._batch_signature, cost, largest, interrupts)
+    return ItemCost(task.name, task._batch_signature, cost, largest, is_interrupt)
 
 
 def check_queue_cost(task: Any) -> None:

@@ -6,10 +6,9 @@ import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from billiard.exceptions import SoftTimeLimitExceeded
-
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError, InvalidKey
+from celery_batch.interrupts import is_interrupt
 from celery_batch.runtime.registry import key_option
 from celery_batch.runtime.signature import key_function, key_names, own_attribute
 
@@ -76,16 +75,18 @@ class ItemKey:
     def _of(self, row: Sequence[Any]) -> Hashable:
         try:
             key: Hashable = self._function(row)
-        except SoftTimeLimitExceeded:
-            raise  # it is the whole batch's
-        except Exception as error:
+        except BaseException as error:
+            if is_interrupt(error):
+                raise  # it is the whole batch's, or the worker's
             raise InvalidKey(
                 f"{self._name}: its batch_by function raised {type(error).__name__}: {error}"
             ) from error
         try:
             hash(key)
             bool(key == key)  # noqa: PLR0124 (a tensor's has no truth value)
-        except Exception as error:
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             what = " and ".join(self._names) or "the key of an item"
             raise InvalidKey(
                 f"{self._name}: {what} must be hashable to form batches by it: {error}"

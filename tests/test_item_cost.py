@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 
+import billiard.common
 import numpy as np
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery
+from celery.exceptions import WorkerShutdown, WorkerTerminate
 
 from celery_batch import BatchTask, Model
 from celery_batch.errors import ConfigurationError, InvalidCost, ItemTooLarge
+from celery_batch.interrupts import is_interrupt
 from celery_batch.item_cost import item_cost_of
 from celery_batch.runtime.item_cost import ItemCost
 
@@ -82,9 +85,57 @@ def test_a_time_limit_is_the_whole_batchs():
     def slow(*_: str, **__: str) -> int:
         raise SoftTimeLimitExceeded
 
-    cost = ItemCost("t", inspect.signature(translate), slow, interrupts=(SoftTimeLimitExceeded,))
+    cost = ItemCost("t", inspect.signature(translate), slow, is_interrupt=is_interrupt)
     with pytest.raises(SoftTimeLimitExceeded):
         cost.of_rows([["x"], ["en"], [""]])
+
+
+def raising(error):
+    """Return a function that raises an error, whatever it is called with."""
+
+    def function(*_, **__):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), GeneratorExit("3"), type("Panic", (BaseException,), {})(3)]
+)
+def test_nothing_that_a_function_raises_ends_the_process(app, error):
+    """Such as the panic of a tokenizer in Rust, or a library that calls ``sys.exit``."""
+    task = Embed.as_task(app, name="embed", max_batch_cost=10, cost=raising(error))
+
+    with pytest.raises(InvalidCost, match=rf"embed: its cost .* raised {type(error).__name__}: 3"):
+        item_cost_of(task).of_call(["a"], {})
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, WorkerShutdown, WorkerTerminate])
+def test_a_worker_that_is_to_stop_stops_within_the_function(app, error):
+    """The handlers of signals raise these in whatever runs."""
+    task = Embed.as_task(app, name="embed", max_batch_cost=10, cost=raising(error()))
+
+    with pytest.raises(error):
+        item_cost_of(task).of_call(["a"], {})
+
+
+def test_a_pool_process_that_is_terminated_stops_within_the_function(app, monkeypatch):
+    """The handler of the signal raises what could be the function's own error."""
+    monkeypatch.setattr(billiard.common, "_should_have_exited", [True])
+    task = Embed.as_task(app, name="embed", max_batch_cost=10, cost=raising(SystemExit(-241)))
+
+    with pytest.raises(SystemExit):
+        item_cost_of(task).of_call(["a"], {})
+
+
+def test_a_greenlet_that_is_killed_stops_within_the_function():
+    """In a web process, and in a streamer's, which knows no Celery."""
+    killed = type("GreenletExit", (BaseException,), {"__module__": "greenlet"})
+
+    with pytest.raises(killed):
+        cost_of(raising(killed())).of_call(["a"], {})
+    with pytest.raises(KeyboardInterrupt):
+        cost_of(raising(KeyboardInterrupt())).of_call(["a"], {})
 
 
 def test_arguments_that_do_not_fit_are_an_error():

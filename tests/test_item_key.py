@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import pytest
 from billiard.exceptions import SoftTimeLimitExceeded
 from celery import Celery
+from celery.exceptions import WorkerShutdown
 
 from celery_batch import BatchTask, Model
 from celery_batch.errors import ConfigurationError, InvalidChunk, InvalidKey
@@ -90,14 +92,39 @@ def test_an_item_may_have_no_key(batch_by, message):
         key_of(batch_by).of_call([["a"]], {})
 
 
-def test_a_time_limit_is_no_error_of_the_function():
-    """It strikes whenever it is over."""
+@pytest.mark.parametrize("interrupt", [SoftTimeLimitExceeded, WorkerShutdown, KeyboardInterrupt])
+def test_an_interrupt_is_no_error_of_the_function(interrupt):
+    """A time limit, or a worker that is to stop, strikes in whatever runs."""
 
     def late(*_, **__):
-        raise SoftTimeLimitExceeded
+        raise interrupt
 
-    with pytest.raises(SoftTimeLimitExceeded):
+    with pytest.raises(interrupt):
         key_of(late).of_call(["a"], {})
+    with pytest.raises(interrupt):
+        key_of(lambda *_, **__: Exits(interrupt)).of_call(["a"], {})
+
+
+class Exits:
+    """A key whose hash raises an error."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __hash__(self) -> int:
+        raise self.error
+
+
+def test_nothing_that_a_function_raises_ends_the_process():
+    """The worker's main process computes keys, and the message would end the next one, too."""
+
+    def leave(*_, **__):
+        sys.exit(3)
+
+    with pytest.raises(InvalidKey, match="its batch_by function raised SystemExit: 3"):
+        key_of(leave).of_call(["a"], {})
+    with pytest.raises(InvalidKey, match="the key of an item must be hashable"):
+        key_of(lambda *_, **__: Exits(SystemExit)).of_call(["a"], {})
 
 
 def test_rows_of_one_request_have_one_key():

@@ -115,3 +115,15 @@ def test_a_part_of_an_encoded_value_is_none(value: Any, data: st.DataObject):
         decode_plain(encoded[:end])
     with pytest.raises(NotPlain):
         decode_plain(encoded + b"N")
+
+
+def test_no_code_of_a_value_runs():
+    """A worker's main process encodes arguments; pickle may bring an object of any class."""
+
+    class Proxy:
+        @property
+        def __class__(self) -> type:
+            raise SystemExit
+
+    with pytest.raises(NotPlain, match="Proxy is not plain"):
+        encode_plain([Proxy()])

@@ -1,6 +1,6 @@
 """
 
-Classifies errors of models: out of memory, broken device.
+Classifies errors of models: out of memory, broken device, interrupted from outside.
 
 Nothing here imports torch: where a model uses it, it has been imported.
 """
@@ -12,13 +12,30 @@ import sys
 import traceback
 from typing import Any
 
-__all__ = ["free_memory", "free_unused_memory", "is_device_broken", "is_out_of_memory"]
+__all__ = [
+    "free_memory",
+    "free_unused_memory",
+    "is_device_broken",
+    "is_interrupt",
+    "is_out_of_memory",
+]
 
 #: Parts of the messages of libraries that have no error class for it.
 _NO_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "Failed to allocate memory")
 
 #: CUDA errors of the caller, after which the device still works.
 _HARMLESS = ("invalid argument", "invalid configuration", "no kernel image", "not supported")
+
+#: Libraries that raise errors such as `GreenletExit` in another greenlet.
+_GREENLETS = ("eventlet", "gevent", "greenlet")
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether a function was interrupted from outside; any other error is its own."""
+    if isinstance(error, Exception):
+        return False
+    library = type(error).__module__.partition(".")[0]
+    return isinstance(error, KeyboardInterrupt) or library in _GREENLETS
 
 
 def is_out_of_memory(error: BaseException) -> bool:

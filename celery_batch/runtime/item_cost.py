@@ -9,6 +9,7 @@ from numbers import Real
 from typing import Any
 
 from celery_batch.errors import InvalidCost, ItemTooLarge
+from celery_batch.runtime.failures import is_interrupt
 from celery_batch.runtime.signature import call_with_columns
 
 __all__ = ["ItemCost"]
@@ -23,7 +24,7 @@ class ItemCost:
         signature: Of the batch function.
         cost: A function of one item's arguments, or the name of the parameter whose length it is.
         largest: The highest cost of one item; None for any.
-        interrupts: Errors from outside, which are not the function's.
+        is_interrupt: Whether an error comes from outside, and is not the function's.
     """
 
     def __init__(
@@ -32,13 +33,13 @@ class ItemCost:
         signature: inspect.Signature,
         cost: Callable[..., Any] | str,
         largest: float | None = None,
-        interrupts: tuple[type[Exception], ...] = (),
+        is_interrupt: Callable[[BaseException], bool] = is_interrupt,
     ) -> None:
         self._name = name
         self._signature = signature
         self._parameters = len(signature.parameters)
         self._largest = largest
-        self._interrupts = interrupts
+        self._is_interrupt = is_interrupt
         self._function: Callable[..., Any] = len if isinstance(cost, str) else cost
         #: The column whose length counts; None if the function takes all of them.
         self._column = [*signature.parameters].index(cost) if isinstance(cost, str) else None
@@ -76,9 +77,9 @@ class ItemCost:
                 found = self._function(row[self._column])
             is_number = type(found) is int or isinstance(found, Real)  # as nearly always
             cost = float(found) if is_number else math.nan
-        except self._interrupts:
-            raise  # it is the whole batch's
-        except Exception as error:
+        except BaseException as error:
+            if self._is_interrupt(error):
+                raise  # it is the whole batch's, or the worker's
             raise InvalidCost(
                 f"{self._name}: its cost function raised {type(error).__name__}: {error}"
             ) from error

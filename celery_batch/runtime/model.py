@@ -22,7 +22,7 @@ class Model:
     #: takes what `predict` takes, for one item, or the name of a parameter whose length counts.
     cost: ClassVar[Any] = None
 
-    #: A text or a number that changes with the weights: cached answers of another version are
+    #: A text or a whole number that changes with the weights: cached answers of another version are
     #: not used.
     version: ClassVar[Any] = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from typing import Any
 
@@ -69,6 +70,17 @@ def test_no_row_counts_for_more_than_a_batch(app, cost, rows, padded, expected):
 
     assert expected == (made.cost, made.work)
     assert task_queue.capacity_left(3, [], LEAST_URGENT) >= 0
+
+
+def test_a_cost_function_that_exits_ends_no_worker(app):
+    """The request waits, and fails where the model runs."""
+    task = make_task(app, max_batch_cost=100)
+    task.__class__.cost = staticmethod(sys.exit)
+    task_queue = queue(task)
+    made = request(task, 3)
+    task_queue.add(made)
+
+    assert (0, False) == (made.cost, task_queue.is_empty)
 
 
 @pytest.mark.parametrize("padded", [True, False])

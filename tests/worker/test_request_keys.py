@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import WorkerShutdown
 
 from celery_batch import BatchTask
 from celery_batch.batching.batch import Batch
@@ -71,20 +72,32 @@ def test_what_has_no_key_shares_no_batch(args, rows, body):
     assert [[made[0]], [made[1]]] == [each.items for each in batches if isinstance(each, Batch)]
 
 
-def test_whatever_a_chunk_s_keys_do_it_waits():
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_whatever_a_chunk_s_keys_do_it_waits(error):
     """An error would end the worker's event loop, and the message would come again."""
 
     class Key:
         __hash__ = object.__hash__
 
         def __ne__(self, other: object) -> bool:
-            raise RuntimeError
+            raise error
 
     task = make_task(batch_by=lambda *_: Key())
     task_queue = queue(task)
     task_queue.add(request(task, ["a", "b"], ["x", "y"], rows=2))
 
     assert not task_queue.is_empty
+
+
+def test_a_worker_that_is_to_stop_computes_no_key():
+    """A signal's handler raises this in whatever runs."""
+
+    def stopped(*_: Any) -> None:
+        raise WorkerShutdown
+
+    task = make_task(batch_by=stopped)
+    with pytest.raises(WorkerShutdown):
+        queue(task).add(request(task, "a"))
 
 
 def test_a_key_is_computed_once():

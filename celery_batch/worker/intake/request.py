@@ -18,6 +18,7 @@ from celery.worker.request import Request
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.decoding import Undecoded, decode_arguments
 from celery_batch.errors import BatchError
+from celery_batch.interrupts import is_interrupt
 from celery_batch.item_key import ItemKey
 from celery_batch.protocol import LOSSES, ROWS
 from celery_batch.row_digest import RowDigest
@@ -229,12 +230,15 @@ class BatchRequest(Request):  # type: ignore[misc]
         self.batch_key = object()  # which is equal to no other
         if len(self._message.body or b"") > _LARGEST_COUNTED:
             return
-        with suppress(Exception):  # whatever a key does that a user has written
+        try:
             if self._request_dict.get(ROWS):
                 chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
                 self.batch_key = item_key.of_rows(chunk.columns)
             else:
                 self.batch_key = item_key.of_call(self.args, self.kwargs)
+        except BaseException as error:  # whatever a key does that a user has written
+            if is_interrupt(error):
+                raise
 
     def info(self, safe: bool = False) -> Any:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's, which shows the arguments; of a large body only their reprs."""
