@@ -12,7 +12,7 @@ import math
 import queue
 import socket
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -42,10 +42,16 @@ from celery_batch.client.results.listener import (
     listener_for,
     wait_for_listener,
 )
-from celery_batch.client.results.waiting import wait_until_ended
+from celery_batch.client.results.waiting import LoopWaker, wait_until_ended
 from celery_batch.client.revoke import revoke_soon
 from celery_batch.client_methods import ClientMethods
-from celery_batch.errors import BatchError, ConfigurationError, DeadlineExceeded, InvalidRow
+from celery_batch.errors import (
+    BatchError,
+    ConfigurationError,
+    DeadlineExceeded,
+    InvalidRow,
+    QueueFull,
+)
 from celery_batch.web.errors import BackendUnreachable, TaskFailed, task_error
 
 __all__ = ["apredict", "predict"]
@@ -85,7 +91,8 @@ def predict(
     Call a batch task once for each item, and return the outputs in order.
 
     The calls are sent in one write. If not all have ended by the deadline, or the wait is
-    interrupted, those that still wait in a queue are revoked.
+    interrupted, those that still wait in a queue are revoked; so they are once a worker refuses
+    one of several, unless ``return_exceptions`` asks for the outputs of the others.
 
     Args:
         task: The batch task.
@@ -106,7 +113,8 @@ def predict(
         BrokerUnreachable: The broker does not take the calls.
         BackendUnreachable: The result backend does not answer.
         InvalidRow: ``items`` is one value, such as a text or a mapping, and no list.
-        QueueFull: ``max_queue`` leaves no room for all items; none was sent.
+        QueueFull: ``max_queue`` leaves no room for all items; none was sent. Or a worker has
+            refused one, as ``shed`` asks it to.
         ConfigurationError: Results of this task cannot be waited for, or an option is wrong.
         Exception: Whatever the first failed item has failed with; it is a `TaskFailed`, too.
     """
@@ -118,7 +126,12 @@ def predict(
             _listen(task.app, deadline)
             results = _send(task, values, options)
         with _waiting(task.app, results, timeout, on_timeout):
-            all(_has_come(result, deadline) for result in results)
+            received = queue.SimpleQueue[None]()
+            wake = partial(received.put, None)
+            may_refuse = _may_refuse(task, results) and not return_exceptions
+            with _refusals(results if may_refuse else (), wake) as refused:
+                all(_has_come(result, deadline, received, refused) for result in results)
+                _raise_refusal(results, refused)
     return _outputs(results, return_exceptions=return_exceptions)
 
 
@@ -157,9 +170,10 @@ async def apredict(
         with _sending(task.app, deadline):
             results = await _asend(task, values, options, deadline)
         with _waiting(task.app, results, timeout, on_timeout):
-            for result in results:
-                if not (_has_ended(result) or await wait_until_ended(result, deadline)):
-                    break
+            if _may_refuse(task, results) and not return_exceptions:
+                await _end_or_refusal(results, deadline)
+            else:
+                await _all_end(results, deadline)
     return _outputs(results, return_exceptions=return_exceptions)
 
 
@@ -372,9 +386,69 @@ async def _gathered(calls: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         raise
 
 
-def _has_come(result: Any, deadline: float) -> bool:
+def _may_refuse(task: Any, results: Sequence[Any]) -> bool:
+    """Return whether workers may refuse some of several calls, with ``shed``."""
+    return len(results) > 1 and getattr(task, "target_latency", None) is not None
+
+
+@contextmanager
+def _refusals(results: Sequence[Any], wake: Callable[[], object]) -> Iterator[list[int]]:
+    """Have a function called, in any thread, once a call is refused; its index is in the list."""
+    refused: list[int] = []
+
+    def look(index: int) -> None:
+        result = results[index]
+        if result.pending_result.value and isinstance(result.result, QueueFull):
+            refused.append(index)
+            wake()
+
+    watched = [(each.pending_result, partial(look, n)) for n, each in enumerate(results)]
+    try:
+        for pending, callback in watched:
+            if not pending.registry.add_passive_callback(pending, callback):
+                callback()
+        yield refused
+    finally:
+        for pending, callback in watched:
+            if pending.value is None:
+                pending.registry.remove_callback_later(pending, callback)
+
+
+def _raise_refusal(results: Sequence[Any], refused: Sequence[int]) -> None:
+    """Raise what a call was refused with, if one was: the others are of no use without it."""
+    if refused:
+        error = _error_of(results[refused[0]].result, states.FAILURE)
+        if isinstance(error, TaskFailed):
+            error.index = refused[0]
+        raise error
+
+
+async def _end_or_refusal(results: Sequence[Any], deadline: float) -> None:
+    """Wait until all calls end, or raise what one of them was refused with."""
+    waker = LoopWaker.of_running_loop()
+    refusal = waker.loop.create_future()
+    ends = asyncio.ensure_future(_all_end(results, deadline))
+    try:
+        with _refusals(results, partial(waker.complete, refusal)) as refused:
+            await asyncio.wait((ends, refusal), return_when=asyncio.FIRST_COMPLETED)
+            _raise_refusal(results, refused)
+            await ends
+    finally:
+        ends.cancel()
+
+
+async def _all_end(results: Sequence[Any], deadline: float) -> None:
+    for result in results:
+        if not (_has_ended(result) or await wait_until_ended(result, deadline)):
+            break
+
+
+def _has_come(
+    result: Any, deadline: float, received: queue.SimpleQueue[None], refused: Sequence[int]
+) -> bool:
+    """Return whether a call has ended by the deadline, and before another one is refused."""
     if not result.is_stored_elsewhere and is_listening(result.app):
-        pending, received = result.pending_result, queue.SimpleQueue[None]()
+        pending = result.pending_result
         callback = partial(received.put, None)
         if pending.registry.add_callback(pending, callback):
             try:
@@ -384,8 +458,8 @@ def _has_come(result: Any, deadline: float) -> bool:
             finally:
                 if pending.value is None:
                     pending.registry.remove_callback(pending, callback)
-        if pending.value:
-            return True
+        if pending.value or refused:
+            return not refused
     left = deadline - time.monotonic()
     if left <= 0:
         return False

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.result import AsyncResult
 
-from celery_batch import BatchPlan, QueueFull
+from celery_batch import BatchPlan, QueueFull, apredict, predict
 from celery_batch.protocol import SENT
 from celery_batch.web.errors import http_error, task_error
 from tests.services.place import SOON, Place, eventually
@@ -102,6 +103,36 @@ def test_calls_that_would_be_late_are_refused(taught: Place):
         http_error(task_error(error.result)).status,
         http_error(task_error(error.result)).retry_after,
     )
+
+
+def _in_loop(*args: Any, **options: Any) -> Any:
+    return asyncio.run(apredict(*args, **options))
+
+
+@pytest.mark.parametrize("ask", [predict, _in_loop], ids=["predict", "apredict"])
+def test_a_refused_item_ends_its_whole_request(taught: Place, ask: Callable[..., Any]):
+    """The other calls of the same `predict` are revoked, and those that wait do not run."""
+    revoked = lambda: len(taught.worker.ask("revoked"))  # noqa: E731
+    seen, known = len(taught.items("paced")), revoked()
+    gate = taught.close_gate()
+    with pytest.raises(QueueFull, match="later than target_latency") as caught:
+        ask(taught.paced, range(100), timeout=SOON)
+    eventually(lambda: revoked() > known, "revoked calls")
+    taught.open_gate(gate)
+    taught.wait_for_nobody()
+
+    assert caught.value.index > 0
+    assert len(taught.items("paced")) - seen <= 16  # of the batch that lay ready in the pool
+
+
+def test_outputs_beside_refusals_may_be_wanted(taught: Place):
+    """With `return_exceptions` the accepted items of a request run."""
+    taught.wait_for_nobody()
+    answers = predict(taught.paced, range(100), timeout=SOON, return_exceptions=True)
+    outputs = {n: each for n, each in enumerate(answers) if not isinstance(each, QueueFull)}
+
+    assert 0 < len(outputs) < 100
+    assert {n: 2 * n for n in outputs} == outputs
 
 
 def test_an_operator_turns_the_target_off_and_on(taught: Place):
