@@ -142,6 +142,7 @@ def _failure_class(kind: Any) -> type[BaseException]:
 
 
 _NEVER_FITS = "One request has more items than the queue may hold; send fewer at a time."
+_WOULD_BE_LATE = "The result would come too late: too much work waits already."
 _EXPIRED = (504, "DeadlineExceeded", "No worker took the task in time.")
 _REVOKED = (503, "TaskRevoked", "The task was revoked before it ran.")
 _NO_BACKEND = (503, "BackendUnreachable", "The result backend cannot be reached.")
@@ -203,6 +204,8 @@ def _described(exception: BaseException) -> tuple[int, str, str]:
 
 def _message_of(exception: BatchError) -> str:
     """Return an error's own words, or its class's where the words are for the operator."""
+    if isinstance(exception, QueueFull) and isinstance(exception, TaskFailed):
+        return _WOULD_BE_LATE  # a worker has refused it, and not its caller
     is_for_client = exception.status_code < HTTPStatus.INTERNAL_SERVER_ERROR
     if isinstance(exception, DeadlineExceeded) or (
         is_for_client and not isinstance(exception, QueueFull)

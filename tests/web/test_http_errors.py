@@ -55,6 +55,15 @@ def test_a_full_queue_says_when_to_come_again():
     assert {"Retry-After": "1"} == http_error(errors.QueueFull(retry_after=0.01)).headers
 
 
+def test_a_call_that_a_worker_refuses_would_be_late():
+    """The client of a task with `shed` does not read that a queue without a limit is full."""
+    refused = http_error(task_error(errors.QueueFull("secret", retry_after=2.2)))
+
+    assert (429, "QueueFull", 2.2) == (refused.status, refused.type, refused.retry_after)
+    assert "The result would come too late: too much work waits already." == refused.message
+    assert refused.message != http_error(errors.QueueFull()).message
+
+
 def test_a_message_is_no_essay():
     """A message that repeats its input is cut."""
     error = http_error(errors.InvalidRow("x" * 10_000))
