@@ -108,8 +108,8 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: Seconds for which answers are kept in Redis and used again; `batch_cache_url`.
     cache_ttl: ClassVar[float | None] = None
 
-    #: A text or a whole number that changes with the model: answers of another version are not used.
-    #: A `Model` may have it.
+    #: A text or a whole number that changes with the model: answers of another version are not
+    #: used.  A `Model` may have it.
     version: ClassVar[str | int | None] = None
 
     #: The numbers of rows that calls have, ascending; None for any.  A call with fewer rows is
