@@ -74,6 +74,16 @@ _BY_LABEL: dict[str, tuple[str, str, Callable[[Tally], Mapping[str, int]]]] = {
     ),
 }
 
+#: Counters of a task queue, by their names in its report; absent where the task has no such option.
+_TASK_QUEUE_COUNTERS = {
+    "cost": ("cost", "Cost of the rows that ran."),
+    "padded_cost": ("padded_cost", "Cost of the calls of the model, with their padding."),
+    "padding_rows": ("padding_rows", "Rows that filled calls up to fixed sizes."),
+}
+
+#: How requests of a task with a latency target ended, by their names in its report.
+_TARGET_OUTCOMES = ("in_time", "late", "refused")
+
 #: Gauges of a task queue, by their names in its report.
 _GAUGES = {
     "waiting": ("waiting_requests", "Requests that wait in this worker, or are paused."),
@@ -89,6 +99,9 @@ _GAUGES = {
         "safe_size",
         "Most rows, or cost, that fit into memory; absent until a call runs out.",
     ),
+    "max_batch_cost": ("max_batch_cost", "Most that a call of the model may cost."),
+    "keys": ("waiting_keys", "Keys with requests that wait in this worker."),
+    "target_latency": ("target_latency_seconds", "The latency target."),
 }
 
 
@@ -129,6 +142,8 @@ def families(
                 counter.add_metric([task, str(value)], count)
         yield counter
     yield from _task_queue_gauges(tasks)
+    yield from _task_queue_counters(tasks)
+    yield from _target_metrics(tasks)
     yield from _worker_metrics(idle, processes, refused)
     yield _labelled("queue_depth", "Messages that wait in the broker.", "queue", depths)
     info = GaugeMetricFamily(
@@ -158,6 +173,31 @@ def _task_queue_gauges(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Metri
     for key, (name, text) in _GAUGES.items():
         numbers = {task: state[key] for task, state in tasks.items() if state.get(key) is not None}
         yield _labelled(name, text, "task", numbers)
+
+
+def _task_queue_counters(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    for key, (name, text) in _TASK_QUEUE_COUNTERS.items():
+        counter = CounterMetricFamily(f"celery_batch_{name}", text, labels=["task"])
+        for task, state in tasks.items():
+            if key in state:
+                counter.add_metric([task], state[key])
+        yield counter
+
+
+def _target_metrics(tasks: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    chosen = {task: state["latency"] for task, state in tasks.items() if "latency" in state}
+    counter = CounterMetricFamily(
+        "celery_batch_target_requests",
+        "Requests of a task with a latency target: in time, late, or refused as they would be.",
+        labels=["task", "outcome"],
+    )
+    for task, latency in chosen.items():
+        for outcome in _TARGET_OUTCOMES:
+            counter.add_metric([task, outcome], latency[outcome])
+    yield counter
+    limits = {task: latency["limit"] for task, latency in chosen.items()}
+    text = "Most rows, or cost, of the next batch, as chosen for the latency target."
+    yield _labelled("chosen_limit", text, "task", limits)
 
 
 def _worker_metrics(idle: float, processes: int, refused: int) -> Iterator[Metric]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,15 @@ from celery_batch.processes.managed_process import wait_until
 from celery_batch.processes.redis_server import RedisServer
 from demo.prometheus import SHIPPED, Prometheus, find_prometheus
 from tests.conftest import need
-from tests.services.shop import ROOT, Shop, emptied, open_shop
+from tests.services.shop import (
+    ROOT,
+    Shop,
+    emptied,
+    enter_shop,
+    environment_of,
+    open_shop,
+    surroundings,
+)
 
 GRAFANA = SHIPPED.parent / "grafana"
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "celery_batch.json").read_text())
@@ -43,14 +53,16 @@ def queries() -> dict[str, str]:
 class Load:
     """A worker that is kept at work, and a Prometheus that looks on."""
 
-    def __init__(self, shop: Shop, prometheus: Prometheus) -> None:
-        self.shop = shop
+    def __init__(self, shop: Shop, features: Shop, prometheus: Prometheus) -> None:
+        self.shop, self.features = shop, features
         self.prometheus = prometheus
 
     def lacking(self) -> str:
         """Send some work, and name the queries that find nothing."""
         results = [self.shop.double.delay(n) for n in range(20)]
         results += [self.shop.odd.delay(word) for word in ("good", "bad")]
+        features = self.features  # tasks with a cost, a cache and a latency target
+        results += [features.tokens.delay("abc"), features.cached.delay(1), features.paced.delay(1)]
         for result in results:
             result.get(timeout=30, propagate=False)
         return ", ".join(
@@ -60,20 +72,31 @@ class Load:
 
 @pytest.fixture(scope="module")
 def load(redis_server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Load]:
-    """A loaded worker, with a GPU that is none, and a Prometheus with our configuration."""
+    """Two loaded workers, with a GPU that is none, and a Prometheus with our configuration."""
     need(find_prometheus)
     folder = tmp_path_factory.mktemp("dashboard")
     nvml = ROOT / "tests" / "services" / "nvml"
-    with open_shop(emptied(redis_server), folder) as shop:
-        worker = shop.worker(
-            *("-c", "1"), CELERY_BATCH_METRICS="127.0.0.1:0", PYTHONPATH=f"{nvml}:{ROOT}"
-        )
-        target = worker.ask("batch_stats")["metrics"].split("/")[2]
-        prometheus = Prometheus(folder, {"celery_batch": [target]})
+    environment = {"CELERY_BATCH_METRICS": "127.0.0.1:0", "PYTHONPATH": f"{nvml}:{ROOT}"}
+    with open_shop(emptied(redis_server), folder) as shop, _features(shop, folder) as features:
+        workers = [each.worker("-c", "1", **environment) for each in (shop, features)]
+        targets = [each.ask("batch_stats")["metrics"].split("/")[2] for each in workers]
+        prometheus = Prometheus(folder, {"celery_batch": targets})
         try:
-            yield Load(shop, prometheus)
+            yield Load(shop, features, prometheus)
         finally:
             prometheus.child.stop()
+
+
+@contextmanager
+def _features(shop: Shop, folder: Path) -> Iterator[Shop]:
+    """Have another app on the same broker."""
+    environment = environment_of(shop.url, queue="features")
+    with surroundings(environment):
+        features = enter_shop(environment, folder, "tests.services.features")
+        try:
+            yield features
+        finally:
+            features.close()
 
 
 def test_every_query_finds_something(load: Load):
@@ -102,7 +125,7 @@ def test_alert_fires(load: Load, redis_server: RedisServer):
 
     def unseen() -> str:
         found = load.prometheus.values("celery_batch_refused_messages_total")
-        return "" if found == [0.0] else f"it was {found}"
+        return "" if found == [0.0, 0.0] else f"it was {found}"
 
     def silent() -> str:
         alerts = load.prometheus.ask("alerts")["alerts"]
