@@ -114,6 +114,19 @@ def test_so_many_are_fetched_before_any_cost_is_known(app):
     assert 192 == queue(cost).capacity_left(3, [], LEAST_URGENT)
 
 
+@pytest.mark.parametrize("cost", [0, 1])
+def test_rows_limit_what_is_fetched_where_items_cost_little(app, cost):
+    """A batch that leaves is replaced in one fetch; no more is held than batches have rows for."""
+    task_queue = queue(make_task(app, max_batch_cost=1000, max_batch_size=4))
+    found = []
+    for _ in range(3):
+        for _ in range(4):
+            task_queue.add(request(task_queue.task, cost))
+        found.append(task_queue.capacity_left(3, [], LEAST_URGENT))
+
+    assert [8, 4, 0] == found
+
+
 def test_more_are_read_ahead_only_to_choose_from(app):
     """As many as the broker has for this worker, and at most the window's worth."""
     sorts = queue(make_task(app, max_batch_cost=100, padded=True, sort_window=2))

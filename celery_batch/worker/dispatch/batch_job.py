@@ -77,6 +77,8 @@ class BatchJob:
         self.task = task
         self.requests: list[Any] = batch.items
         self.rows = batch.rows
+        #: How much of a batch its requests take, in rows or in cost.
+        self.work = self._work()
         self.max_rows = policy.max_batch_size
         self._cost_limits = policy.cost_limits
         #: Of its most urgent request; a smaller number goes first.
@@ -115,11 +117,6 @@ class BatchJob:
 
     def __len__(self) -> int:
         return len(self.requests)
-
-    @property
-    def work(self) -> float:
-        """How much of a batch its requests take, in rows or in cost."""
-        return math.fsum(request.work for request in self._distinct())
 
     @property
     def batches(self) -> float:
@@ -183,6 +180,10 @@ class BatchJob:
         """Drop the other requests."""
         self.requests = list(compress(self.requests, wanted))
         self.rows = sum(request.rows for request in self._distinct())
+        self.work = self._work()
+
+    def _work(self) -> float:
+        return math.fsum(request.work for request in self._distinct())
 
     def _distinct(self) -> Collection[Any]:
         """Return its requests, of equal ones the last: they run in one row."""

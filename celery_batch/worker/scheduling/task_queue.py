@@ -271,23 +271,31 @@ class TaskQueue:
             urgency: Requests that these would overtake are not counted against them.
             ahead: How many more may be read for batches to be chosen from.
         """
-        policy = self.policy
+        policy = self._policy
         with self._lock:
-            requests, _ = self._batcher.before(urgency)
+            requests, rows = self._batcher.before(urgency)
             work = self._batcher.work_before(urgency)
-        requests += len(self._set_aside) + sum(map(len, jobs))
-        work += sum(each.work for each in (*self._set_aside, *jobs))
+        for each in self._set_aside:
+            requests, rows, work = requests + 1, rows + each.rows, work + each.work
+        for job in jobs:
+            requests, rows, work = requests + len(job), rows + job.rows, work + job.work
         if requests:
-            work_each = work / requests
+            rows_each, work_each = rows / requests, work / requests
         elif self.requests:
-            work_each = self.work / self.requests
+            rows_each, work_each = self.rows / self.requests, self.work / self.requests
         else:
-            work_each = policy.max_batch_work / policy.usual_rows
-        work_each = max(work_each, policy.max_batch_work / policy.max_batch_size)
-        left = max(int((batches * policy.max_batch_work - work) / work_each), batches - requests, 0)
+            rows_each, work_each = 1.0, policy.max_batch_work / policy.usual_rows
+        rows_each = max(rows_each, 1.0)  # of equal requests only one has rows
+
+        def fit(batches: int) -> int:
+            """Return how many more requests fit into batches, by their work and by their rows."""
+            by_work = batches * policy.max_batch_work - work
+            by_rows = batches * policy.max_batch_size - rows
+            return int(min(by_work / work_each if work_each else _NEVER, by_rows / rows_each))
+
+        left = max(fit(batches), batches - requests, 0)
         if ahead and (window := self._window):
-            more = batches + window
-            left = max(left, min(int((more * policy.max_batch_work - work) / work_each), ahead))
+            left = max(left, min(fit(batches + window), ahead))
         return left
 
     @property
