@@ -10,9 +10,12 @@ from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError, InvalidKey
 from celery_batch.interrupts import is_interrupt
 from celery_batch.runtime.registry import key_option
-from celery_batch.runtime.signature import key_function, key_names, own_attribute
+from celery_batch.runtime.signature import RowBinder, key_function, key_names, own_attribute
 
 __all__ = ["ItemKey", "item_key_of"]
+
+#: Types of keys that need no check: hashable, and compared without code of a user.
+_PLAIN = (str, int, bool, type(None))
 
 
 class ItemKey:
@@ -32,8 +35,7 @@ class ItemKey:
         batch_by: Callable[..., Any] | str | Sequence[str],
     ) -> None:
         self._name = name
-        self._signature = signature
-        self._width = len(signature.parameters)
+        self._bind = RowBinder(signature).bind
         #: The parameters that are the key; none if a function computes it.
         self._names = key_names(batch_by)
         self._function = key_function(batch_by, signature)
@@ -46,11 +48,7 @@ class ItemKey:
             InvalidKey: The function raised, or the key is not hashable.
             TypeError: The arguments do not fit the function's parameters.
         """
-        if kwargs or len(args) != self._width:
-            bound = self._signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            args = tuple(bound.arguments.values())
-        return self._of(args)
+        return self._of(self._bind(args, kwargs))
 
     def of_rows(self, columns: Sequence[Sequence[Any]]) -> Hashable:
         """
@@ -81,6 +79,8 @@ class ItemKey:
             raise InvalidKey(
                 f"{self._name}: its batch_by function raised {type(error).__name__}: {error}"
             ) from error
+        if type(key) in _PLAIN:
+            return key
         try:
             hash(key)
             bool(key == key)  # noqa: PLR0124 (a tensor's has no truth value)

@@ -82,14 +82,18 @@ class Load:
 
     def offer(self, request: Request[Any]) -> bool:
         """Add a request if it fits, or is the first; return whether it does."""
-        limits, rows = self._limits, self.rows + request.rows
-        longest, total = max(self.longest, request.cost), self._sum + request.cost
-        cost = self._of_call(longest, rows) if limits.is_padded else total
+        limits, rows, cost = self._limits, self.rows + request.rows, request.cost
+        longest = max(self.longest, cost)
+        total = self._sum + cost
+        if limits.is_padded:
+            cost = self._of_call(longest, rows)
+            can_grow = self._of_call(longest, rows + 1) <= limits.cost
+        else:
+            cost, can_grow = total, total < limits.cost
         if self.rows and (rows > limits.rows or cost > limits.cost):
             self.is_full = True
             return False
         self.rows, self.longest, self._sum = rows, longest, total
-        larger = self._of_call(longest, rows + 1) if limits.is_padded else total
-        can_grow = larger <= limits.cost if limits.is_padded else total < limits.cost
-        self.is_full = self.is_full or rows >= limits.rows or not can_grow
+        if rows >= limits.rows or not can_grow:
+            self.is_full = True
         return True

@@ -123,18 +123,24 @@ class CostQueue(Generic[T]):
         if self._earned >= 1 - _TOLERANCE:
             leading = min(overtaken, key=lambda each: self._queues[each].oldest.arrived)
         taken = self._queues[leading].take()
+        if not overtaken:
+            self._forget_empty()
+            return taken
         load = Load(self._limits)
         for request in taken:
             load.offer(request)
         for urgency in (first, *overtaken):
             if urgency != leading and not load.is_full:
                 taken += self._queues[urgency].take_beside(load)
-        self._queues = {each: queue for each, queue in self._queues.items() if queue}
+        self._forget_empty()
         received = sum(request.rows for request in taken if request.urgency != first)
         are_any_left = any(urgency != first for urgency in self._queues)
         self._earned = max(self._earned - received / load.rows, 0.0) if are_any_left else 0.0
         taken.sort(key=lambda request: request.urgency)
         return taken
+
+    def _forget_empty(self) -> None:
+        self._queues = {each: queue for each, queue in self._queues.items() if len(queue)}
 
     def _fit_together(self) -> bool:
         """Return whether all requests fit into one batch, whatever their urgency."""
@@ -149,7 +155,7 @@ class CostQueue(Generic[T]):
             for _, queue in sorted(self._queues.items())
             for request in queue.remove(is_unwanted)
         ]
-        self._queues = {urgency: queue for urgency, queue in self._queues.items() if queue}
+        self._forget_empty()
         if not any(urgency != first for urgency in self._queues):
             self._earned = 0.0
         return removed

@@ -20,7 +20,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Request
@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 #: Entries that have left, and are kept until it is worth the time to drop them.
 _MOST_LEFT = 1024
+
+_number, _rows = attrgetter("number"), attrgetter("rows")
 
 #: Requests do not fit into one batch whose cost is this much too high, whatever its float error.
 _SURELY = 1.01
@@ -60,8 +62,10 @@ class LengthQueue(Generic[T]):
     """
 
     def __init__(self, limits: CostLimits, sort_window: int) -> None:
-        self._limits = limits
-        self._sort_window = sort_window if limits.is_padded else 0
+        self._limits, self._is_padded = limits, limits.is_padded
+        self._sort_window = window = sort_window if limits.is_padded else 0
+        #: The window's size.
+        self._most_rows, self._most_cost = window * limits.rows, window * limits.cost
         self._arrivals: deque[_Entry[T]] = deque()
         self._length = 0
         self._added = 0
@@ -131,7 +135,7 @@ class LengthQueue(Generic[T]):
         self._arrivals.append(entry)
         self._length += 1
         self.rows += request.rows
-        self.cost += self._total(request)
+        self.cost += request.cost * request.rows if self._is_padded else request.cost
         if not self._all.is_full:
             self._all.offer(request)
         if self._sort_window:
@@ -246,27 +250,32 @@ class LengthQueue(Generic[T]):
 
     def _remove(self, entries: list[_Entry[T]]) -> list[Request[T]]:
         """Remove entries; return their requests, the oldest first."""
-        entries.sort(key=lambda entry: entry.number)
+        entries.sort(key=_number)
+        requests = [entry.request for entry in entries]
         for entry in entries:
             entry.has_left = True
-            self.rows -= entry.request.rows
-            self.cost -= self._total(entry.request)
+        self.rows -= sum(map(_rows, requests))
+        self.cost -= sum(map(self._total, requests))
         self._length -= len(entries)
         while self._arrivals and self._arrivals[0].has_left:
             self._arrivals.popleft()
         self._arrivals = _compact(self._arrivals, self._length)
         self._unscheduled = _compact(self._unscheduled, self._length)
-        self._leave_window([entry.request for entry in entries if entry.in_window])
+        if self._sort_window:
+            self._leave_window([entry.request for entry in entries if entry.in_window])
         if not self._length:
             self.cost = self._window_cost = 0.0  # without the error of float arithmetic
-        self._fill_window()
+        if self._sort_window:
+            self._fill_window()
         self._all = self._all_in_one()
-        return [entry.request for entry in entries]
+        return requests
 
     def _all_in_one(self) -> Load:
         """Return all that wait, or the first of them, as one batch."""
         load = Load(self._limits)
-        if self._length > 1 and self.cost > _SURELY * self._limits.cost:
+        limits = self._limits
+        is_too_much = self.rows > limits.rows or self.cost > _SURELY * limits.cost
+        if self._length > 1 and is_too_much:
             load.is_full = True
             return load
         for request in self:
@@ -283,24 +292,23 @@ class LengthQueue(Generic[T]):
         end = bisect_right(self._window, max(costs), key=itemgetter(0))
         kept = [each for each in self._window[start:end] if not each[2].has_left]
         self._window[start:end] = kept
-        self._window_rows -= sum(request.rows for request in requests)
+        self._window_rows -= sum(map(_rows, requests))
         self._window_cost -= sum(map(self._total, requests))
 
     def _fill_window(self) -> None:
         """Let the requests that have waited longest into the window, up to its size."""
-        most_rows = self._sort_window * self._limits.rows
-        most_cost = self._sort_window * self._limits.cost
         while self._behind_window and (
-            self._window_rows < most_rows and self._window_cost < most_cost
+            self._window_rows < self._most_rows and self._window_cost < self._most_cost
         ):
             entry = self._behind_window.popleft()
-            insort(self._window, (entry.request.cost, entry.number, entry))
-            self._window_rows += entry.request.rows
-            self._window_cost += self._total(entry.request)
+            request = entry.request
+            insort(self._window, (request.cost, entry.number, entry))
+            self._window_rows += request.rows
+            self._window_cost += request.cost * request.rows  # the window is for padded ones
             entry.in_window = True
 
     def _total(self, request: Request[T]) -> float:
-        return request.cost * request.rows if self._limits.is_padded else request.cost
+        return request.cost * request.rows if self._is_padded else request.cost
 
 
 def _compact(entries: deque[_Entry[T]], waiting: int) -> deque[_Entry[T]]:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from numbers import Real
 from typing import Any
 
 from celery_batch.errors import InvalidCost, ItemTooLarge
 from celery_batch.runtime.failures import is_interrupt
-from celery_batch.runtime.signature import call_with_columns
+from celery_batch.runtime.signature import RowBinder, row_function
 
 __all__ = ["ItemCost"]
+
+#: The types of nearly all costs.
+_NUMBERS = (int, float)
 
 
 class ItemCost:
@@ -36,13 +40,15 @@ class ItemCost:
         is_interrupt: Callable[[BaseException], bool] = is_interrupt,
     ) -> None:
         self._name = name
-        self._signature = signature
-        self._parameters = len(signature.parameters)
-        self._largest = largest
+        self._bind = RowBinder(signature).bind
+        self._largest = math.inf if largest is None else largest
         self._is_interrupt = is_interrupt
-        self._function: Callable[..., Any] = len if isinstance(cost, str) else cost
-        #: The column whose length counts; None if the function takes all of them.
-        self._column = [*signature.parameters].index(cost) if isinstance(cost, str) else None
+        #: Takes a row.
+        self._function: Callable[[Sequence[Any]], Any]
+        if isinstance(cost, str):
+            self._function = partial(_length_of, [*signature.parameters].index(cost))
+        else:
+            self._function = row_function(cost, signature)
 
     def of_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> float:
         """
@@ -53,11 +59,7 @@ class ItemCost:
             ItemTooLarge: It is higher than that of any item may be.
             TypeError: The arguments do not fit the function's parameters.
         """
-        if kwargs or len(args) != self._parameters:
-            bound = self._signature.bind(*args, **kwargs)
-            bound.apply_defaults()
-            args = tuple(bound.arguments.values())
-        return self._of(args)
+        return self._of(self._bind(args, kwargs))
 
     def of_rows(self, columns: Sequence[Sequence[Any]]) -> list[float | InvalidCost | ItemTooLarge]:
         """Return the cost of each row, or the error of a row that has none."""
@@ -71,11 +73,8 @@ class ItemCost:
 
     def _of(self, row: Sequence[Any]) -> float:
         try:
-            if self._column is None:
-                found = call_with_columns(self._function, self._signature, row)
-            else:
-                found = self._function(row[self._column])
-            is_number = type(found) is int or isinstance(found, Real)  # as nearly always
+            found = self._function(row)
+            is_number = type(found) in _NUMBERS or isinstance(found, Real)
             cost = float(found) if is_number else math.nan
         except BaseException as error:
             if self._is_interrupt(error):
@@ -87,9 +86,13 @@ class ItemCost:
             raise InvalidCost(
                 f"{self._name}: the cost of an item must be a number from 0 up, got {found!r}"
             )
-        if self._largest is not None and cost > self._largest:
+        if cost > self._largest:
             raise ItemTooLarge(
                 f"{self._name}: this item costs {cost:g}, and max_item_cost is {self._largest:g};"
                 f" send a smaller one, or raise max_item_cost"
             )
         return cost
+
+
+def _length_of(column: int, row: Sequence[Any]) -> int:
+    return len(row[column])

@@ -170,12 +170,12 @@ class BatchRequest(Request):  # type: ignore[misc]
     @property
     def args(self) -> Any:
         """As Celery's; a large body is decoded first."""
-        return self._payload[0]
+        return self._payload[0] if self.is_undecoded else self._args
 
     @property
     def kwargs(self) -> Any:
         """As Celery's; a large body is decoded first."""
-        return self._payload[1]
+        return self._payload[1] if self.is_undecoded else self._kwargs
 
     def compute_cost(self, item_cost: ItemCost, policy: BatchPolicy) -> None:
         """
@@ -188,20 +188,24 @@ class BatchRequest(Request):  # type: ignore[misc]
             policy: The task's; says whether rows are padded, and what a body costs that is too
                 large to be decoded here.
         """
+        most = policy.max_batch_work
         if len(self._message.body or b"") > _LARGEST_COUNTED:
-            self.cost = policy.max_batch_work / (self.rows if policy.padded else 1)
-        else:
-            costs = [min(cost, policy.max_batch_work) for cost in self._costs(item_cost)]
+            self.cost = most / (self.rows if policy.padded else 1)
+        elif self._request_dict.get(ROWS):
+            costs = [min(cost, most) for cost in self._costs_of_rows(item_cost)]
             self.cost = max(costs, default=0.0) if policy.padded else sum(costs)
+        else:
+            try:
+                cost = item_cost.of_call(self.args, self.kwargs)
+            except (BatchError, TypeError, ValueError):
+                cost = 0.0
+            self.cost = min(cost, most)
         self.work = policy.work_of(self.rows, self.cost)
 
-    def _costs(self, item_cost: ItemCost) -> list[float]:
-        """Return the costs of its rows that have one."""
+    def _costs_of_rows(self, item_cost: ItemCost) -> list[float]:
+        """Return the costs of the rows of a chunk that have one."""
         try:
-            args, kwargs = self._payload[:2]
-            if not self._request_dict.get(ROWS):
-                return [item_cost.of_call(args, kwargs)]
-            chunk = self._task._chunk_of(args, kwargs, self.rows)
+            chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
         except (BatchError, TypeError, ValueError):
             return []
         return [cost for cost in item_cost.of_rows(chunk.columns) if isinstance(cost, float)]
@@ -227,18 +231,20 @@ class BatchRequest(Request):  # type: ignore[misc]
         Args:
             item_key: The task's.
         """
-        self.batch_key = object()  # which is equal to no other
-        if len(self._message.body or b"") > _LARGEST_COUNTED:
-            return
         try:
-            if self._request_dict.get(ROWS):
-                chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
-                self.batch_key = item_key.of_rows(chunk.columns)
-            else:
-                self.batch_key = item_key.of_call(self.args, self.kwargs)
+            self.batch_key = self._key_by(item_key)
         except BaseException as error:  # whatever a key does that a user has written
             if is_interrupt(error):
                 raise
+            self.batch_key = object()  # which is equal to no other
+
+    def _key_by(self, item_key: ItemKey) -> Hashable:
+        if len(self._message.body or b"") > _LARGEST_COUNTED:
+            return object()
+        if not self._request_dict.get(ROWS):
+            return item_key.of_call(self.args, self.kwargs)
+        chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
+        return item_key.of_rows(chunk.columns)
 
     def info(self, safe: bool = False) -> Any:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's, which shows the arguments; of a large body only their reprs."""

@@ -198,7 +198,7 @@ class TaskQueue:
         if is_new:
             task_request.arrived = time.monotonic()
         if self._item_cost is not None and task_request.cost is None:
-            task_request.compute_cost(self._item_cost, self.policy)
+            task_request.compute_cost(self._item_cost, self._policy)
         if self._row_digest is not None and task_request.row_digest is None:
             task_request.compute_digest(self._row_digest)
         if self._item_key is not None and task_request.batch_key is None:
