@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import mul
-from typing import Any
+from typing import Protocol
 
-from celery_batch.batching.batch import Request
 from celery_batch.batching.shapes import round_down, round_up
 
-__all__ = ["CostLimits", "Load"]
+__all__ = ["CostLimits", "Costed", "Load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,18 @@ class CostLimits:
         return round_down(self.sizes, int(self.cost // longest))
 
 
+class Costed(Protocol):
+    """A request, or what is known of one."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+
+    @property
+    def cost(self) -> float:
+        """What its longest row costs, or all of them where nothing is padded."""
+
+
 class Load:
     """
     The rows of a batch that is being formed, and their cost.
@@ -80,7 +91,7 @@ class Load:
         """What the rows cost together."""
         return self._of_call(self.longest, self.rows) if self._limits.is_padded else self._sum
 
-    def offer(self, request: Request[Any]) -> bool:
+    def offer(self, request: Costed) -> bool:
         """Add a request if it fits, or is the first; return whether it does."""
         limits, rows, cost = self._limits, self.rows + request.rows, request.cost
         longest = max(self.longest, cost)

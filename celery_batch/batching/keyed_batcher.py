@@ -21,7 +21,7 @@ Rule 6: a key without requests is forgotten, but for the last ``_REMEMBERED`` of
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -238,14 +238,14 @@ class KeyedBatcher(Generic[T]):
         if request.alone:
             self._suspects.add(request)
             return
-        self._count(request, 1)
+        self._count((request,), 1)
         key = self._keys.get(request.key)
         if key is None:
             key = self._keys[request.key] = self._new(request.key)
             key.batcher.add(request)
             self._place(key)
             return
-        is_older = request.arrived < (key.batcher.oldest or 0.0)
+        is_older = key.aged is None or request.arrived < key.aged[0]
         key.batcher.add(request)
         has_moved = request.urgency < key.urgency or is_older
         if has_moved or (key.batcher.is_full and not key.is_whole):
@@ -313,19 +313,22 @@ class KeyedBatcher(Generic[T]):
             del self._keys[key.key]
             self._remember(key)
 
-    def _count(self, request: Request[T], sign: int) -> float:
-        """Add a request to the totals, or subtract it; return its work."""
-        work = self._policy.work_of(request.rows, request.cost)
-        total = self._totals.get(request.urgency)
-        if total is None:
-            total = self._totals[request.urgency] = [0, 0, 0.0]
-        self._length += sign
-        total[0] += sign
-        total[1] += sign * request.rows
-        total[2] += sign * work
-        if not total[0]:
-            del self._totals[request.urgency]
-        return work
+    def _count(self, requests: Iterable[Request[T]], sign: int) -> float:
+        """Add requests to the totals, or subtract them; return their work."""
+        work_of, totals, all_work = self._policy.work_of, self._totals, 0.0
+        for request in requests:
+            work = work_of(request.rows, request.cost)
+            total = totals.get(request.urgency)
+            if total is None:
+                total = totals[request.urgency] = [0, 0, 0.0]
+            self._length += sign
+            total[0] += sign
+            total[1] += sign * request.rows
+            total[2] += sign * work
+            all_work += work
+            if not total[0]:
+                del totals[request.urgency]
+        return all_work
 
     def restart_linger(self, now: float) -> None:
         """Let the linger time begin now, as in `Batcher`."""
@@ -389,7 +392,7 @@ class KeyedBatcher(Generic[T]):
             now, Reason.URGENT if goes_before else unless_due, earns_share=earns_share
         )
         self._had_several = key.batcher.had_several
-        work = sum([self._count(request, -1) for request in batch.requests])
+        work = self._count(batch.requests, -1)
         batches = max(work / policy.max_batch_work, 1.0)
         key.finish = (key.finish if key.is_ready else max(key.finish, self._clock)) + batches
         self._clock += batches / ready
@@ -451,8 +454,7 @@ class KeyedBatcher(Generic[T]):
         self, key: _Key[T], is_unwanted: Callable[[Request[T]], bool]
     ) -> list[Request[T]]:
         removed = key.batcher.remove(is_unwanted)
-        for request in removed:
-            self._count(request, -1)
+        self._count(removed, -1)
         if removed:
             self._take_out(key)
             self._put_back(key)

@@ -24,7 +24,7 @@ from operator import attrgetter, itemgetter
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Request
-from celery_batch.batching.cost import CostLimits, Load
+from celery_batch.batching.cost import Costed, CostLimits, Load
 
 __all__ = ["LengthQueue"]
 
@@ -40,13 +40,18 @@ _SURELY = 1.01
 
 
 class _Entry(Generic[T]):
-    """A request in the queue, to which several orders refer."""
+    """
+    A request in the queue, to which several orders refer.
 
-    __slots__ = ("has_left", "in_window", "number", "request")
+    They may do so long after the request has left: what the queue needs to know is here.
+    """
+
+    __slots__ = ("cost", "has_left", "in_window", "number", "request", "rows")
 
     def __init__(self, number: int, request: Request[T]) -> None:
         self.number = number
-        self.request = request
+        self.request: Request[T] | None = request
+        self.rows, self.cost = request.rows, request.cost
         self.has_left = False
         self.in_window = False
 
@@ -63,9 +68,7 @@ class LengthQueue(Generic[T]):
 
     def __init__(self, limits: CostLimits, sort_window: int) -> None:
         self._limits, self._is_padded = limits, limits.is_padded
-        self._sort_window = window = sort_window if limits.is_padded else 0
-        #: The window's size.
-        self._most_rows, self._most_cost = window * limits.rows, window * limits.cost
+        self._sort_window = sort_window if limits.is_padded else 0
         self._arrivals: deque[_Entry[T]] = deque()
         self._length = 0
         self._added = 0
@@ -88,12 +91,15 @@ class LengthQueue(Generic[T]):
         return self._length
 
     def __iter__(self) -> Iterator[Request[T]]:
-        return (entry.request for entry in self._arrivals if not entry.has_left)
+        waiting = (entry.request for entry in self._arrivals)
+        return (request for request in waiting if request is not None)
 
     @property
     def oldest(self) -> Request[T]:
         """The request that has waited longest."""
-        return self._arrivals[0].request
+        request = self._arrivals[0].request
+        assert request is not None  # noqa: S101 (what has left is not kept in front)
+        return request
 
     @property
     def is_full(self) -> bool:
@@ -135,7 +141,7 @@ class LengthQueue(Generic[T]):
         self._arrivals.append(entry)
         self._length += 1
         self.rows += request.rows
-        self.cost += request.cost * request.rows if self._is_padded else request.cost
+        self.cost += self._total(entry)
         if not self._all.is_full:
             self._all.offer(request)
         if self._sort_window:
@@ -170,7 +176,7 @@ class LengthQueue(Generic[T]):
     def remove(self, is_unwanted: Callable[[Request[T]], bool]) -> list[Request[T]]:
         """Remove and return some requests, the oldest first; the others keep their places."""
         waiting = (entry for entry in self._arrivals if not entry.has_left)
-        removed = [entry for entry in waiting if is_unwanted(entry.request)]
+        removed = [entry for entry in waiting if entry.request and is_unwanted(entry.request)]
         unwanted = {entry.number for entry in removed}
         behind = (entry for entry in self._behind_window if entry.number not in unwanted)
         self._behind_window = deque(behind)
@@ -182,7 +188,7 @@ class LengthQueue(Generic[T]):
         for entry in self._arrivals:
             if entry.has_left:
                 continue
-            if not load.offer(entry.request):
+            if not load.offer(entry):
                 break
             found.append(entry)
         return found
@@ -193,7 +199,7 @@ class LengthQueue(Generic[T]):
         while waiting and waiting[0].has_left:  # that order cannot be behind the queue
             waiting.popleft()
         load, found = Load(self._limits), []
-        while waiting and load.offer(waiting[0].request):
+        while waiting and load.offer(waiting[0]):
             entry = waiting.popleft()
             if not entry.has_left:
                 found.append(entry)
@@ -207,7 +213,7 @@ class LengthQueue(Generic[T]):
             for at, entry in enumerate(entries):
                 if entry.has_left:
                     continue
-                if not load.offer(entry.request):
+                if not load.offer(entry):
                     self._due.appendleft((number, entries[at:]))
                     return due
                 due.append(entry)
@@ -217,7 +223,7 @@ class LengthQueue(Generic[T]):
         """Return entries that have to leave, and shorter ones that fit beside them."""
         load = Load(self._limits)
         for entry in due:
-            load.offer(entry.request)
+            load.offer(entry)
             entry.has_left = True  # so that it is not chosen once more
         return due + self._shorter(load)
 
@@ -228,7 +234,7 @@ class LengthQueue(Generic[T]):
         while at and not load.is_full:
             at -= 1
             entry = self._window[at][2]
-            if not entry.has_left and load.offer(entry.request):
+            if not entry.has_left and load.offer(entry):
                 found.append(entry)
         return found
 
@@ -236,7 +242,7 @@ class LengthQueue(Generic[T]):
         """Return entries that fit beside others, though longer than these, the shortest first."""
         found = []
         at = bisect_right(self._window, (load.longest, self._added + 1))
-        while at < len(self._window) and load.offer(self._window[at][2].request):
+        while at < len(self._window) and load.offer(self._window[at][2]):
             found.append(self._window[at][2])
             at += 1
         return found
@@ -244,31 +250,31 @@ class LengthQueue(Generic[T]):
     def _around_oldest(self) -> list[_Entry[T]]:
         """Return the oldest entry and its neighbours by length, such that least is padded."""
         oldest = self._arrivals[0]
-        at = bisect_left(self._window, (oldest.request.cost, oldest.number))
+        at = bisect_left(self._window, (oldest.cost, oldest.number))
         start, end = _least_padded(self._window, at, self._limits)
-        return [entry for *_, entry in self._window[start:end]]
+        return [each[2] for each in self._window[start:end]]
 
     def _remove(self, entries: list[_Entry[T]]) -> list[Request[T]]:
         """Remove entries; return their requests, the oldest first."""
         entries.sort(key=_number)
-        requests = [entry.request for entry in entries]
+        removed = [entry.request for entry in entries if entry.request]
         for entry in entries:
-            entry.has_left = True
-        self.rows -= sum(map(_rows, requests))
-        self.cost -= sum(map(self._total, requests))
+            entry.has_left, entry.request = True, None
+        self.rows -= sum(map(_rows, entries))
+        self.cost -= sum(map(self._total, entries))
         self._length -= len(entries)
         while self._arrivals and self._arrivals[0].has_left:
             self._arrivals.popleft()
         self._arrivals = _compact(self._arrivals, self._length)
         self._unscheduled = _compact(self._unscheduled, self._length)
         if self._sort_window:
-            self._leave_window([entry.request for entry in entries if entry.in_window])
+            self._leave_window([entry for entry in entries if entry.in_window])
         if not self._length:
             self.cost = self._window_cost = 0.0  # without the error of float arithmetic
         if self._sort_window:
             self._fill_window()
         self._all = self._all_in_one()
-        return requests
+        return removed
 
     def _all_in_one(self) -> Load:
         """Return all that wait, or the first of them, as one batch."""
@@ -283,32 +289,33 @@ class LengthQueue(Generic[T]):
                 break
         return load
 
-    def _leave_window(self, requests: list[Request[T]]) -> None:
-        """Drop requests that have left from the window; look only at the lengths between them."""
-        if not requests:
+    def _leave_window(self, entries: list[_Entry[T]]) -> None:
+        """Drop entries that have left from the window; look only at the lengths between them."""
+        if not entries:
             return
-        costs = [request.cost for request in requests]
+        costs = [entry.cost for entry in entries]
         start = bisect_left(self._window, min(costs), key=itemgetter(0))
         end = bisect_right(self._window, max(costs), key=itemgetter(0))
         kept = [each for each in self._window[start:end] if not each[2].has_left]
         self._window[start:end] = kept
-        self._window_rows -= sum(map(_rows, requests))
-        self._window_cost -= sum(map(self._total, requests))
+        self._window_rows -= sum(map(_rows, entries))
+        self._window_cost -= sum(map(self._total, entries))
 
     def _fill_window(self) -> None:
         """Let the requests that have waited longest into the window, up to its size."""
+        most_rows = self._sort_window * self._limits.rows
+        most_cost = self._sort_window * self._limits.cost
         while self._behind_window and (
-            self._window_rows < self._most_rows and self._window_cost < self._most_cost
+            self._window_rows < most_rows and self._window_cost < most_cost
         ):
             entry = self._behind_window.popleft()
-            request = entry.request
-            insort(self._window, (request.cost, entry.number, entry))
-            self._window_rows += request.rows
-            self._window_cost += request.cost * request.rows  # the window is for padded ones
+            insort(self._window, (entry.cost, entry.number, entry))
+            self._window_rows += entry.rows
+            self._window_cost += self._total(entry)
             entry.in_window = True
 
-    def _total(self, request: Request[T]) -> float:
-        return request.cost * request.rows if self._is_padded else request.cost
+    def _total(self, entry: Costed) -> float:
+        return entry.cost * entry.rows if self._is_padded else entry.cost
 
 
 def _compact(entries: deque[_Entry[T]], waiting: int) -> deque[_Entry[T]]:
@@ -330,11 +337,11 @@ def _least_padded(
         limits: The largest batch.
     """
     start, end, of_call = at, at + 1, limits.of_call
-    longest, rows = window[at][0], window[at][2].request.rows
+    longest, rows = window[at][0], window[at][2].rows
     count, total, most = rows, rows * longest, limits.most_rows(longest)
     while start:  # the first slice
         cost, _, entry = window[start - 1]
-        rows = entry.request.rows
+        rows = entry.rows
         if count + rows > most:
             break
         start -= 1
@@ -347,7 +354,7 @@ def _least_padded(
             next_rows, next_most = 0, -1
         else:
             longest, _, entry = window[end]
-            next_rows, next_most = entry.request.rows, limits.most_rows(longest)
+            next_rows, next_most = entry.rows, limits.most_rows(longest)
         if count + next_rows > next_most and (not padded or total >= best * padded):
             best, bounds = (total / padded if padded else 1.0), (start, end)
         if end == len(window):
@@ -357,8 +364,8 @@ def _least_padded(
         total += next_rows * longest
         while count > next_most and start <= at:
             cost, _, entry = window[start]
-            count -= entry.request.rows
-            total -= entry.request.rows * cost
+            count -= entry.rows
+            total -= entry.rows * cost
             start += 1
         if start > at:
             return bounds
