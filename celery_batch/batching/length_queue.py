@@ -121,7 +121,6 @@ class LengthQueue(Generic[T]):
         elif self._due:
             latest = self._batches + self._sort_window
             self._due = deque((min(number, latest), entries) for number, entries in self._due)
-        self._fill_window()
         self._all = self._all_in_one()
 
     def _restart_window(self) -> None:
@@ -147,7 +146,6 @@ class LengthQueue(Generic[T]):
         if self._sort_window:
             self._unscheduled.append(entry)
             self._behind_window.append(entry)
-            self._fill_window()
 
     def take(self) -> list[Request[T]]:
         """Remove and return the requests of the next batch, the oldest first."""
@@ -158,6 +156,7 @@ class LengthQueue(Generic[T]):
         due = self._take_due()
         if self.is_one_batch:
             return self._remove([entry for entry in self._arrivals if not entry.has_left])
+        self._fill_window()
         return self._remove(self._beside(due) if due else self._around_oldest())
 
     def take_beside(self, load: Load) -> list[Request[T]]:
@@ -168,6 +167,7 @@ class LengthQueue(Generic[T]):
         """
         if not self._sort_window:
             return self._remove(self._in_order(load))
+        self._fill_window()
         found = self._shorter(load)
         if 2 * load.cost < self._limits.cost:
             found += self._longer(load)
@@ -271,8 +271,7 @@ class LengthQueue(Generic[T]):
             self._leave_window([entry for entry in entries if entry.in_window])
         if not self._length:
             self.cost = self._window_cost = 0.0  # without the error of float arithmetic
-        if self._sort_window:
-            self._fill_window()
+            self._behind_window.clear()
         self._all = self._all_in_one()
         return removed
 
@@ -302,7 +301,11 @@ class LengthQueue(Generic[T]):
         self._window_cost -= sum(map(self._total, entries))
 
     def _fill_window(self) -> None:
-        """Let the requests that have waited longest into the window, up to its size."""
+        """
+        Let the requests that have waited longest into the window, up to its size.
+
+        Only when a batch is chosen from it: most queues of a key never need it.
+        """
         most_rows = self._sort_window * self._limits.rows
         most_cost = self._sort_window * self._limits.cost
         while self._behind_window and (

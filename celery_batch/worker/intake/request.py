@@ -232,19 +232,17 @@ class BatchRequest(Request):  # type: ignore[misc]
             item_key: The task's.
         """
         try:
-            self.batch_key = self._key_by(item_key)
+            if len(self._message.body or b"") > _LARGEST_COUNTED:
+                self.batch_key = object()  # which is equal to no other
+            elif not self._request_dict.get(ROWS):
+                self.batch_key = item_key.of_call(self.args, self.kwargs)
+            else:
+                chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
+                self.batch_key = item_key.of_rows(chunk.columns)
         except BaseException as error:  # whatever a key does that a user has written
             if is_interrupt(error):
                 raise
-            self.batch_key = object()  # which is equal to no other
-
-    def _key_by(self, item_key: ItemKey) -> Hashable:
-        if len(self._message.body or b"") > _LARGEST_COUNTED:
-            return object()
-        if not self._request_dict.get(ROWS):
-            return item_key.of_call(self.args, self.kwargs)
-        chunk = self._task._chunk_of(self.args, self.kwargs, self.rows)
-        return item_key.of_rows(chunk.columns)
+            self.batch_key = object()
 
     def info(self, safe: bool = False) -> Any:  # noqa: FBT001, FBT002 (Celery's signature)
         """As Celery's, which shows the arguments; of a large body only their reprs."""

@@ -185,11 +185,11 @@ class TaskQueue:
             task_request,
             task_request.arrived if self.target is None else sent_at(task_request),
             urgency,
-            alone=task_request.runs_alone,
-            deadline=task_request.deadline,
-            rows=task_request.rows,
-            cost=task_request.cost or 0.0,
-            key=task_request.batch_key,
+            task_request.runs_alone,
+            task_request.deadline,
+            task_request.rows,
+            task_request.cost or 0.0,
+            task_request.batch_key,
         )
 
     def _measure(self, task_request: Any) -> None:
