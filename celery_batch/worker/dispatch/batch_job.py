@@ -70,6 +70,9 @@ class BatchJob:
         policy: How large a call of the model may be.
     """
 
+    #: The error that the pool reported instead of an answer.
+    error: Any = None
+
     def __init__(
         self, task: Any, batch: Batch[Any], listener: JobListener, policy: BatchPolicy
     ) -> None:
@@ -105,8 +108,6 @@ class BatchJob:
         self.pid: int | None = None
         #: What the pool process has returned.
         self.answer: BatchEnd | None = None
-        #: The error that the pool reported instead.
-        self.error: Any = None
         #: The payload until a thread takes it, if the models run in this process.
         self._own_payload: BatchPayload | None = None
         self._listener = listener
