@@ -51,6 +51,12 @@ TARGET_OPTIONS = ("target_latency", "shed")
 #: Task options without a setting, since they depend on the model.
 COST_OPTIONS = ("max_batch_cost", "sort_window")
 
+#: Option that a running worker can change -> the option with which its task must be defined.
+_NEEDED = {
+    **dict.fromkeys(COST_OPTIONS, "max_batch_cost"),
+    **dict.fromkeys(TARGET_OPTIONS, "target_latency"),
+}
+
 #: A task option without a setting, since it compares the tasks of a worker.
 SHARE_OPTION = "device_share"
 
@@ -86,6 +92,10 @@ SETTINGS: dict[str, Any] = {
     "batch_metrics": None,
     "batch_cache_url": None,
 }
+
+
+#: What options are called elsewhere; the names that look most like these mean something else.
+_USUAL_NAMES = {"batch_size": "max_batch_size", "timeout": "time_limit"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,18 +216,8 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
         values["max_batch_size"] = sizes[-1]
     elif values["max_batch_cost"] is not None and not _has_size(task):
         values["max_batch_size"] = LARGEST_BATCH
-    known = changeable_options(task)
-    for option, value in (changes or {}).items():
-        if option not in known:
-            raise ConfigurationError(
-                f"{task.name}.{option}: no option that a running worker can change, which are"
-                f" {', '.join(known)}{did_you_mean(option, known)}"
-            )
-        values[option] = value
-    if values["max_batch_cost"] is None and task.max_batch_cost is not None:
-        raise ConfigurationError(
-            f"{task.name}.max_batch_cost: must be a number above 0 while a worker runs, got None"
-        )
+    if changes:
+        _change(task, values, changes)
     try:
         policy = BatchPolicy(**values)
     except ConfigurationError as error:
@@ -228,6 +228,33 @@ def policy_of(task: Any, changes: Mapping[str, Any] | None = None) -> BatchPolic
             f" send lists as items if the model can take more at once"
         )
     return policy
+
+
+def _change(task: Any, values: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Put an operator's values in place of a task's own."""
+    known = changeable_options(task)
+    for option, value in changes.items():
+        needed = _NEEDED.get(option)
+        if needed is not None and option not in known:
+            raise ConfigurationError(
+                f"{task.name}.{option}: can be changed only for tasks that are defined with a"
+                f" {needed}"
+            )
+        if option not in known:
+            raise ConfigurationError(
+                f"{task.name}.{option}: no option that a running worker can change, which are"
+                f" {', '.join(known)}{did_you_mean(option, known)}"
+            )
+        values[option] = value
+    if values["max_batch_cost"] is None and task.max_batch_cost is not None:
+        raise ConfigurationError(
+            f"{task.name}.max_batch_cost: must be a number above 0 while a worker runs, got None"
+        )
+    if values["shed"] is True and values["target_latency"] is None:
+        raise ConfigurationError(
+            f"{task.name}.shed: has no effect without target_latency;"
+            f" write target_latency=none shed=false"
+        )
 
 
 def steps_of(task: Any, option: str) -> Any:
@@ -283,7 +310,8 @@ def milliseconds_warnings(name: str, policy: BatchPolicy) -> list[str]:
 def did_you_mean(name: str, known: Any) -> str:
     """Return a hint at the nearest known name, or nothing."""
     public = sorted(each for each in known if not each.startswith("_"))
-    near = get_close_matches(name, public, n=1)
+    usual = _USUAL_NAMES.get(name)
+    near = [usual] if usual in public else get_close_matches(name, public, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 

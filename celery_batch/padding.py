@@ -75,9 +75,11 @@ def pad(
 
     Raises:
         ItemTooLarge: A row is longer than all lengths.
+        TypeError: A row is a single number.
     """
     np = import_module("numpy")
     arrays = [np.asarray(row) for row in rows]
+    _require_lengths(arrays)
     if dtype is None:
         known = [each.dtype for each in arrays if each.size] or [np.dtype(np.int64)]
         dtype = np.result_type(*known)
@@ -122,9 +124,11 @@ def pad_torch(
 
     Raises:
         ItemTooLarge: A row is longer than all lengths.
+        TypeError: A row is a single number.
     """
     torch = import_module("torch")
     tensors = [torch.as_tensor(row) for row in rows]
+    _require_lengths(tensors)
     filled = [each for each in tensors if each.numel()]
     if dtype is None:
         dtype = reduce(torch.promote_types, (each.dtype for each in filled)) if filled else None
@@ -141,3 +145,11 @@ def pad_torch(
             place[: len(tensor)] = tensor
     mask = torch.arange(length) < counts[:, None]
     return padded.to(device or home), mask.to(device or home)
+
+
+def _require_lengths(rows: Sequence[Any]) -> None:
+    for index, row in enumerate(rows):
+        if not row.ndim:
+            raise TypeError(
+                f"row {index} is no list and no array: {row.tolist()!r}; pad takes a list of rows"
+            )

@@ -94,6 +94,13 @@ def test_rows_of_vectors(function):
     assert 21.0 - 17 * 3 == padded.sum()
 
 
+@both
+def test_numbers_are_no_rows(function):
+    """Who forgets the list around one row is told so."""
+    with pytest.raises(TypeError, match="row 0 is no list and no array: 1; pad takes a list of ro"):
+        function([1, 2], lengths=(4,))
+
+
 def test_tensors_on_a_device():
     """Tensor and mask go there together."""
     padded, mask = pad_torch([torch.ones(1), torch.ones(2)], device="meta")

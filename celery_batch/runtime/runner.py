@@ -361,7 +361,8 @@ class Runner:
             if self._fixed_sizes.sizes:
                 rows = self._fixed_sizes.fill(rows)
                 run.counts.padding_rows += len(rows[0]) - len(part)
-            returned = checked(self._name, self._predict(*rows), len(rows[0]))
+            size = len(rows[0])
+            returned = checked(self._name, self._predict(*rows), size, size - len(part))
             outputs = [
                 self._returned_error(output) if isinstance(output, Exception) else output
                 for output in islice(returned, len(part))
@@ -439,7 +440,7 @@ def run_all(
         outcome.unwrap()
 
 
-def checked(name: str, outputs: Any, size: int) -> Sequence[Any]:
+def checked(name: str, outputs: Any, size: int, filling: int = 0) -> Sequence[Any]:
     """
     Return a model's outputs as a sequence, one for each item.
 
@@ -447,20 +448,24 @@ def checked(name: str, outputs: Any, size: int) -> Sequence[Any]:
         name: The model's name in errors.
         outputs: What it returned: a sequence, an array or a tensor.
         size: How many items the batch had.
+        filling: How many of them only filled it up.
 
     Raises:
         WrongResultCount: They are anything else.
     """
     if hasattr(outputs, "tolist"):  # an array or a tensor, of whatever library
         outputs = outputs.tolist()
+    batch = f"a batch of {size}"
+    if filling:
+        batch += f" ({size - filling} filled up with {filling} more to one of batch_sizes)"
     if isinstance(outputs, (str, bytes, bytearray)) or not isinstance(outputs, Sequence):
         raise WrongResultCount(
-            f"{name} returned {_describe(outputs)} for a batch of {size};"
+            f"{name} returned {_describe(outputs)} for {batch};"
             f" it must return a list with one output per input, in order"
         )
     if len(outputs) != size:
         raise WrongResultCount(
-            f"{name} returned {len(outputs)} outputs for a batch of {size};"
+            f"{name} returned {len(outputs)} outputs for {batch};"
             f" it must return one output per input, in order"
         )
     return outputs

@@ -122,7 +122,8 @@ def test_outputs_are_checked_for_the_whole_call():
     under = Runner(lambda _: [1, 2, 3], "shop.model", fixed_sizes=FixedSizes((4,)))
     outcomes = under.run([1, 2, 3])
 
-    with pytest.raises(WrongResultCount, match="returned 3 outputs for a batch of 4"):
+    words = r"3 outputs for a batch of 4 \(3 filled up with 1 more to one of batch_sizes\)"
+    with pytest.raises(WrongResultCount, match=words):
         outcomes[0].unwrap()
 
 

@@ -19,10 +19,10 @@ from celery import Celery
 from celery.worker.pidbox import Pidbox
 from kombu.common import QoS
 
-from celery_batch import BatchPolicy, ConfigurationError
+from celery_batch import BatchPolicy, BatchTask, ConfigurationError
 from celery_batch.batching.batch import Reason
 from celery_batch.compat.celery import allow_delayed_replies
-from celery_batch.config import OPTIONS
+from celery_batch.config import OPTIONS, policy_of
 from celery_batch.runtime import devices, registry
 from celery_batch.testing import EchoModel, ManualClock
 from celery_batch.worker.context import WorkerContext
@@ -70,13 +70,15 @@ class Recorder:
         (["t"], ("t", {})),
         (["t", "max_batch_size=32"], ("t", {"max_batch_size": 32})),
         (["t", "max_wait=0.02", "linger=None"], ("t", {"max_wait": 0.02, "linger": None})),
+        (["t", "shed=on"], ("t", {"shed": True})),
+        (["t", "shed=No"], ("t", {"shed": False})),
         (["t", "max_wait=a=b"], ("t", {"max_wait": "a=b"})),
         (
             ["t", "default", "max_wait=1"],
             ("t", {**dict.fromkeys(OPTIONS, "default"), "max_wait": 1}),
         ),
     ],
-    ids=["show", "size", "waits", "no number", "default"],
+    ids=["show", "size", "waits", "on", "no", "no number", "default"],
 )
 def test_words_are_names_and_values(words: list[str], call: tuple[Any, ...]):
     """A shell's words have the same effect as arguments by name."""
@@ -117,6 +119,37 @@ def runtime_config(worker: Worker) -> RuntimeConfig:
     """The runtime settings of a worker."""
     served_tasks: Any = SimpleNamespace(refresh=lambda: None)
     return RuntimeConfig(worker, worker.scheduler, served_tasks)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_batch_cost": 5}, "trios.max_batch_cost: .* that are defined with a max_batch_cost$"),
+        ({"sort_window": 5}, "trios.sort_window: .* tasks that are defined with a max_batch_cost$"),
+        ({"shed": True}, "trios.shed: can be .* tasks that are defined with a target_latency$"),
+        ({"batch_size": 5}, "did you mean max_batch_size[?]$"),
+    ],
+)
+def test_options_that_a_task_does_not_have_are_named(
+    runtime_config: RuntimeConfig, worker: Worker, values: dict[str, Any], message: str
+):
+    """With the option that its definition lacks."""
+    worker.send("trios", "a")
+    with pytest.raises(ConfigurationError, match=message):
+        runtime_config.configure("trios", values)
+
+
+def test_a_target_is_not_taken_from_a_task_that_sheds(app: Celery):
+    """The error says what to write as well."""
+    app.conf.task_always_eager = True
+
+    @app.task(base=BatchTask, name="late", target_latency=1.0, shed=True)
+    def late(x):
+        return x
+
+    with pytest.raises(ConfigurationError, match="write target_latency=none shed=false"):
+        policy_of(late, {"target_latency": None})
+    assert policy_of(late, {"target_latency": None, "shed": False}).target_latency is None
 
 
 def test_size_holds_from_the_next_batch(runtime_config: RuntimeConfig, worker: Worker, pool: Pool):

@@ -35,7 +35,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_CONSTANTS = {"none": None, "true": True, "false": False}
+_CONSTANTS = {
+    "none": None,
+    **dict.fromkeys(("true", "on", "yes"), True),
+    **dict.fromkeys(("false", "off", "no"), False),
+}
 
 _Reply = dict[str, Any] | Future[dict[str, Any]]
 _Command = Callable[..., _Reply]
