@@ -5,13 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import cycle, islice
 from typing import Any
 
+from celery_batch.batching.policy import BatchPolicy
+from celery_batch.batching.shapes import round_up
 from celery_batch.config import isolates_failures, policy_of, steps_of
-from celery_batch.errors import ConfigurationError, InvalidCost, ItemTooLarge
+from celery_batch.errors import (
+    BatchError,
+    ConfigurationError,
+    InvalidCost,
+    ItemTooLarge,
+    LoadFailed,
+)
 from celery_batch.item_cost import item_cost_of
 from celery_batch.pending_answer import pending_answer
+from celery_batch.plain_values import NotPlain, encode_plain
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of, model_calls
 from celery_batch.runtime.runner import FixedSizes, run_all
@@ -39,6 +49,7 @@ def check_shapes(task: Any) -> None:
     Raises:
         ConfigurationError: They contradict each other, or one is missing.
     """
+    _refuse_empty(task)
     sizes, lengths = steps_of(task, "batch_sizes"), steps_of(task, "batch_lengths")
     for name, needed in (("padding_row", sizes), ("example", lengths)):
         if _own(task, name) is not None and not needed:
@@ -61,6 +72,15 @@ def check_shapes(task: Any) -> None:
             f" length, to warm up with"
         )
     _check_padding_row(task, sizes)
+
+
+def _refuse_empty(task: Any) -> None:
+    for name in ("batch_sizes", "batch_lengths"):
+        own, of_model = getattr(task, name), getattr(task.model, name, None)
+        steps = of_model if own is None else own
+        # A task may leave out the sizes that its model has.
+        if isinstance(steps, (tuple, list)) and not steps and not of_model:
+            raise ConfigurationError(f"{task.name}.{name}: has no effect if empty; leave it out")
 
 
 def _check_padding_row(task: Any, sizes: Any) -> None:
@@ -125,28 +145,80 @@ def warm_up(task: Any, instance: Model | None = None) -> None:
         instance: Of its model, if it has one.
 
     Raises:
-        Exception: What the model raises.
+        BatchError: The model raised an error, which is named with the shape; or the example of
+            a length has another one.
     """
     for filler in _fillers(task, instance):
         _check_cost(task, filler)
     predict = _run_function(task) if instance is None else model_calls(instance)
     policy = policy_of(task)
     shapes, sizes = policy.shapes(task.max_item_cost), FixedSizes(policy.batch_sizes)
-    batches = {length: _by_key(task, _rows(task, instance, length)) for _, length in shapes}
+    examples = {length: _rows(task, instance, length) for _, length in shapes}
+    _check_examples(task, policy, examples)
+    batches = {length: _by_key(task, rows) for length, rows in examples.items()}
     calls = [(size, length, rows) for size, length in shapes for rows in batches[length]]
     if not calls:
         logger.info("%s: no examples and no padding_row to warm up with", task.name)
     began = logged = time.monotonic()
     for number, (size, length, rows) in enumerate(calls, 1):
         columns = _columns(islice(cycle(rows), size))
-        run_all(f"{task.name} with {_shape(size, length)}", predict, columns)
+        _run(f"{task.name} with {_shape(size, length)}", predict, columns)
         if time.monotonic() - logged >= _LOG_EVERY:
             logged = time.monotonic()
             logger.info("%s: warmed up with %d of %d shapes", task.name, number, len(calls))
     for rows in _by_key(task, _examples(instance) + _fillers(task, instance)):
-        run_all(f"{task.name} with its examples", predict, _columns(rows), sizes)
+        _run(f"{task.name} with its examples", predict, _columns(rows), sizes)
     seconds = time.monotonic() - began
     logger.info("%s: warmed up with %d shapes in %.1f s", task.name, len(calls), seconds)
+
+
+def _run(
+    name: str, predict: Callable[..., Any], columns: list[Any], sizes: FixedSizes | None = None
+) -> None:
+    try:
+        run_all(name, predict, columns, sizes)
+    except BatchError:
+        raise  # its message begins with the name
+    except (Exception, SystemExit) as error:
+        raise LoadFailed(f"{name}: {type(error).__name__}: {error}") from error
+
+
+def _check_examples(task: Any, policy: BatchPolicy, examples: dict[Any, list[Row]]) -> None:
+    """
+    Check that the example of each length has it, where that can be told.
+
+    A shorter example is right as well, if it is padded to this length and to no other.
+    """
+    name, seen = f"{task.name}.example", dict[bytes, int]()
+    for length, rows in sorted(examples.items()) if policy.batch_lengths else ():
+        (row,) = rows
+        what, found = _length_of(task, policy, row)
+        if found is not None and round_up(policy.batch_lengths, found) != length:
+            raise ConfigurationError(
+                f"{name}: example({length}) has a {what} of {found:g}, so the warm-up would not"
+                f" prepare the length {length}"
+            )
+        with suppress(NotPlain):  # such as an array
+            other = seen.setdefault(encode_plain(list(row), sort=True), length)
+            if other != length:
+                raise ConfigurationError(
+                    f"{name}: example({other}) and example({length}) are equal, so the warm-up"
+                    f" would not prepare both lengths"
+                )
+
+
+def _length_of(task: Any, policy: BatchPolicy, row: Row) -> tuple[str, float | None]:
+    """Return what counts as the length of a row, and how much it is; None if that is unknown."""
+    item_cost = item_cost_of(task) if policy.padded else None
+    if item_cost is not None:
+        try:
+            return "cost", item_cost.of_call(row, {})
+        except ItemTooLarge:  # it is longer than any item, and padded to the largest length
+            return "cost", None
+    numbers = row[0] if len(row) == 1 and isinstance(row[0], (list, tuple)) else ()
+    is_flat = numbers and all(isinstance(each, (int, float)) for each in numbers)
+    # The len() of a text counts letters, and the model may count words.
+    return "len()", len(numbers) if is_flat else None
 
 
 def _run_function(task: Any) -> Callable[..., Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 
+import numpy as np
 import pytest
 from celery import Celery
 
@@ -78,6 +80,8 @@ class Counter(Model):
             {"batch_sizes": (1, 8), "max_batch_size": 1},
             "max_batch_size: is the largest of batch_sizes, 8; leave it out, got 1",
         ),
+        ({"batch_sizes": ()}, "shop.add.batch_sizes: has no effect if empty; leave it out"),
+        ({"batch_lengths": []}, "shop.add.batch_lengths: has no effect if empty"),
         ({"batch_sizes": (1, 2000)}, "shop.add.max_batch_size: at most"),
         ({"padding_row": 1}, "shop.add.padding_row: has no effect without batch_sizes"),
         ({"example": len}, "shop.add.example: has no effect without batch_lengths"),
@@ -260,7 +264,7 @@ def test_without_lengths_the_padding_row_is_an_example(app, calls, caplog):
 @pytest.mark.parametrize(
     ("example", "message"),
     [
-        ("ab", "shop.add: TypeError: "),
+        ("ab", "shop.add with 2 rows of length 4: TypeError: "),
         ((1, 2, 3), r"shop.add.example: \(1, 2, 3\) does not fit"),
     ],
 )
@@ -299,3 +303,83 @@ def test_a_shape_that_does_not_fit_into_memory_is_named(app):
 
     with pytest.raises(LoadFailed, match=r"shop\.hungry with 4 rows of length 8: 4 items do"):
         load_models(app, ["shop.hungry"])
+
+
+def test_a_shape_that_fails_is_named(app):
+    """Whatever the model raises, and whether it does so with a shape or with an example."""
+
+    class Weak(Counter):
+        def predict(self, rows):
+            """Take no two rows."""
+            if len(rows) > 1:
+                raise ValueError("no two")
+            sys.exit(f"no {rows[0]}")
+
+    class Alone(Weak):
+        batch_sizes = (1,)
+
+    Weak.as_task(app, name="shop.weak")
+    Alone.as_task(app, name="shop.alone")
+
+    with pytest.raises(LoadFailed, match=r"Weak on cpu: shop.weak with 4 rows of length 8: Value"):
+        load_models(app, ["shop.weak"])
+    with pytest.raises(LoadFailed, match=r"shop.alone with 1 rows of length 8: SystemExit: no \[0"):
+        load_models(app, ["shop.alone"])
+
+
+@pytest.mark.parametrize(
+    ("example", "options", "message"),
+    [
+        (lambda _: [0] * 5, {}, r"shop.l.example: example\(2\) has a len\(\) of 5"),
+        (lambda length: [0] * (length + 1), {}, r"example\(2\) has a len\(\) of 3"),
+        (lambda _: "text", {}, r"example\(2\) and example\(8\) are equal"),
+        (
+            lambda _: "text",
+            {"cost": len, "max_batch_cost": 99, "padded": True},
+            r"example\(2\) has a cost of 4, so the warm-up would not prepare the length 2",
+        ),
+    ],
+)
+def test_an_example_that_has_another_length_is_a_failed_start(app, example, options, message):
+    """Else a request would be the first with that length."""
+
+    class Careless(Counter):
+        def predict(self, rows):
+            """Return the rows."""
+            return rows
+
+    Careless.example = staticmethod(example)
+    Careless.as_task(app, name="shop.l", **options)
+
+    with pytest.raises(LoadFailed, match=message):
+        load_models(app, ["shop.l"])
+
+
+@pytest.mark.parametrize(
+    ("example", "options"),
+    [
+        (lambda length: [0] * (length - 1), {}),
+        (lambda length: "word " * length, {}),
+        (lambda length: [[0] * length], {}),
+        (lambda length: np.zeros(length + 1), {}),
+        (
+            lambda length: [0] * length,
+            {"cost": len, "max_batch_cost": 99, "max_item_cost": 7, "padded": True},
+        ),
+        (lambda length: [0] * length, {"cost": lambda _: 1, "max_batch_cost": 99}),
+    ],
+)
+def test_examples_whose_length_cannot_be_told_are_taken(app, example, options):
+    """A model may count words, and pads what is shorter."""
+
+    class Careful(Counter):
+        padding_row = None
+
+        def predict(self, rows):
+            """Count the rows."""
+            return [0] * len(rows)
+
+    Careful.example = staticmethod(example)
+    Careful.as_task(app, name="shop.l", **options)
+
+    assert "cpu" == load_models(app, ["shop.l"])
