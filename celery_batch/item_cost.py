@@ -8,10 +8,11 @@ from typing import Any
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError
 from celery_batch.interrupts import is_interrupt
+from celery_batch.item_key import item_key_of
 from celery_batch.runtime.item_cost import ItemCost
-from celery_batch.runtime.signature import own_attribute, signature_of
+from celery_batch.runtime.signature import check_function, own_attribute, signature_of
 
-__all__ = ["check_queue_cost", "item_cost_of"]
+__all__ = ["check_queue_cost", "check_sort_window", "item_cost_of"]
 
 
 def item_cost_of(task: Any) -> ItemCost | None:
@@ -53,7 +54,23 @@ def item_cost_of(task: Any) -> ItemCost | None:
             f"{task.name}.cost: must be a function of an item's arguments, or one of the"
             f" parameters {', '.join(names)}, got {cost!r}{hint}"
         )
+    if callable(cost):
+        check_function(f"{task.name}.cost", cost, task._batch_signature)
     return ItemCost(task.name, task._batch_signature, cost, largest, is_interrupt)
+
+
+def check_sort_window(cls: Any) -> None:
+    """
+    Check that the option ``sort_window`` is given only where batches are chosen.
+
+    Args:
+        cls: The task's class.
+
+    Raises:
+        ConfigurationError: It has no effect.
+    """
+    if "sort_window" in vars(cls) and not cls.padded and item_key_of(cls) is None:
+        raise ConfigurationError(f"{cls.name}.sort_window: has no effect without padded=True")
 
 
 def check_queue_cost(task: Any) -> None:

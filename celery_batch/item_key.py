@@ -10,7 +10,13 @@ from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError, InvalidKey
 from celery_batch.interrupts import is_interrupt
 from celery_batch.runtime.registry import key_option
-from celery_batch.runtime.signature import RowBinder, key_function, key_names, own_attribute
+from celery_batch.runtime.signature import (
+    RowBinder,
+    check_function,
+    key_function,
+    key_names,
+    own_attribute,
+)
 
 __all__ = ["ItemKey", "item_key_of"]
 
@@ -113,6 +119,8 @@ def item_key_of(task: Any) -> ItemKey | None:
             f"{option}: must be a function of an item's arguments, or names of parameters,"
             f" got {batch_by!r}"
         )
+    if not names:
+        check_function(option, batch_by, task._batch_signature)
     for name in names:
         if name not in parameters:
             raise ConfigurationError(

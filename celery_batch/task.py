@@ -28,7 +28,7 @@ from celery_batch.config import (
     policy_of,
 )
 from celery_batch.errors import ConfigurationError
-from celery_batch.item_cost import check_queue_cost, item_cost_of
+from celery_batch.item_cost import check_queue_cost, check_sort_window, item_cost_of
 from celery_batch.item_key import ItemKey, item_key_of
 from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
 from celery_batch.row_digest import check_reuse
@@ -45,7 +45,12 @@ from celery_batch.runtime.signature import (
 )
 from celery_batch.shapes import check_shapes, fixed_sizes_of
 from celery_batch.task_class import keep_app_class
-from celery_batch.task_options import NO_PYDANTIC, listable_signature, refuse_unknown_options
+from celery_batch.task_options import (
+    NO_PYDANTIC,
+    check_model_options,
+    listable_signature,
+    refuse_unknown_options,
+)
 
 __all__ = ["BatchTask", "model_task"]
 
@@ -192,6 +197,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         check_reuse(cls)
         check_shapes(cls)
         item_key_of(cls)
+        check_sort_window(cls)
         isolates_failures(cls)
         max_worker_losses(cls)
         max_queue_of(app, cls)
@@ -359,6 +365,7 @@ def model_task(app: Any, model: type[Model], *, name: str | None = None, **optio
         raise ConfigurationError(f"{name}: {NO_PYDANTIC}")
     if model.predict is Model.predict:
         raise ConfigurationError(f"{name}: {model.__qualname__} must define predict(batch)")
+    check_model_options(model)
     _keep_key_names(name, model, options.get("batch_by"))
 
     def predict(*columns: list[Any], **named: list[Any]) -> Any:

@@ -7,8 +7,37 @@ from typing import Any
 
 from celery_batch.config import did_you_mean
 from celery_batch.errors import ConfigurationError
+from celery_batch.runtime.model import Model
 
-__all__ = ["NO_PYDANTIC", "listable_signature", "refuse_unknown_options"]
+__all__ = [
+    "NO_PYDANTIC",
+    "check_model_options",
+    "listable_signature",
+    "refuse_unknown_options",
+]
+
+#: Options of ours that a task has and its model has not; none has a function as its value.
+_OF_TASKS = {
+    *("max_batch_size", "max_wait", "linger", "low_priority_share", "device_share"),
+    *("max_batch_cost", "max_item_cost", "padded", "sort_window", "target_latency", "shed"),
+    *("dedupe", "cache_ttl", "isolate_failures", "max_worker_losses"),
+    *("max_queue", "max_queue_cost"),
+}
+
+#: Attributes of a model that are options.
+_OF_MODELS = {
+    *("cost", "version", "batch_sizes", "batch_lengths", "padding_row", "batch_by"),
+    *("example", "examples"),
+}
+
+
+def _bare(name: str) -> str:
+    """Return a name as those have it who forget an underscore or a plural."""
+    return name.replace("_", "").removesuffix("s")
+
+
+_BARE_OF_TASKS = {_bare(name): name for name in _OF_TASKS}
+_BARE_OF_MODELS = {_bare(name): name for name in _OF_MODELS}
 
 #: Options that Celery's own decorator understands without declaring them on Task.
 _UNDECLARED = {
@@ -46,6 +75,42 @@ def refuse_unknown_options(cls: Any, known: set[str]) -> None:
             raise ConfigurationError(
                 f"{cls.name}.{name}: no such task option{did_you_mean(name, known)}"
                 f" (declare attributes of your own on a base class)"
+            )
+
+
+def check_model_options(model: type[Model]) -> None:
+    """
+    Refuse options of the task in the class of its model, and misspelt options of the model.
+
+    A model may have any attributes of its own: only those are refused that are called as an
+    option of ours, or almost so.
+
+    Args:
+        model: The class.
+
+    Raises:
+        ConfigurationError: With the way out.
+    """
+    own = [vars(cls) for cls in model.__mro__ if cls not in Model.__mro__]
+    names = {name: value for attributes in reversed(own) for name, value in attributes.items()}
+    for name, value in names.items():
+        if name in _OF_MODELS or name.startswith("_"):
+            continue
+        is_value = not (callable(value) or hasattr(value, "__get__"))
+        option = f"{model.__qualname__}.{name}"
+        if name in _OF_TASKS and is_value:
+            raise ConfigurationError(f"{option}: is an option of the task: give it to as_task(...)")
+        near = _BARE_OF_MODELS.get(_bare(name))
+        if near is not None and near not in names:
+            also = " or, as an option of the task, max_batch_size" if name == "batch_size" else ""
+            raise ConfigurationError(
+                f"{option}: is no option of a model; did you mean {near}{also}?"
+            )
+        near = _BARE_OF_TASKS.get(_bare(name))
+        if near is not None and is_value:
+            raise ConfigurationError(
+                f"{option}: is no option; did you mean {near}, which is an option of the task: give"
+                f" it to as_task(...)?"
             )
 
 

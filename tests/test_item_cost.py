@@ -220,6 +220,15 @@ def test_a_function_in_a_class_is_no_method(app):
         ),
         ({"cost": "text", "max_item_cost": 0}, r"max_item_cost: must be a number above 0, got 0"),
         ({"cost": "text", "max_batch_cost": -1}, r"late.max_batch_cost: must be a number above 0"),
+        (
+            {"cost": lambda text, lang: 1, "max_batch_cost": 9},  # noqa: ARG005 (it is not called)
+            r"late.cost: .*\(text, lang\) must take what an item has \(text\): missing a required",
+        ),
+        (
+            {"cost": lambda: 1, "max_batch_cost": 9},
+            r"must take what an item has \(text\): too many",
+        ),
+        ({"sort_window": 4}, r"late.sort_window: has no effect without padded=True"),
         ({"padded": True}, r"late.padded: has no effect without max_batch_cost"),
     ],
 )
@@ -242,3 +251,53 @@ def test_rows_are_limited_far_above_where_cost_is(app):
         wide._batch_runner._cost.limits.rows,
         narrow._batch_runner._cost.limits.rows,
     )
+
+
+@pytest.mark.parametrize(
+    "cost", [max, float, lambda *texts: len(texts), lambda text, more=1: text and more]
+)
+def test_functions_that_can_be_called_are_taken(app, cost):
+    """Also those of which Python does not know the parameters."""
+    task = Embed.as_task(app, name="embed", max_batch_cost=10, cost=cost)
+
+    assert item_cost_of(task) is not None
+
+
+def test_the_parameters_of_a_cost_function_are_checked(app):
+    """It takes all that an item has, those with defaults and those by name as well."""
+
+    def of_two(text, lang):
+        return len(text + lang)
+
+    with pytest.raises(ConfigurationError, match=r"two.cost: .*item has \(text, lang, hint\)"):
+        app.task(base=BatchTask, name="two", max_batch_cost=9, cost=of_two, lazy=False)(translate)
+
+
+def test_a_forgotten_static_method_is_named(app):
+    """The function of a class would get no instance."""
+
+    class Method(Embed):
+        def cost(self, text):
+            """Return the length."""
+            return len(text)
+
+    class OfClass(Embed):
+        @classmethod
+        def cost(cls, text):
+            """Return the length."""
+            return len(text)
+
+    for model in (Method, OfClass):
+        task = model.as_task(app, name=model.__name__, max_batch_cost=10)
+        with pytest.raises(ConfigurationError, match=r"\.cost: .*; make it a static method$"):
+            task.name  # noqa: B018 (the task is bound when it is used)
+
+
+def test_a_window_without_padding_is_for_keys(app):
+    """From so many batches' worth of requests are those of one key chosen."""
+
+    @app.task(base=BatchTask, name="keys", batch_by="lang", sort_window=4, lazy=False)
+    def keys(text, lang):  # noqa: ARG001
+        return text
+
+    assert 4 == keys.sort_window

@@ -133,6 +133,14 @@ def test_rows_of_one_request_have_one_key():
         key_of(lambda text, *_, **__: len(text)).of_rows([["a", "b", "cc"], "xyz", "xyz"])
 
 
+class Method:
+    """A class whose function is no static method."""
+
+    def key(self, text, lang):
+        """Return both."""
+        return text, lang
+
+
 @pytest.mark.parametrize(
     ("batch_by", "message"),
     [
@@ -140,6 +148,8 @@ def test_rows_of_one_request_have_one_key():
         (5, "must be a function of an item's arguments, or names of parameters, got 5"),
         ((), "names of parameters, got ()"),
         (("lang", 5), "names of parameters"),
+        (len, r"must take what an item has \(text, lang\): too many positional arguments$"),
+        (Method.key, "missing a required argument: 'lang'; make it a static method$"),
         (("text", "lang"), "names all parameters, so that none is left with a list"),
     ],
 )

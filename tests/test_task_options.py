@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, _state
 from celery.exceptions import CDeprecationWarning
 
-from celery_batch import BatchTask
+from celery_batch import BatchTask, Model
 from celery_batch.config import policy_of
 from tests.making import double, make, refusal
 
@@ -41,6 +41,14 @@ def any_name(x, **rest):
     return x, rest
 
 
+class Doubles(Model):
+    """Doubles numbers."""
+
+    def predict(self, rows):
+        """Return the doubles."""
+        return [2 * row for row in rows]
+
+
 class TestOptions:
     """What is written beside the function is checked when the task is made."""
 
@@ -68,6 +76,8 @@ class TestOptions:
         ("option", "hint"),
         [
             ("max_batch_sise", "; did you mean max_batch_size?"),
+            ("batch_size", "; did you mean max_batch_size?"),
+            ("timeout", "; did you mean time_limit?"),
             ("maxwait", "; did you mean max_wait?"),
             ("lingre", "; did you mean linger?"),
             ("autoretry_far", "; did you mean autoretry_for?"),
@@ -114,6 +124,54 @@ class TestOptions:
             task = make(app, **options)
 
         assert options == {name: getattr(task, name) for name in options}
+
+    @pytest.mark.parametrize(
+        ("attributes", "message"),
+        [
+            (
+                {"cost": len, "max_batch_cost": 10},
+                "A.max_batch_cost: is an option of the task: give it to as_task(...)",
+            ),
+            ({"dedupe": True}, "A.dedupe: is an option of the task: give it to as_task(...)"),
+            ({"batchby": "x"}, "A.batchby: is no option of a model; did you mean batch_by?"),
+            ({"costs": len}, "A.costs: is no option of a model; did you mean cost?"),
+            (
+                {"batch_size": 8},
+                (
+                    "A.batch_size: is no option of a model; did you mean batch_sizes or, as an"
+                    " option of the task, max_batch_size?"
+                ),
+            ),
+            (
+                {"maxwait": 1},
+                (
+                    "A.maxwait: is no option; did you mean max_wait, which is an option of the"
+                    " task: give it to as_task(...)?"
+                ),
+            ),
+        ],
+    )
+    def test_in_a_model_s_class(self, app: Celery, attributes: dict[str, Any], message: str):
+        """Those of the task have no effect there, nor have misspelt ones."""
+        kind = type("A", (Doubles,), attributes)
+        heir = type("A", (kind,), {})
+
+        assert message == refusal(lambda: kind.as_task(app, name="shop.t"))
+        assert message == refusal(lambda: heir.as_task(app, name="shop.t"))
+
+    @pytest.mark.parametrize(
+        "attributes",
+        [
+            {"tokenizer": None, "BATCH_SIZE": 8, "name": "x", "max_retries": 3, "batch": 4},
+            {"padded": lambda _self, rows: rows, "linger": property(len), "_max_wait": 1},
+            {"version": "2", "versions": ["1", "2"], "cost": len, "timeout": 5},
+        ],
+    )
+    def test_a_model_s_own_attributes(self, app: Celery, attributes: dict[str, Any]):
+        """It may have any, if they are not called almost like an option."""
+        task = type("A", (Doubles,), attributes).as_task(app, name="shop.t", cache_ttl=9)
+
+        assert "shop.t" == task.name
 
     def test_your_own_on_a_base_class(self, app: Celery):
         """Attributes declared on a base class may be set like options."""

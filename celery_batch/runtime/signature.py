@@ -14,6 +14,7 @@ from celery_batch.runtime.model import Model
 __all__ = [
     "RowBinder",
     "call_with_columns",
+    "check_function",
     "example_rows",
     "key_function",
     "key_names",
@@ -149,6 +150,33 @@ class RowBinder:
         bound = self._signature.bind(*args, **kwargs)  # which raises its own error
         bound.apply_defaults()
         return tuple(bound.arguments.values())
+
+
+def check_function(option: str, function: Any, signature: inspect.Signature) -> None:
+    """
+    Check that a function can be called with the arguments of an item.
+
+    Args:
+        option: Where the function was given, in errors.
+        function: As a user wrote it; one without a signature, such as ``max``, is not checked.
+        signature: Of the batch function.
+
+    Raises:
+        ConfigurationError: It takes other parameters.
+    """
+    try:
+        takes = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        call_with_columns(takes.bind, signature, [*signature.parameters])
+    except TypeError as error:
+        first = next(iter(takes.parameters), "")
+        hint = "; make it a static method" if first in ("self", "cls") else ""
+        raise ConfigurationError(
+            f"{option}: {getattr(function, '__qualname__', function)}{takes} must take what an"
+            f" item has ({', '.join(signature.parameters)}): {error}{hint}"
+        ) from None
 
 
 def own_attribute(cls: type, name: str) -> Any:
