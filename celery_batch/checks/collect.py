@@ -10,7 +10,7 @@ from typing import Any
 from celery.concurrency import ALIASES
 
 from celery_batch.checks.collect_machine import this_machine
-from celery_batch.checks.collect_servers import broker_of, depths_of, results_of, why
+from celery_batch.checks.collect_servers import broker_of, cache_of, depths_of, results_of, why
 from celery_batch.checks.collect_workers import workers_of
 from celery_batch.checks.facts import Facts, Worker
 from celery_batch.config import Settings
@@ -47,6 +47,7 @@ def collect(app: Any) -> Facts:
         devices=devices,
         broker=broker,
         results=results_of(app),
+        cache=cache_of(app, [task.name for task in tasks if task.cache_ttl is not None]),
         machine=this_machine(wants_gpu=any(name.startswith("cuda") for name in devices or ())),
         workers=workers,
         unasked=unasked,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from typing import Any
 
@@ -14,8 +14,10 @@ from celery_batch.broker_depth import can_read_depth, open_depth_reader
 from celery_batch.checks.facts import Redis, Server
 from celery_batch.client.results.listener import ResultReader
 from celery_batch.cluster.control_client import impatient_connection
+from celery_batch.errors import ConfigurationError
+from celery_batch.worker.redis.answer_cache import cache_backend
 
-__all__ = ["broker_of", "depths_of", "results_of", "why"]
+__all__ = ["broker_of", "cache_of", "depths_of", "results_of", "why"]
 
 
 def broker_of(app: Any) -> Server:
@@ -53,6 +55,21 @@ def results_of(app: Any) -> Server:
         return Server(kind="redis", url=url, redis=_redis(ResultReader(app.backend).client()))
     except Exception as error:  # noqa: BLE001 (no such backend, or no library for it, or away)
         return Server(kind="unknown", url=url, error=why(error))
+
+
+def cache_of(app: Any, tasks: Sequence[str]) -> Server | None:
+    """Return where the answers of these tasks are kept; None without tasks."""
+    if not tasks:
+        return None
+    try:
+        backend = cache_backend(app, tasks[0])
+    except ConfigurationError as error:
+        return Server(kind="none", error=str(error))
+    url = maybe_sanitize_url(str(backend.as_uri()))
+    try:
+        return Server(kind="redis", url=url, redis=_redis(ResultReader(backend).client()))
+    except Exception as error:  # noqa: BLE001 (whatever the server or its library raises)
+        return Server(kind="redis", url=url, error=why(error))
 
 
 def depths_of(app: Any, queues: set[str]) -> dict[str, int]:

@@ -155,6 +155,7 @@ class Facts:
         devices: The setting ``batch_devices``; None if it is not set, or wrong.
         broker: Where messages are.
         results: Where results are.
+        cache: Where answers are kept, for tasks with ``cache_ttl``; None if no task has it.
         machine: This one.
         workers: Those that have answered; None if they could not be asked.
         unasked: Why they could not be asked; empty where the broker's error says it.
@@ -171,6 +172,7 @@ class Facts:
     devices: tuple[str, ...] | None = None
     broker: Server
     results: Server
+    cache: Server | None = None
     machine: Machine
     workers: tuple[Worker, ...] | None = ()
     unasked: str = ""

@@ -8,7 +8,7 @@ from datetime import timedelta
 from celery_batch.checks.facts import Facts
 from celery_batch.checks.finding import Finding, ok, problem, warning
 
-__all__ = ["expiry", "results", "serializers"]
+__all__ = ["caches", "expiry", "results", "serializers"]
 
 #: Seconds, less than which an answer may be gone before it is read.
 _SOON = 60.0
@@ -83,6 +83,26 @@ def expiry(facts: Facts) -> Iterator[Finding]:
             f"result_expires is {seconds:g} s: an answer may be gone before it is read.",
             "Set it to more than your callers wait, such as 600.",
         )
+
+
+def caches(facts: Facts) -> Iterator[Finding]:
+    """Where the answers of tasks with ``cache_ttl`` are kept."""
+    server = facts.cache
+    if server is None:
+        return
+    if server.kind == "none":
+        says, _, fix = server.error.partition("; ")
+        yield problem(
+            f"{says}: no worker of this app starts.",
+            f"{(fix or 'correct batch_cache_url, or leave out cache_ttl').capitalize()}.",
+        )
+    elif server.error:
+        yield problem(
+            f"The cache of answers does not answer at {server.url}: {server.error}",
+            "Start it, or correct batch_cache_url (without it, the result backend is the cache).",
+        )
+    else:
+        yield ok(f"Answers of tasks with cache_ttl are kept in Redis at {server.url}.")
 
 
 def serializers(facts: Facts) -> Iterator[Finding]:

@@ -81,6 +81,11 @@ def results(kind="redis", error="", **info):
     return replace(GOOD, results=Server(kind=kind, url="redis://there", error=error, redis=redis))
 
 
+def cache(kind, error=""):
+    """Return facts with a cache of answers."""
+    return replace(GOOD, cache=Server(kind=kind, url="redis://cache", error=error))
+
+
 def machine(devices=None, concurrency=1, **options):
     """Return facts with this machine, and these settings about it."""
     settings = {"worker_concurrency": concurrency}
@@ -294,6 +299,9 @@ WRONG = [
         "may vanish",
     ),
     (results_checks.results, conf(batch_bulk=False), "warning", "notified one by one"),
+    (results_checks.caches, cache("none", "t.cache_ttl: no; set it"), "problem", "no worker of"),
+    (results_checks.caches, cache("none", "batch_cache_url: bad"), "problem", "leave out cache"),
+    (results_checks.caches, cache("redis", "refused."), "problem", "refused"),
     (results_checks.expiry, conf(result_expires=None), "warning", "for ever"),
     (results_checks.expiry, conf(result_expires=5.0), "warning", "5 s"),
     (results_checks.expiry, conf(result_expires=timedelta(seconds=5)), "warning", "5 s"),
@@ -458,6 +466,7 @@ FINE = [
         "stores results",
     ),
     (results_checks.serializers, conf(accept_content=("application/json",)), "application/json"),
+    (results_checks.caches, cache("redis"), "kept in Redis at redis://cache"),
     (
         workers_checks.budgets,
         worker(report=COSTS | {"rows": 60, "model_calls": 20, "cost": 60.0, "padded_cost": 60.0}),
@@ -544,6 +553,7 @@ QUIET = [
         )
     ),
     (results_checks.expiry, results("rpc")),
+    (results_checks.caches, GOOD),
     (workers_checks.budgets, worker(report=COSTS)),
     (workers_checks.budgets, worker(report=COSTS | {"rows": 9, "model_calls": 4, "cost": 900.0})),
     (tasks_checks.costs, task(cost="x", max_batch_cost=100, max_item_cost=100)),

@@ -10,6 +10,9 @@ from celery import Celery
 
 from celery_batch import BatchTask
 from celery_batch.checks.collect import devices_of, pool_of, trouble_of
+from celery_batch.checks.collect_servers import cache_of
+from celery_batch.processes.redis_server import RedisServer
+from tests.services.ports import quiet_port
 
 
 def app_with(**settings):
@@ -94,3 +97,25 @@ def test_devices_are_read():
     """Where the settings are wrong, they are not known."""
     assert ("cuda:0", "cuda:1") == devices_of(app_with(batch_devices="cuda:0, cuda:1"))
     assert devices_of(app_with(batch_nothing=1)) is None
+
+
+def test_without_a_redis_for_answers_there_is_no_cache():
+    """As the worker says it; without a task that has a cache nothing is asked."""
+    app = app_with(result_backend="cache+memory://")
+    found = cache_of(app, ["t"])
+
+    assert found is not None
+    assert "none" == found.kind
+    assert "t.cache_ttl: answers are kept in Redis" in found.error
+    assert cache_of(app, []) is None
+
+
+def test_a_cache_at_which_nobody_listens_is_found(redis_server: RedisServer):
+    """The setting names another server than the results', which is asked."""
+    away = cache_of(app_with(batch_cache_url=f"redis://127.0.0.1:{quiet_port()}/1"), ["t"])
+    there = cache_of(app_with(batch_cache_url=redis_server.url), ["t"])
+
+    assert away is not None
+    assert there is not None
+    assert away.error
+    assert ("redis", "") == (there.kind, there.error)
