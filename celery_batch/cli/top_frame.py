@@ -51,7 +51,9 @@ def frame(
         parts.append(Text(f"The broker does not answer ({cluster_state.error}){again}", "red"))
     elif not workers:
         parts.append(Text("No worker answers. Start one: celery -A APP worker", "yellow"))
-    parts += [_queues(tasks), Text(), _table(_TASK_COLUMNS, tasks, width), Text()]
+    has_padding = any(task.padding is not None for task in tasks)
+    columns = (*_TASK_COLUMNS, _PADDING) if has_padding else _TASK_COLUMNS
+    parts += [_queues(tasks), Text(), _table(columns, tasks, width), Text()]
     parts += [_table(_WORKER_COLUMNS, workers, width), Text()] if workers else []
     parts += _histograms(tasks, cluster_state.seconds)
     return Group(*parts)
@@ -73,7 +75,11 @@ def _queues(tasks: list[TaskView]) -> Text:
 
 
 def _size(task: TaskView) -> str:
-    return f"{_cell(task.size, ',.1f')} of {task.max_batch_size}" if task.workers else _NOTHING
+    if not task.workers:
+        return _NOTHING
+    cost = task.max_batch_cost
+    limit = task.max_batch_size if cost is None else f"cost {cost:,g}"
+    return f"{_cell(task.size, ',.1f')} of {limit}"
 
 
 def _name(task: TaskView) -> Text:
@@ -103,6 +109,9 @@ _TASK_COLUMNS = (
     _Column("wait p50", lambda task: _seconds(task.wait[0]), 9),
     _Column("wait p95", lambda task: _seconds(task.wait[1]), 5),
 )
+
+#: Shown if any task has padding that is counted.
+_PADDING = _Column("padding", lambda task: _cell(task.padding, ".0%"), 11)
 
 _WORKER_COLUMNS = (
     _Column("worker", lambda worker: Text(worker.name, "bold"), 0, is_word=True),
@@ -139,7 +148,7 @@ def _histograms(tasks: list[TaskView], seconds: float) -> Iterator[RenderableTyp
         count = sum(task.sizes.values())
         title = f"sizes of {task.name}: {count:,} batches in {seconds:.0f} s"
         yield Rule(Text(title, "dim"), align="left", style="dim", characters="─")
-        yield _bars(task.sizes, task.max_batch_size)
+        yield _bars(task.sizes, 1 if task.max_batch_cost else task.max_batch_size)
 
 
 def _bars(sizes: Mapping[int, int], largest: int) -> Table:

@@ -38,6 +38,8 @@ class Growth:
         rows: Their rows.
         ended: Batches that have ended.
         model: Seconds that these took in the model.
+        computed: What was computed, in cost or in rows, where padding is known.
+        padding: How much of it was padding.
         sizes: Batches, by the upper bound of their size.
         waits: Requests, by the upper bound of their wait in seconds.
     """
@@ -46,6 +48,8 @@ class Growth:
     rows: int = 0
     ended: int = 0
     model: float = 0.0
+    computed: float = 0.0
+    padding: float = 0.0
     sizes: Counter[int] = field(default_factory=Counter)
     waits: Counter[str] = field(default_factory=Counter)
 
@@ -55,6 +59,8 @@ class Growth:
         self.rows += other.rows
         self.ended += other.ended
         self.model += other.model
+        self.computed += other.computed
+        self.padding += other.padding
         self.sizes.update(other.sizes)
         self.waits.update(other.waits)
 
@@ -76,17 +82,30 @@ def grown(before: Mapping[str, Any], after: Mapping[str, Any]) -> Growth:
         rows=last.rows - first.rows,
         ended=last.ended - first.ended,
         model=last.model - first.model,
+        computed=last.computed - first.computed,
+        padding=last.padding - first.padding,
         sizes=last.sizes - first.sizes,
         waits=last.waits,
     )
 
 
 def _counts(report: Mapping[str, Any]) -> Growth:
+    computed, padding = _padding(report)
     return Growth(
         batches=report.get("batches", 0),
         rows=report.get("rows", 0),
         ended=report.get("ended", 0),
         model=(report.get("model") or {}).get("seconds") or 0.0,
+        computed=computed,
+        padding=padding,
         sizes=Counter({int(size): counts[0] for size, counts in report.get("sizes", {}).items()}),
         waits=Counter((report.get("wait") or {}).get("buckets")),
     )
+
+
+def _padding(report: Mapping[str, Any]) -> tuple[float, float]:
+    """Return what was computed, and how much of it was padding; 0 where that is not counted."""
+    if "padded_cost" in report:
+        return report["padded_cost"], report["padded_cost"] - report["cost"]
+    padding = report.get("padding_rows")
+    return (0.0, 0.0) if padding is None else (report["rows"] + padding, padding)

@@ -61,6 +61,8 @@ class TaskView:
         queue: The broker queue of its messages.
         workers: How many workers serve it.
         max_batch_size: The largest of all workers.
+        max_batch_cost: The same in cost; None where cost is not limited.
+        padding: The share of what was computed that was padding, where that is counted.
         depth: Messages in the broker; None where that is not known.
         waiting: Requests that wait in workers.
         oldest: Seconds for which the oldest of these has waited in a worker.
@@ -78,6 +80,8 @@ class TaskView:
     queue: str = ""
     workers: int = 0
     max_batch_size: int = 0
+    max_batch_cost: float | None = None
+    padding: float | None = None
     depth: int | None = None
     waiting: int = 0
     oldest: float = 0.0
@@ -163,6 +167,11 @@ class ClusterState:
             queue=queue,
             workers=len(reports),
             max_batch_size=max((each.get("max_batch_size", 0) for each in reports), default=0),
+            max_batch_cost=max(
+                (each["max_batch_cost"] for each in reports if "max_batch_cost" in each),
+                default=None,
+            ),
+            padding=total.padding / total.computed if total.computed else None,
             depth=self._snapshots[-1].depths.get(queue) if self._snapshots else None,
             waiting=sum(each.get("waiting", 0) for each in reports),
             oldest=max((each.get("oldest_age", 0.0) for each in reports), default=0.0),

@@ -69,6 +69,32 @@ def test_a_loaded_worker(drawn):
     assert [4, 32, 4] == [bar.count("█") for bar in ("".join(words) for words in bars)]
 
 
+def test_a_task_with_a_cost_shows_it(drawn):
+    """Its limit is a cost and no number of rows, and the share of padding is shown."""
+    looks = [look(0.0, 0), look(2.0, 40, upto16=40)]
+    for each, cost in zip(looks, (0.0, 300.0), strict=True):
+        task = each.answers["w1@host"]["tasks"]["tasks.infill"]
+        task |= {"max_batch_size": 1024, "max_batch_cost": 2048.0}
+        task |= {"cost": cost, "padded_cost": cost / 0.75}
+    shown = drawn(*looks, columns=140)
+
+    assert "10.0 of cost 2,048" in shown
+    assert "padding" in shown
+    assert "25%" in next(line for line in shown.splitlines() if line.startswith("tasks.infill"))
+    assert "1024" not in shown
+
+
+def test_padding_rows_are_padding(drawn):
+    """So are rows that fill calls up to fixed sizes; without either there is no column."""
+    looks = [look(0.0, 0), look(2.0, 40)]
+    assert "padding" not in drawn(*looks, columns=140)
+    for each, rows in zip(looks, (0, 100), strict=True):
+        each.answers["w1@host"]["tasks"]["tasks.infill"]["padding_rows"] = rows
+    shown = drawn(*looks, columns=140)
+
+    assert "20%" in next(line for line in shown.splitlines() if line.startswith("tasks.infill"))
+
+
 def test_nothing_is_known_yet(drawn):
     """Without a worker it says what to do, and shows dots where it knows nothing."""
     shown = drawn(ClusterSnapshot(time=0.0))
