@@ -118,8 +118,9 @@ def load_of(path: Path, task: str) -> Load:
             for each in lines[::processes][:_MOST]
         ]
     except (OSError, ValueError, TypeError, KeyError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
         raise ConfigurationError(
-            f"--trace: {path}: {error!r}; give a file that --record has written"
+            f"--trace: {path}: {reason or 'is no trace'}; give a file that --record has written"
         ) from error
     if head.get("task") != task:
         raise ConfigurationError(f"--trace: {path}: is of {head.get('task')}, not of {task}")

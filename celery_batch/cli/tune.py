@@ -197,8 +197,9 @@ def show(task: str, device: str, curve: Curve, proposal: Proposal) -> None:
     }
     options = ", ".join(f"{option}={value:g}" for option, value in settings.items())
     wanted = f"99 of 100 requests within {figure(proposal.latency)}"
+    larger = "larger ones" if curve.line is None else "batches of more items"  # in the table: cost
     above = [
-        f"No larger ones: {curve.cap}." if curve.cap else "",
+        f"No {larger}: {curve.cap}." if curve.cap else "",
         about_cost(curve),
         about_scatter(curve),
     ]
@@ -500,7 +501,8 @@ def _record(app: Any, task: str, path: Path, seconds: float) -> None:
     batch_task(app, task)
     with _progress() as report:
         count, processes = record(app, task, path, seconds, report)
-    click.echo(f"{count:,} requests to {processes} processes, in {path}")
+    unit = "process" if processes == 1 else "processes"
+    click.echo(f"{count:,} requests to {processes} {unit}, in {path}")
 
 
 def _load(trace: Load | None, costs: Sequence[float], rate: float) -> Load:

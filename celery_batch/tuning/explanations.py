@@ -48,11 +48,13 @@ def about_cost(curve: Curve) -> str:
 def about_size(curve: Curve, proposal: Proposal) -> str:
     """Explain the size."""
     chosen = proposal.chosen
-    size = limit_of(chosen.policy)
+    size, smallest = limit_of(chosen.policy), proposal.sizes[0]
+    is_one = smallest.policy.max_batch_size == 1
+    otherwise = "one by one" if is_one else f"with up to {limit_of(smallest.policy)}"
     words = [
         f"With up to {size} in a batch one process completes {number(chosen.max_rate)} requests a"
-        f" second within {figure(proposal.latency)}; one by one it would be"
-        f" {number(proposal.sizes[0].max_rate)}."
+        f" second within {figure(proposal.latency)}; {otherwise} it would be"
+        f" {number(smallest.max_rate)}."
         if chosen.max_rate
         else f"Of the sizes measured, {size} comes nearest."
     ]

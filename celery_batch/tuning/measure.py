@@ -142,7 +142,7 @@ def _grow(
             return f"a batch of {size} takes {figure(seconds)} already"
         worse = worse + 1 if rate < _WORSE * best else 0
         if worse == _WORSE_IN_A_ROW:
-            return f"batches of {size} compute fewer items a second than those of {best_size}"
+            return f"batches of {size} items compute fewer items a second than those of {best_size}"
         if rate > best:
             best, best_size = rate, size
     return ""

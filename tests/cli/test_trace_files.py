@@ -33,7 +33,7 @@ def test_each_process_gets_its_part(tmp_path):
     [
         ("", "give a file that --record has written"),
         ("[]", "give a file that --record has written"),
-        ('{"task": "t", "processes": 1}\n{"arrived": 1}', "KeyError"),
+        ('{"task": "t", "processes": 1}\n{"arrived": 1}', ": is no trace; give a file"),
         ('{"task": "t", "processes": 0}', "give a file that --record has written"),
         ('{"task": "other", "processes": 1}', "is of other, not of t"),
         ('{"task": "t", "processes": 1}', "has 0 requests for each process"),

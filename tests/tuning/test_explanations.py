@@ -77,6 +77,16 @@ def test_the_size_is_compared_with_smaller_and_larger_ones():
     )
 
 
+def test_the_smallest_cost_is_no_single_item():
+    """Where cost limits batches, or none of one was measured, the smallest limit is named."""
+    measured = curve(fixed=0.0, each=0.01)
+    larger = Curve(measured.points[1:])
+    text = about_size(larger, propose(larger, 5.0, rate=20))
+
+    assert "with up to 4 it would be" in text
+    assert "one by one" not in text
+
+
 def test_waits_are_explained_with_the_longest_time():
     """Of an idle process, and under load."""
     measured = curve(fixed=0.01, each=0.0001)

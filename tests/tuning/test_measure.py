@@ -119,7 +119,7 @@ def test_batches_that_compute_fewer_items_end_it():
     curve = measured(run)
 
     assert [1, 2, 4, 8, 16, 32] == curve.sizes
-    assert "batches of 32 compute fewer items a second than those of 8" == curve.cap
+    assert "batches of 32 items compute fewer items a second than those of 8" == curve.cap
 
 
 def test_sizes_that_were_asked_for_are_all_measured():
