@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -15,11 +15,13 @@ from celery.platforms import EX_FAILURE
 from celery.worker.consumer.consumer import Evloop
 
 import celery_batch.worker.control.commands  # noqa: F401 (adds the remote control commands)
+from celery_batch.batching.policy import BatchPolicy
 from celery_batch.compat import gc
 from celery_batch.compat.billiard import read_before_flush
 from celery_batch.compat.celery import defer_signals, reconnect_soon
-from celery_batch.config import Settings, milliseconds_warnings, policy_of
+from celery_batch.config import LARGEST_BATCH, Settings, milliseconds_warnings, policy_of
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed
+from celery_batch.item_key import item_key_of
 from celery_batch.runtime import registry
 from celery_batch.worker.bulk import BulkPath
 from celery_batch.worker.consumer_context import ConsumerContext
@@ -273,12 +275,41 @@ def log_policy(task: Any) -> None:
     for warning in milliseconds_warnings(task.name, policy):
         logger.warning("%s", warning)
     logger.info(
-        "%s: batches of up to %d, max_wait %g s, linger %g s",
+        "%s: batches of up to %s, max_wait %g s, linger %g s%s",
         task.name,
-        policy.max_batch_size,
+        _limit(policy),
         policy.max_wait,
         policy.linger_seconds,
+        "".join(f", {each}" for each in _more_options(task, policy)),
     )
+
+
+def _limit(policy: BatchPolicy) -> str:
+    """Return how large batches may be, as words."""
+    if policy.max_batch_cost is None:
+        return str(policy.max_batch_size)
+    cost = f"{policy.max_batch_cost:g} of {'padded cost' if policy.padded else 'cost'}"
+    if policy.max_batch_size == LARGEST_BATCH:
+        return cost
+    return f"{cost} and {policy.max_batch_size} rows"
+
+
+def _more_options(task: Any, policy: BatchPolicy) -> Iterator[str]:
+    """Yield what is set of the options that most tasks do not have, as words."""
+    if item_key_of(task) is not None:
+        yield "batch_by"
+    for option in ("batch_sizes", "batch_lengths"):
+        if steps := getattr(policy, option):
+            yield f"{option} {' '.join(map(str, steps))}"
+    if policy.target_latency is not None:
+        sheds = " with shed" if policy.shed else ""
+        yield f"target_latency {policy.target_latency:g} s{sheds}"
+    if task.dedupe:
+        yield "dedupe"
+    if task.cache_ttl is not None:
+        yield f"cache_ttl {task.cache_ttl:g} s"
+    if policy.device_share != BatchPolicy().device_share:
+        yield f"device_share {policy.device_share:g}"
 
 
 def log_not_loaded(app: Any, routed: Collection[Any]) -> None:
