@@ -25,6 +25,7 @@ from examples.image_classifier import ImageClassifier
 __all__ = ["GraphClassifier", "Graphs", "app", "classify", "main"]
 
 app = Celery("cuda_graphs")  # reads CELERY_BROKER_URL and CELERY_RESULT_BACKEND
+app.conf.task_default_queue = "cuda_graphs"  # other examples may share the broker
 
 
 class GraphClassifier(ImageClassifier):

@@ -20,6 +20,7 @@ from celery_batch import Model
 __all__ = ["Enlarger", "app", "enlarge", "main"]
 
 app = Celery("images_by_shape")  # reads CELERY_BROKER_URL and CELERY_RESULT_BACKEND
+app.conf.task_default_queue = "images_by_shape"  # other examples may share the broker
 
 
 def _open(file: bytes) -> Any:

@@ -21,6 +21,7 @@ from celery_batch import Model
 __all__ = ["AdaptedClassifier", "app", "classify", "main"]
 
 app = Celery("lora_adapters")  # reads CELERY_BROKER_URL and CELERY_RESULT_BACKEND
+app.conf.task_default_queue = "lora_adapters"  # other examples may share the broker
 
 #: The labels of each adapter.
 ADAPTERS = {"tone": ("glad", "sad", "angry"), "topic": ("sky", "sea", "farm")}

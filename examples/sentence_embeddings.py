@@ -1,8 +1,8 @@
 """
 Sentence embeddings: texts are batched by their tokens, and run in a few compiled shapes.
 
-    celery batch redis                                             # prints lines for the others
-    celery -A examples.sentence_embeddings worker --concurrency=1
+    celery batch redis                           # prints lines for the others
+    celery -A examples.sentence_embeddings worker --concurrency=1 -l INFO  # logs the warm-up
     python -m examples.sentence_embeddings "a star shines" "stars shine" "the cow jumped"
 
 Tokenizer and network are small and made here.  The weights are random, but the same each time,
@@ -27,6 +27,7 @@ from celery_batch import Model, padding
 __all__ = ["SentenceEncoder", "app", "embed", "main"]
 
 app = Celery("sentence_embeddings")  # reads CELERY_BROKER_URL and CELERY_RESULT_BACKEND
+app.conf.task_default_queue = "sentence_embeddings"  # other examples may share the broker
 
 _TEXTS = Path(__file__).with_name("sentences.jsonl")
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
@@ -115,9 +116,9 @@ embed = SentenceEncoder.as_task(app, name="embed", max_batch_cost=512, padded=Tr
 
 
 def main(first: str, *others: str) -> list[float]:
-    """Return how alike a text and others are, from -1 to 1."""
+    """Return how alike a text and others are, from -1 to 1; a new worker compiles for minutes."""
     results = embed.delay_many([first, *others])
-    one, *rest = [result.get(timeout=60) for result in results]
+    one, *rest = [result.get(timeout=600) for result in results]
     return [sum(a * b for a, b in zip(one, other, strict=True)) for other in rest]
 
 
