@@ -114,7 +114,8 @@ class BatchInfo:
         cached: How many of the task's rows were answered from the cache, 1 for a single item; the
             size is 0 if that are all.
         reason: Why the batch left, such as ``"full"``.
-        padding: The part of what was computed that was padding, as far as it is known.
+        padding: The part of what was computed that was padding; None if that is not known, as
+            for rows without a cost in calls of any size.
         plan: How it was chosen, if its task has a ``target_latency``.
     """
 
@@ -124,14 +125,16 @@ class BatchInfo:
     worker: str
     cached: int = 0
     reason: str = ""
-    padding: float = 0.0
+    padding: float | None = None
     plan: BatchPlan | None = None
 
 
-def about_batch(reason: str, padding: float = 0.0, plan: Sequence[Any] | None = None) -> bytes:
+def about_batch(
+    reason: str, padding: float | None = None, plan: Sequence[Any] | None = None
+) -> bytes:
     """Return what `batch_facts` takes about a batch of one or of several calls; see `BatchInfo`."""
     about = b', "reason": %b' % _quoted(reason)
-    if padding:
+    if padding is not None:
         about += b', "padding": %.4f' % padding
     return about if plan is None else about + b', "plan": %b' % json.dumps(plan).encode()
 
@@ -172,7 +175,7 @@ def read_facts(facts: bytes, number: int) -> BatchInfo | None:
             *(int(fields["size"]), round(wait, 6), float(fields["seconds"]), str(fields["worker"])),
             int(fields.get("cached", 0)),
             str(fields.get("reason", "")),
-            float(fields.get("padding", 0.0)),
+            float(fields["padding"]) if "padding" in fields else None,
             _read_plan(fields.get("plan")),
         )
     except Exception:  # noqa: BLE001 (a result does not need its facts)

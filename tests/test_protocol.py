@@ -11,6 +11,7 @@ from celery_batch.protocol import (
     LARGEST_PAYLOAD,
     LARGEST_VALUE,
     BatchInfo,
+    about_batch,
     batch_facts,
     read_facts,
     read_replies,
@@ -110,6 +111,18 @@ def test_batch_is_told_once_and_waits_one_by_one(pairs: list[tuple[str, bytes]])
     assert [BatchInfo(32, wait, 0.0125, "w@h\u00fctte\n") for wait in waits] == [
         read_facts(said, number) for number in range(len(pairs))
     ]
+
+
+@pytest.mark.parametrize("padding", [None, 0.0, 0.25])
+def test_no_padding_is_not_unknown_padding(padding: float | None):
+    """A share of 0 is known; where none is, it is None."""
+    facts = batch_facts(8, 0.5, "w", about=about_batch("full", padding))
+    (payload,) = write_replies([("a", b"1")], facts, [0.5])
+    (_, said), *_ = read_replies(payload)
+    found = read_facts(said, 0)
+
+    assert found is not None
+    assert (padding, "full") == (found.padding, found.reason)
 
 
 def test_every_payload_tells_of_its_own():

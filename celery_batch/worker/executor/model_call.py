@@ -9,6 +9,7 @@ from typing import Any
 from billiard.exceptions import SoftTimeLimitExceeded
 
 from celery_batch.batching.cost import CostLimits
+from celery_batch.config import steps_of
 from celery_batch.pending_answer import pending_answer
 from celery_batch.protocol import about_batch, batch_facts
 from celery_batch.rows import CallRows, Chunk, columns_of, count_rows, outcomes_of, run_rows
@@ -156,13 +157,14 @@ class ModelCall:
         return facts_of(self.timings, self._calls, ran, self._reused, about)
 
     @property
-    def _padding(self) -> float:
-        """The part of what the calls have computed that was padding."""
+    def _padding(self) -> float | None:
+        """The part of what the calls have computed that was padding; None if that is unknown."""
         counted = self._counted
         if counted.padded_cost:
             return 1 - counted.cost / counted.padded_cost
-        padding = counted.padding_rows
-        return padding / (padding + sum(len(each.part) for each in self.timings)) if padding else 0
+        computed = counted.padding_rows + sum(len(each.part) for each in self.timings)
+        has_fixed_sizes = bool(steps_of(self.task, "batch_sizes"))
+        return counted.padding_rows / computed if computed and has_fixed_sizes else None
 
     def _run(self, limit: SoftLimit) -> None:
         try:

@@ -72,13 +72,20 @@ def test_results_tell_how_their_batch_was_chosen(taught: Place):
 
 
 def test_padding_is_told(place: Place):
-    """What part of the work was padding is known where items have a cost."""
+    """What part of the work was padding is known where items have a cost, or calls a size."""
     result = place.tokens.delay_rows(["x" * 10, "x" * 10, "x" * 4])
     result.get(timeout=SOON)
     info = result.batch_info
 
+    fixed = place.sizes.delay_rows([1, 2, 3, 4])
+    plain = place.double.delay(1)
+    fixed.get(timeout=SOON)
+    plain.get(timeout=SOON)
+
     assert pytest.approx(6 / 30, abs=1e-3) == info.padding
     assert info.plan is None
+    assert 0.0 == fixed.batch_info.padding
+    assert plain.batch_info.padding is None
 
 
 def test_calls_that_would_be_late_are_refused(taught: Place):
