@@ -32,6 +32,7 @@ __all__ = [
     "max_queue_of",
     "max_worker_losses",
     "milliseconds_warnings",
+    "outputs_of",
     "policy_of",
     "steps_of",
     "usual_messages",
@@ -85,6 +86,7 @@ SETTINGS: dict[str, Any] = {
     "batch_overlap": True,
     "batch_isolate_failures": True,
     "batch_max_worker_losses": 2,
+    "batch_outputs": "arrays",
     "batch_max_queue": None,
     "batch_dead_letter_queue": None,
     "batch_max_message_size": 16 << 20,
@@ -161,6 +163,18 @@ def isolates_failures(task: Any) -> bool:
     name = f"{task.name}.isolate_failures"
     _require(isinstance(isolates, bool), name, "True or False", isolates)
     return isolates  # type: ignore[no-any-return]
+
+
+def outputs_of(task: Any) -> str:
+    """
+    Return what a batch's outputs in one array become: "arrays" or "lists".
+
+    Raises:
+        ConfigurationError: The option or the setting is wrong.
+    """
+    outputs = _option(task, "outputs")
+    _require(outputs in ("arrays", "lists"), f"{task.name}.outputs", '"arrays" or "lists"', outputs)
+    return outputs  # type: ignore[no-any-return]
 
 
 def max_worker_losses(task: Any) -> int:

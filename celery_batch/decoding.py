@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from kombu.serialization import registry
 from kombu.utils.encoding import bytes_to_str
-from kombu.utils.json import loads
+from kombu.utils.json import loads, object_hook
+
+from celery_batch.serialization.arrays import encoded_hook
 
 __all__ = [
     "OnceDecoded",
@@ -41,18 +44,22 @@ _decode, _scan = _decoder.decode, _decoder.scan_once  # type: ignore[attr-define
 _ESCAPED_ASCII = re.compile(r"\\u00[2-7]")
 
 
-def decode_json(text: str) -> Any:
+def decode_json(text: str, hook: Callable[[dict[str, Any]], Any] = object_hook) -> Any:
     """
     Decode JSON as kombu does.
 
     Kombu calls Python code for every object, to find typed values such as dates; that is
     skipped if there can be none.
 
+    Args:
+        text: JSON.
+        hook: Decodes typed values.
+
     Raises:
         ValueError: It is no JSON.
     """
     if "__type__" in text or ("\\u00" in text and _ESCAPED_ASCII.search(text)):
-        return loads(text)
+        return loads(text, object_hook=hook)
     try:
         found, end = _scan(text, 0)
     except StopIteration:
@@ -127,7 +134,9 @@ class OnceDecoded:
 
 def payload_of(message: Any) -> Any:
     """
-    Return a message's body decoded, as ``message.payload`` does.
+    Return a message's body decoded, as ``message.payload`` does, but arrays undecoded.
+
+    Nothing of a message is computed with in this process, which need not import NumPy.
 
     Raises:
         Exception: Of kombu, if the body cannot be decoded.
@@ -136,7 +145,7 @@ def payload_of(message: Any) -> Any:
         try:
             body = message.body
             text = body.decode() if type(body) is bytes else body
-            message._decoded_cache = decode_json(text)  # noqa: SLF001
+            message._decoded_cache = decode_json(text, encoded_hook)  # noqa: SLF001
         except (ValueError, RecursionError):
             return message.payload  # for which kombu raises its own error
     return message.payload

@@ -4,8 +4,8 @@ Encodes plain values, such as arguments and outputs, exactly and compactly.
 Rule 1: a value is decoded to what it was, type for type: 1, 1.0 and True differ, so do 0.0 and
         -0.0, a list and a tuple.
 Rule 2: equal values have equal bytes; dicts do whatever their order, if they are to be sorted.
-Rule 3: only None, booleans, numbers, texts, bytes, lists, tuples and dicts of these are encoded.
-        Of subclasses only those of float are: NumPy's float64 becomes a float.
+Rule 3: only None, booleans, numbers, texts, bytes, arrays, tensors, and lists, tuples and dicts of
+        these are encoded.  Of subclasses only those of float are: NumPy's float64 becomes a float.
 Rule 4: what is decoded may come from anyone: it can make nothing but such values.
 """
 
@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from struct import Struct, calcsize, error, pack, unpack_from
 from typing import Any
+
+from celery_batch.serialization.arrays import EncodedArray, array_parts, is_array
 
 __all__ = ["NotPlain", "decode_plain", "encode_plain"]
 
@@ -85,6 +87,8 @@ def _write(value: Any, add: Callable[[bytes], object], *, sort: bool) -> None:
         _write_dict(value, add, sort=sort)
     elif issubclass(kind, float):  # isinstance would run code of a class that has a __class__
         add(b"f" + _FLOAT.pack(value))
+    elif is_array(value):
+        _write_array(value, add)
     else:
         raise NotPlain(f"a {kind.__module__}.{kind.__qualname__} is not plain")
 
@@ -111,6 +115,15 @@ def _write_sequence(value: Any, kind: type, add: Callable[[bytes], object], *, s
     add((b"l" if kind is list else b"t") + _COUNT.pack(len(value)))
     for each in value:
         _write(each, add, sort=sort)
+
+
+def _write_array(value: Any, add: Callable[[bytes], object]) -> None:
+    try:
+        kind, dtype, shape, data = array_parts(value)
+    except TypeError as why:
+        raise NotPlain(str(why)) from None
+    _add_bytes(b"a", bytes(data), add)
+    _write([kind, dtype, shape], add, sort=False)
 
 
 def _pack(values: list[Any], kind: type) -> bytes | None:
@@ -190,10 +203,17 @@ def _read_dict(data: bytes, at: int, count: int) -> tuple[dict[Any, Any], int]:
     return found, at
 
 
+def _read_array(data: bytes, at: int, count: int) -> tuple[Any, int]:
+    found, at = _read_bytes(data, at, count)
+    (kind, dtype, shape), at = _read(data, at)
+    return EncodedArray(kind, dtype, tuple(shape), found).decode(), at
+
+
 _READERS: dict[int, Callable[[bytes, int, int], tuple[Any, int]]] = {
     ord("s"): _read_text,
     ord("b"): _read_bytes,
     ord("I"): _read_int,
+    ord("a"): _read_array,
     ord("l"): _read_list,
     ord("t"): _read_tuple,
     ord("d"): _read_dict,

@@ -26,6 +26,7 @@ from celery_batch.errors import ChunkFailed, InvalidChunk
 from celery_batch.protocol import ROWS
 from celery_batch.runtime.runner import Counts, Outcome, Runner, Timing
 from celery_batch.runtime.signature import with_one_value
+from celery_batch.serialization.arrays import is_array
 
 __all__ = [
     "MOST_ROWS",
@@ -202,7 +203,7 @@ def chunk_of(
         if name in bound.arguments:
             bound.arguments[name] = [_key(name, bound.arguments[name])] * rows
     for name, column in bound.arguments.items():
-        if not isinstance(column, (list, tuple)):
+        if not (isinstance(column, (list, tuple)) or (is_array(column) and column.ndim)):
             raise InvalidChunk(f"{name}: must be a list of rows, got a {type(column).__name__}")
         if len(column) != rows:
             raise InvalidChunk(f"{name}: must have {rows} rows like the chunk, got {len(column)}")
@@ -225,12 +226,12 @@ def _key(name: str, value: Any) -> Any:
     return value
 
 
-def _rows(name: str, column: Any) -> list[Any]:
-    """Return an argument as a list; refuse one that has no order, or is a single value."""
+def _rows(name: str, column: Any) -> Any:
+    """Return an argument as a list or an array; refuse what has no order, or is one value."""
     is_one = isinstance(column, (str, bytes, bytearray, Mapping, set, frozenset))
-    if is_one or not isinstance(column, Iterable):
+    if is_one or not isinstance(column, Iterable) or getattr(column, "ndim", 1) == 0:
         raise InvalidChunk(f"{name}: must be a list of rows, got a {type(column).__name__}")
-    return list(column)
+    return column if is_array(column) else list(column)
 
 
 #: The arguments of one request: a row of values, or a chunk of many.

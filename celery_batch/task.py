@@ -25,6 +25,7 @@ from celery_batch.config import (
     isolates_failures,
     max_queue_of,
     max_worker_losses,
+    outputs_of,
     policy_of,
 )
 from celery_batch.errors import ConfigurationError
@@ -43,6 +44,8 @@ from celery_batch.runtime.signature import (
     own_attribute,
     signature_of,
 )
+from celery_batch.serialization.arrays import split_rows
+from celery_batch.serialization.typed_json import register_types
 from celery_batch.shapes import check_shapes, fixed_sizes_of
 from celery_batch.task_class import keep_app_class
 from celery_batch.task_options import (
@@ -51,6 +54,8 @@ from celery_batch.task_options import (
     listable_signature,
     refuse_unknown_options,
 )
+
+register_types()
 
 __all__ = ["BatchTask", "model_task"]
 
@@ -135,6 +140,10 @@ class BatchTask(ChunkCalls, ClientMethods):
     #: gets one value instead of a list; or a function of an item's arguments, which runs as `cost`.
     batch_by: ClassVar[Callable[..., Any] | str | Sequence[str] | None] = None
 
+    #: What a batch's outputs in one array become: "arrays", one for each row, or "lists" of
+    #: numbers; `batch_outputs`.
+    outputs: ClassVar[str | None] = None
+
     #: Whether workers refuse calls with `QueueFull` that would miss the target.
     shed: ClassVar[bool] = False
 
@@ -200,6 +209,7 @@ class BatchTask(ChunkCalls, ClientMethods):
         check_sort_window(cls)
         isolates_failures(cls)
         max_worker_losses(cls)
+        outputs_of(cls)
         max_queue_of(app, cls)
         check_queue_cost(cls)
         app.steps["worker"].add("celery_batch.worker.bootsteps:BatchWorker")
@@ -271,6 +281,11 @@ class BatchTask(ChunkCalls, ClientMethods):
         return super().replace(sig)
 
     @cached_property
+    def _has_array_outputs(self) -> bool:
+        """Whether rows of an array of outputs stay arrays."""
+        return outputs_of(self) == "arrays"
+
+    @cached_property
     def _item_cost(self) -> ItemCost | None:
         """Computes what items cost; None if that is not limited."""
         return item_cost_of(self)
@@ -313,7 +328,8 @@ class BatchTask(ChunkCalls, ClientMethods):
 
     def _run_columns(self, *columns: list[Any]) -> Any:
         values = self._as_called(columns)
-        return call_with_columns(self._batch_run, self._batch_signature, values)
+        outputs = call_with_columns(self._batch_run, self._batch_signature, values)
+        return split_rows(outputs) if self._has_array_outputs else outputs
 
     def run_batch(self, *columns: Iterable[Any], **named: Iterable[Any]) -> list[Any]:
         """

@@ -20,6 +20,7 @@ from kombu.utils.functional import LRUCache
 
 from celery_batch.errors import ConfigurationError
 from celery_batch.processes.redis_server import RedisServer, find_redis_server
+from celery_batch.serialization.typed_json import register_types
 from tests.seeds import SEED, VARIABLE
 from tests.services.rabbitmq import RabbitMQServer, find_rabbitmq_server
 from tests.services.shop import ROOT, Shop, Worker, emptied, open_shop
@@ -141,7 +142,8 @@ def _own_results(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one test teaches kombu's JSON is forgotten by the next."""
+    """What one test teaches kombu's JSON is forgotten by the next, but for our own types."""
+    register_types()
     for name in ("_encoders", "_decoders"):
         monkeypatch.setattr(json, name, dict(getattr(json, name)))
 

@@ -26,14 +26,19 @@ from typing import Any
 
 from celery._state import pop_current_task, push_current_task
 from celery.app import autoretry, trace
+from celery.backends.base import Backend
 from celery.utils.saferepr import saferepr
 from celery.worker.pidbox import Pidbox
+from kombu.utils.json import dumps
+
+from celery_batch.serialization.arrays import describe
 
 __all__ = [
     "allow_delayed_replies",
     "close_django_connections",
     "current_task",
     "defer_signals",
+    "encode_results_with",
     "is_waiting",
     "original_run",
     "reconnect_soon",
@@ -98,11 +103,19 @@ def result_reprs(*, wanted: bool) -> Iterator[None]:
 
 
 def _saferepr(value: Any, *args: Any, **options: Any) -> str | None:
-    return saferepr(value, *args, **options) if _result_reprs.wanted else None
+    return saferepr(describe(value), *args, **options) if _result_reprs.wanted else None
 
 
 if getattr(trace, "saferepr", None) is saferepr:  # else every result gets its repr
     trace.saferepr = _saferepr
+
+
+def encode_results_with(backend: Any, encode: Callable[[Any], str]) -> None:
+    """Have a result backend that stores Celery's JSON encode it with another function."""
+    is_celerys = type(backend)._encode is Backend._encode  # noqa: SLF001 (what follows replaces it)
+    if is_celerys and backend.encoder is dumps and "_encode" not in vars(backend):
+        content_type, content_encoding = backend.content_type, backend.content_encoding
+        backend._encode = lambda data: (content_type, content_encoding, encode(data))  # noqa: SLF001 (as above)
 
 
 def allow_delayed_replies(consumer: Any) -> None:

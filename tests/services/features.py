@@ -102,6 +102,50 @@ def rows(x):
     return [2 * each if each >= 0 else ValueError(f"no {each}") for each in x]
 
 
+@app.task(base=BatchTask, name="f.arrays", cost=len, max_batch_cost=100, **COMPANY)
+def arrays(x):
+    """Return arrays twice as large, and remember their types and shapes."""
+    remember("arrays", items=[[type(each).__name__, str(each.dtype), [*each.shape]] for each in x])
+    return [2 * each for each in x]
+
+
+def _stacked(x):
+    import numpy as np  # noqa: PLC0415
+
+    return np.array(x, "f4")[:, None] * np.ones(3, "f4")
+
+
+@app.task(base=BatchTask, name="f.vectors", **COMPANY)
+def vectors(x):
+    """Return one array for the whole batch."""
+    return _stacked(x)
+
+
+@app.task(base=BatchTask, name="f.vectors_as_lists", outputs="lists", **COMPANY)
+def vectors_as_lists(x):
+    """Return one array for the whole batch, whose rows become lists."""
+    return _stacked(x)
+
+
+@app.task(base=BatchTask, name="f.cached_arrays", cache_ttl=600, dedupe=True, **COMPANY)
+def cached_arrays(x):
+    """Return arrays, and remember how many."""
+    remember("cached_arrays", items=[each.tolist() for each in x])
+    return [2 * each for each in x]
+
+
+@app.task(name="f.gathered")
+def gathered(values):
+    """Return what a chord has gathered."""
+    return values
+
+
+@app.task(name="f.ordinary_array")
+def ordinary_array(x):
+    """Do in an ordinary task what a batch task does."""
+    return x + 1
+
+
 @app.task(
     base=BatchTask,
     name="f.tokens",

@@ -31,6 +31,8 @@ from kombu.utils.json import JSONEncoder, dumps
 from celery_batch.client.publish.buffer import PreparedMessage
 from celery_batch.config import max_queue_of
 from celery_batch.protocol import REPLY_HEADER, SENT
+from celery_batch.serialization.arrays import describe
+from celery_batch.serialization.typed_json import encode_json
 
 __all__ = [
     "FIELDS",
@@ -179,7 +181,7 @@ def fast_repr(value: Any, limit: int | None, levels: int) -> str:
                 return f"({inside},)" if len(parts) == 1 else f"({inside})"
     elif value == {} and kind is dict:
         return "{}"
-    return saferepr(value, limit, levels)  # type: ignore[no-any-return]
+    return saferepr(describe(value), limit, levels)  # type: ignore[no-any-return]
 
 
 def _list_repr(values: list[Any], limit: int | None) -> str | None:
@@ -252,9 +254,6 @@ def _after(app: Any, settings: PublishSettings, seconds: float) -> str:
     return at.isoformat()  # type: ignore[no-any-return]
 
 
-_encode_json = JSONEncoder().encode
-
-
 def serialized_body(body: tuple[Any, ...], serializer: str) -> Any:
     """
     Return a body serialized as kombu does it, with one encoder for all where it is JSON.
@@ -265,7 +264,7 @@ def serialized_body(body: tuple[Any, ...], serializer: str) -> Any:
     known = registry._encoders.get(serializer)  # noqa: SLF001 (or another encoder)
     if serializer == "json" and known is not None and known.encoder is dumps:
         try:
-            return _encode_json(body)
+            return encode_json(body)
         except Exception:  # noqa: BLE001 (kombu meets it as well, and raises its own error)
             return serialized(body, serializer=serializer)[2]
     return serialized(body, serializer=serializer)[2]
@@ -308,9 +307,12 @@ class Template(NamedTuple):
         return PreparedMessage(self.key, self.text % texts)
 
 
+_encode = JSONEncoder().encode
+
+
 def _json_text(value: Any) -> str:
     if type(value) is dict:  # some headers among others
-        return _encode_json(value)[1:-1]
+        return _encode(value)[1:-1]
     return "null" if value is None else str(value)
 
 

@@ -37,6 +37,7 @@ from celery_batch.client.publish.fast_publish import (
 from celery_batch.client.publish.message import (
     PublishSettings,
     RedisProducer,
+    fast_repr,
     new_id,
     sent_now,
 )
@@ -44,6 +45,8 @@ from celery_batch.client.publish.transport import Transport
 from celery_batch.client.results.listener import ResultReader, listener_for
 from celery_batch.client_methods import ClientMethods
 from celery_batch.protocol import REPLY_HEADER, SENT
+from celery_batch.serialization.arrays import loads_arrays
+from celery_batch.serialization.typed_json import escape_dicts
 
 __all__ = ["Publisher"]
 
@@ -51,6 +54,9 @@ logger = logging.getLogger(__name__)
 
 #: Options that say how a message is published, so that it cannot be written with others.
 _SINGLE = frozenset(("connection", "publisher", "producer", "retry", "retry_policy"))
+
+#: The headers that show a call's arguments.
+_REPRS = ("argsrepr", "kwargsrepr")
 
 
 class Publisher(PerProcess):
@@ -172,12 +178,12 @@ class Publisher(PerProcess):
         if says_when(task, headers):
             headers = {**headers, SENT: sent_now()}
             options = {**options, "headers": headers}
-        apply = partial(apply, args, kwargs)
         if not self._current_settings().bulk or self._app.conf.task_always_eager:
-            result = apply(**options)
+            result = apply(args, kwargs, **options)
             if bulk is not None:
                 bulk.sent.append(result)
             return result
+        apply, options = self._with_typed_values(task, apply, args, kwargs, options)
         frozen = bulk and bulk.frozen.get(options.get("task_id", ""))
         is_in_task = self._app.current_worker_task is not None
         listener = None if is_in_task else self._listener(task, options, bulk, frozen)
@@ -191,6 +197,21 @@ class Publisher(PerProcess):
             sent = self._apply(apply, options, bulk)
         result.ignored = sent.ignored
         return result
+
+    def _with_typed_values(
+        self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
+    ) -> tuple[Callable[..., Any], dict[str, Any]]:
+        """Have Celery send a user's dicts as they are, and show the types and shapes of arrays."""
+        if loads_arrays():
+            settings = self._current_settings()
+            limits = settings.args_limit, settings.kwargs_limit
+            given = () if args is None else args, {} if kwargs is None else kwargs
+            for name, value, limit in zip(_REPRS, given, limits, strict=True):
+                options = {name: fast_repr(value, limit, settings.repr_levels), **options}
+        serializer = options.get("serializer") or task.serializer or self._app.conf.task_serializer
+        if serializer == "json":
+            args, kwargs = escape_dicts(args), escape_dicts(kwargs)
+        return partial(apply, args, kwargs), options
 
     def _apply(self, apply: Callable[..., Any], options: Any, bulk: BulkWrite | None) -> Any:
         """Send one call as Celery does; leave its message to a bulk write if that can take it."""

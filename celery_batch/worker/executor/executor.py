@@ -32,13 +32,14 @@ from celery.app.trace import trace_task
 from celery.exceptions import Reject
 from kombu.serialization import prepare_accept_content
 
-from celery_batch.compat.celery import result_reprs
+from celery_batch.compat.celery import encode_results_with, result_reprs
 from celery_batch.encoding import explain_encode_errors
 from celery_batch.pending_answer import Answer, pending_answer
 from celery_batch.protocol import TRACK_HEADER
 from celery_batch.rows import CallRows
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Outcome
+from celery_batch.serialization.typed_json import encode_json
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan
 from celery_batch.telemetry.report import NO_WORK, Work
@@ -169,6 +170,7 @@ class _BatchTrace:
         count = len(self._payload)
         sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + _FRAMES_PER_ITEM * count))
         explain_encode_errors(self._task.backend)
+        encode_results_with(self._task.backend, encode_json)
         try:
             with (
                 result_reprs(wanted=self._shows_results),

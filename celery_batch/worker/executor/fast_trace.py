@@ -28,6 +28,8 @@ from celery_batch.compat.celery import current_task, original_run
 from celery_batch.compat.kombu import decodes_json
 from celery_batch.decoding import decode_json
 from celery_batch.protocol import REPLY_HEADER, ROWS
+from celery_batch.serialization.arrays import describe
+from celery_batch.serialization.typed_json import encode_json
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.follow_up import TraceResult
 from celery_batch.worker.dispatch.payload import Delivery
@@ -46,8 +48,6 @@ _CALLS = ("celery.app.task", "celery.app.trace")
 _EMBEDDED = {"callbacks", "errbacks", "chain", "chord"}
 
 _JSON = "application/json"
-
-_encode_json = json.JSONEncoder().encode
 
 
 @dataclass(slots=True)
@@ -156,7 +156,7 @@ class FastTrace:
                 self._keep(item, value)
             except Exception:  # noqa: BLE001 (the tracer raises it as well)
                 return None
-        shown = saferepr(value, task.resultrepr_maxsize) if self._shows_results else None
+        shown = saferepr(describe(value), task.resultrepr_maxsize) if self._shows_results else None
         runtime = time.monotonic() - self._began - waited
         if self._logs:
             self._log(item, shown, runtime)
@@ -172,8 +172,8 @@ class FastTrace:
                 "name": request.get("shadow") or task.name,
                 "return_value": shown,
                 "runtime": runtime,
-                "args": request.get("argsrepr") or safe_repr(item.args),
-                "kwargs": request.get("kwargsrepr") or safe_repr(item.kwargs),
+                "args": request.get("argsrepr") or safe_repr(describe(item.args)),
+                "kwargs": request.get("kwargsrepr") or safe_repr(describe(item.kwargs)),
             }
             trace.info(trace.LOG_SUCCESS, context)
 
@@ -233,5 +233,5 @@ class FastTrace:
     def _encoder(self) -> Callable[[Any], Any]:
         backend = self._task.backend
         if backend.encoder is json.dumps and not backend.compression:
-            return _encode_json  # the same encoder, created once
+            return encode_json  # the same, with one encoder for all
         return backend.encode  # type: ignore[no-any-return]

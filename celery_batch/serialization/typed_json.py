@@ -1,0 +1,70 @@
+"""
+JSON as kombu's, with arrays and tensors, and with every dict of the user as it was.
+
+Kombu writes a value of a type of its own as ``{"__type__": ..., "__value__": ...}``, and reads
+any such dict as one, though it may be the user's.  Such dicts are written here as a typed value
+of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kombu.utils.json import JSONEncoder, register_type
+
+from celery_batch.serialization.arrays import register_arrays
+
+__all__ = ["encode_json", "escape_dicts", "register_types"]
+
+_TYPED = {"__type__", "__value__"}
+
+#: The type of the user's dicts that look like typed values.
+_DICT = "dict"
+
+#: How a key of such a dict begins in JSON; within a text the quotation mark is escaped.
+_MARK = '"__type__": '
+
+_encode = JSONEncoder().encode
+
+
+class _Escaped:
+    """Stands for escaped dicts, since kombu knows decoders by the types that they belong to."""
+
+
+def _as_dict(items: Any) -> Any:
+    return dict(items)
+
+
+def encode_json(value: Any) -> str:
+    """
+    Encode a value as kombu does; `dict` objects that look like typed values stay what they are.
+
+    Raises:
+        TypeError: It has a part that cannot be encoded.
+        ValueError: It contains itself, or a text that is no Unicode.
+    """
+    text = _encode(value)
+    if _MARK in text and (escaped := escape_dicts(value)) is not value:
+        return _encode(escaped)
+    return text
+
+
+def escape_dicts(value: Any) -> Any:
+    """Return a value with such dicts as typed values; the same value if it has none."""
+    if isinstance(value, dict):
+        values = {key: escape_dicts(each) for key, each in value.items()}
+        if value.keys() == _TYPED:
+            return {"__type__": _DICT, "__value__": list(values.items())}
+        is_same = all(each is value[key] for key, each in values.items())
+        return value if is_same else values
+    if isinstance(value, (list, tuple)):
+        escaped = [escape_dicts(each) for each in value]
+        is_same = all(new is old for new, old in zip(escaped, value, strict=True))
+        return value if is_same else escaped
+    return value
+
+
+def register_types() -> None:
+    """Have kombu's JSON decode what is encoded here, and arrays everywhere, in this process."""
+    register_arrays()
+    register_type(_Escaped, _DICT, vars, _as_dict)

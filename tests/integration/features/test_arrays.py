@@ -1,0 +1,109 @@
+"""Arrays and tensors as arguments and as results, without a setting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from celery import chain, chord, group
+
+from celery_batch import ChunkFailed
+from tests.services.place import SOON, Place
+
+POOLS = pytest.mark.pools("prefork", "solo", "threads")
+
+
+@POOLS
+def test_arrays_come_and_go(place: Place):
+    """Each item's result is an array with the type and the shape of its own."""
+    sent = [np.arange(n, dtype=dtype) for n in (1, 3, 50) for dtype in ("f4", "i2", "c8")]
+    found = place.get(place.arrays.delay_many(sent))
+
+    for array, result in zip(sent, found, strict=True):
+        assert isinstance(result, np.ndarray)
+        assert array.dtype == result.dtype
+        assert (2 * array).tolist() == result.tolist()
+    assert sorted([["ndarray", str(a.dtype), [len(a)]] for a in sent]) == (
+        sorted(place.items("arrays"))
+    )
+
+
+def test_tensors_come_and_go(place: Place):
+    """A process without torch has them as arrays; here they are what they are."""
+    found = place.get(place.arrays.delay_many([torch.arange(3.0), torch.ones(2, 2).half()]))
+
+    assert {"ndarray", "Tensor"} >= {kind for kind, *_ in place.items("arrays")}
+    assert [[0, 2, 4], [[2, 2], [2, 2]]] == [each.tolist() for each in found]
+
+
+@POOLS
+def test_one_array_for_the_whole_batch(place: Place):
+    """Each caller gets its row, as an array; or a list where the task says so."""
+    found = place.get(place.vectors.delay_many(range(5)))
+    lists = place.get(place.vectors_as_lists.delay_many(range(5)))
+
+    assert [[float(n)] * 3 for n in range(5)] == [each.tolist() for each in found] == lists
+    assert {np.dtype("f4")} == {each.dtype for each in found}
+    assert {list} == set(map(type, lists))
+
+
+def test_many_rows_in_one_array(place: Place):
+    """A chunk's argument is one array, and its function gets the rows of it."""
+    array = np.arange(12, dtype="f4").reshape(4, 3)
+    found = place.arrays.delay_rows(array).get(timeout=SOON)
+
+    assert (2 * array).tolist() == [each.tolist() for each in found]
+    assert [["ndarray", "float32", [3]]] * 4 == place.items("arrays")
+
+
+def test_numbers_of_an_array_as_rows(place: Place):
+    """Rows of an array with one dimension are numbers."""
+    found = place.vectors.delay_rows(np.arange(3)).get(timeout=SOON)
+
+    assert [[0, 0, 0], [1, 1, 1], [2, 2, 2]] == [each.tolist() for each in found]
+
+
+def test_a_chunk_of_arrays_that_fails_keeps_the_others(place: Place):
+    """Its error has the outputs of the rows that did not fail."""
+    result = place.arrays.delay_rows([np.ones(2), "no array", np.ones(1)])
+    with pytest.raises(ChunkFailed) as failure:
+        result.get(timeout=SOON)
+
+    assert [1] == [*failure.value.failures]
+    assert [2, 2] == failure.value.outputs[0].tolist()
+
+
+def test_canvas(place: Place):
+    """Arrays go from task to task, through ordinary ones, too."""
+    array = np.ones(2)
+    chained = chain(place.arrays.s(array), place.ordinary_array.s(), place.arrays.s())
+    joined = chord(group(place.arrays.s(n * array) for n in range(3)), place.gathered.s())
+
+    assert [6, 6] == chained.delay().get(timeout=SOON).tolist()
+    assert [[0, 0], [2, 2], [4, 4]] == [each.tolist() for each in joined.delay().get(timeout=SOON)]
+
+
+def test_equal_arrays_are_computed_once(place: Place):
+    """Their bytes are compared; the answer that is kept is an array."""
+    number = np.frombuffer(place.unique("number").encode(), "u1")
+    first = place.cached_arrays.delay(number).get(timeout=SOON)
+    second = place.cached_arrays.delay(number.copy()).get(timeout=SOON)
+
+    assert (2 * number).tolist() == first.tolist() == second.tolist()
+    assert [number.tolist()] == place.items("cached_arrays")
+    assert first.dtype == second.dtype
+
+
+def test_a_users_dict_stays_a_dict(place: Place):
+    """Though it looks like one of kombu's typed values."""
+    data = {"__type__": "ndarray", "__value__": [1]}
+
+    assert data == place.echo.delay(data).get(timeout=SOON)
+
+
+def test_extended_results_have_the_arguments(place: Place):
+    """Arrays are arrays in them, too."""
+    result = place.arrays.delay(np.ones((40, 2), "f4"))
+    result.get(timeout=SOON)
+
+    assert (40, 2) == result.args[0].shape
