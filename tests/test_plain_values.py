@@ -66,11 +66,12 @@ def test_nan_equals_itself_here():
 
 
 @pytest.mark.parametrize(
-    "value", [object(), {1, 2}, [Decimal(1)], {"a": np.float32(1)}, np.zeros(2), bytearray(b"a")]
+    "value",
+    [object(), {1, 2}, [Decimal(1)], {"a": np.float32(1)}, np.array([object()]), bytearray(b"a")],
 )
 def test_other_types_are_refused(value: Any):
     """Nothing is guessed about them."""
-    with pytest.raises(NotPlain, match="is not plain"):
+    with pytest.raises(NotPlain, match="is not plain|cannot be encoded"):
         encode_plain(value)
 
 

@@ -31,7 +31,6 @@ __all__ = [
     "describe",
     "encoded_hook",
     "is_array",
-    "loads_arrays",
     "register_arrays",
     "split_rows",
 ]
@@ -386,13 +385,18 @@ def split_rows(outputs: Any) -> Any:
 
 
 def describe(value: Any) -> Any:
-    """Return a value with its arrays replaced by objects with short texts, for logs and events."""
-    if not loads_arrays():
+    """
+    Return a value with its arrays replaced by objects with short texts, for logs and events.
+
+    Returns:
+        The same object if it has none.
+    """
+    if not _has_arrays():
         return value
     return _described(value, _LEVELS)
 
 
-def loads_arrays() -> bool:
+def _has_arrays() -> bool:
     """Return whether there can be arrays in this process: NumPy or torch is imported."""
     return "numpy" in sys.modules or "torch" in sys.modules
 
@@ -402,9 +406,12 @@ def _described(value: Any, levels: int) -> Any:
     if kind in _PLAIN or not levels:
         return value
     if kind is list or kind is tuple:
-        return kind([_described(each, levels - 1) for each in value[:_SHOWN]] + [*value[_SHOWN:]])
+        found = [_described(each, levels - 1) for each in value[:_SHOWN]]
+        is_same = all(new is old for new, old in zip(found, value, strict=False))
+        return value if is_same else kind([*found, *value[_SHOWN:]])
     if kind is dict:
-        return {key: _described(each, levels - 1) for key, each in value.items()}
+        values = {key: _described(each, levels - 1) for key, each in value.items()}
+        return value if all(each is value[key] for key, each in values.items()) else values
     return _Short(value) if is_array(value) else value
 
 

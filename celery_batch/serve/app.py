@@ -81,6 +81,7 @@ def task_options(config: ServeConfig) -> dict[str, Any]:
         "max_batch_size": config.max_batch_size,
         "max_wait": config.max_wait,
         "max_queue": config.max_queue,
+        "outputs": "lists",  # which HTTP's JSON has
         "expires": config.time_limit,
         "soft_time_limit": config.time_limit,
         "time_limit": config.time_limit + _LAST_MOMENT,

@@ -45,7 +45,7 @@ from celery_batch.client.publish.transport import Transport
 from celery_batch.client.results.listener import ResultReader, listener_for
 from celery_batch.client_methods import ClientMethods
 from celery_batch.protocol import REPLY_HEADER, SENT
-from celery_batch.serialization.arrays import loads_arrays
+from celery_batch.serialization.arrays import describe
 from celery_batch.serialization.typed_json import escape_dicts
 
 __all__ = ["Publisher"]
@@ -202,12 +202,11 @@ class Publisher(PerProcess):
         self, task: Any, apply: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]
     ) -> tuple[Callable[..., Any], dict[str, Any]]:
         """Have Celery send a user's dicts as they are, and show the types and shapes of arrays."""
-        if loads_arrays():
-            settings = self._current_settings()
-            limits = settings.args_limit, settings.kwargs_limit
-            given = () if args is None else args, {} if kwargs is None else kwargs
-            for name, value, limit in zip(_REPRS, given, limits, strict=True):
-                options = {name: fast_repr(value, limit, settings.repr_levels), **options}
+        settings = self._current_settings()
+        limits = settings.args_limit, settings.kwargs_limit
+        for name, value, limit in zip(_REPRS, (args, kwargs), limits, strict=True):
+            if (described := describe(value)) is not value:
+                options = {name: fast_repr(described, limit, settings.repr_levels), **options}
         serializer = options.get("serializer") or task.serializer or self._app.conf.task_serializer
         if serializer == "json":
             args, kwargs = escape_dicts(args), escape_dicts(kwargs)
