@@ -9,6 +9,9 @@ from typing import Any
 
 from celery.backends.base import DisabledBackend
 from kombu.exceptions import EncodeError
+from kombu.serialization import dumps
+
+from celery_batch.serialization.arrays import is_array
 
 __all__ = ["check_output", "explain_encode_errors"]
 
@@ -57,15 +60,26 @@ def explain_encode_errors(backend: Any) -> None:
 def _explained(error: EncodeError, backend: Any, output: Any) -> EncodeError:
     """Return an error that names the first array in an output, or else the same error."""
     for place, value in _values(output):
-        if not isinstance(value, _PLAIN) and callable(getattr(value, "tolist", None)):
+        if why := _why_not(value):
             kind = type(value)
             name = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
             where = f" at {place}" if place else ""
             return EncodeError(
                 f"the output has a {name}{where}, which the result serializer"
-                f" {backend.serializer!r} cannot encode: return its .tolist()"
+                f" {backend.serializer!r} cannot encode: {why}"
             )
     return error
+
+
+def _why_not(value: Any) -> str | None:
+    """Return why a value, not what is in it, cannot be encoded; None if it may be."""
+    if isinstance(value, _PLAIN) or not callable(getattr(value, "tolist", None)):
+        return None
+    try:
+        dumps(value, serializer="json")
+    except EncodeError as error:
+        return str(error) if is_array(value) else "return its .tolist()"
+    return None
 
 
 def _values(output: Any) -> Iterator[tuple[str, Any]]:

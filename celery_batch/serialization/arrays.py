@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from ctypes import c_char
 from importlib import import_module
 from math import prod
+from operator import methodcaller
 from struct import Struct
 from typing import Any
 
@@ -32,6 +33,7 @@ __all__ = [
     "encoded_hook",
     "is_array",
     "register_arrays",
+    "register_arrays_as_lists",
     "split_rows",
 ]
 
@@ -426,6 +428,12 @@ class _Short:
     def __repr__(self) -> str:
         """Return kind, type and shape."""
         return self._text
+
+
+def register_arrays_as_lists() -> None:
+    """Have kombu's JSON encode arrays and tensors as lists of numbers, in this process."""
+    for kind in (_NDArray, _Tensor):
+        register_type(kind, None, methodcaller("tolist"))
 
 
 def register_arrays() -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import methodcaller
 from typing import Any, NoReturn
 
 from celery import Celery, signals
 from celery.apps.worker import Worker
 from celery.utils.nodenames import gethostname
-from kombu.utils.json import register_type
 
 from celery_batch.errors import ConfigurationError, LoadFailed
 from celery_batch.runtime import devices
 from celery_batch.runtime.model import Model
+from celery_batch.serialization.arrays import register_arrays_as_lists
 from celery_batch.streamer import process_supervisor
 from celery_batch.streamer.model_adapters import (
     Adapter,
@@ -146,21 +144,10 @@ def model_class_of(
 
         def load(self, device: str) -> None:
             super().load(device)
-            _register_arrays()
+            register_arrays_as_lists()
 
     Streamed.__name__ = Streamed.__qualname__ = str(adapter).removesuffix(".predict")
     return Streamed
-
-
-#: Types of outputs that JSON cannot encode.
-_ARRAYS = (("numpy", "ndarray"), ("numpy", "generic"), ("torch", "Tensor"))
-
-
-def _register_arrays() -> None:
-    """Have JSON encode arrays and their numbers as lists and numbers, in this process."""
-    for module, name in _ARRAYS:
-        if module in sys.modules:  # else the model has none of them
-            register_type(getattr(sys.modules[module], name), None, methodcaller("tolist"))
 
 
 class RedisWorker:

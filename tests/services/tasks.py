@@ -96,14 +96,15 @@ def _odd_one(one):
             return ValueError("a bad item")
         case "unserialisable":
             return object()
-        case "ndarray" | "float32":
+        case "ndarray" | "masked":
             import numpy as np  # noqa: PLC0415 (the other tests' workers need none)
 
-            return {"of": [np.ones(3) if one == "ndarray" else np.float32(1.0)]}
+            wrong = np.array([{1}]) if one == "ndarray" else np.ma.array([1])
+            return {"fine": np.ones(3), "of": [wrong]}
         case "tensor":
             import torch  # noqa: PLC0415 (likewise)
 
-            return {"of": [torch.ones(3)]}
+            return {"fine": torch.ones(3), "of": [torch.ones(3).to_sparse()]}
     return one.upper()
 
 
