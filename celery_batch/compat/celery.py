@@ -111,11 +111,22 @@ if getattr(trace, "saferepr", None) is saferepr:  # else every result gets its r
 
 
 def encode_results_with(backend: Any, encode: Callable[[Any], str]) -> None:
-    """Have a result backend that stores Celery's JSON encode it with another function."""
+    """
+    Have a result backend that stores Celery's JSON encode it with another function.
+
+    What that cannot encode is left to Celery, which raises an error of its own.
+    """
     is_celerys = type(backend)._encode is Backend._encode  # noqa: SLF001 (what follows replaces it)
     if is_celerys and backend.encoder is dumps and "_encode" not in vars(backend):
-        content_type, content_encoding = backend.content_type, backend.content_encoding
-        backend._encode = lambda data: (content_type, content_encoding, encode(data))  # noqa: SLF001 (as above)
+        own = backend._encode  # noqa: SLF001 (as above)
+
+        def encoded(data: Any) -> Any:
+            try:
+                return backend.content_type, backend.content_encoding, encode(data)
+            except Exception:  # noqa: BLE001 (Celery meets it as well)
+                return own(data)
+
+        backend._encode = encoded  # noqa: SLF001 (as above)
 
 
 def allow_delayed_replies(consumer: Any) -> None:
