@@ -276,7 +276,11 @@ def test_a_shape_that_fails_is_a_failed_start(app, calls, example, message):
         load_models(app, ["shop.add"])
 
 
-@pytest.mark.parametrize("padding_row", [("long", 0), lambda: ("long", 0), (5, 0)], ids=str)
+@pytest.mark.parametrize(
+    "padding_row",
+    [("long", 0), lambda: ("long", 0), (5, 0)],
+    ids=["row", "function", "no cost"],
+)
 def test_a_padding_row_that_costs_too_much_is_a_failed_start(app, calls, padding_row):
     """Else each call that it fills up would fail."""
     cost = {"cost": "a", "max_item_cost": 3}
