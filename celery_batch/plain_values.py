@@ -15,7 +15,7 @@ from collections.abc import Callable
 from struct import Struct, calcsize, error, pack, unpack_from
 from typing import Any
 
-from celery_batch.serialization.arrays import EncodedArray, array_parts, is_array
+from celery_batch.serialization.arrays import EncodedArray, array_parts, is_array_type
 
 __all__ = ["NotPlain", "decode_plain", "encode_plain"]
 
@@ -87,7 +87,7 @@ def _write(value: Any, add: Callable[[bytes], object], *, sort: bool) -> None:
         _write_dict(value, add, sort=sort)
     elif issubclass(kind, float):  # isinstance would run code of a class that has a __class__
         add(b"f" + _FLOAT.pack(value))
-    elif is_array(value):
+    elif is_array_type(kind):
         _write_array(value, add)
     else:
         raise NotPlain(f"a {kind.__module__}.{kind.__qualname__} is not plain")

@@ -32,6 +32,7 @@ __all__ = [
     "describe",
     "encoded_hook",
     "is_array",
+    "is_array_type",
     "register_arrays",
     "register_arrays_as_lists",
     "split_rows",
@@ -282,8 +283,12 @@ class _LoadedType(type):
 
     def __instancecheck__(cls, value: object) -> bool:
         """Return whether a value is an instance of the class that it stands for."""
-        kind = getattr(sys.modules.get(cls.module), cls.name, None)
-        return kind is not None and isinstance(value, kind)
+        return cls.__subclasscheck__(type(value))
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        """Return whether a type is the class that it stands for, or one below it."""
+        found = getattr(sys.modules.get(cls.module), cls.name, None)
+        return found is not None and found in kind.__mro__
 
 
 class _NDArray(metaclass=_LoadedType):
@@ -300,7 +305,12 @@ class _Tensor(metaclass=_LoadedType):
 
 def is_array(value: object) -> bool:
     """Return whether a value is an array of NumPy, a tensor of torch, or one that is encoded."""
-    return isinstance(value, (_NDArray, _Tensor, EncodedArray))
+    return is_array_type(type(value))
+
+
+def is_array_type(kind: type) -> bool:
+    """Return whether a type is that of such values; runs no code of the type."""
+    return issubclass(kind, (_NDArray, _Tensor, EncodedArray))
 
 
 def array_parts(value: Any) -> tuple[str, str, list[int], Any]:
