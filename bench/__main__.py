@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bench import document
 from bench.cases import (
+    arrays,
     backfill,
     cache,
     calls,
@@ -57,6 +58,7 @@ _ALL = (
     share.CASE,
     policies.CASE,
     cache.CASE,
+    arrays.CASE,
 )
 _CASES: dict[str, Case] = {case.name: case for case in _ALL}
 

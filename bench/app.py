@@ -123,6 +123,44 @@ for _name, _reuse in REUSE.items():
     Embedder.as_task(app, name=f"bench.{_name}", max_batch_size=32, queue="bench-reuse", **_reuse)
 
 
+#: Numbers of a vector, as of a small sentence embedding, and an image's shape.
+VECTOR, IMAGE = 384, (3, 224, 224)
+
+
+def _vectors(item: list[int]) -> Any:
+    """Return an array for the batch: random numbers, the same for equal items."""
+    import numpy as np  # noqa: PLC0415 (the worker's main process needs none)
+
+    return np.concatenate([np.random.default_rng(seed).random((1, VECTOR), "f4") for seed in item])
+
+
+_ARRAYS: dict[str, Any] = {"base": BatchTask, "max_batch_size": 64, "queue": "bench-arrays"}
+
+
+@app.task(name="bench.number", **_ARRAYS)
+def number(item: list[int]) -> list[float]:
+    """Return a number of each vector, so that both cost the same to compute."""
+    return _vectors(item)[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+@app.task(name="bench.vector", **_ARRAYS)
+def vector(item: list[int]) -> Any:
+    """Return vectors, each as an array."""
+    return _vectors(item)
+
+
+@app.task(name="bench.vector_list", outputs="lists", **_ARRAYS)
+def vector_list(item: list[int]) -> Any:
+    """Return vectors, each as a list of numbers."""
+    return _vectors(item)
+
+
+@app.task(name="bench.image_mean", **_ARRAYS)
+def image_mean(image: list[Any]) -> list[float]:
+    """Return the mean of each image, an array or a number."""
+    return [float(each if isinstance(each, (int, float)) else each.mean()) for each in image]
+
+
 #: A network that torch compiles for each shape that it finds, or for a few before.
 SHAPES = {"any_shape": Encoder, "compiled": CompiledEncoder, "fixed_shapes": ShapedEncoder}
 for _name, _model in SHAPES.items():
