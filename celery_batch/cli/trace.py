@@ -16,8 +16,8 @@ __all__ = ["load_of", "record"]
 #: Seconds between two looks at the workers, and for how long they record without one.
 _EVERY, _KEPT = 1.0, 15.0
 
-#: Seconds in which workers reply.
-_TIMEOUT = 1.0
+#: Seconds in which workers reply, and how often one that does not is asked at the end.
+_TIMEOUT, _TRIES = 1.0, 10
 
 #: What fewer requests say is chance, and more take minutes to simulate.
 _FEWEST, _MOST = 100, 20_000
@@ -52,6 +52,7 @@ def record(
             report(f"{len(recording.arrived):,} requests recorded")
     except KeyboardInterrupt:
         recording.look()
+    recording.finish()
     arrived = sorted(recording.arrived)
     if not arrived:
         raise ConfigurationError(f"{task}: no request arrived in {seconds:g} s")
@@ -74,6 +75,8 @@ class _Recording:
         #: For each worker the number of its next arrival; None before the first look.
         self._seen: dict[str, int] | None = None
         self._processes: dict[str, int] = {}
+        #: The workers that have not replied to the last look.
+        self._late: set[str] = set()
         self.arrived: list[tuple[float, float, int]] = []
 
     @property
@@ -99,7 +102,15 @@ class _Recording:
             )
         self.arrived += [tuple(each) for reply in found.values() for each in reply["arrived"]]
         self._seen = (self._seen or {}) | {worker: reply["next"] for worker, reply in found.items()}
+        self._late = self._processes.keys() - found.keys()
         self._processes |= {worker: reply["processes"] for worker, reply in found.items()}
+
+    def finish(self) -> None:
+        """Look again until each worker has replied to the last look, if it still runs."""
+        for _ in range(_TRIES):
+            if not self._late:
+                break
+            self.look()
 
 
 def load_of(path: Path, task: str) -> Load:

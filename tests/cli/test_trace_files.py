@@ -92,3 +92,26 @@ def test_late_replies_lose_nothing(tmp_path, monkeypatch):
 
     assert (6, 2) == recorded
     assert [None, {"w": 0}, {"w": 0}, {"w": 4}] == seen
+
+
+def test_the_last_look_is_repeated(tmp_path, monkeypatch):
+    """A worker that replies too late to it is asked again."""
+    looks = []
+
+    class Control:
+        """A worker that replies to the first look and to the last."""
+
+        def broadcast(self, _, arguments, **__):
+            looks.append(arguments["seen"])
+            if 1 < len(looks) < 5:
+                return []
+            arrived = [[1.0, 5.0, 1]] * (len(looks) > 1)
+            return [{"w": {"ok": {"processes": 1, "arrived": arrived, "next": len(arrived)}}}]
+
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("celery_batch.cli.trace._EVERY", 0.0)
+    recorded = record(SimpleNamespace(control=Control()), "t", tmp_path / "trace", 60.0, interrupt)
+
+    assert (1, 1) == recorded

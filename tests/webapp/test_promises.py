@@ -197,7 +197,7 @@ def test_a_killed_worker(place: Place, kind: str, capsys: pytest.CaptureFixture[
     say(capsys, f"{kind}, worker killed: {load}")
     check(load)
 
-    assert 200 == server.predict("afterwards").status
+    place.until(lambda: server.predict("afterwards").status == 200, "an answer", place.worker)
 
 
 @each_server

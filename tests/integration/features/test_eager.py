@@ -149,7 +149,7 @@ def scores(app: Celery):
 
     @app.task(base=BatchTask, name="eager.scores")
     def scores(kind):
-        made = {"array": np.zeros(2), "list": [0.0, 0.0]}
+        made = {"array": np.array([{1}]), "list": [0.0, 0.0]}
         return [{"scores": made[each], "pair": (1, 2)} for each in kind]
 
     return scores
@@ -160,7 +160,7 @@ def test_an_output_that_no_worker_could_store_fails(scores):
     result = scores.delay("array")
 
     assert "FAILURE" == result.state
-    with pytest.raises(EncodeError, match=r"ndarray at \['scores'\].*return its \.tolist\(\)"):
+    with pytest.raises(EncodeError, match=r"ndarray at \['scores'\].*use \.tolist\(\)"):
         result.get()
     with pytest.raises(EncodeError):
         scores.apply(("array",), throw=True)
