@@ -23,8 +23,9 @@ PYTEST := $(BIN)/python -m pytest -n $(or $(N),6) --dist loadgroup --no-loadscop
 	--max-worker-restart=0 \
 	-r fE --durations=20 --junitxml=build/junit/tests.xml --ignore=tests/docs
 
-test: $(STAMP) ## Run the whole test suite with real servers (TEST_SEED=n repeats a run)
-	@$(PYTEST) tests
+# `make check` runs tests/docs and tests/batching, which start no servers.
+test: $(STAMP) ## Run the test suite with real servers (TEST_SEED=n repeats a run)
+	@$(PYTEST) --ignore=tests/batching tests
 
 # Per cent of the package that test processes alone have to see, branches counted; `make coverage` sees workers, too.
 FLOOR := 82
