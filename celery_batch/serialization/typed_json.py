@@ -32,7 +32,10 @@ class _Escaped:
 
 
 def _as_dict(items: Any) -> Any:
-    return dict(items)
+    try:
+        return dict(items)
+    except TypeError as error:
+        raise ValueError(f"a dict has pairs of a text and a value: {error}") from None
 
 
 def encode_json(value: Any) -> str:

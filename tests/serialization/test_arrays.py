@@ -352,3 +352,11 @@ def test_an_encoded_array_says_what_is_wrong():
         EncodedArray("ndarray", "<f4", (2,), b"ab")
     with pytest.raises(ValueError, match="no kind of array 'list'"):
         EncodedArray("list", "<f4", (2,), b"ab")
+
+
+def test_a_value_that_contains_itself():
+    """Is refused, as by kombu, though it has a typed value."""
+    value: list[object] = [np.ones(1)]
+    value.append(value)
+    with pytest.raises(ValueError, match="Circular"):
+        encode_json(value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -209,7 +210,8 @@ class Publisher(PerProcess):
                 options = {name: fast_repr(described, limit, settings.repr_levels), **options}
         serializer = options.get("serializer") or task.serializer or self._app.conf.task_serializer
         if serializer == "json":
-            args, kwargs = escape_dicts(args), escape_dicts(kwargs)
+            with suppress(RecursionError):  # on which Celery raises an error of its own
+                args, kwargs = escape_dicts(args), escape_dicts(kwargs)
         return partial(apply, args, kwargs), options
 
     def _apply(self, apply: Callable[..., Any], options: Any, bulk: BulkWrite | None) -> Any:
