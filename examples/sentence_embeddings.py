@@ -119,7 +119,7 @@ def main(first: str, *others: str) -> list[float]:
     """Return how alike a text and others are, from -1 to 1; a new worker compiles for minutes."""
     results = embed.delay_many([first, *others])
     one, *rest = [result.get(timeout=600) for result in results]
-    return [sum(a * b for a, b in zip(one, other, strict=True)) for other in rest]
+    return [float(sum(a * b for a, b in zip(one, other, strict=True))) for other in rest]
 
 
 if __name__ == "__main__":
