@@ -62,7 +62,7 @@ check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, documented
 	@$(BIN)/interrogate -q tests || { $(BIN)/interrogate -vv tests | grep MISSED; exit 1; }
 	@$(BIN)/python tests/house.py
 	@$(BIN)/python tests/lock.py
-	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q tests/batching --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
+	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/batching --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
 	@$(BIN)/python -m pytest -q tests/docs
 
 bench: $(STAMP) ## Measure ours and the peers, and renew docs/benchmarks.md (CASE="cost noop" for some)
