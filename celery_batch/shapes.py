@@ -21,11 +21,11 @@ from celery_batch.errors import (
 )
 from celery_batch.item_cost import item_cost_of
 from celery_batch.pending_answer import pending_answer
-from celery_batch.plain_values import NotPlain, encode_plain
 from celery_batch.runtime.model import Model
 from celery_batch.runtime.registry import instance_of, model_calls
 from celery_batch.runtime.runner import FixedSizes, run_all
 from celery_batch.runtime.signature import example_rows, own_attribute, row_of
+from celery_batch.serialization.plain_values import NotPlain, encode_plain
 
 __all__ = ["check_padding_cost", "check_shapes", "fixed_sizes_of", "has_shapes", "warm_up"]
 

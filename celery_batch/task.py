@@ -32,7 +32,6 @@ from celery_batch.errors import ConfigurationError
 from celery_batch.item_cost import check_queue_cost, check_sort_window, item_cost_of
 from celery_batch.item_key import ItemKey, item_key_of
 from celery_batch.pending_answer import RetryItem, RunAgain, pending_answer, retry_options
-from celery_batch.row_digest import check_reuse
 from celery_batch.rows import CallRows, ChunkCalls, row_count_header, run_calls
 from celery_batch.runtime.item_cost import ItemCost
 from celery_batch.runtime.model import Model
@@ -45,6 +44,7 @@ from celery_batch.runtime.signature import (
     signature_of,
 )
 from celery_batch.serialization.arrays import split_rows
+from celery_batch.serialization.row_digest import check_reuse
 from celery_batch.serialization.typed_json import register_types
 from celery_batch.shapes import check_shapes, fixed_sizes_of
 from celery_batch.task_class import keep_app_class

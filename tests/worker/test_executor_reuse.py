@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 from celery_batch import BatchTask
-from celery_batch.row_digest import RowDigest
+from celery_batch.serialization.row_digest import RowDigest
 from celery_batch.telemetry.report import Reuse
 from celery_batch.worker.dispatch.follow_up import BatchEnd, Unanswered
 from celery_batch.worker.dispatch.payload import BatchPayload, Delivery

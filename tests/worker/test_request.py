@@ -16,7 +16,7 @@ from celery.worker.request import create_request_cls
 from kombu import Connection, Queue
 
 from celery_batch import BatchTask
-from celery_batch.decoding import Undecoded
+from celery_batch.serialization.decoding import Undecoded
 from celery_batch.worker.intake.request import BatchRequest
 
 

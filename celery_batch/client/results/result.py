@@ -28,9 +28,9 @@ from celery_batch.client.results.listener import ResultReader, start_listener
 from celery_batch.client.results.pending import PendingResult, PendingResults
 from celery_batch.client.results.states import StateIterator
 from celery_batch.client.results.waiting import ThreadWaiter, is_stored_elsewhere, wait_until_ended
-from celery_batch.decoding import decode_json
-from celery_batch.encoding import check_output
 from celery_batch.protocol import BatchInfo
+from celery_batch.serialization.decoding import decode_json
+from celery_batch.serialization.encode_errors import check_output
 
 __all__ = [
     "BatchResult",

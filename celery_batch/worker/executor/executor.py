@@ -33,12 +33,12 @@ from celery.exceptions import Reject
 from kombu.serialization import prepare_accept_content
 
 from celery_batch.compat.celery import encode_results_with, result_reprs
-from celery_batch.encoding import explain_encode_errors
 from celery_batch.pending_answer import Answer, pending_answer
 from celery_batch.protocol import TRACK_HEADER
 from celery_batch.rows import CallRows
 from celery_batch.runtime import registry
 from celery_batch.runtime.runner import Outcome
+from celery_batch.serialization.encode_errors import explain_encode_errors
 from celery_batch.serialization.typed_json import encode_json
 from celery_batch.task import BatchTask
 from celery_batch.telemetry.otel import BatchSpan

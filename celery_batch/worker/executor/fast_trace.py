@@ -26,9 +26,9 @@ from kombu.utils.encoding import safe_repr
 
 from celery_batch.compat.celery import current_task, original_run
 from celery_batch.compat.kombu import decodes_json
-from celery_batch.decoding import decode_json
 from celery_batch.protocol import REPLY_HEADER, ROWS
 from celery_batch.serialization.arrays import describe
+from celery_batch.serialization.decoding import decode_json
 from celery_batch.serialization.typed_json import encode_json
 from celery_batch.task import BatchTask
 from celery_batch.worker.dispatch.follow_up import TraceResult

@@ -16,13 +16,13 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_batch.batching.policy import BatchPolicy
-from celery_batch.decoding import Undecoded, decode_arguments
 from celery_batch.errors import BatchError
 from celery_batch.interrupts import is_interrupt
 from celery_batch.item_key import ItemKey
 from celery_batch.protocol import LOSSES, ROWS
-from celery_batch.row_digest import RowDigest
 from celery_batch.runtime.item_cost import ItemCost
+from celery_batch.serialization.decoding import Undecoded, decode_arguments
+from celery_batch.serialization.row_digest import RowDigest
 from celery_batch.worker.intake.message_format import are_limits
 
 __all__ = ["BatchRequest", "wants_events"]

@@ -35,7 +35,12 @@ from kombu.transport import virtual
 from kombu.utils.json import dumps
 
 from celery_batch.config import Settings
-from celery_batch.decoding import OnceDecoded, decode_envelope, leave_undecoded, payload_of
+from celery_batch.serialization.decoding import (
+    OnceDecoded,
+    decode_envelope,
+    leave_undecoded,
+    payload_of,
+)
 from celery_batch.task import BatchTask
 from celery_batch.worker.context import WorkerContext
 from celery_batch.worker.intake.background_thread import BackgroundThread

@@ -24,7 +24,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.plain_values import NotPlain, decode_plain, encode_plain
+from celery_batch.serialization.plain_values import NotPlain, decode_plain, encode_plain
 
 __all__ = ["LARGEST_ANSWER", "AnswerCache", "Found", "cache_backend", "check_caches"]
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_batch.plain_values import NotPlain, decode_plain, encode_plain
+from celery_batch.serialization.plain_values import NotPlain, decode_plain, encode_plain
 
 ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary()
 KEYS = st.text() | st.integers() | st.booleans() | st.none() | st.tuples(st.integers())

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_batch import BatchTask, ConfigurationError, Model
-from celery_batch.row_digest import row_digest_of
+from celery_batch.serialization.row_digest import row_digest_of
 
 NAME = "digests.rows"
 

@@ -14,7 +14,7 @@ from kombu.message import Message
 from kombu.transport.virtual import Base64
 from kombu.utils import json
 
-from celery_batch.decoding import (
+from celery_batch.serialization.decoding import (
     OnceDecoded,
     Undecoded,
     decode_arguments,

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from celery_batch.errors import ConfigurationError
-from celery_batch.plain_values import NotPlain, encode_plain
+from celery_batch.serialization.plain_values import NotPlain, encode_plain
 
 __all__ = ["RowDigest", "check_reuse", "row_digest_of"]
 
