@@ -17,7 +17,6 @@ import re
 import sys
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator
-from ctypes import c_char
 from importlib import import_module
 from math import prod
 from operator import methodcaller
@@ -30,6 +29,7 @@ __all__ = [
     "EncodedArray",
     "array_parts",
     "describe",
+    "encoded_array",
     "encoded_hook",
     "is_array",
     "is_array_type",
@@ -107,7 +107,7 @@ class EncodedArray:
         kind: "ndarray" or "tensor".
         dtype: NumPy's or torch's name of the type of its elements, such as "<f4" or "float32".
         shape: Its length in each dimension.
-        data: The bytes of its elements, or those as base64.
+        data: The bytes of its elements, a view of them, or those as base64.
 
     Raises:
         ValueError: The arguments contradict each other, or are no such names and numbers.
@@ -117,7 +117,9 @@ class EncodedArray:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, kind: str, dtype: str, shape: tuple[int, ...], data: bytes | str) -> None:
+    def __init__(
+        self, kind: str, dtype: str, shape: tuple[int, ...], data: bytes | memoryview | str
+    ) -> None:
         self.kind = kind
         self.dtype = dtype
         self.shape = shape
@@ -125,7 +127,7 @@ class EncodedArray:
         if kind not in (NDARRAY, TENSOR):
             raise ValueError(f"there is no kind of array {kind!r}")
         # Base64 has four characters for three bytes.
-        size = self.nbytes if isinstance(data, bytes) else -(-self.nbytes // 3) * 4
+        size = -(-self.nbytes // 3) * 4 if isinstance(data, str) else self.nbytes
         if len(data) != size:
             raise ValueError(f"{self!r}: has {size} bytes, got {len(data)}")
 
@@ -151,11 +153,15 @@ class EncodedArray:
             if len(data) != self.nbytes:
                 raise ValueError(f"{self!r}: has {self.nbytes} bytes, got {len(data)}")
             self._data = data
+        elif isinstance(self._data, memoryview):
+            return self._data.tobytes()
         return self._data
 
     def decode(self) -> Any:
         """
         Return the array or the tensor; itself where what it needs is missing.
+
+        An array is a view of a view of its bytes, which cannot be changed; else it is a copy.
 
         Raises:
             ValueError: It is none, though its size is right.
@@ -181,9 +187,9 @@ class EncodedArray:
         dtype = _TORCH_DTYPES[self.dtype] if self.kind == TENSOR else self.dtype
         if isinstance(dtype, int):
             return self
+        data = self._data if isinstance(self._data, memoryview) else bytearray(self.tobytes())
         try:
-            # A copy, so that it can be changed, as any other array.
-            return numpy.ndarray(self.shape, dtype, bytearray(self.tobytes()))
+            return numpy.ndarray(self.shape, dtype, data)
         except (TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self!r}: {error}") from None
 
@@ -251,15 +257,28 @@ def _encoded(kind: str, value: Any) -> EncodedArray:
     """Return a typed value that is not decoded; raise `ValueError` for anything else."""
     try:
         dtype, shape, text = value
-        lengths = tuple(shape)
     except (TypeError, ValueError):
         raise ValueError(f"a {kind} has a dtype, a shape and its bytes as base64") from None
-    is_shape = len(lengths) <= _MOST_DIMENSIONS and all(
-        type(length) is int and length >= 0 for length in lengths
-    )
-    if not (is_shape and type(dtype) is str and type(text) is str and text.isascii()):
+    if not (type(text) is str and text.isascii()):
         raise ValueError(f"a {kind} has a dtype, a shape and its bytes as base64")
-    return EncodedArray(kind, dtype, lengths, text)
+    return encoded_array(kind, dtype, shape, text)
+
+
+def encoded_array(kind: str, dtype: Any, shape: Any, data: memoryview | str) -> EncodedArray:
+    """
+    Return an array that is not decoded, from parts that may come from anyone.
+
+    Raises:
+        ValueError: They are no such parts, or contradict each other.
+    """
+    is_shape = (
+        isinstance(shape, (list, tuple))
+        and len(shape) <= _MOST_DIMENSIONS
+        and all(type(length) is int and length >= 0 for length in shape)
+    )
+    if not (is_shape and type(dtype) is str):
+        raise ValueError(f"a {kind} has the name of a dtype, and a shape of integers")
+    return EncodedArray(kind, dtype, tuple(shape), data)
 
 
 def encoded_hook(found: dict[str, Any]) -> Any:
@@ -330,7 +349,7 @@ def array_parts(value: Any) -> tuple[str, str, list[int], Any]:
     return TENSOR, *_tensor_parts(value)
 
 
-def _ndarray_parts(array: Any) -> tuple[str, list[int], bytes]:
+def _ndarray_parts(array: Any) -> tuple[str, list[int], Any]:
     dtype = array.dtype
     if dtype.str[0] == ">":
         dtype = dtype.newbyteorder("<")
@@ -343,7 +362,14 @@ def _ndarray_parts(array: Any) -> tuple[str, list[int], bytes]:
         )
     if hasattr(array, "mask"):
         raise TypeError("a masked array cannot be encoded: use its .filled()")
-    return dtype.str, [*array.shape], array.tobytes()
+    return dtype.str, [*array.shape], _elements(array)
+
+
+def _elements(array: Any) -> Any:
+    """Return the bytes of an array's elements in C order, uncopied where they lie so."""
+    if not array.nbytes or not array.flags.c_contiguous:
+        return array.tobytes()
+    return memoryview(array.reshape(-1).view("u1")).cast("B")
 
 
 def _tensor_parts(tensor: Any) -> tuple[str, list[int], Any]:
@@ -357,7 +383,7 @@ def _tensor_parts(tensor: Any) -> tuple[str, list[int], Any]:
     size = tensor.numel() * tensor.element_size()
     if not size:
         return dtype, [*tensor.shape], b""
-    data = (c_char * size).from_address(tensor.data_ptr())
+    data = (import_module("ctypes").c_char * size).from_address(tensor.data_ptr())
     data.tensor = tensor  # whose memory it is
     return dtype, [*tensor.shape], data
 

@@ -18,6 +18,7 @@ from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads, object_hook
 
 from celery_batch.serialization.arrays import encoded_hook
+from celery_batch.serialization.binary import CONTENT_TYPE, decode_binary
 
 __all__ = [
     "OnceDecoded",
@@ -141,13 +142,14 @@ def payload_of(message: Any) -> Any:
     Raises:
         Exception: Of kombu, if the body cannot be decoded.
     """
-    if message._decoded_cache is None and _is_plain(message):  # noqa: SLF001 (kombu's own cache)
-        try:
-            body = message.body
-            text = body.decode() if type(body) is bytes else body
-            message._decoded_cache = decode_json(text, encoded_hook)  # noqa: SLF001
-        except (ValueError, RecursionError):
-            return message.payload  # for which kombu raises its own error
+    if message._decoded_cache is None:  # noqa: SLF001 (kombu's own cache)
+        with suppress(ValueError, RecursionError):  # for which kombu raises its own error
+            if _is_plain(message):
+                body = message.body
+                text = body.decode() if type(body) is bytes else body
+                message._decoded_cache = decode_json(text, encoded_hook)  # noqa: SLF001
+            elif _is_accepted(message, CONTENT_TYPE):
+                message._decoded_cache = decode_binary(message.body, lambda array: array)  # noqa: SLF001
     return message.payload
 
 
@@ -166,11 +168,17 @@ def decode_arguments(message: Any) -> tuple[Any, Any, dict[str, Any]]:
     return (args, kwargs, embed or {}) if all(kinds) else ([], {}, {})
 
 
+def _is_accepted(message: Any, content_type: str) -> bool:
+    return (
+        message.content_type == content_type
+        and message.accept is not None
+        and content_type in message.accept
+    )
+
+
 def _is_plain(message: Any) -> bool:
     return (
-        message.content_type == _JSON
+        _is_accepted(message, _JSON)
         and type(message.body) in (bytes, str)
-        and message.accept is not None
-        and _JSON in message.accept
         and registry._decoders.get(_JSON) is loads  # noqa: SLF001 (or the user has registered another one)
     )

@@ -1,4 +1,4 @@
-"""Every fault with one pool process and with two, on every broker it makes sense with."""
+"""Every fault, on every broker it makes sense with, with one pool process or two."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ def lasting_rabbitmq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbi
         yield server
 
 
-#: One pool process, where batches overlap in it, and two.
-both_shapes = pytest.mark.parametrize(
-    "processes",
-    [pytest.param(n, marks=pytest.mark.xdist_group(f"processes-{n}")) for n in (1, 2)],
-)
+#: Each fault strikes one pool process, where batches overlap, or two: by chance, or both.
+_OTHER = pytest.mark.thorough("each fault with the other number of pool processes")
 
 
 def _on(broker: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(
-        "fault",
-        [pytest.param(fault, id=fault.name) for fault in FAULTS if broker in fault.brokers],
-    )
+    trials = []
+    for fault in (fault for fault in FAULTS if broker in fault.brokers):
+        chosen = 1 + seed_for(f"{broker} {fault.name}") % 2
+        for processes in (1, 2):
+            marks = [pytest.mark.xdist_group(f"{broker}-{processes}")]
+            marks += [] if processes == chosen else [_OTHER]
+            trials.append(
+                pytest.param(fault, processes, id=f"{fault.name}-{processes}", marks=marks)
+            )
+    return pytest.mark.parametrize(("fault", "processes"), trials)
 
 
 @pytest.mark.usefixtures("redis_server")
-@pytest.mark.xdist_group("faults-redis")
-@both_shapes
 @_on("redis")
 def test_on_redis_nothing_is_lost_or_hangs(fault: Fault, processes: int):
     """Whatever strikes, every accepted item has one right answer and ran as often as it may."""
@@ -49,8 +50,6 @@ def test_on_redis_nothing_is_lost_or_hangs(fault: Fault, processes: int):
     assert verdict.ok, [verdict.name, *verdict.notes]
 
 
-@pytest.mark.xdist_group("faults-rabbitmq")
-@both_shapes
 @_on("rabbitmq")
 def test_on_rabbitmq_nothing_is_lost_or_hangs(
     fault: Fault, processes: int, lasting_rabbitmq: RabbitMQServer

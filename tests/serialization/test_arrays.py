@@ -1,4 +1,4 @@
-"""Arrays and tensors as typed values of kombu's JSON."""
+"""Arrays and tensors in messages, as typed values of kombu's JSON and in MessagePack."""
 
 from __future__ import annotations
 
@@ -41,9 +41,12 @@ TORCH = [
 ]
 
 
-def through_json(value: Any) -> Any:
+SERIALIZERS = pytest.mark.parametrize("serializer", ["json", "batch-msgpack"])
+
+
+def sent(value: Any, serializer: str = "json") -> Any:
     """Return what another process decodes."""
-    content_type, encoding, text = dumps(value, "json")
+    content_type, encoding, text = dumps(value, serializer)
     return loads(text, content_type, encoding)
 
 
@@ -57,14 +60,16 @@ def are_same(one: np.ndarray, other: np.ndarray) -> bool:
     )
 
 
+@SERIALIZERS
 @given(st.data(), NUMBERS, SHAPES)
-def test_any_array_comes_back(data, dtype, shape):
+def test_any_array_comes_back(serializer, data, dtype, shape):
     """With its type, its shape, and all its bits."""
     array = data.draw(arrays.arrays(dtype, shape))
 
-    assert are_same(array, through_json(array))
+    assert are_same(array, sent(array, serializer))
 
 
+@SERIALIZERS
 @pytest.mark.parametrize(
     "array",
     [
@@ -78,9 +83,9 @@ def test_any_array_comes_back(data, dtype, shape):
     ],
     ids=["transposed", "fortran", "reversed", "broadcast", "big-endian", "big-texts", "large"],
 )
-def test_any_layout_comes_back(array):
+def test_any_layout_comes_back(array, serializer):
     """Its elements are the same; they are in C order then."""
-    found = through_json([{"a": array}])[0]["a"]
+    found = sent([{"a": array}], serializer)[0]["a"]
 
     assert are_same(array, found)
     assert found.flags["C_CONTIGUOUS"]
@@ -88,21 +93,22 @@ def test_any_layout_comes_back(array):
 
 def test_a_decoded_array_can_be_changed():
     """As one that has not been sent."""
-    found = through_json(np.zeros(3))
+    found = sent(np.zeros(3))
     found += 1
 
     assert [1, 1, 1] == found.tolist()
 
 
+@SERIALIZERS
 @pytest.mark.parametrize("dtype", TORCH)
 @pytest.mark.parametrize("shape", [(), (0, 3), (5,), (2, 3)])
-def test_any_tensor_comes_back(dtype, shape):
+def test_any_tensor_comes_back(dtype, shape, serializer):
     """With its type and all its bits; so does one that is not contiguous."""
     bits = torch.randint(0, 2, (*shape, 16), dtype=torch.uint8)
     tensor = bits[..., : torch.empty(0, dtype=getattr(torch, dtype)).element_size()]
     tensor = tensor.contiguous().view(getattr(torch, dtype)).squeeze(-1)
     for each in (tensor, tensor.t() if tensor.ndim == 2 else tensor):
-        found = through_json(each)
+        found = sent(each, serializer)
 
         assert isinstance(found, torch.Tensor)
         assert (each.dtype, each.shape) == (found.dtype, found.shape)
@@ -113,15 +119,17 @@ def test_any_tensor_comes_back(dtype, shape):
         )
 
 
-def test_parts_of_tensors():
+@SERIALIZERS
+def test_parts_of_tensors(serializer):
     """Those of a network, and conjugated ones, are their values."""
     weight = torch.nn.Linear(2, 2).weight
     conjugated = torch.tensor([1 + 2j]).conj()
 
-    assert torch.equal(weight, through_json(weight))
-    assert torch.equal(conjugated, through_json(conjugated))
+    assert torch.equal(weight, sent(weight, serializer))
+    assert torch.equal(conjugated, sent(conjugated, serializer))
 
 
+@SERIALIZERS
 @pytest.mark.parametrize(
     ("number", "wanted"),
     [
@@ -132,25 +140,27 @@ def test_parts_of_tensors():
         (np.bool_(1), True),
     ],
 )
-def test_numbers_of_numpy_become_pythons(number, wanted):
+def test_numbers_of_numpy_become_pythons(number, wanted, serializer):
     """JSON has no others."""
-    found = through_json(number)
+    found = sent(number, serializer)
 
     assert (wanted, type(wanted)) == (found, type(found))
 
 
+@SERIALIZERS
 @pytest.mark.parametrize(
     "number", [np.complex64(2j), np.datetime64("2020-01-01"), np.longdouble(3)]
 )
-def test_numbers_that_python_lacks_become_arrays(number):
+def test_numbers_that_python_lacks_become_arrays(number, serializer):
     """Arrays without dimensions."""
-    found = through_json(number)
+    found = sent(number, serializer)
 
     assert () == found.shape
     assert found.dtype == number.dtype
     assert found == number
 
 
+@SERIALIZERS
 @pytest.mark.parametrize(
     ("array", "error"),
     [
@@ -162,10 +172,10 @@ def test_numbers_that_python_lacks_become_arrays(number):
     ],
     ids=["objects", "structures", "masked", "extension", "sparse"],
 )
-def test_what_is_not_plain_is_refused(array, error):
+def test_what_is_not_plain_is_refused(array, error, serializer):
     """With what to do instead; nothing is pickled."""
     with pytest.raises(EncodeError, match=error):
-        dumps(array, "json")
+        dumps(array, serializer)
 
 
 def forged(kind: str, value: Any) -> str:
@@ -290,7 +300,7 @@ def test_arrays_that_are_not_decoded_are_numpys_too():
     found = encoded(np.arange(3.0))
 
     assert 3 == np.sum(found)
-    assert [0, 1, 2] == through_json(found).tolist()
+    assert [0, 1, 2] == sent(found).tolist()
     assert found == encoded(np.arange(3.0))
     assert found != encoded(np.arange(3))
     assert found != 1

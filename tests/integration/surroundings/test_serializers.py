@@ -5,7 +5,9 @@ from __future__ import annotations
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from celery import Celery
 from kombu.compression import encoders
 
@@ -13,7 +15,7 @@ from celery_batch import MessageRefused
 from celery_batch.processes.managed_process import ManagedProcess, wait_until
 from tests.services.stage import Stage
 
-SAFE = ["json", "yaml", "msgpack"]
+SAFE = ["json", "yaml", "msgpack", "batch-msgpack"]
 COMPRESSIONS = [None, "gzip", "bzip2", "zlib"]
 if "application/zstd" in encoders():
     COMPRESSIONS.append("zstd")
@@ -22,7 +24,7 @@ if "application/zstd" in encoders():
 WORKERS = {
     "json": ("gzip", SAFE),
     "yaml": ("bzip2", SAFE),
-    "msgpack": ("zlib", SAFE),
+    "batch-msgpack": ("zlib", SAFE),
     "pickle": (None, [*SAFE, "pickle"]),
 }
 
@@ -86,6 +88,24 @@ def test_serializers_mix_in_one_batch(stage: Stage):
 
     assert [[n, VALUE] for n in range(len(ways))] == [result.get(timeout=30) for result in results]
     assert len(stage.facts("sizes")) < len(ways)
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("results", ["batch-msgpack", "json"])
+def test_arrays_go_and_come_back_as_bytes(stage: Stage, results: str):
+    """Some of a batch's messages have them as bytes, others as base64, and so have results."""
+    app = client(stage, results)
+    sent = [{"a": np.arange(n, dtype="f4"), "t": torch.full((2, n), n)} for n in range(8)]
+    answers = [
+        app.send_task("serial.echo", (value,), serializer=("json", "batch-msgpack")[n % 2])
+        for n, value in enumerate(sent)
+    ]
+
+    for value, answer in zip(sent, answers, strict=True):
+        found = answer.get(timeout=30)
+        assert value["a"].tolist() == found["a"].tolist()
+        assert value["a"].dtype == found["a"].dtype
+        assert value["t"].tolist() == found["t"].tolist()
 
 
 @pytest.mark.usefixtures("workers")

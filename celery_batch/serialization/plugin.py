@@ -1,0 +1,18 @@
+"""
+What kombu loads in each process where celery_batch is installed: its serializers.
+
+Kombu imports this module, an entry point, while it is imported itself.  Therefore nothing here
+imports more of kombu than its JSON; an error here would be one of each program with Celery.
+"""
+
+from __future__ import annotations
+
+from celery_batch.serialization.binary import CONTENT_TYPE, decode_binary, encode_binary
+from celery_batch.serialization.typed_json import register_types
+
+__all__ = ["BATCH_MSGPACK"]
+
+register_types()
+
+#: The arguments of `kombu.serialization.register`.
+BATCH_MSGPACK = (encode_binary, decode_binary, CONTENT_TYPE, "binary")
