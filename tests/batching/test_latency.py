@@ -460,7 +460,7 @@ def test_each_key_that_waits_is_a_batch_of_its_own():
 LOADS = st.floats(min_value=0.2, max_value=0.75)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     load=LOADS,
     ratio=st.sampled_from([0.5, 2.0]),
