@@ -115,12 +115,12 @@ def _decoded(file: bytes) -> Any:
         picture = Image.open(BytesIO(file))
         if prod(picture.size) > _MOST_PIXELS:  # which a few bytes can unpack to
             return ValueError(f"{picture.width} x {picture.height} are too many pixels")
-        picture = picture.convert("RGB")
+        colours = picture.convert("RGB")
     except Exception as error:  # noqa: BLE001 - each format has its own ways to be broken
         return ValueError(f"these {len(file)} bytes are no picture: {error}")
-    (left, right), (top, bottom) = (_middle(length, min(picture.size)) for length in picture.size)
+    (left, right), (top, bottom) = (_middle(length, min(colours.size)) for length in colours.size)
     # The middle alone: of a very long picture the whole would be huge.
-    middle = picture.resize(
+    middle = colours.resize(
         (_SIDE, _SIDE), Image.Resampling.BILINEAR, box=(left, top, right, bottom)
     )
     pixels = torch.frombuffer(bytearray(middle.tobytes()), dtype=torch.uint8)

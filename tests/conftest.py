@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -101,6 +102,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(_group(item)))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_rank)
+
+
+def pytest_collection_finish() -> None:
+    """Have collections of garbage, which many tests ask for, look at what tests make only."""
+    gc.collect()
+    gc.freeze()
 
 
 def _rank(item: pytest.Item) -> int:

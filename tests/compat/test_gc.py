@@ -21,11 +21,14 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()  # as before the first test
 
 
 @pytest.mark.usefixtures("collector")
 def test_existing_objects_are_scanned_no_more():
     """The collector has frozen the existing objects."""
+    gc.unfreeze()
     compat.freeze_existing()
 
     assert gc.get_freeze_count() > 10_000
