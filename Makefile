@@ -63,7 +63,7 @@ check: $(STAMP) ## Lint, types, import rules and cycles, sizes, lock, documented
 	@$(BIN)/python tests/house.py
 	@$(BIN)/python tests/lock.py
 	@COVERAGE_FILE=.coverage.batching $(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/batching --cov=celery_batch.batching --cov-report=term-missing:skip-covered --cov-fail-under=100
-	@$(BIN)/python -m pytest -q tests/docs
+	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup tests/docs
 
 bench: $(STAMP) ## Measure ours and the peers, and renew docs/benchmarks.md (CASE="cost noop" for some)
 	@$(BIN)/python -m bench --write $(if $(JSON),--json $(JSON)) $(CASE)

@@ -31,6 +31,9 @@ pytest_plugins = ["tests.quarantine"]
 #: Tests of these folders share servers or workers, so one process runs all of them.
 _TOGETHER = ("tests/integration/features",)
 
+#: Tests of these files share nothing, and any process may run each.
+_APART = ("tests/docs/test_examples.py",)
+
 #: What takes longest starts first; otherwise one process still runs it when all others have ended.
 _LONGEST_FIRST = (
     "tests/faults/test_faults.py",
@@ -125,8 +128,10 @@ def pytest_xdist_node_collection_finished(ids: list[str]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    """Return the name of the tests that run in the same process: a folder's, or a file's."""
+    """Return the name of the tests that run in the same process: a folder's, a file's, or one."""
     path = item.path.relative_to(ROOT)
+    if str(path) in _APART:
+        return item.name
     folders = [folder for folder in _TOGETHER if path.is_relative_to(folder)]
     return Path(folders[0]).name if folders else path.stem
 

@@ -37,7 +37,7 @@ def record(
         report: Called with the progress.
 
     Returns:
-        How many requests came, and how many processes run the task.
+        How many requests came, and how many processes the workers have to which they came.
 
     Raises:
         ConfigurationError: No worker has the task, or nothing came.
@@ -75,14 +75,16 @@ class _Recording:
         #: For each worker the number of its next arrival; None before the first look.
         self._seen: dict[str, int] | None = None
         self._processes: dict[str, int] = {}
+        #: The workers to which requests came.
+        self._busy: set[str] = set()
         #: The workers that have not replied to the last look.
         self._late: set[str] = set()
         self.arrived: list[tuple[float, float, int]] = []
 
     @property
     def processes(self) -> int:
-        """How many processes run the task."""
-        return sum(self._processes.values())
+        """How many processes the workers have to which requests came; others consume other queues."""
+        return sum(self._processes[worker] for worker in self._busy)
 
     def look(self) -> None:
         """Add what has arrived since the last look; the first look starts the recording."""
@@ -101,6 +103,7 @@ class _Recording:
                 f"{self._task}: no running worker has this task, or none replies"
             )
         self.arrived += [tuple(each) for reply in found.values() for each in reply["arrived"]]
+        self._busy |= {worker for worker, reply in found.items() if reply["arrived"]}
         self._seen = (self._seen or {}) | {worker: reply["next"] for worker, reply in found.items()}
         self._late = self._processes.keys() - found.keys()
         self._processes |= {worker: reply["processes"] for worker, reply in found.items()}

@@ -523,7 +523,7 @@ def test_promises_hold_for_any_events(policy: BatchPolicy, events: list[tuple[st
     assert Done() == model.queue.next(model.now)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     size=st.integers(1, 5),
     busy=st.integers(1, 6),

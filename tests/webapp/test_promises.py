@@ -115,8 +115,9 @@ def test_goodput_at_ten_times_the_load(
     assert load.is_helpful
     assert load.counts[200] == len(place.seen())
     # A few seconds beside other tests show a collapse; the full time shows what is promised.
-    assert load.goodput > (0.9 if seconds >= 30 else 0.5) * alone.goodput
-    assert load.median(429) < SECONDS
+    share, most = (0.9, SECONDS) if seconds >= 30 else (0.5, 5 * SECONDS)
+    assert load.goodput > share * alone.goodput
+    assert load.median(429) < most
 
 
 def say(capsys: pytest.CaptureFixture[str], *lines: str) -> None:
