@@ -83,7 +83,7 @@ class _Recording:
 
     @property
     def processes(self) -> int:
-        """How many processes the workers have to which requests came; others consume other queues."""
+        """The number of processes of the workers to which requests came."""
         return sum(self._processes[worker] for worker in self._busy)
 
     def look(self) -> None:

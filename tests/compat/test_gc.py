@@ -18,6 +18,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(compat, "_before", None)
     before = gc.get_threshold()
     gc.set_threshold(700, 10, 10)
+    gc.unfreeze()
     yield
     gc.set_threshold(*before)
     gc.unfreeze()
@@ -28,7 +29,6 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("collector")
 def test_existing_objects_are_scanned_no_more():
     """The collector has frozen the existing objects."""
-    gc.unfreeze()
     compat.freeze_existing()
 
     assert gc.get_freeze_count() > 10_000

@@ -19,8 +19,9 @@ from celery import Celery
 from celery.exceptions import Retry
 from kombu.message import Message
 
-from celery_batch import BatchTask, Model, decoding
+from celery_batch import BatchTask, Model
 from celery_batch.processes.managed_process import wait_until
+from celery_batch.serialization import decoding
 from tests.services.memory import memory, recall, remember
 
 __all__ = ["app", "memory", "recall", "remember"]
