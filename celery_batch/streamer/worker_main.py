@@ -27,6 +27,7 @@ from typing import Any
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.runner import Outcome, Runner
+from celery_batch.streamer.messages import Message, dump, pickled, receive, send, unpickled
 from celery_batch.streamer.model_adapters import Adapter
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
 
@@ -35,31 +36,16 @@ __all__ = [
     "Plan",
     "arrive",
     "is_arriving",
-    "pickled",
     "serve",
-    "unpickled",
 ]
 
 
-def pickled(item: Any) -> bytes | None:
-    """Return a pickle, or None if the item cannot be pickled."""
-    try:
-        return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # noqa: BLE001 (a class may raise anything when it is pickled)
-        return None
-
-
-def unpickled(packed: bytes) -> Any:
-    """Return what the other end has pickled."""
-    return pickle.loads(packed)  # noqa: S301 (from our own pipe)
-
-
-def _pack(outputs: Sequence[Any], broken: str | None) -> bytes:
+def _pack(outputs: Sequence[Any], broken: str | None) -> Message:
     """Pickle a batch's outputs; an error takes the place of one that cannot be pickled."""
     if Outcome in set(map(type, outputs)):
         outputs = [_portable(each) for each in outputs]
     whole = pickled((list(outputs), broken))
-    return whole or pickle.dumps(([_checked(each) for each in outputs], broken))
+    return whole or dump(([_checked(each) for each in outputs], broken))
 
 
 def _portable(output: Any) -> Any:
@@ -155,8 +141,8 @@ def serve(batches: Any, replies: Any, given: Adapter | bytes, plan: Plan) -> Non
     runner = Runner(model.predict, str(model), most=plan.size, cost=model.call_cost)
     _is_arriving = False
     replies.send_bytes(b"")
-    while payload := batches.recv_bytes():
-        replies.send_bytes(_run(runner, payload))
+    while (message := receive(batches)) is not None:
+        send(replies, _run(runner, message))
     model.unload()
 
 
@@ -178,23 +164,23 @@ def _load(given: Adapter | bytes, plan: Plan) -> Adapter:
     return model
 
 
-def _run(runner: Runner, payload: bytes) -> bytes:
+def _run(runner: Runner, message: Message) -> Message:
     """Run a batch; return the reply, without outputs if the device was broken before."""
     try:
         outputs: Sequence[Any] = ()
         if runner.broken is None:
-            items, alone = unpickled(payload)
+            items, alone = unpickled(message)
             outputs = runner.outputs(items, alone=alone)
         return _pack(outputs, runner.broken)
     except BaseException as error:  # noqa: BLE001 (the process has to live on)
         broke_off = ModelError(f"the model broke off: {type(error).__name__}: {error}")
         broke_off.add_note(f"In the worker process:\n{traceback.format_exc()}")
-        return pickle.dumps((broke_off, runner.broken))
+        return dump((broke_off, runner.broken))
 
 
 def _imported(given: bytes) -> Adapter:
     try:
-        model: Adapter = unpickled(given)
+        model: Adapter = pickle.loads(given)  # noqa: S301 (of the parent)
     except BaseException as error:
         raise LoadFailed(
             f"the worker process cannot import what predicts: {type(error).__name__}: {error};"

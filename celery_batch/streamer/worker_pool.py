@@ -8,19 +8,20 @@ import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import connection, process
 from typing import Any
 
 from celery_batch.errors import LoadFailed, ModelError
 from celery_batch.processes.supervisor import restart_pause
-from celery_batch.streamer import worker_main
+from celery_batch.streamer import messages, worker_main
 from celery_batch.streamer.base import GRACE
+from celery_batch.streamer.messages import Message, pickled, unpickled
 from celery_batch.streamer.model_adapters import Adapter
 from celery_batch.streamer.request_queue import RequestQueue, Requests, Slot, broke_off
 from celery_batch.streamer.spawn_hook import HookedName
-from celery_batch.streamer.worker_main import Plan, pickled, unpickled
+from celery_batch.streamer.worker_main import Plan
 
 __all__ = [
     "ProcessPool",
@@ -56,6 +57,33 @@ _UNGUARDED = (
 _NAME = "celery_batch-streamer-"
 
 
+class _Replies:
+    """
+    A pipe from a process, which ends with the process.
+
+    Args:
+        pipe: A fork of the process may hold its other end open.
+        sentinel: Of the process.
+    """
+
+    def __init__(self, pipe: Any, sentinel: int) -> None:
+        self._pipe = pipe
+        self._sentinel = sentinel
+
+    def recv_bytes(self) -> bytes:
+        self._wait()
+        found: bytes = self._pipe.recv_bytes()
+        return found
+
+    def recv_bytes_into(self, buffer: bytearray) -> None:
+        self._wait()
+        self._pipe.recv_bytes_into(buffer)
+
+    def _wait(self) -> None:
+        if self._pipe not in connection.wait([self._pipe, self._sentinel]):
+            raise EOFError
+
+
 class WorkerProcess:
     """
     A process with one model, and the pipes to and from it.
@@ -71,7 +99,7 @@ class WorkerProcess:
         context: Any = multiprocessing.get_context(method)
         # Two pipes, since gevent's socket pairs, of which a duplex one is made, never block.
         batches, self._batches = context.Pipe(duplex=False)
-        self._replies, replies = context.Pipe(duplex=False)
+        receiving, replies = context.Pipe(duplex=False)
         #: How many batches were sent, and how many were answered.
         self.sent = self.answered = 0
         self.process: process.BaseProcess = context.Process(
@@ -80,6 +108,7 @@ class WorkerProcess:
             name=HookedName(name, partial(worker_main.arrive, plan.env)),
         )
         self.process.start()
+        self._replies = _Replies(receiving, self.process.sentinel)
         batches.close()
         replies.close()
 
@@ -93,25 +122,25 @@ class WorkerProcess:
         Raises:
             LoadFailed: It could not be loaded, or the process ended before it was.
         """
-        error = self._message()
+        error = self._read(self._replies.recv_bytes)
         if error is None:
             raise LoadFailed(self._why_it_ended())
         if error:
             raise LoadFailed(error.decode())
 
-    def send(self, payload: bytes) -> None:
+    def send(self, batch: Message) -> None:
         """
         Send a batch.
 
         Raises:
             OSError: The process has ended.
         """
-        self._batches.send_bytes(payload)
+        messages.send(self._batches, batch)
         self.sent += 1
 
-    def receive(self) -> bytes | None:
+    def receive(self) -> Message | None:
         """Return the reply to the next batch; None if the process has ended."""
-        reply = self._message()
+        reply: Message | None = self._read(partial(messages.receive, self._replies))
         self.answered += reply is not None
         return reply
 
@@ -124,12 +153,10 @@ class WorkerProcess:
             self.process.kill()
         self.process.join(_REAPED)
 
-    def _message(self) -> bytes | None:
-        # The sentinel, too: a fork of the process may hold the other end of the pipe open.
-        if self._replies in connection.wait([self._replies, self.process.sentinel]):
-            with contextlib.suppress(EOFError, OSError):
-                message: bytes = self._replies.recv_bytes()
-                return message
+    def _read(self, read: Callable[[], Any]) -> Any:
+        """Read what the process has written; None if it has ended."""
+        with contextlib.suppress(EOFError, OSError):
+            return read()
         return None
 
     def _why_it_ended(self) -> str:
@@ -297,13 +324,13 @@ class _Feeder:
         self._receiver = receiver  # `stop` joins it, which has to be started
         while (requests := self._request_queue.take(slot)) is not None:
             items = [item for request in requests for item in request.item.items]
-            payload = pickled((items, len(requests) == 1))
-            if payload is None:
+            batch = pickled((items, len(requests) == 1))
+            if batch is None:
                 error = ModelError("the request cannot be pickled for its way to a worker process")
                 self._request_queue.finish(slot, requests, error)
                 continue
             try:
-                process.send(payload)
+                process.send(batch)
             except OSError:  # the process has ended, and the receiver puts the batch back
                 self._request_queue.retire(slot)
         return process.sent > 0
@@ -314,7 +341,7 @@ class _Feeder:
             self._settle(slot, slot.out[0], reply)
         self._request_queue.lose(slot, has_run=process.sent > process.answered)
 
-    def _settle(self, slot: Slot, requests: Requests, reply: bytes) -> None:
+    def _settle(self, slot: Slot, requests: Requests, reply: Message) -> None:
         try:
             outputs, broken = unpickled(reply)
         except BaseException as error:  # noqa: BLE001 (the thread has to live on)

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 
+import numpy as np
 import psutil
 import pytest
 
@@ -214,6 +215,17 @@ def test_what_cannot_cross_the_pipe_fails_alone(pair):
         with pytest.raises(ModelError, match=message):
             future.result(30)
     assert ["a"] == futures[0].result(30)
+
+
+def test_large_arrays_go_and_come_back(pair):
+    """They need no setting, and may be larger than any pipe; who dies beside them loses none."""
+    array = np.random.default_rng(1).random((4, 1024, 1024))
+    futures = [pair.submit([item]) for item in ({"array": array}, "die", {"array": array[1:]})]
+
+    assert (array == futures[0].result(60)[0]["array"]).all()
+    assert (array[1:] == futures[2].result(60)[0]["array"]).all()
+    with pytest.raises(PoisonItem):
+        futures[1].result(60)
 
 
 def test_error_says_where_it_was_raised(pair):
