@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from bench.encoder import LONGEST, token_counts
 from celery_batch.batching.batch import Batch, Request
 
-__all__ = ["LOADS", "seconds"]
+__all__ = ["CALL_COST", "LOADS", "seconds"]
 
 #: Seconds of a call, and of each token in it, padding included.
 _CALL, _TOKEN = 2e-3, 6e-6
+
+#: The same in tokens, as a worker learns it.
+CALL_COST = _CALL / _TOKEN
 
 #: Requests of a burst, on average, and how much faster they come than on average.
 _BURST, _FAST = 200, 4

@@ -16,8 +16,10 @@ from statistics import linear_regression, mean
 from typing import Any
 
 from bench.infinity import has_infinity
+from bench.policies.loads import CALL_COST
 from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher, Wait
+from celery_batch.batching.cost import CallCost
 from celery_batch.batching.policy import BatchPolicy
 
 __all__ = ["RULES"]
@@ -193,7 +195,8 @@ class Adaptive(Rule):
 
 
 def _ours(cost: int, max_wait: float = 0.0, rows: int = 1024) -> Batcher[int]:
-    return Batcher(BatchPolicy(rows, max_wait, max_batch_cost=cost, padded=True))
+    policy = BatchPolicy(rows, max_wait, max_batch_cost=cost, padded=True)
+    return Batcher(policy, CallCost(CALL_COST))
 
 
 def _infinity() -> SortedWindow:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason, Request
-from celery_batch.batching.cost import Load
+from celery_batch.batching.cost import CallCost, Load
 from celery_batch.batching.cost_queue import CostQueue
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.batching.priority_queue import PriorityQueue
@@ -79,11 +79,13 @@ class Batcher(Generic[T]):
 
     Args:
         policy: How large a batch may grow and how long it may wait.
+        call_cost: What a call of the model costs beside its rows.
     """
 
-    def __init__(self, policy: BatchPolicy) -> None:
+    def __init__(self, policy: BatchPolicy, call_cost: CallCost | None = None) -> None:
         self._policy = policy
-        self._waiting: PriorityQueue[T] | CostQueue[T] = _queue_for(policy)
+        self._call_cost = call_cost or CallCost()
+        self._waiting: PriorityQueue[T] | CostQueue[T] = self._queue_for(policy)
         self._suspects: deque[Request[T]] = deque()
         #: When the current linger began.
         self._linger_from = 0.0
@@ -113,7 +115,7 @@ class Batcher(Generic[T]):
         if limits is not None and isinstance(self._waiting, CostQueue) and is_padded == was_padded:
             self._waiting.limit(limits, policy.sort_window)
         else:  # work has another unit
-            waiting, self._waiting = self._waiting.clear(), _queue_for(policy)
+            waiting, self._waiting = self._waiting.clear(), self._queue_for(policy)
             for request in sorted(waiting, key=lambda request: request.arrived):
                 self._waiting.append(request)
 
@@ -332,7 +334,8 @@ class Batcher(Generic[T]):
         load = Load(limits)
         return all(load.offer(request) for request in batch.requests) and not load.is_full
 
-
-def _queue_for(policy: BatchPolicy) -> PriorityQueue[T] | CostQueue[T]:
-    limits = policy.cost_limits
-    return PriorityQueue() if limits is None else CostQueue(limits, policy.sort_window)
+    def _queue_for(self, policy: BatchPolicy) -> PriorityQueue[T] | CostQueue[T]:
+        limits = policy.cost_limits
+        if limits is None:
+            return PriorityQueue()
+        return CostQueue(limits, policy.sort_window, self._call_cost)

@@ -13,12 +13,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 from operator import mul
 from typing import Protocol
 
 from celery_batch.batching.shapes import round_down, round_up
 
-__all__ = ["CostLimits", "Costed", "Load"]
+__all__ = ["CallCost", "CostLimits", "Costed", "Load"]
+
+
+@dataclass(slots=True)
+class CallCost:
+    """
+    What a call of the model costs beside its rows.
+
+    Args:
+        value: In the unit of the rows' cost; infinity while it is not known.  It may change at
+            any time.
+    """
+
+    value: float = inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Request
-from celery_batch.batching.cost import CostLimits, Load
+from celery_batch.batching.cost import CallCost, CostLimits, Load
 from celery_batch.batching.length_queue import LengthQueue
 
 __all__ = ["CostQueue"]
@@ -35,10 +35,13 @@ class CostQueue(Generic[T]):
     Args:
         limits: The largest batch.
         sort_window: From how many batches' worth of requests a batch is chosen.
+        call_cost: What a call costs beside its rows.
     """
 
-    def __init__(self, limits: CostLimits, sort_window: int) -> None:
-        self._limits = limits
+    def __init__(
+        self, limits: CostLimits, sort_window: int, call_cost: CallCost | None = None
+    ) -> None:
+        self._limits, self._call_cost = limits, call_cost or CallCost()
         self._sort_window = sort_window
         self._queues: dict[int, LengthQueue[T]] = {}
         #: The part of a batch that overtaken requests have earned.
@@ -92,7 +95,7 @@ class CostQueue(Generic[T]):
         """Add a request behind those of its own urgency."""
         queue = self._queues.get(request.urgency)
         if queue is None:
-            queue = LengthQueue(self._limits, self._sort_window)
+            queue = LengthQueue(self._limits, self._sort_window, self._call_cost)
             self._queues[request.urgency] = queue
         queue.append(request)
 
@@ -119,7 +122,8 @@ class CostQueue(Generic[T]):
             share: The part of the batch that overtaken requests earn.
         """
         first, *overtaken = sorted(self._queues)
-        if self._fit_together() if overtaken else self._queues[first].is_one_batch:
+        queue = self._queues[first]
+        if not queue.may_divide and (self._fit_together() if overtaken else queue.is_one_batch):
             return self.clear()
         self._earned = self._earned + share if overtaken else 0.0
         leading = first

@@ -29,6 +29,7 @@ from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher, Done, Wait
+from celery_batch.batching.cost import CallCost
 from celery_batch.batching.policy import BatchPolicy
 
 __all__ = ["AnyBatcher", "KeyedBatcher"]
@@ -132,10 +133,12 @@ class KeyedBatcher(Generic[T]):
 
     Args:
         policy: How large a batch may grow and how long it may wait.
+        call_cost: What a call of the model costs beside its rows.
     """
 
-    def __init__(self, policy: BatchPolicy) -> None:
+    def __init__(self, policy: BatchPolicy, call_cost: CallCost | None = None) -> None:
         self._policy = policy
+        self._call_cost = call_cost or CallCost()
         #: The requests that run alone.
         self._suspects: Batcher[T] = Batcher(policy)
         self._keys: dict[Hashable, _Key[T]] = {}
@@ -254,7 +257,7 @@ class KeyedBatcher(Generic[T]):
 
     def _new(self, name: Hashable) -> _Key[T]:
         finish, had_several = self._idle.pop(name, (0.0, self._had_several))
-        key = _Key(name, Batcher[T](self._policy), finish)
+        key = _Key(name, Batcher[T](self._policy, self._call_cost), finish)
         key.batcher.had_several = had_several
         if self._draining:
             key.batcher.drain()

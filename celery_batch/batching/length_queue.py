@@ -5,8 +5,10 @@ Rule 1: first come, first served would pad each batch to a longest row that came
         a batch is chosen from the requests that have waited longest, ``sort_window`` batches'
         worth of them, ordered by length: the neighbours of the oldest request, such that least
         is padded. The oldest is always in it.
-Rule 2: a batch is as large as the limits allow. Where all that wait fit into one batch, they
-        are that batch.
+Rule 2: once it is known what a call costs beside its rows, a batch has the neighbours with which
+        most is done in a unit of time: rows that pad too much wait for the next call. Until then
+        a batch is as large as the limits allow. Where all that wait fit into one, they are that
+        batch, unless two calls cost less.
 Rule 3: no request leaves more than ``sort_window`` batches after first come, first served would
         have taken it. With each batch, the requests which that order would take next are noted;
         what is left of them ``sort_window`` batches later is the next batch, into which they
@@ -20,11 +22,12 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from operator import attrgetter, itemgetter
 from typing import Generic, TypeVar
 
 from celery_batch.batching.batch import Request
-from celery_batch.batching.cost import Costed, CostLimits, Load
+from celery_batch.batching.cost import CallCost, Costed, CostLimits, Load
 
 __all__ = ["LengthQueue"]
 
@@ -64,10 +67,14 @@ class LengthQueue(Generic[T]):
         limits: The largest batch.
         sort_window: From how many batches' worth of requests a batch is chosen; 0 for first
             come, first served.
+        call_cost: What a call costs beside its rows.
     """
 
-    def __init__(self, limits: CostLimits, sort_window: int) -> None:
+    def __init__(
+        self, limits: CostLimits, sort_window: int, call_cost: CallCost | None = None
+    ) -> None:
         self._limits, self._is_padded = limits, limits.is_padded
+        self._call_cost = call_cost or CallCost()
         self._sort_window = sort_window if limits.is_padded else 0
         self._arrivals: deque[_Entry[T]] = deque()
         self._length = 0
@@ -110,6 +117,11 @@ class LengthQueue(Generic[T]):
     def is_one_batch(self) -> bool:
         """Whether all requests that wait fit into one batch."""
         return self._all.rows == self.rows
+
+    @property
+    def may_divide(self) -> bool:
+        """Whether requests that fit into one batch may leave in several."""
+        return self._sort_window > 0 and self._call_cost.value < inf
 
     def limit(self, limits: CostLimits, sort_window: int) -> None:
         """Keep to other limits from the next batch on, which pad as these do."""
@@ -154,7 +166,7 @@ class LengthQueue(Generic[T]):
         self._batches += 1
         self._due.append((self._batches + self._sort_window, self._schedule()))
         due = self._take_due()
-        if self.is_one_batch:
+        if self.is_one_batch and not self.may_divide:
             return self._remove([entry for entry in self._arrivals if not entry.has_left])
         self._fill_window()
         return self._remove(self._beside(due) if due else self._around_oldest())
@@ -222,20 +234,34 @@ class LengthQueue(Generic[T]):
     def _beside(self, due: list[_Entry[T]]) -> list[_Entry[T]]:
         """Return entries that have to leave, and shorter ones that fit beside them."""
         load = Load(self._limits)
+        work = 0.0
         for entry in due:
             load.offer(entry)
+            work += self._total(entry)
             entry.has_left = True  # so that it is not chosen once more
-        return due + self._shorter(load)
+        return due + self._shorter(load, work)
 
-    def _shorter(self, load: Load) -> list[_Entry[T]]:
-        """Return entries that fit beside others and are no longer than these, the longest first."""
+    def _shorter(self, load: Load, work: float = inf) -> list[_Entry[T]]:
+        """
+        Return entries that fit beside others and are no longer than these, the longest first.
+
+        Args:
+            load: The others.
+            work: What they cost without padding: entries that pad more than another call costs
+                stay.  Infinity for all that fit.
+        """
         found = []
         at = bisect_right(self._window, (load.longest, self._added + 1))
         while at and not load.is_full:
             at -= 1
-            entry = self._window[at][2]
-            if not entry.has_left and load.offer(entry):
+            cost, _, entry = self._window[at]
+            if entry.has_left:
+                continue
+            if work < inf and cost * (self._call_cost.value + load.cost) < load.longest * work:
+                break
+            if load.offer(entry):
                 found.append(entry)
+                work += self._total(entry)
         return found
 
     def _longer(self, load: Load) -> list[_Entry[T]]:
@@ -251,8 +277,23 @@ class LengthQueue(Generic[T]):
         """Return the oldest entry and its neighbours by length, such that least is padded."""
         oldest = self._arrivals[0]
         at = bisect_left(self._window, (oldest.cost, oldest.number))
-        start, end = _least_padded(self._window, at, self._limits)
+        if not self.may_divide:
+            start, end = _least_padded(self._window, at, self._limits)
+        else:
+            start, end = _most_work(self._window, at, self._limits, self._call_cost.value)
+            if self.is_one_batch and not self._is_cheaper(start, end):
+                start, end = 0, len(self._window)
         return [each[2] for each in self._window[start:end]]
+
+    def _is_cheaper(self, start: int, end: int) -> bool:
+        """Return whether a slice, and a call for the others, cost less than one call for all."""
+        window, of_call = self._window, self._limits.of_call
+        count = sum(entry.rows for _, _, entry in window[start:end])
+        others = window[:start] + window[end:]
+        if not others:
+            return True
+        apart = of_call(window[end - 1][0], count) + of_call(others[-1][0], self.rows - count)
+        return self._call_cost.value + apart < of_call(window[-1][0], self.rows)
 
     def _remove(self, entries: list[_Entry[T]]) -> list[Request[T]]:
         """Remove entries; return their requests, the oldest first."""
@@ -372,3 +413,54 @@ def _least_padded(
             start += 1
         if start > at:
             return bounds
+
+
+def _most_work(
+    window: Sequence[tuple[float, int, _Entry[T]]], at: int, limits: CostLimits, call_cost: float
+) -> tuple[int, int]:
+    """
+    Return the bounds of the slice whose rows cost most without padding, for the cost of its call.
+
+    Where the longest row is longer, the shortest that is worth its padding is no shorter.  So
+    both bounds only rise, and each entry is looked at twice.
+
+    Args:
+        window: Entries by the cost of their longest row, in ascending order.
+        at: The index of an entry that must be in it.
+        limits: The largest batch.
+        call_cost: What a call costs beside its rows.
+    """
+    of_call = limits.of_call
+    longest, rows = window[at][0], window[at][2].rows
+    start, end, count, total = at, at + 1, rows, rows * longest
+    most, spent = limits.most_rows(longest), call_cost + of_call(longest, count)
+    while start:  # the first slice: all shorter ones that are worth it
+        cost, _, entry = window[start - 1]
+        rows = entry.rows
+        if count + rows > most or cost * spent < longest * total:
+            break
+        start -= 1
+        count += rows
+        total += rows * cost
+        spent = call_cost + of_call(longest, count)
+    best, bounds = total / spent if spent else inf, (start, end)
+    while end < len(window):
+        longest, _, entry = window[end]
+        end += 1
+        count += entry.rows
+        total += entry.rows * longest
+        most = limits.most_rows(longest)
+        while start < at:
+            cost, _, entry = window[start]
+            spent = call_cost + of_call(longest, count)
+            if count <= most and cost * spent >= longest * total:
+                break
+            start += 1
+            count -= entry.rows
+            total -= entry.rows * cost
+        if count > most:
+            break
+        spent = call_cost + of_call(longest, count)
+        if total >= best * spent:
+            best, bounds = total / spent if spent else inf, (start, end)
+    return bounds

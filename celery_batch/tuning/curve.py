@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median_high
 from typing import Any
 
@@ -150,6 +151,11 @@ class Curve:
         if self.line is None or cost is None:
             return self.seconds(batch.rows, share)
         return self.line.seconds(cost, share)
+
+    @property
+    def call_cost(self) -> float:
+        """What a call costs beside its rows, in the unit of their cost; infinity if unknown."""
+        return self.line.a / self.line.b if self.line is not None and self.line.b else inf
 
     def full(self, policy: BatchPolicy, share: float = MEDIAN) -> float:
         """Return the time of the largest batch that a policy forms."""

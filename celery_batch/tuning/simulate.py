@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, Wait
+from celery_batch.batching.cost import CallCost
 from celery_batch.batching.policy import BatchPolicy
 from celery_batch.tuning.curve import Curve
 
@@ -126,7 +127,7 @@ def simulate(policy: BatchPolicy, curve: Curve, load: Load) -> Forecast:
     """
     quantiles = iter(load.quantiles)
     runs = run(
-        Batcher(policy),
+        Batcher(policy, CallCost(curve.call_cost)),
         load.requests(),
         lambda batch: curve.of_batch(batch, policy, next(quantiles)),
     )

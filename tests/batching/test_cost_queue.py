@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from itertools import combinations
+from math import inf
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from celery_batch.batching.batch import Batch, Reason, Request
 from celery_batch.batching.batcher import Batcher, Wait
-from celery_batch.batching.cost import CostLimits, Load
+from celery_batch.batching.cost import CallCost, CostLimits, Load
 from celery_batch.batching.cost_queue import CostQueue
 from celery_batch.batching.length_queue import LengthQueue
 from celery_batch.batching.policy import BatchPolicy
@@ -21,6 +23,8 @@ limits = st.builds(
     CostLimits, st.integers(1, 8), st.floats(1, 60).map(round).map(float), st.booleans()
 )
 costs = st.integers(0, 40).map(float)
+#: What a call costs; mostly it is not known.
+call_costs = st.sampled_from([inf, inf, 0.0, 3.0, 30.0, 1000.0]).map(CallCost)
 #: In turn: a request with cost and rows that comes, or None for a batch that leaves.
 events = st.lists(st.none() | st.tuples(costs, st.sampled_from([1, 1, 1, 1, 2, 5])), max_size=120)
 
@@ -57,10 +61,10 @@ def run(queue: LengthQueue[int], steps: list[tuple[float, int] | None]) -> list[
     return batches
 
 
-@given(events, limits, st.integers(0, 4))
-def test_every_request_leaves_once_and_within_the_limits(steps, limit, window):
+@given(events, limits, st.integers(0, 4), call_costs)
+def test_every_request_leaves_once_and_within_the_limits(steps, limit, window, call_cost):
     """Nothing is lost or taken twice; only a request that is too large by itself exceeds."""
-    queue: LengthQueue[int] = LengthQueue(limit, window)
+    queue: LengthQueue[int] = LengthQueue(limit, window, call_cost)
     batches = run(queue, steps)
 
     came = [n for n, step in enumerate(steps) if step is not None]
@@ -69,11 +73,11 @@ def test_every_request_leaves_once_and_within_the_limits(steps, limit, window):
     assert (0, 0, 0.0) == (len(queue), queue.rows, queue.cost)
 
 
-@given(events, st.lists(st.tuples(limits, st.integers(0, 3)), min_size=1, max_size=9))
-def test_limits_may_change_at_any_time(steps, changes):
+@given(events, st.lists(st.tuples(limits, st.integers(0, 3)), min_size=1, max_size=9), call_costs)
+def test_limits_may_change_at_any_time(steps, changes, call_cost):
     """Nothing is lost, the oldest request is in each batch, and each keeps to the new limits."""
     changes = [(replace(limit, is_padded=changes[0][0].is_padded), n) for limit, n in changes]
-    queue: LengthQueue[int] = LengthQueue(*changes[0])
+    queue: LengthQueue[int] = LengthQueue(*changes[0], call_cost)
     came, left, batches = list[int](), list[int](), 0
     for n, step in enumerate([*steps, *[None] * len(steps)]):
         if step is not None:
@@ -88,7 +92,8 @@ def test_limits_may_change_at_any_time(steps, changes):
             taken = queue.take()
             assert oldest in taken
             assert fits(taken, limit)
-            assert (taken == waiting) == fits(waiting, limit)
+            if not queue.may_divide:
+                assert (taken == waiting) == fits(waiting, limit)
             left += [request.item for request in taken]
 
     assert came == sorted(left)
@@ -118,9 +123,10 @@ def test_a_batch_has_the_oldest_request_and_all_if_all_fit(steps, limit, window)
     limits,
     st.integers(1, 4),
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.0, 5.0, 40.0])), min_size=1),
+    call_costs,
 )
 def test_no_request_waits_much_longer_than_first_come_first_served(
-    first, later, limit, window, growth
+    first, later, limit, window, growth, call_cost
 ):
     """
     At most the window's number of batches, even if newcomers match the oldest each time.
@@ -128,7 +134,7 @@ def test_no_request_waits_much_longer_than_first_come_first_served(
     That also holds while the limits grow.
     """
     limit = CostLimits(limit.rows, limit.cost, is_padded=True)
-    queue: LengthQueue[int] = LengthQueue(limit, window)
+    queue: LengthQueue[int] = LengthQueue(limit, window, call_cost)
     reference: deque[Request[int]] = deque()
     batches, allowed, left, count = 0, {}, {}, 0
     for newcomers in [first, *later, *[[]] * 200]:
@@ -154,6 +160,68 @@ def test_no_request_waits_much_longer_than_first_come_first_served(
 
     assert not queue
     assert all(left[item] <= allowed.get(item, batches) for item in left)
+
+
+@given(
+    st.lists(st.tuples(costs, st.sampled_from([1, 1, 1, 2])), min_size=1, max_size=12),
+    limits,
+    st.sampled_from([0.5, 3.0, 30.0, 1000.0]),
+)
+def test_most_is_done_in_a_unit_of_time(waiting, limit, call_cost):
+    """
+    Of all batches with the oldest request none does more for the cost of its call.
+
+    All leave together only where a second call would cost more than their padding.
+    """
+    limit = replace(limit, is_padded=True)
+    queue: LengthQueue[int] = LengthQueue(limit, 8, CallCost(call_cost))
+    for n, (cost, rows) in enumerate(waiting):
+        queue.append(Request(n, float(n), rows=rows, cost=cost))
+    oldest, *others = waiting_requests = list(queue)
+
+    def gain(batch: list[Request[int]]) -> float:
+        work = sum(each.cost * each.rows for each in batch)
+        return work / (call_cost + cost_of(batch, limit))
+
+    batches = [
+        [oldest, *chosen]
+        for count in range(len(others) + 1)
+        for chosen in combinations(others, count)
+    ]
+    best = max(gain(batch) for batch in batches if fits(batch, limit))
+    taken = queue.take()
+
+    assert fits(taken, limit)
+    is_simple = all(each.rows == 1 for each in waiting_requests)
+    assert gain(taken) >= 0.999 * best or not queue or not is_simple
+
+
+@pytest.mark.parametrize(
+    ("call_cost", "first"),
+    [(inf, [0, 1, 2, 3]), (1000.0, [0, 1, 2, 3]), (10.0, [0, 2])],
+)
+def test_short_ones_wait_for_the_next_call_where_that_is_cheaper(call_cost, first):
+    """Beside two long ones they would be padded by more than another call costs."""
+    queue: CostQueue[int] = CostQueue(CostLimits(8, 800.0, is_padded=True), 8, CallCost(call_cost))
+    for n, cost in enumerate([50.0, 4.0, 50.0, 4.0]):
+        queue.append(Request(n, float(n), cost=cost))
+
+    assert first == [request.item for request in queue.take(8)]
+    assert [n for n in range(4) if n not in first] == (
+        [request.item for request in queue.take(8)] if queue else []
+    )
+
+
+def test_what_is_due_takes_along_only_what_is_worth_it():
+    """A long one that may wait no longer leaves without short ones, which have a call of theirs."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(4, 1e6, is_padded=True), 1, CallCost(1.0))
+    for n, cost in enumerate([4.0, 90.0]):
+        queue.append(Request(n, float(n), cost=cost))
+    assert [0] == [each.item for each in queue.take()]
+    for n, cost in enumerate([4.0, 90.0], 2):
+        queue.append(Request(n, float(n), cost=cost))
+
+    assert [[1, 3], [2]] == [[each.item for each in queue.take()] for _ in range(2)]
 
 
 def test_newcomers_that_match_cannot_hold_up_one_that_does_not():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from celery_batch.batching.policy import BatchPolicy
@@ -46,6 +47,7 @@ def _cost_report(queue: TaskQueue, policy: BatchPolicy) -> dict[str, Any]:
         "max_batch_cost": policy.max_batch_cost,
         "padded": policy.padded,
         "sort_window": policy.sort_window,
+        "call_cost": round(queue.call_cost.value, 3) if queue.call_cost.value < inf else None,
         "cost": queue.cost,
         "padded_cost": queue.padded_cost,
     }

@@ -11,6 +11,7 @@ from celery_batch.batching.keyed_batcher import AnyBatcher
 from celery_batch.batching.latency_target import TargetedQueue
 from celery_batch.protocol import SENT
 from celery_batch.worker.dispatch.batch_job import BatchJob
+from celery_batch.worker.scheduling.call_times import CallTimes
 
 __all__ = ["TargetTracker", "is_exempt", "sent_at"]
 
@@ -56,11 +57,10 @@ class TargetTracker:
     def __init__(self, batcher: AnyBatcher[Any], processes: Callable[[], int]) -> None:
         self._processes = processes
         self.queue: TargetedQueue[Any] = TargetedQueue(batcher)
+        self.call_times = CallTimes(self.queue.target.model)
         #: Requests with a result within the target, those with a later one, and those refused.
         self.in_time = self.late = self.refused = 0
         self._predicted: float | None = None
-        #: Processes that have run a batch: the first one of each may be slow.
-        self._warm: set[int | None] = set()
         #: When the last call of the model ended.
         self._last_ended = 0.0
 
@@ -88,19 +88,11 @@ class TargetTracker:
             return
         stored = job.answer.stored or now
         self._count(job, stored)
-        is_warm = job.pid in self._warm
-        self._warm.add(job.pid)
-        if work.began is None or work.isolated or work.out_of_memory or not is_warm:
-            return
-        if None in job.answer.results or not work.calls:
-            return
         limits_cost = self.queue.configured.max_batch_cost is not None
-        total = work.padded_cost if limits_cost else work.rows + work.padding_rows
-        model = self.queue.target.model
-        if total > 0:
-            model.observe(total / work.calls, work.seconds / work.calls)
+        if not self.call_times.observe(job, in_cost=limits_cost) or work.began is None:
+            return
         waited = work.began - max(plan.left_at, self._last_ended)
-        model.observe_overhead(max(waited, 0.0) + max(stored - ended, 0.0))
+        self.call_times.model.observe_overhead(max(waited, 0.0) + max(stored - ended, 0.0))
         self._last_ended = ended
 
     def _count(self, job: BatchJob, stored: float) -> None:

@@ -17,6 +17,7 @@ from celery.worker.state import revoked, task_ready
 
 from celery_batch.batching.batch import Batch, Request
 from celery_batch.batching.batcher import Batcher, BatchQueue, Done, Wait
+from celery_batch.batching.cost import CallCost
 from celery_batch.batching.duplicates import Duplicates
 from celery_batch.batching.keyed_batcher import AnyBatcher, KeyedBatcher
 from celery_batch.batching.policy import BatchPolicy
@@ -27,6 +28,7 @@ from celery_batch.serialization.row_digest import row_digest_of
 from celery_batch.telemetry.report import NO_REUSE, Reuse
 from celery_batch.worker.dispatch.batch_job import BatchJob
 from celery_batch.worker.scheduling.arrivals import ArrivalRecorder
+from celery_batch.worker.scheduling.call_times import CallTimes
 from celery_batch.worker.scheduling.target import TargetTracker, is_exempt, sent_at
 
 __all__ = ["KEY_WINDOW", "LEAST_URGENT", "TaskQueue"]
@@ -103,13 +105,16 @@ class TaskQueue:
         self.sheds = policy.shed
         self._item_key = item_key_of(task)
         self._by_key: KeyedBatcher[Any] | None = None
-        self._batcher: AnyBatcher[Any] = Batcher(policy)
+        #: What a call of the model costs beside its rows, as far as that is learnt.
+        self.call_cost = CallCost()
+        self._batcher: AnyBatcher[Any] = Batcher(policy, self.call_cost)
         if self._item_key is not None:
-            self._batcher = self._by_key = KeyedBatcher(policy)
+            self._batcher = self._by_key = KeyedBatcher(policy, self.call_cost)
         #: What chooses the batcher's policy, if the task has a latency target.
         self.target: TargetTracker | None = None
         if policy.target_latency is not None:
             self.target = TargetTracker(self._batcher, processes)
+        self._call_times = CallTimes() if self.target is None else self.target.call_times
         self._row_digest = row_digest_of(task) if task.dedupe else None
         self._queue = self._queue_before(self._batcher)
         self._item_cost = None if policy.max_batch_cost is None else item_cost_of(task)
@@ -246,9 +251,14 @@ class TaskQueue:
 
     def job_left(self, job: BatchJob) -> None:
         """Note that a batch has left its slot, whether it ran or not."""
-        if self.target is not None:
-            with self._lock:
+        most = self._policy.max_batch_cost
+        with self._lock:
+            if self.target is not None:
                 self.target.batch_ended(job)
+            elif most is not None and self._policy.padded:
+                self._call_times.observe(job, in_cost=True)
+            if most is not None and self._policy.padded:
+                self.call_cost.value = self._call_times.call_cost(most)
 
     def batch_ended(self, job: BatchJob) -> None:
         """Restart the linger time after a batch of several, whose clients may call again."""
