@@ -104,12 +104,11 @@ class TaskQueue:
         #: Whether requests are refused that would be late.
         self.sheds = policy.shed
         self._item_key = item_key_of(task)
-        self._by_key: KeyedBatcher[Any] | None = None
         #: What a call of the model costs beside its rows, as far as that is learnt.
-        self.call_cost = CallCost()
-        self._batcher: AnyBatcher[Any] = Batcher(policy, self.call_cost)
-        if self._item_key is not None:
-            self._batcher = self._by_key = KeyedBatcher(policy, self.call_cost)
+        self.call_cost = cost = CallCost()
+        self._by_key = None if self._item_key is None else KeyedBatcher[Any](policy, cost)
+        by_key = self._by_key
+        self._batcher: AnyBatcher[Any] = Batcher(policy, cost) if by_key is None else by_key
         #: What chooses the batcher's policy, if the task has a latency target.
         self.target: TargetTracker | None = None
         if policy.target_latency is not None:
