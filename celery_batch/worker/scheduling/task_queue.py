@@ -80,8 +80,7 @@ class TaskQueue:
         self.processes = processes
         self.task = task
         self.reasons: Counter[str] = Counter()
-        self.requests = 0
-        self.rows = 0
+        self.requests = self.rows = 0
         #: The work of these requests, in rows or in cost.
         self.work = 0.0
         #: The cost of all rows that ran, and what the calls cost with their padding.
