@@ -224,6 +224,36 @@ def test_what_is_due_takes_along_only_what_is_worth_it():
     assert [[1, 3], [2]] == [[each.item for each in queue.take()] for _ in range(2)]
 
 
+def test_what_does_not_fit_beside_one_that_is_due_waits():
+    """A chunk of four rows has no room beside a row that may wait no longer."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(4, 1e6, is_padded=True), 1, CallCost(1.0))
+    for n, (cost, rows) in enumerate([(4.0, 3), (90.0, 1)]):
+        queue.append(Request(n, float(n), rows=rows, cost=cost))
+    assert [0] == [each.item for each in queue.take()]
+    for n, rows in enumerate([4, 4], 2):
+        queue.append(Request(n, float(n), rows=rows, cost=90.0))
+
+    assert [[1], [2], [3]] == [[each.item for each in queue.take()] for _ in range(3)]
+
+
+def test_rows_that_are_worth_their_padding_leave_together():
+    """A call costs more than the padding of a shorter and of the oldest row."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(8, 800.0, is_padded=True), 8, CallCost(100.0))
+    for n, cost in enumerate([50.0, 40.0, 60.0]):
+        queue.append(Request(n, float(n), cost=cost))
+
+    assert [0, 1, 2] == [each.item for each in queue.take()]
+
+
+def test_longer_ones_that_do_not_fit_beside_the_oldest():
+    """The oldest leaves without them, though it would be worth its padding."""
+    queue: LengthQueue[int] = LengthQueue(CostLimits(8, 80.0, is_padded=True), 8, CallCost(30.0))
+    for n, cost in enumerate([50.0, 60.0, 60.0]):
+        queue.append(Request(n, float(n), cost=cost))
+
+    assert [[0], [1], [2]] == [[each.item for each in queue.take()] for _ in range(3)]
+
+
 def test_newcomers_that_match_cannot_hold_up_one_that_does_not():
     """Three like the oldest come for each batch of four, which then has room for no other."""
     queue: LengthQueue[int] = LengthQueue(CostLimits(4, 1e6, is_padded=True), 2)
