@@ -94,6 +94,8 @@ class Batcher(Generic[T]):
         self._wait_from = 0.0
         #: Whether the last batch was one of several, so that more requests are likely.
         self.had_several = True
+        #: Whether the last batch left requests behind that fit into it: these wait no longer.
+        self._has_left_some = False
         self._draining = False
 
     def __len__(self) -> int:
@@ -265,11 +267,13 @@ class Batcher(Generic[T]):
             return Reason.DRAINED
         if now >= self._timeout_at:
             return Reason.TIMEOUT
-        return Reason.IDLE if now >= self._idle_at else None
+        return Reason.IDLE if self._has_left_some or now >= self._idle_at else None
 
     @property
     def due_at(self) -> float:
         """When a batch leaves if no further request arrives."""
+        if self._has_left_some:
+            return self._waiting.oldest or 0.0
         return min(self._timeout_at, self._idle_at)
 
     @property
@@ -319,6 +323,8 @@ class Batcher(Generic[T]):
         taken = self._waiting.take(policy.max_batch_size, share)
         batch = Batch(tuple(taken), reason, urgency, earned_part)
         self.had_several = len(batch) > 1
+        waiting = self._waiting
+        self._has_left_some = isinstance(waiting, CostQueue) and waiting.has_divided
         if reason is Reason.FULL and self._overtakes(batch):
             return replace(batch, reason=Reason.URGENT)
         return batch

@@ -85,6 +85,11 @@ class CostQueue(Generic[T]):
         work = sum(queue.cost for queue in self._queues.values())
         return self.rows >= size or work >= self._limits.cost
 
+    @property
+    def has_divided(self) -> bool:
+        """Whether requests wait that may have been left out of a batch into which they fit."""
+        return any(queue.may_divide for queue in self._queues.values())
+
     def limit(self, limits: CostLimits, sort_window: int) -> None:
         """Keep to other limits from the next batch on; the requests keep what they have earned."""
         self._limits, self._sort_window = limits, sort_window
@@ -139,6 +144,8 @@ class CostQueue(Generic[T]):
         for urgency in (first, *overtaken):
             if urgency != leading and not load.is_full:
                 taken += self._queues[urgency].take_beside(load)
+            if self._queues[urgency].may_divide and len(self._queues[urgency]):
+                break  # these would have been in the batch, if they were not cheaper apart
         self._forget_empty()
         received = sum(request.rows for request in taken if request.urgency != first)
         are_any_left = any(urgency != first for urgency in self._queues)

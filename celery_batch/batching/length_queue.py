@@ -38,6 +38,10 @@ _MOST_LEFT = 1024
 
 _number, _rows = attrgetter("number"), attrgetter("rows")
 
+#: A call costs at least this part of the largest batch, so that equal rows share one; more of a
+#: backlog, where small batches would make those due that first come, first served would take.
+_LEAST, _LEAST_OF_BACKLOG = 0.005, 0.05
+
 #: Requests do not fit into one batch whose cost is this much too high, whatever its float error.
 _SURELY = 1.01
 
@@ -250,14 +254,14 @@ class LengthQueue(Generic[T]):
             work: What they cost without padding: entries that pad more than another call costs
                 stay.  Infinity for all that fit.
         """
-        found = []
+        found, call_cost = [], self._known_cost(_LEAST_OF_BACKLOG)
         at = bisect_right(self._window, (load.longest, self._added + 1))
         while at and not load.is_full:
             at -= 1
             cost, _, entry = self._window[at]
             if entry.has_left:
                 continue
-            if work < inf and cost * (self._call_cost.value + load.cost) < load.longest * work:
+            if work < inf and cost * (call_cost + load.cost) < load.longest * work:
                 break
             if load.offer(entry):
                 found.append(entry)
@@ -277,23 +281,20 @@ class LengthQueue(Generic[T]):
         """Return the oldest entry and its neighbours by length, such that least is padded."""
         oldest = self._arrivals[0]
         at = bisect_left(self._window, (oldest.cost, oldest.number))
-        if not self.may_divide:
-            start, end = _least_padded(self._window, at, self._limits)
-        else:
-            start, end = _most_work(self._window, at, self._limits, self._call_cost.value)
-            if self.is_one_batch and not self._is_cheaper(start, end):
-                start, end = 0, len(self._window)
+        start, end = self._bounds(at)
         return [each[2] for each in self._window[start:end]]
 
-    def _is_cheaper(self, start: int, end: int) -> bool:
-        """Return whether a slice, and a call for the others, cost less than one call for all."""
-        window, of_call = self._window, self._limits.of_call
-        count = sum(entry.rows for _, _, entry in window[start:end])
-        others = window[:start] + window[end:]
-        if not others:
-            return True
-        apart = of_call(window[end - 1][0], count) + of_call(others[-1][0], self.rows - count)
-        return self._call_cost.value + apart < of_call(window[-1][0], self.rows)
+    def _bounds(self, at: int) -> tuple[int, int]:
+        """Return the bounds of a batch with an entry of the window."""
+        window, limits = self._window, self._limits
+        if self.is_one_batch:
+            return _cheapest_part(window, at, limits, self._known_cost(_LEAST))
+        if not self.may_divide or limits.sizes or limits.lengths:
+            return _least_padded(window, at, limits)
+        return _most_work(window, at, limits, self._known_cost(_LEAST_OF_BACKLOG))
+
+    def _known_cost(self, least: float) -> float:
+        return max(self._call_cost.value, least * self._limits.cost)
 
     def _remove(self, entries: list[_Entry[T]]) -> list[Request[T]]:
         """Remove entries; return their requests, the oldest first."""
@@ -413,6 +414,34 @@ def _least_padded(
             start += 1
         if start > at:
             return bounds
+
+
+def _cheapest_part(
+    window: Sequence[tuple[float, int, _Entry[T]]], at: int, limits: CostLimits, call_cost: float
+) -> tuple[int, int]:
+    """
+    Return the bounds of the slice with an entry, where entries are cut as long as that is cheaper.
+
+    Args:
+        window: Entries by the cost of their longest row, in ascending order; one batch.
+        at: The index of an entry that must be in it.
+        limits: The largest batch.
+        call_cost: What one more call costs beside its rows.
+    """
+    start, end, of_call = 0, len(window), limits.of_call
+    while True:
+        rows = sum(entry.rows for _, _, entry in window[start:end])
+        longest, before, cut = window[end - 1][0], 0, end
+        least = of_call(longest, rows)
+        for index in range(start + 1, end):
+            cost, _, entry = window[index - 1]
+            before += entry.rows
+            apart = call_cost + of_call(cost, before) + of_call(longest, rows - before)
+            if apart < least:
+                least, cut = apart, index
+        if cut == end:
+            return start, end
+        start, end = (start, cut) if at < cut else (cut, end)
 
 
 def _most_work(

@@ -35,6 +35,7 @@ __all__ = [
     "is_array_type",
     "register_arrays",
     "register_arrays_as_lists",
+    "register_decoders",
     "split_rows",
 ]
 
@@ -230,6 +231,11 @@ class EncodedArray:
     def __repr__(self) -> str:
         """Return kind, type and shape."""
         return f"{self.kind}({self.dtype}, {list(self.shape)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy it with bytes of its own."""
+        data = self._data.tobytes() if isinstance(self._data, memoryview) else self._data
+        return EncodedArray, (self.kind, self.dtype, self.shape, data)
 
     def __json__(self) -> dict[str, Any]:
         """Return it as kombu's JSON has it."""
@@ -472,8 +478,23 @@ def register_arrays_as_lists() -> None:
         register_type(kind, None, methodcaller("tolist"))
 
 
+class _EncodedNDArray:
+    """Stands for encoded arrays, since kombu knows decoders by the types that they belong to."""
+
+
+class _EncodedTensor:
+    """Stands for encoded tensors, likewise."""
+
+
+def register_decoders() -> None:
+    """Have kombu's JSON decode arrays and tensors in this process; it encodes none."""
+    register_type(_EncodedNDArray, NDARRAY, vars, lambda value: _encoded(NDARRAY, value).decode())
+    register_type(_EncodedTensor, TENSOR, vars, lambda value: _encoded(TENSOR, value).decode())
+
+
 def register_arrays() -> None:
     """Have kombu's JSON encode and decode arrays, tensors and NumPy's numbers, in this process."""
+    register_decoders()
     register_type(_NDArray, NDARRAY, _encode_array, lambda value: _encoded(NDARRAY, value).decode())
     register_type(_Tensor, TENSOR, _encode_tensor, lambda value: _encoded(TENSOR, value).decode())
     register_type(_NumPyScalar, None, _encode_scalar)

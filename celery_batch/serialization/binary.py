@@ -44,6 +44,12 @@ _LENGTH = Struct("<I")
 #: The elements of no dtype need more.
 _ALIGNMENT = 16
 
+#: How deep values of registered types may be nested in each other: each level takes C stack.
+_LEVELS = 8
+
+#: What MessagePack packs by itself.
+_PACKED = (str, bytes, int, float, bool, type(None), list, tuple, dict)
+
 #: MessagePack's codes of our extensions.
 _CODES = {NDARRAY: 1, TENSOR: 2}
 _KINDS = {code: kind for kind, code in _CODES.items()}
@@ -62,25 +68,53 @@ def encode_binary(value: Any) -> bytes:
         OverflowError: It has an integer beyond 64 bits.
         ImportError: The package msgpack is missing.
     """
-    msgpack = _msgpack()
-    buffers: list[Any] = []
-    end = 0
+    packer = _Packer(_msgpack())
+    packed = packer.packed(value)
+    end = _LENGTH.size + len(packed)
+    behind = (bytes(_aligned(end) - end), *packer.buffers) if packer.buffers else ()
+    return b"".join((_LENGTH.pack(len(packed)), packed, *behind))
 
-    def pack(part: Any) -> Any:
-        nonlocal end
-        if not is_array(part):
-            return _typed(part, msgpack, pack)
-        kind, dtype, shape, data = array_parts(part)
-        start = _aligned(end)
-        view = memoryview(data)
-        buffers.extend((bytes(start - end), view))
-        end = start + view.nbytes
-        return msgpack.ExtType(_CODES[kind], msgpack.packb((dtype, shape, start, view.nbytes)))
 
-    packed = msgpack.packb(value, default=pack)
-    head = _LENGTH.pack(len(packed))
-    gap = bytes(_aligned(len(head) + len(packed)) - len(head) - len(packed)) if buffers else b""
-    return b"".join((head, packed, gap, *buffers))
+class _Packer:
+    """Packs a value, and keeps the bytes of its arrays."""
+
+    def __init__(self, msgpack: Any) -> None:
+        self._msgpack = msgpack
+        self._end = self._level = 0
+        #: The bytes of the arrays, and what aligns them.
+        self.buffers: list[Any] = []
+
+    def packed(self, value: Any) -> bytes:
+        found: bytes = self._msgpack.packb(value, default=self._extension)
+        return found
+
+    def _extension(self, part: Any) -> Any:
+        if is_array(part):
+            return self._array(part)
+        if isinstance(part, int):
+            raise OverflowError(f"{NAME}: integers have at most 64 bits")
+        if self._level == _LEVELS:
+            raise ValueError(f"{NAME}: typed values are nested more than {_LEVELS} times")
+        self._level += 1
+        try:
+            return self._typed(_typed_value(part))
+        finally:
+            self._level -= 1
+
+    def _array(self, array: Any) -> Any:
+        kind, dtype, shape, data = array_parts(array)
+        start, view = _aligned(self._end), memoryview(data)
+        self.buffers += (bytes(start - self._end), view)
+        self._end = start + view.nbytes
+        parts = self._msgpack.packb((dtype, shape, start, view.nbytes))
+        return self._msgpack.ExtType(_CODES[kind], parts)
+
+    def _typed(self, found: Any) -> Any:
+        """Return what a type that is registered with kombu has made of a value."""
+        if isinstance(found, dict) and found.keys() == {"__type__", "__value__"}:
+            pair = found["__type__"], found["__value__"]
+            return self._msgpack.ExtType(_TYPED, self.packed(pair))
+        return found if isinstance(found, _PACKED) else self._extension(found)
 
 
 def decode_binary(data: Any, decode: Callable[[EncodedArray], Any] = EncodedArray.decode) -> Any:
@@ -103,27 +137,28 @@ def decode_binary(data: Any, decode: Callable[[EncodedArray], Any] = EncodedArra
     if end > len(view):
         raise ValueError(f"{NAME}: the message is cut at {len(view)} of {end} bytes or more")
     buffers = view[_aligned(end) :]
+    left, level = len(buffers), 0
 
     def unpack(code: int, part: bytes) -> Any:
-        if code == _TYPED:
+        nonlocal left, level
+        if code in _KINDS:
+            array = _array(_KINDS[code], msgpack.unpackb(part), buffers)
+            left -= array.nbytes
+            if left < 0:
+                raise ValueError(f"{NAME}: the arrays are larger than the message")
+            return decode(array)
+        if code != _TYPED or level == _LEVELS:
+            raise ValueError(f"{NAME}: there is no extension {code}, or it is nested too deeply")
+        level += 1
+        try:
             return _from_typed(msgpack.unpackb(part, ext_hook=unpack, strict_map_key=False))
-        if code not in _KINDS:
-            raise ValueError(f"{NAME}: there is no extension {code}")
-        return decode(_array(_KINDS[code], msgpack.unpackb(part), buffers))
+        finally:
+            level -= 1
 
     try:
         return msgpack.unpackb(view[_LENGTH.size : end], ext_hook=unpack, strict_map_key=False)
     except (msgpack.UnpackException, TypeError) as error:  # a list as a key of a dict
         raise ValueError(f"{NAME}: {error or type(error).__name__}") from error
-
-
-def _typed(part: Any, msgpack: Any, pack: Callable[[Any], Any]) -> Any:
-    """Return a value of a type that is registered with kombu; raise `TypeError` for another."""
-    found = _typed_value(part)
-    if isinstance(found, dict) and found.keys() == {"__type__", "__value__"}:
-        pair = found["__type__"], found["__value__"]
-        return msgpack.ExtType(_TYPED, msgpack.packb(pair, default=pack))
-    return found
 
 
 def _from_typed(pair: Any) -> Any:

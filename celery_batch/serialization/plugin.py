@@ -8,11 +8,12 @@ imports more of kombu than its JSON; an error here would be one of each program 
 from __future__ import annotations
 
 from celery_batch.serialization.binary import CONTENT_TYPE, decode_binary, encode_binary
-from celery_batch.serialization.typed_json import register_types
+from celery_batch.serialization.typed_json import register_decoders
 
 __all__ = ["BATCH_MSGPACK"]
 
-register_types()
+# What a program encodes is its own, until it has batch tasks.
+register_decoders()
 
 #: The arguments of `kombu.serialization.register`.
 BATCH_MSGPACK = (encode_binary, decode_binary, CONTENT_TYPE, "binary")

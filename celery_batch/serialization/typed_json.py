@@ -12,9 +12,10 @@ from typing import Any
 
 from kombu.utils.json import JSONEncoder, register_type
 
+from celery_batch.serialization import arrays
 from celery_batch.serialization.arrays import register_arrays
 
-__all__ = ["encode_json", "escape_dicts", "register_types"]
+__all__ = ["encode_json", "escape_dicts", "register_decoders", "register_types"]
 
 _TYPED = {"__type__", "__value__"}
 
@@ -70,4 +71,10 @@ def escape_dicts(value: Any) -> Any:
 def register_types() -> None:
     """Have kombu's JSON decode what is encoded here, and arrays everywhere, in this process."""
     register_arrays()
+    register_type(_Escaped, _DICT, vars, _as_dict)
+
+
+def register_decoders() -> None:
+    """Have kombu's JSON decode what other processes encode; how this one encodes is its own."""
+    arrays.register_decoders()
     register_type(_Escaped, _DICT, vars, _as_dict)

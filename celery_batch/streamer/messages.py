@@ -26,6 +26,9 @@ _LARGE = 1 << 16
 
 _COUNT = Struct("<I")
 
+#: Dimensions of tensors whose channels may come last in memory, which torch keeps.
+_WITH_CHANNELS = (4, 5)
+
 
 class Message(NamedTuple):
     """
@@ -64,7 +67,9 @@ def dump(value: Any) -> Message:
         buffers.append(view)
         return False
 
-    kind = _TensorPickler if "torch" in sys.modules else pickle.Pickler
+    # Another thread may be importing torch.
+    has_tensors = getattr(sys.modules.get("torch"), "Tensor", None) is not None
+    kind = _TensorPickler if has_tensors else pickle.Pickler
     file = io.BytesIO()
     file.write(_COUNT.pack(0))
     kind(file, 5, buffer_callback=is_in_band).dump(value)
@@ -132,12 +137,15 @@ class _TensorPickler(pickle.Pickler):
 
 
 def _is_plain(tensor: Any, torch: Any) -> bool:
-    """Return whether a tensor is no more than its elements, in the CPU's memory."""
+    """Return whether a tensor is no more than its elements, in the CPU's memory, in C order."""
     return (
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
         and not (tensor.requires_grad or tensor.is_quantized or tensor.__dict__)
+        and not tensor.is_nested
         and tensor.numel() > 0
+        and tensor.data_ptr() != 0
+        and (tensor.ndim not in _WITH_CHANNELS or tensor.is_contiguous())
     )
 
 

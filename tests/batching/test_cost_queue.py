@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from itertools import combinations
 from math import inf
 
 import pytest
@@ -163,37 +162,48 @@ def test_no_request_waits_much_longer_than_first_come_first_served(
 
 
 @given(
-    st.lists(st.tuples(costs, st.sampled_from([1, 1, 1, 2])), min_size=1, max_size=12),
+    st.lists(st.integers(1, 40).map(float), min_size=1, max_size=12),
     limits,
     st.sampled_from([0.5, 3.0, 30.0, 1000.0]),
 )
-def test_most_is_done_in_a_unit_of_time(waiting, limit, call_cost):
-    """
-    Of all batches with the oldest request none does more for the cost of its call.
-
-    All leave together only where a second call would cost more than their padding.
-    """
+def test_most_is_done_in_the_time_of_a_batch(waiting, limit, call_cost):
+    """Of a backlog no neighbours of the oldest request do more for the cost of their call."""
     limit = replace(limit, is_padded=True)
-    queue: LengthQueue[int] = LengthQueue(limit, 8, CallCost(call_cost))
-    for n, (cost, rows) in enumerate(waiting):
-        queue.append(Request(n, float(n), rows=rows, cost=cost))
-    oldest, *others = waiting_requests = list(queue)
+    queue: LengthQueue[int] = LengthQueue(limit, 999, CallCost(call_cost))
+    for n, cost in enumerate(waiting):
+        queue.append(Request(n, float(n), cost=cost))
+    by_cost = sorted(queue, key=lambda request: request.cost)
+    at, count = by_cost.index(queue.oldest), len(by_cost)
+    call_cost = max(call_cost, 0.05 * limit.cost)
 
     def gain(batch: list[Request[int]]) -> float:
-        work = sum(each.cost * each.rows for each in batch)
-        return work / (call_cost + cost_of(batch, limit))
+        return sum(each.cost for each in batch) / (call_cost + cost_of(batch, limit))
 
-    batches = [
-        [oldest, *chosen]
-        for count in range(len(others) + 1)
-        for chosen in combinations(others, count)
-    ]
-    best = max(gain(batch) for batch in batches if fits(batch, limit))
+    slices = [by_cost[start:end] for start in range(at + 1) for end in range(at + 1, count + 1)]
+    batches = [batch for batch in slices if fits(batch, limit)]
+    is_one_batch = queue.is_one_batch
     taken = queue.take()
 
     assert fits(taken, limit)
-    is_simple = all(each.rows == 1 for each in waiting_requests)
-    assert gain(taken) >= 0.999 * best or not queue or not is_simple
+    assert is_one_batch or gain(taken) >= 0.999 * max(map(gain, batches))
+
+
+@given(st.lists(costs, min_size=1, max_size=9), st.sampled_from([0.5, 30.0, 1000.0]))
+def test_what_fits_into_one_batch_takes_no_longer_in_several(waiting, call_cost):
+    """All calls together cost at most what one would."""
+    limit = CostLimits(64, 10_000.0, is_padded=True)
+    queue: LengthQueue[int] = LengthQueue(limit, 8, CallCost(call_cost))
+    for n, cost in enumerate(waiting):
+        queue.append(Request(n, float(n), cost=cost))
+    whole = call_cost + cost_of(list(queue), limit)
+    batches = []
+    while queue:
+        batches.append(queue.take())
+
+    least = 0.005 * limit.cost
+    assert sum(cost_of(each, limit) + max(call_cost, least) for each in batches) <= (
+        max(whole, whole - call_cost + least) * 1.001
+    )
 
 
 @pytest.mark.parametrize(
@@ -214,7 +224,7 @@ def test_short_ones_wait_for_the_next_call_where_that_is_cheaper(call_cost, firs
 
 def test_what_is_due_takes_along_only_what_is_worth_it():
     """A long one that may wait no longer leaves without short ones, which have a call of theirs."""
-    queue: LengthQueue[int] = LengthQueue(CostLimits(4, 1e6, is_padded=True), 1, CallCost(1.0))
+    queue: LengthQueue[int] = LengthQueue(CostLimits(4, 400.0, is_padded=True), 1, CallCost(1.0))
     for n, cost in enumerate([4.0, 90.0]):
         queue.append(Request(n, float(n), cost=cost))
     assert [0] == [each.item for each in queue.take()]
@@ -226,7 +236,7 @@ def test_what_is_due_takes_along_only_what_is_worth_it():
 
 def test_what_does_not_fit_beside_one_that_is_due_waits():
     """A chunk of four rows has no room beside a row that may wait no longer."""
-    queue: LengthQueue[int] = LengthQueue(CostLimits(4, 1e6, is_padded=True), 1, CallCost(1.0))
+    queue: LengthQueue[int] = LengthQueue(CostLimits(4, 400.0, is_padded=True), 1, CallCost(1.0))
     for n, (cost, rows) in enumerate([(4.0, 3), (90.0, 1)]):
         queue.append(Request(n, float(n), rows=rows, cost=cost))
     assert [0] == [each.item for each in queue.take()]
@@ -252,6 +262,50 @@ def test_longer_ones_that_do_not_fit_beside_the_oldest():
         queue.append(Request(n, float(n), cost=cost))
 
     assert [[0], [1], [2]] == [[each.item for each in queue.take()] for _ in range(3)]
+
+
+def test_what_is_left_behind_waits_no_longer():
+    """A slot that is free takes it at once, and not after another linger time."""
+    call_cost = CallCost(10.0)
+    batcher: Batcher[int] = Batcher(
+        BatchPolicy(8, 1.0, 1.0, max_batch_cost=800.0, padded=True), call_cost
+    )
+    for n, cost in enumerate([4.0] * 5 + [50.0]):
+        batcher.add(Request(n, 0.0, cost=cost))
+    first = batcher.next(1.0)
+    batcher.batch_ended(1.3, 5, 0)
+    due_at, second = batcher.due_at, batcher.next(1.3)
+
+    assert isinstance(first, Batch)
+    assert isinstance(second, Batch)
+    assert due_at <= 1.3
+    assert ([0, 1, 2, 3, 4], [5], Reason.IDLE) == (first.items, second.items, second.reason)
+    batcher.add(Request(6, 2.0, cost=4.0))
+    assert isinstance(batcher.next(2.0), Wait)
+
+
+def test_less_urgent_requests_take_no_place_of_urgent_ones_that_were_left():
+    """The long urgent request leaves next, and no long one before it."""
+    queue: CostQueue[str] = CostQueue(CostLimits(8, 8000.0, is_padded=True), 8, CallCost(100.0))
+    for n in range(5):
+        queue.append(Request(f"short {n}", float(n), cost=10.0))
+    queue.append(Request("urgent", 5.0, cost=500.0))
+    queue.append(Request("other", 6.0, urgency=1, cost=500.0))
+
+    assert [f"short {n}" for n in range(5)] == [each.item for each in queue.take(8)]
+    assert ["urgent", "other"] == [each.item for each in queue.take(8)]
+
+
+@pytest.mark.parametrize("sizes", [(), (4, 8)])
+def test_one_batch_is_cut_where_two_calls_cost_less(sizes):
+    """Also where the longest row does most of the work, and calls have few sizes."""
+    limits = CostLimits(8, 8000.0, is_padded=True, sizes=sizes)
+    queue: LengthQueue[int] = LengthQueue(limits, 8, CallCost(100.0))
+    for n, cost in enumerate([10.0, 10.0, 10.0, 500.0]):
+        queue.append(Request(n, float(n), cost=cost))
+
+    taken = [each.item for each in queue.take()]
+    assert taken == ([0, 1, 2] if not sizes else [0, 1, 2, 3])
 
 
 def test_newcomers_that_match_cannot_hold_up_one_that_does_not():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import struct
 import subprocess
 import sys
@@ -187,6 +188,49 @@ def test_forged_messages_are_refused(data):
     refuses(data)
 
 
+def test_nested_types_are_refused_before_they_use_up_the_stack():
+    """A message of a kilobyte could end the process; a value that deep is not encoded either."""
+    nested = msgpack.ExtType(3, msgpack.packb(["decimal", "1"]))
+    for _ in range(300):
+        nested = msgpack.ExtType(3, msgpack.packb(["decimal", nested]))
+    refuses(framed(nested))
+
+    class Deep:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+    register_type(Deep, "deep", lambda deep: deep.inner, Deep)
+    value: Any = 1
+    for _ in range(300):
+        value = Deep(value)
+    with pytest.raises(EncodeError, match="nested more than 8 times"):
+        dumps(value, "batch-msgpack")
+
+
+def test_arrays_that_share_their_bytes_are_refused():
+    """A small message could become many large tensors."""
+    refuses(framed([array("<f4", [2], 0, 8)] * 3, bytes(16)))
+
+
+def test_types_that_become_other_types():
+    """As in JSON, what a type is encoded to may be of a registered type itself."""
+
+    class Price:
+        def __json__(self) -> Any:
+            return Decimal(3)
+
+    assert [Decimal(3)] == decode_binary(encode_binary([Price()]))
+    with pytest.raises(EncodeError, match="at most 64 bits"):
+        dumps(2**64, "batch-msgpack")
+
+
+def test_an_array_that_is_not_decoded_can_be_copied():
+    """With bytes of its own."""
+    found = decode_binary(encode_binary(np.ones(2)), lambda array: array)
+
+    assert found == copy.deepcopy(found)
+
+
 @given(st.data())
 def test_changed_messages_are_refused_or_decoded(data):
     """Whatever bytes a message has, it is decoded, or refused with an error of kombu's."""
@@ -196,6 +240,23 @@ def test_changed_messages_are_refused_or_decoded(data):
     cut = bytes(message[: data.draw(st.integers(0, len(message)))])
     with suppress(DecodeError):
         loads(cut, "application/x-batch-msgpack", "binary")
+
+
+OWN_TYPE = """
+from kombu.utils import json
+import kombu.serialization, numpy
+json.register_type(numpy.ndarray, None, lambda array: array.tolist())
+print(json.dumps(numpy.ones(2)))
+"""
+
+
+def test_a_program_without_batch_tasks_encodes_arrays_as_it_likes():
+    """That celery_batch is installed changes nothing of what it sends."""
+    ran = subprocess.run(
+        [sys.executable, "-c", OWN_TYPE], capture_output=True, text=True, check=True
+    )
+
+    assert "[1.0, 1.0]\n" == ran.stdout
 
 
 WITHOUT_IMPORT = """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +84,20 @@ def test_any_tensor_comes_through(change: Callable[[torch.Tensor], torch.Tensor]
     assert (tensor.dtype, tensor.shape, tensor.layout) == (found.dtype, found.shape, found.layout)
     assert tensor.requires_grad == found.requires_grad
     assert str(tensor.tolist()) == str(found.tolist()) if not tensor.is_sparse else True
+
+
+def test_the_layout_of_channels_is_kept():
+    """Models may be faster with channels last."""
+    tensor = torch.zeros(2, 8, 64, 64).contiguous(memory_format=torch.channels_last)
+
+    assert tensor.stride() == sent(tensor).stride()
+
+
+def test_while_another_thread_imports_torch(monkeypatch):
+    """What it has of torch by then does not matter."""
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+
+    assert LARGE.tolist() == sent([LARGE])[0].tolist()
 
 
 def test_a_tensor_with_attributes_keeps_them():

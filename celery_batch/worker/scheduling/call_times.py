@@ -9,9 +9,6 @@ from celery_batch.worker.dispatch.batch_job import BatchJob
 
 __all__ = ["CallTimes"]
 
-#: A call costs at least this part of the largest batch, so that equal rows share one.
-_LEAST = 0.005
-
 
 class CallTimes:
     """
@@ -52,14 +49,8 @@ class CallTimes:
             self.model.observe(total / work.calls, work.seconds / work.calls)
         return True
 
-    def call_cost(self, most: float) -> float:
-        """
-        Return what a call costs beside its rows; infinity while it is not known.
-
-        Args:
-            most: The highest cost of a batch.
-        """
+    @property
+    def call_cost(self) -> float:
+        """What a call costs beside its rows; infinity while it is not known."""
         model = self.model
-        if not model.is_known:
-            return inf
-        return max(model.a / model.b, _LEAST * most) if model.b else inf
+        return model.a / model.b if model.is_known and model.b else inf

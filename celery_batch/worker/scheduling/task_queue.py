@@ -249,14 +249,14 @@ class TaskQueue:
 
     def job_left(self, job: BatchJob) -> None:
         """Note that a batch has left its slot, whether it ran or not."""
-        most = self._policy.max_batch_cost
+        is_padded = self._policy.padded
         with self._lock:
             if self.target is not None:
                 self.target.batch_ended(job)
-            elif most is not None and self._policy.padded:
+            elif is_padded:
                 self._call_times.observe(job, in_cost=True)
-            if most is not None and self._policy.padded:
-                self.call_cost.value = self._call_times.call_cost(most)
+            if is_padded:
+                self.call_cost.value = self._call_times.call_cost
 
     def batch_ended(self, job: BatchJob) -> None:
         """Restart the linger time after a batch of several, whose clients may call again."""
