@@ -15,7 +15,7 @@ OPENERS = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpi
 PACKAGE = Path(celery_batch.__file__).parent
 
 #: What crosses a nameless pipe between a streamer and the process that it has started.
-PIPE = PACKAGE / "streamer" / "worker_main.py"
+PIPE = PACKAGE / "streamer" / "messages.py"
 
 MODULES = sorted({*PACKAGE.rglob("*.py")} - {PIPE})
 

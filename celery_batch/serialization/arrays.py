@@ -17,6 +17,7 @@ import re
 import sys
 from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator
+from functools import lru_cache
 from importlib import import_module
 from math import prod
 from operator import methodcaller
@@ -94,6 +95,9 @@ _MOST_DIMENSIONS = 64
 
 #: Bytes of the largest number of NumPy that has one of Python.
 _LARGEST_NUMBER = 8
+
+#: Fewer bytes are cheaper to copy than to look at.
+_SMALL = 1 << 14
 
 #: Types without arrays in them; and how deep, and among how many values, arrays are looked for.
 _PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
@@ -244,6 +248,7 @@ class EncodedArray:
         return {"__type__": self.kind, "__value__": [self.dtype, [*self.shape], text]}
 
 
+@lru_cache(maxsize=256)
 def _itemsize(kind: str, dtype: str) -> int:
     """Return the bytes of an element; raise `ValueError` for another name."""
     found = _TORCH_DTYPES.get(dtype, "") if kind == TENSOR else dtype
@@ -373,7 +378,7 @@ def _ndarray_parts(array: Any) -> tuple[str, list[int], Any]:
 
 def _elements(array: Any) -> Any:
     """Return the bytes of an array's elements in C order, uncopied where they lie so."""
-    if not array.nbytes or not array.flags.c_contiguous:
+    if array.nbytes < _SMALL or not array.flags.c_contiguous:
         return array.tobytes()
     return memoryview(array.reshape(-1).view("u1")).cast("B")
 

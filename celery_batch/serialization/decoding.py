@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 from kombu.serialization import registry
@@ -60,12 +61,18 @@ def decode_json(text: str, hook: Callable[[dict[str, Any]], Any] = object_hook) 
         ValueError: It is no JSON.
     """
     if "__type__" in text or ("\\u00" in text and _ESCAPED_ASCII.search(text)):
-        return loads(text, object_hook=hook)
+        return _decoder_with(hook)(text)
     try:
         found, end = _scan(text, 0)
     except StopIteration:
         return _decode(text)  # white space before it, or no JSON, for which it raises an error
     return found if end == len(text) else _decode(text)
+
+
+@lru_cache(maxsize=8)
+def _decoder_with(hook: Callable[[dict[str, Any]], Any]) -> Callable[[str], Any]:
+    """Return a decoder, which kombu makes anew for each text."""
+    return json.JSONDecoder(object_hook=hook).decode
 
 
 class Undecoded(list[Any]):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import signal
 import traceback
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from typing import Any
 from celery_batch.errors import BatchError, ConfigurationError, LoadFailed, ModelError
 from celery_batch.runtime import devices, registry
 from celery_batch.runtime.runner import Outcome, Runner
-from celery_batch.streamer.messages import Message, dump, pickled, receive, send, unpickled
+from celery_batch.streamer.messages import Message, dump, loads, pickled, receive, send, unpickled
 from celery_batch.streamer.model_adapters import Adapter
 from celery_batch.streamer.parent_death import end_with_manager, end_with_parent
 
@@ -180,7 +179,7 @@ def _run(runner: Runner, message: Message) -> Message:
 
 def _imported(given: bytes) -> Adapter:
     try:
-        model: Adapter = pickle.loads(given)  # noqa: S301 (of the parent)
+        model: Adapter = loads(given)
     except BaseException as error:
         raise LoadFailed(
             f"the worker process cannot import what predicts: {type(error).__name__}: {error};"

@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -246,6 +247,20 @@ def test_many_calls_survive_a_lost_connection(apps: Any) -> None:
     assert ids(taken(task)) == [each.id for each in (*first, *more)]
 
 
+def stop(broker: psutil.Process) -> None:
+    """Suspend a broker, and return when none of its threads runs any more."""
+    broker.suspend()
+    tasks = Path(f"/proc/{broker.pid}/task")
+
+    def running() -> str:
+        states = [
+            (each / "stat").read_text().rpartition(")")[2].split()[0] for each in tasks.iterdir()
+        ]
+        return "" if set(states) == {"T"} else f"{states}"
+
+    wait_until(running, [], what="a stopped broker", timeout=10)
+
+
 @pytest.mark.parametrize("at", [0, 1], ids=["at first", "in the midst"])
 @pytest.mark.parametrize("conf", [{}, CONFIRMED], ids=["unconfirmed", "confirmed"])
 def test_broker_that_takes_nothing_is_given_up(
@@ -264,7 +279,7 @@ def test_broker_that_takes_nothing_is_given_up(
         """Make the rows of calls, and have the broker stop before one of them is sent."""
         for number in range(2):
             if number == at:
-                broker.suspend()
+                stop(broker)
             yield number
 
     try:
@@ -291,7 +306,7 @@ def test_broker_that_takes_nothing_is_given_up_by_one_call_of_many(
     (broker,) = psutil.Process(rabbitmq_server.child.pid).children()
     at_last = threading.Timer(20, broker.resume)
     at_last.start()
-    broker.suspend()
+    stop(broker)
     try:
         with pytest.raises(OperationalError, match="has taken nothing"):
             task.delay_many(range(1))

@@ -225,9 +225,10 @@ def test_the_cache_may_have_a_redis_of_its_own(own_redis: RedisServer):
     """Named as result backends are."""
     with Celery("own", backend="cache+memory://") as app:
         app.conf.batch_cache_url = f"{own_redis.url}"
-        remember(cache_of(cache_backend(app, "own.task")), (ONE, "kept"))
+        caches = [cache_of(cache_backend(app, "own.task"), "own.task") for _ in range(2)]
+        remember(caches[0], (ONE, "kept"))
 
-        assert {ONE: "kept"} == cache_of(cache_backend(app, "own.task")).look_up([ONE]).answers
+        assert {ONE: "kept"} == caches[1].look_up([ONE]).answers
 
 
 @pytest.mark.parametrize(
