@@ -38,8 +38,9 @@ _PARTS, _SECONDS = (0.3, 0.6, 0.9), 12.0
 #: The default of the option.
 _SORT_WINDOW = 8
 
-#: Seconds from when a batch is formed to when it begins: who comes in these is not in it.
-_FORMED = 0.005
+#: Seconds from when a batch is formed to when it begins, since its process may have to store the
+#: results of another: who comes in these is not in it.
+_FORMED = 0.05
 
 _CONTESTANTS = (*(f"rows{size}" for size in ROWS), "cost_limited")
 
