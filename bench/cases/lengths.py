@@ -5,9 +5,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import cycle, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.app import COST, ROWS
 from bench.encoder import Encoder, texts
@@ -32,8 +32,11 @@ _TOLERANCE = 1e-3
 #: Two rounds and the loads take four minutes.
 _MOST_ROUNDS = 2
 
-#: Parts of the row-counted worker's capacity, and for how many seconds texts come so fast.
-_PARTS, _SECONDS = (0.3, 0.6, 0.9), 12.0
+#: Parts of the row-counted worker's capacity, and seconds in which texts come so fast, in turns.
+_PARTS, _SECONDS, _TURNS = (0.3, 0.6, 0.9), 20.0, 5
+
+#: Texts by which the capacity is measured.
+_TRIED = 768
 
 #: The default of the option.
 _SORT_WINDOW = 8
@@ -41,6 +44,16 @@ _SORT_WINDOW = 8
 #: Seconds from when a batch is formed to when it begins, since its process may have to store the
 #: results of another: who comes in these is not in it.
 _FORMED = 0.05
+
+
+class _Piece(NamedTuple):
+    """What was sent to a worker in its turn, and what came back."""
+
+    items: list[list[int]]
+    times: list[float]
+    outputs: list[Any]
+    results: list[Any]
+
 
 _CONTESTANTS = (*(f"rows{size}" for size in ROWS), "cost_limited")
 
@@ -68,9 +81,7 @@ def _measure(effort: Effort) -> dict[str, Any]:
         best_name = max((f"rows{size}" for size in ROWS), key=lambda name: rows[name]["rate"])
         names = (best_name, *(name for name in ("cost_limited", "infinity_emb") if name in rows))
         loads = [
-            _load(name, part, part * rows[best_name]["rate"], effort.share, items, expected)
-            for part in _PARTS
-            for name in names
+            load for part in _PARTS for load in _loads(names, part, effort.share, items, expected)
         ]
     return {"rows": rows, "rounds": rounds, "best": best_name, "loads": loads}
 
@@ -112,22 +123,51 @@ def _drain(name: str, items: list[list[int]], expected: list[float]) -> dict[str
     }
 
 
-def _load(
-    name: str,
+def _loads(
+    names: Sequence[str],
     part: float,
-    rate: float,
     share: float,
     items: list[list[int]],
     expected: list[float],
-) -> dict[str, Any]:
-    """Send texts one by one, again and again in turn, when they come independently at a rate."""
-    requests = list(LOADS["Poisson"](rate, max(int(rate * _SECONDS * share), 10), 2))
-    items = list(islice(cycle(items), len(requests)))
-    with _task(name) as task:
-        task.delay(items[0]).get(timeout=60)
-        times, results = send(task, items, [request.arrived for request in requests])
-    outputs = [result.get(timeout=60) for result in results]
-    _check(name, outputs, cycle(expected))
+) -> list[dict[str, Any]]:
+    """
+    Send texts one by one when they come independently, in turn to the worker of each name.
+
+    The rate is a part of what the first one does in the same minute, since the machine's speed
+    varies.
+    """
+    with ExitStack() as stack:
+        tasks = {name: stack.enter_context(_task(name)) for name in names}
+        # Afterwards workers also know what a call costs.
+        capacities = [_capacity(task, items[:_TRIED]) for task in tasks.values()]
+        rate = part * capacities[0]
+        pieces: dict[str, list[_Piece]] = {name: [] for name in names}
+        for turn in range(_TURNS):
+            count = max(int(rate * _SECONDS * share / _TURNS), 10)
+            arrivals = [request.arrived for request in LOADS["Poisson"](rate, count, turn + 2)]
+            first = turn * count % len(items)
+            for name, task in tasks.items():
+                texts_of_turn = list(islice(cycle(items), first, first + count))
+                times, results = send(task, texts_of_turn, arrivals)
+                outputs = [result.get(timeout=60) for result in results]
+                _check(name, outputs, islice(cycle(expected), first, first + count))
+                pieces[name].append(_Piece(texts_of_turn, times, outputs, results))
+    return [_summary(name, part, rate, pieces[name]) for name in names]
+
+
+def _capacity(task: Any, items: list[list[int]]) -> float:
+    """Return how many texts a second a worker does of a backlog."""
+    began = time.monotonic()
+    for result in task.delay_many(items):
+        result.get(timeout=60)
+    return len(items) / (time.monotonic() - began)
+
+
+def _summary(name: str, part: float, rate: float, pieces: list[_Piece]) -> dict[str, Any]:
+    times = [seconds for piece in pieces for seconds in piece.times]
+    tokens = sum(len(item) for piece in pieces for item in piece.items)
+    padded = sum(_padded(_batches_of(piece.items, piece.outputs)) for piece in pieces)
+    late = [_late(piece.items, piece.outputs, piece.results) for piece in pieces]
     return {
         "name": name,
         "part": part,
@@ -135,8 +175,8 @@ def _load(
         "p50": quantile(times, 0.5),
         "p99": quantile(times, 0.99),
         "worst": max(times),
-        "padding": _padded(_batches_of(items, outputs)) / sum(map(len, items)),
-        "late": _late(items, outputs, results) if name == "cost_limited" else 0,
+        "padding": padded / tokens,
+        "late": max(late) if name == "cost_limited" else 0,
     }
 
 
