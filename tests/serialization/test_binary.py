@@ -45,11 +45,11 @@ PLAIN = st.recursive(
 )
 
 
-def refuses(data: bytes) -> None:
-    """Check that kombu refuses a message, with an error that says why."""
+def refusal(data: bytes) -> str:
+    """Return why kombu refuses a message."""
     with pytest.raises(DecodeError) as refused:
         loads(data, "application/x-batch-msgpack", "binary")
-    assert str(refused.value)
+    return str(refused.value)
 
 
 @given(PLAIN)
@@ -185,7 +185,7 @@ def test_what_a_forged_array_would_be():
 )
 def test_forged_messages_are_refused(data):
     """Nothing beyond the message is read, and no object is unpickled."""
-    refuses(data)
+    assert refusal(data)
 
 
 def test_nested_types_are_refused_before_they_use_up_the_stack():
@@ -193,7 +193,7 @@ def test_nested_types_are_refused_before_they_use_up_the_stack():
     nested = msgpack.ExtType(3, msgpack.packb(["decimal", "1"]))
     for _ in range(300):
         nested = msgpack.ExtType(3, msgpack.packb(["decimal", nested]))
-    refuses(framed(nested))
+    assert refusal(framed(nested))
 
     class Deep:
         def __init__(self, inner: Any) -> None:
@@ -209,7 +209,7 @@ def test_nested_types_are_refused_before_they_use_up_the_stack():
 
 def test_arrays_that_share_their_bytes_are_refused():
     """A small message could become many large tensors."""
-    refuses(framed([array("<f4", [2], 0, 8)] * 3, bytes(16)))
+    assert refusal(framed([array("<f4", [2], 0, 8)] * 3, bytes(16)))
 
 
 def test_types_that_become_other_types():
