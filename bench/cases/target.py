@@ -188,7 +188,9 @@ def _compared(
         "in_time": in_time,
         "fixed": fixed,
         # The load is the same, so that answers in time a second compare as their parts do.
-        "throughput": min(ours / theirs for ours, theirs in zip(in_time, fixed, strict=True)),
+        "throughput": min(
+            ours / theirs if theirs else inf for ours, theirs in zip(in_time, fixed, strict=True)
+        ),
     }
 
 
